@@ -1,0 +1,70 @@
+# Everything a newcomer or CI needs. Each target sets up what it needs and can be repeated.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := penstock common jobmanager taskmanager tests examples benchmarks docs
+PROTO := $(shell find proto -name '*.proto')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test check bench demo clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Create .venv with Penstock and its development tools
+
+$(STAMP): pyproject.toml
+	@echo "setup: creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Penstock needs Python 3.11 or newer"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+	@echo "setup: done"
+
+servers: ## Install the Debian packages that tests use (root or sudo)
+	@bash tests/support/install_servers.sh
+
+proto: setup ## Generate the protobuf and gRPC code
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
+	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTO)
+
+proto-check: proto # the committed code is what the sources give
+	@git diff --exit-code --stat -- '*_pb2*' || { echo "generated code is stale: commit the result of make proto"; exit 1; }
+
+docs: setup ## Generate the documentation of the configuration from its model
+	@$(BIN)/python docs/generate_configuration.py
+
+docs-check: setup
+	@$(BIN)/python docs/generate_configuration.py --check
+
+format: setup ## Format the code
+	@$(BIN)/ruff check --quiet --select I --fix $(SOURCES)
+	@$(BIN)/ruff format --quiet $(SOURCES)
+
+format-check: setup
+	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "run make format"; exit 1; }
+
+lint: setup ## Lint, and check who imports whom
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/lint-imports
+	@echo "largest files:" && git ls-files '*.py' | grep -v _pb2 | xargs wc -l | sort -rn | sed -n '2,6p'
+
+type: setup ## Check the types
+	@$(BIN)/mypy penstock common jobmanager taskmanager
+
+test: setup servers ## Run the tests
+	@$(BIN)/python -m pytest
+
+check: format-check lint type proto-check docs-check test ## What CI runs
+
+bench: setup ## Run the benchmarks of docs/benchmarks.md
+	@$(BIN)/python -m benchmarks all
+
+demo: setup ## Run the main job on a local cluster
+	@$(BIN)/python examples/hot_items.py
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
