@@ -1,0 +1,1 @@
+"""What both daemons share at run time."""

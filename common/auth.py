@@ -1,0 +1,171 @@
+"""Who may call a daemon: the shared token, checked on every call.
+
+Invariant: a daemon that listens beyond this machine has a token (``require_token``), and a server
+with a token answers no call without it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from typing_extensions import override
+
+from common.addresses import is_loopback
+from penstock.credentials import AUTHORIZATION_KEY, load_token, token_metadata
+from penstock.errors import ConfigurationError, Unauthenticated
+from penstock.grpc_errors import status_of
+
+__all__ = [
+    "TokenServerInterceptor",
+    "load_token",
+    "require_token",
+    "server_interceptors",
+    "token_client_interceptors",
+    "token_metadata",
+]
+
+
+def require_token(bind_host: str, token: str, setting: str) -> None:
+    """Refuses to listen beyond this machine without a token.
+
+    Args:
+        bind_host: interface to listen on.
+        token: the shared token, "" where there is none.
+        setting: configuration key of ``bind_host``, for the message.
+
+    Raises:
+        ConfigurationError: the host is no loopback address and there is no token.
+    """
+    if not token and not is_loopback(bind_host):
+        raise ConfigurationError(
+            f"{setting} = {bind_host!r} can be reached from other machines, and no token is set: "
+            "whoever reaches the port could run code here. Put a secret into a file and name it in "
+            "security.token-file (or set PENSTOCK_TOKEN) on every daemon and client, or bind to "
+            "127.0.0.1"
+        )
+
+
+class TokenServerInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls that do not carry the token; compares in constant time."""
+
+    def __init__(self, token: str) -> None:
+        if not token:
+            raise ValueError("an empty token would let everybody in")
+        self._expected = token_metadata(token)[0][1].encode()
+
+    @override
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Passes the call on, or puts a refusing handler of the same kind in its place."""
+        handler = await continuation(handler_call_details)
+        if handler is None or self._is_authorized(handler_call_details):
+            return handler
+        return _refusing(handler)
+
+    def _is_authorized(self, details: grpc.HandlerCallDetails) -> bool:
+        for key, value in details.invocation_metadata or ():
+            if key == AUTHORIZATION_KEY:
+                given = value.encode() if isinstance(value, str) else value
+                return hmac.compare_digest(given, self._expected)
+        return False
+
+
+async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+    status = status_of(
+        Unauthenticated(
+            "the cluster's token is missing or wrong: set security.token-file or PENSTOCK_TOKEN to "
+            "the secret that the daemons were started with"
+        )
+    )
+    await context.abort(status.code, status.details, status.metadata)
+
+
+def _refusing(handler: Any) -> Any:
+    async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+        await _refuse(context)
+
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return make(
+        refuse,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+def server_interceptors(token: str) -> list[grpc.aio.ServerInterceptor]:
+    """The interceptors of a server; none without a token."""
+    return [TokenServerInterceptor(token)] if token else []
+
+
+def _authorized(details: Any, token: str) -> grpc.aio.ClientCallDetails:
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), *token_metadata(token))
+    return grpc.aio.ClientCallDetails(
+        details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
+    )
+
+
+# grpc.aio tells the kinds of interceptors apart by class, and takes one that is of several kinds
+# for the first of them only: hence four classes.
+
+
+class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    @override
+    async def intercept_unary_unary(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        return await continuation(_authorized(client_call_details, self._token), request)
+
+
+class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    @override
+    async def intercept_unary_stream(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        return await continuation(_authorized(client_call_details, self._token), request)
+
+
+class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    @override
+    async def intercept_stream_unary(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return await continuation(_authorized(client_call_details, self._token), request_iterator)
+
+
+class _StreamStream(grpc.aio.StreamStreamClientInterceptor):
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    @override
+    async def intercept_stream_stream(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return await continuation(_authorized(client_call_details, self._token), request_iterator)
+
+
+def token_client_interceptors(token: str) -> list[grpc.aio.ClientInterceptor]:
+    """The interceptors of an ``aio`` channel that add the token; none without one."""
+    if not token:
+        return []
+    return [_UnaryUnary(token), _UnaryStream(token), _StreamUnary(token), _StreamStream(token)]

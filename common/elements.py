@@ -1,0 +1,94 @@
+"""Stream elements: what flows between operators and between subtasks.
+
+A batch is a plain ``pyarrow.RecordBatch``; where a stream carries event time, the batch has the
+column ``EVENT_TIME`` (int64, milliseconds since the epoch, no nulls) like any other column, so it is
+filtered, pruned, partitioned and shipped like any other. Between batches flow the control elements
+defined here. There is one object per batch or control element, never one per record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.schema import EVENT_TIME as EVENT_TIME  # the reserved column's name
+
+MIN_TIMESTAMP_MS = -(2**63)
+"""The watermark before there is one."""
+
+MAX_TIMESTAMP_MS = 2**63 - 1
+"""The watermark after the last row: everything fires."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """No row with an event time at or below ``timestamp_ms`` is expected any more."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBarrier:
+    """Separates the rows before a checkpoint from those after it."""
+
+    checkpoint_id: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyMarker:
+    """Measures the way from a source to here, queues included."""
+
+    emitted_at_ms: int
+    source_uid: str
+    subtask_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """An idle channel holds no watermark back."""
+
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """The producer has consumed all its input; timers and windows have fired."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfPartition:
+    """Nothing follows on this channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginEnded:
+    """A split or an input channel has ended; stays within the chain it was read by."""
+
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class SideOutput:
+    """Rows for a side output; leaves the chain under ``tag`` instead of the main output."""
+
+    tag: str
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Yielded by a long-running operator between time slices: the mailbox may serve other mail."""
+
+
+PAUSE = Pause()
+
+ControlElement = (
+    Watermark | CheckpointBarrier | LatencyMarker | StreamStatus | EndOfData | EndOfPartition
+)
+StreamElement = pa.RecordBatch | ControlElement
+"""What flows on an edge."""
+
+OperatorOutput = pa.RecordBatch | SideOutput | ControlElement | OriginEnded | Pause
+"""What an operator yields."""

@@ -1,0 +1,124 @@
+"""The Prometheus endpoint of a daemon, and how subtask metrics are shown on it.
+
+Both daemons show subtasks under the same names: a TaskManager those it runs, the JobManager those
+of all jobs. Counters restart at 0 with each attempt, which is a label.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from common.addresses import format_address
+from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+from common.pb import internal_pb2
+from penstock.errors import ConfigurationError
+
+METRICS_OFF = -1
+"""The port that means: no endpoint."""
+
+_LABELS = ("job_id", "vertex", "subtask_index", "attempt")
+
+_COUNTERS: tuple[tuple[str, str, str, float], ...] = (
+    # field of SubtaskMetrics, metric name, help, factor to base units
+    ("records_in", "records_in", "Rows read by the subtask.", 1),
+    ("records_out", "records_out", "Rows written by the subtask.", 1),
+    ("bytes_in", "in_bytes", "Bytes read by the subtask.", 1),
+    ("bytes_out", "out_bytes", "Bytes written by the subtask.", 1),
+    ("busy_ms", "busy_seconds", "Time the subtask spent working.", 1e-3),
+    ("idle_ms", "idle_seconds", "Time the subtask had nothing to do.", 1e-3),
+    ("back_pressured_ms", "back_pressured_seconds", "Time the subtask's output was full.", 1e-3),
+    ("late_records", "late_records", "Rows that came too late for their window.", 1),
+    ("bad_records", "bad_records", "Records skipped or sent to a side output.", 1),
+)
+
+
+class AttemptMetricsCollector(Collector):
+    """Shows the latest metrics of execution attempts as Prometheus families.
+
+    Args:
+        snapshot: called on the endpoint's thread at each scrape; must return a sequence that nobody
+            changes afterwards (``tuple(mapping.values())`` is one).
+    """
+
+    def __init__(self, snapshot: Callable[[], Sequence[internal_pb2.AttemptMetrics]]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: families are known only at a scrape."""
+        return ()
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """The families, one sample per attempt."""
+        attempts = self._snapshot()
+        labels = [_label_values(entry.attempt) for entry in attempts]
+        for field_name, name, help_text, factor in _COUNTERS:
+            family = CounterMetricFamily(f"penstock_subtask_{name}", help_text, labels=_LABELS)
+            for entry, values in zip(attempts, labels, strict=True):
+                family.add_metric(values, getattr(entry.metrics, field_name) * factor)
+            yield family
+        watermark = GaugeMetricFamily(
+            "penstock_subtask_watermark_timestamp_seconds",
+            "Event-time watermark in seconds since the epoch; +Inf after the last row.",
+            labels=_LABELS,
+        )
+        for entry, values in zip(attempts, labels, strict=True):
+            watermark_ms = entry.metrics.watermark_ms
+            if watermark_ms != MIN_TIMESTAMP_MS:
+                ended = watermark_ms == MAX_TIMESTAMP_MS
+                watermark.add_metric(values, float("inf") if ended else watermark_ms / 1000)
+        yield watermark
+
+
+def _label_values(attempt: internal_pb2.AttemptId) -> tuple[str, str, str, str]:
+    return (attempt.job_id, attempt.vertex, str(attempt.subtask_index), str(attempt.attempt))
+
+
+class MetricsServer:
+    """Serves ``/metrics`` over HTTP on a thread of its own."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        self._registry = registry
+        self._host = host
+        self._port = port
+        self._server: WSGIServer | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> int:
+        """Starts serving.
+
+        Returns:
+            The bound port, or ``METRICS_OFF`` when the endpoint is off.
+
+        Raises:
+            ConfigurationError: the port cannot be bound.
+        """
+        if self._port == METRICS_OFF:
+            return METRICS_OFF
+        try:
+            self._server, self._thread = start_http_server(
+                self._port, addr=self._host, registry=self._registry
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"the metrics endpoint cannot listen on {format_address(self._host, self._port)}: "
+                f"{error.strerror or error}; choose another metrics port, 0 for any free one or "
+                "-1 to switch it off"
+            ) from error
+        return int(self._server.server_port)
+
+    def stop(self) -> None:
+        """Stops serving and ends the thread; harmless when it never started."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+        self._server = None
+        self._thread = None

@@ -1,0 +1,1 @@
+"""Generated messages and stubs of what the daemons say to each other."""

@@ -1,0 +1,476 @@
+"""The configuration model: every key, its type, default and meaning, in one place.
+
+Keys follow Flink's names where the meaning is the same. A value comes from ``penstock.yaml``,
+``-D key=value`` or ``Environment(config={...})``; an unknown key is an error that names the nearest
+known one. ``docs/configuration.md`` is generated from this file (``make docs``).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from penstock.errors import ConfigurationError
+from penstock.units import duration_ms, size_bytes
+
+
+def _duration(value: object) -> object:
+    if isinstance(value, (str, int, float, timedelta)):
+        return _as_value_error(duration_ms, value)
+    return value
+
+
+def _size(value: object) -> object:
+    return _as_value_error(size_bytes, value) if isinstance(value, (str, int, float)) else value
+
+
+def _count_or_infinite(value: object) -> object:
+    return -1 if value in ("infinite", "unlimited") else value
+
+
+def _off(value: object) -> object:
+    return "off" if value is False else value  # YAML reads a plain off as false
+
+
+def _as_value_error(parse: Any, value: object) -> object:
+    try:
+        return parse(value)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
+
+
+DurationMs = Annotated[
+    int, BeforeValidator(_duration), Field(json_schema_extra={"type": "duration"})
+]
+SizeBytes = Annotated[int, BeforeValidator(_size), Field(json_schema_extra={"type": "size"})]
+RestartStrategyType = Literal[
+    "none",
+    "off",
+    "disable",
+    "fixed-delay",
+    "fixeddelay",
+    "failure-rate",
+    "failurerate",
+    "exponential-delay",
+    "exponentialdelay",
+]
+Count = Annotated[int, BeforeValidator(_count_or_infinite), Field(ge=-1)]
+"""A number, or ``infinite`` (-1)."""
+Port = Annotated[int, Field(ge=0, le=65535)]
+MetricsPort = Annotated[int, Field(ge=-1, le=65535)]
+
+
+class Configuration(BaseModel):
+    """All settings of a cluster and of a job. Durations are milliseconds, sizes bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=False)
+
+    # -- jobs
+    parallelism_default: int = Field(
+        1,
+        ge=1,
+        le=32768,
+        alias="parallelism.default",
+        description="Parallelism of operators that set none.",
+    )
+    pipeline_max_parallelism: int = Field(
+        0,
+        ge=0,
+        le=32768,
+        alias="pipeline.max-parallelism",
+        description="Number of key-groups of operators that set none; 0 derives it from the parallelism.",
+    )
+    pipeline_auto_generate_uids: bool = Field(
+        True,
+        alias="pipeline.auto-generate-uids",
+        description="Derive the uid of an operator without `.uid(...)` from its place in the graph; false refuses such jobs.",
+    )
+    pipeline_operator_chaining: bool = Field(
+        True,
+        alias="pipeline.operator-chaining.enabled",
+        description="Run neighbouring operators of equal parallelism in one chain, without an exchange.",
+    )
+    batch_rows: int = Field(
+        8192, ge=1, le=1 << 20, alias="execution.batch-rows", description="Rows of a full batch."
+    )
+    buffer_timeout_ms: DurationMs = Field(
+        100,
+        alias="execution.buffer-timeout.interval",
+        description="How long a batch that is not full waits at most in front of an exchange while its sender is busy.",
+    )
+    auto_watermark_interval_ms: DurationMs = Field(
+        50,
+        alias="pipeline.auto-watermark-interval",
+        description="Time between two watermarks of a source that is busy; an idle one sends its own at once.",
+    )
+    pre_aggregation: bool = Field(
+        True,
+        alias="execution.pre-aggregation",
+        description="Aggregate per batch in front of a keyed exchange where the aggregates allow it.",
+    )
+    default_exchange: Literal["pipelined"] = Field(
+        "pipelined",
+        alias="execution.exchange.default",
+        description="Result partition type of exchanges that set none.",
+    )
+
+    # -- checkpoints (validated from now on, in force with checkpointing)
+    execution_checkpointing_interval_ms: DurationMs | None = Field(
+        None,
+        alias="execution.checkpointing.interval",
+        description="Time between the starts of two checkpoints.",
+    )
+    execution_checkpointing_mode: Literal["exactly-once", "at-least-once"] = Field(
+        "exactly-once", alias="execution.checkpointing.mode", description="Guarantee of the state."
+    )
+    execution_checkpointing_timeout_ms: DurationMs = Field(
+        600_000,
+        alias="execution.checkpointing.timeout",
+        description="A checkpoint that takes longer is aborted.",
+    )
+    execution_checkpointing_min_pause_ms: DurationMs = Field(
+        0,
+        alias="execution.checkpointing.min-pause",
+        description="Time between the end of a checkpoint and the start of the next.",
+    )
+    execution_checkpointing_max_concurrent: int = Field(
+        1,
+        ge=1,
+        alias="execution.checkpointing.max-concurrent-checkpoints",
+        description="Checkpoints under way at once.",
+    )
+    execution_checkpointing_tolerable_failed: Count = Field(
+        -1,
+        alias="execution.checkpointing.tolerable-failed-checkpoints",
+        description="Checkpoints that may fail in a row before the job does.",
+    )
+    execution_checkpointing_storage: Literal["jobmanager", "filesystem"] = Field(
+        "filesystem",
+        alias="execution.checkpointing.storage",
+        description="Where checkpoints are kept.",
+    )
+    execution_checkpointing_dir: str = Field(
+        "", alias="execution.checkpointing.dir", description="Root directory of the checkpoints."
+    )
+    execution_checkpointing_incremental: bool = Field(
+        True, alias="execution.checkpointing.incremental", description="Upload only what changed."
+    )
+    execution_checkpointing_num_retained: int = Field(
+        1,
+        ge=1,
+        alias="execution.checkpointing.num-retained",
+        description="Completed checkpoints to keep.",
+    )
+    execution_checkpointing_unaligned: bool = Field(
+        False,
+        alias="execution.checkpointing.unaligned.enabled",
+        description="Let barriers overtake rows.",
+    )
+
+    # -- state
+    state_backend_type: Literal["hashmap", "rocksdb"] = Field(
+        "hashmap", alias="state.backend.type", description="Where working state lives."
+    )
+    state_inline_max_bytes: SizeBytes = Field(
+        20 * 1024,
+        alias="state.storage.fs.memory-threshold",
+        description="State up to this size is kept in the checkpoint's manifest.",
+    )
+
+    # -- restarts
+    restart_strategy_type: Annotated[RestartStrategyType | None, BeforeValidator(_off)] = Field(
+        None, alias="restart-strategy.type", description="When a failed job is restarted."
+    )
+    restart_strategy_fixed_delay_attempts: Count = Field(
+        1,
+        alias="restart-strategy.fixed-delay.attempts",
+        description="Restarts before the job fails.",
+    )
+    restart_strategy_fixed_delay_delay_ms: DurationMs = Field(
+        1000,
+        alias="restart-strategy.fixed-delay.delay",
+        description="Time between failure and restart.",
+    )
+    restart_strategy_exponential_delay_initial_backoff_ms: DurationMs = Field(
+        1000, alias="restart-strategy.exponential-delay.initial-backoff", description="First delay."
+    )
+    restart_strategy_exponential_delay_max_backoff_ms: DurationMs = Field(
+        60_000, alias="restart-strategy.exponential-delay.max-backoff", description="Longest delay."
+    )
+    restart_strategy_exponential_delay_backoff_multiplier: float = Field(
+        1.5,
+        gt=1,
+        alias="restart-strategy.exponential-delay.backoff-multiplier",
+        description="Growth of the delay per failure.",
+    )
+    restart_strategy_exponential_delay_reset_backoff_threshold_ms: DurationMs = Field(
+        3_600_000,
+        alias="restart-strategy.exponential-delay.reset-backoff-threshold",
+        description="Time without a failure after which the delay is the first again.",
+    )
+    restart_strategy_exponential_delay_jitter_factor: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        alias="restart-strategy.exponential-delay.jitter-factor",
+        description="Random part of the delay.",
+    )
+    restart_strategy_exponential_delay_attempts: Count = Field(
+        -1,
+        alias="restart-strategy.exponential-delay.attempts-before-reset-backoff",
+        description="Restarts before the job fails, counted since the last reset.",
+    )
+    restart_strategy_failure_rate_delay_ms: DurationMs = Field(
+        1000,
+        alias="restart-strategy.failure-rate.delay",
+        description="Time between failure and restart.",
+    )
+    restart_strategy_failure_rate_interval_ms: DurationMs = Field(
+        60_000,
+        alias="restart-strategy.failure-rate.failure-rate-interval",
+        description="Interval the rate is measured over.",
+    )
+    restart_strategy_failure_rate_max_failures: int = Field(
+        1,
+        ge=0,
+        alias="restart-strategy.failure-rate.max-failures-per-interval",
+        description="Failures in the interval before the job fails.",
+    )
+
+    # -- JobManager
+    jobmanager_rpc_address: str = Field(
+        "127.0.0.1",
+        alias="jobmanager.rpc.address",
+        description="Host under which the JobManager is reached.",
+    )
+    jobmanager_rpc_port: Port = Field(
+        6123, alias="jobmanager.rpc.port", description="Port of the JobManager; 0 takes a free one."
+    )
+    jobmanager_bind_host: str = Field(
+        "127.0.0.1",
+        alias="jobmanager.bind-host",
+        description="Interface the JobManager listens on; leaving loopback needs a token.",
+    )
+    jobmanager_metrics_port: MetricsPort = Field(
+        0,
+        alias="jobmanager.metrics.port",
+        description="Port of Prometheus' endpoint; 0 takes a free one, -1 is off.",
+    )
+    jobmanager_retained_jobs: int = Field(
+        100, ge=1, alias="jobmanager.retained-jobs", description="Ended jobs that stay visible."
+    )
+    jobmanager_storage_dir: str = Field(
+        "",
+        alias="jobmanager.storage.dir",
+        description="Where artifacts are kept; by default in the daemon's directory.",
+    )
+
+    # -- TaskManager
+    taskmanager_id: str = Field(
+        "",
+        alias="taskmanager.id",
+        description="Stable name of a TaskManager; by default one is made up at each start.",
+    )
+    taskmanager_host: str = Field(
+        "127.0.0.1",
+        alias="taskmanager.host",
+        description="Host under which the TaskManager is reached.",
+    )
+    taskmanager_bind_host: str = Field(
+        "127.0.0.1",
+        alias="taskmanager.bind-host",
+        description="Interface the TaskManager and its slots listen on; leaving loopback needs a token.",
+    )
+    taskmanager_rpc_port: Port = Field(
+        0, alias="taskmanager.rpc.port", description="Port of the TaskManager; 0 takes a free one."
+    )
+    taskmanager_data_port: Port = Field(
+        0,
+        alias="taskmanager.data.port",
+        description="Port on which a slot takes data from other hosts; 0 takes a free one for each slot.",
+    )
+    taskmanager_metrics_port: MetricsPort = Field(
+        0,
+        alias="taskmanager.metrics.port",
+        description="Port of Prometheus' endpoint; 0 takes a free one, -1 is off.",
+    )
+    taskmanager_slots: int = Field(
+        2,
+        ge=1,
+        le=1024,
+        alias="taskmanager.numberOfTaskSlots",
+        description="Slots, each a process of its own.",
+    )
+    taskmanager_memory_managed_bytes: SizeBytes = Field(
+        1 << 30, alias="taskmanager.memory.managed.size", description="Memory for state, per slot."
+    )
+    taskmanager_local_sockets: bool = Field(
+        True,
+        alias="taskmanager.network.local-sockets",
+        description="Exchange data over Unix sockets where both slots are on one host.",
+    )
+    network_credit_bytes: SizeBytes = Field(
+        2 << 20,
+        ge=1024,
+        alias="taskmanager.network.credit-per-channel",
+        description="Bytes that may be under way or unread per channel of an exchange.",
+    )
+    print_to_terminal: bool = Field(
+        False,
+        alias="taskmanager.print-to-terminal",
+        description="Write the output of print sinks to the daemon's terminal as well.",
+    )
+
+    # -- liveness and deadlines
+    heartbeat_interval_ms: DurationMs = Field(
+        1000,
+        ge=10,
+        alias="heartbeat.interval",
+        description="Time between two heartbeats of a TaskManager.",
+    )
+    heartbeat_timeout_ms: DurationMs = Field(
+        10_000,
+        ge=50,
+        alias="heartbeat.timeout",
+        description="A peer that is silent for longer is lost.",
+    )
+    slot_request_timeout_ms: DurationMs = Field(
+        60_000,
+        alias="slot.request.timeout",
+        description="How long a job waits for free slots before it fails.",
+    )
+    task_cancellation_timeout_ms: DurationMs = Field(
+        30_000,
+        alias="task.cancellation.timeout",
+        description="How long a cancelled task may take before its slot process is killed.",
+    )
+    rpc_timeout_ms: DurationMs = Field(
+        10_000,
+        ge=100,
+        alias="rpc.timeout",
+        description="Deadline of a call between client and daemons.",
+    )
+
+    # -- security and logs
+    security_token_file: str = Field(
+        "",
+        alias="security.token-file",
+        description="File with the secret that clients and daemons share.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", alias="log.level", description="Least severe level that is logged."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
+            raise ValueError("heartbeat.timeout must be longer than heartbeat.interval")
+        return self
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> Configuration:
+        """A configuration from dotted keys; nested mappings are flattened.
+
+        Raises:
+            ConfigurationError: an unknown key or a wrong value, named.
+        """
+        flat = dict(_flatten("", values))
+        for key in flat:
+            if key not in _FIELD_BY_KEY:
+                raise ConfigurationError(_unknown_key(key))
+        try:
+            return cls.model_validate(flat)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"][:1])
+            reason = first["msg"].removeprefix("Value error, ")
+            where = f"{key} = {flat[key]!r}: " if key in flat else ""
+            raise ConfigurationError(f"configuration {where}{reason}") from error
+
+    @classmethod
+    def load(
+        cls, path: Path | None, overrides: Mapping[str, object] | None = None
+    ) -> Configuration:
+        """The configuration of a YAML file, if it exists, with overrides that win.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or a key or value in it is wrong.
+        """
+        values: dict[str, object] = {}
+        if path is not None and path.exists():
+            values.update(read_yaml(path))
+        values.update(_flatten("", overrides or {}))
+        return cls.from_mapping(values)
+
+    def merged(self, overrides: Mapping[str, object]) -> Configuration:
+        """This configuration with some keys replaced."""
+        return self.from_mapping({**self.to_mapping(), **dict(_flatten("", overrides))})
+
+    def to_mapping(self) -> dict[str, str]:
+        """The keys that differ from their defaults, as text."""
+        return {
+            _KEY_BY_FIELD[name]: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in self
+            if value != type(self).model_fields[name].default
+        }
+
+
+_KEY_BY_FIELD = {name: str(info.alias) for name, info in Configuration.model_fields.items()}
+_FIELD_BY_KEY = {key: name for name, key in _KEY_BY_FIELD.items()}
+
+
+def known_keys() -> list[str]:
+    """Every configuration key."""
+    return list(_FIELD_BY_KEY)
+
+
+def read_yaml(path: Path) -> dict[str, object]:
+    """The flat keys of a YAML file.
+
+    Raises:
+        ConfigurationError: the file cannot be read or is not a mapping.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} must hold keys and values, not {type(content).__name__}")
+    return dict(_flatten("", content))
+
+
+def parse_override(text: str) -> tuple[str, str]:
+    """The key and value of ``-D key=value``.
+
+    Raises:
+        ConfigurationError: there is no ``=``, or the key is unknown.
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigurationError(f"-D {text}: write -D key=value")
+    key = key.strip()
+    if key not in _FIELD_BY_KEY:
+        raise ConfigurationError(_unknown_key(key))
+    return key, value.strip()
+
+
+def _unknown_key(key: str) -> str:
+    near = difflib.get_close_matches(key, _FIELD_BY_KEY, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"unknown configuration key {key}{hint}"
+
+
+def _flatten(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value

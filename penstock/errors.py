@@ -1,0 +1,134 @@
+"""Errors, sorted by who acts next.
+
+``StreamError`` is the root. A message says what happened, where (job, vertex, subtask, file, row)
+and what to do. The table between these classes and gRPC status codes is ``penstock/grpc_errors.py``.
+"""
+
+from __future__ import annotations
+
+
+class StreamError(Exception):
+    """Root of all errors of Penstock."""
+
+
+class JobRejected(StreamError):
+    """The job graph, its configuration or its code cannot be accepted. Next actor: the user."""
+
+
+class ConfigurationError(JobRejected):
+    """A configuration key or value is wrong."""
+
+
+class ExpressionError(JobRejected):
+    """An expression does not fit the schema it is used on."""
+
+
+class TaskFailure(StreamError):
+    """An execution attempt failed.
+
+    Attributes:
+        operator: name of the operator in the chain, "" where it is not known.
+        row: the offending row as text, "" where there is none.
+        user_traceback: the traceback of the user's code, "" where there is none.
+    """
+
+    def __init__(
+        self, message: str, *, operator: str = "", row: str = "", user_traceback: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.row = row
+        self.user_traceback = user_traceback
+
+
+class BadRecord(TaskFailure):
+    """Input data that does not fit: a malformed line, a null event time, a wrong type."""
+
+
+class PartitionUnavailable(TaskFailure):
+    """A result partition that a consumer needs is not there."""
+
+
+class TaskManagerLost(TaskFailure):
+    """The TaskManager that ran the attempt is gone or does not answer."""
+
+
+class NoResourceAvailable(StreamError):
+    """No slot became free within ``slot.request.timeout``."""
+
+
+class JobFailed(StreamError):
+    """The job ended FAILED.
+
+    Attributes:
+        job_id: the job.
+        cause: name of the error class of the first failure.
+        operator: the operator it happened in, "" where it is not known.
+        row: the offending row as text, "" where there is none.
+        user_traceback: the traceback of the user's code, "" where there is none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        job_id: str = "",
+        cause: str = "",
+        vertex: str = "",
+        subtask_index: int = -1,
+        operator: str = "",
+        row: str = "",
+        user_traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+        self.cause = cause
+        self.vertex = vertex
+        self.subtask_index = subtask_index
+        self.operator = operator
+        self.row = row
+        self.user_traceback = user_traceback
+
+
+class JobCanceled(StreamError):
+    """The job ended CANCELED."""
+
+
+class JobNotFound(StreamError):
+    """The JobManager knows no job of this id."""
+
+
+class JobManagerUnreachable(StreamError):
+    """No leading JobManager answered at the given addresses."""
+
+
+class ProtocolMismatch(StreamError):
+    """The two sides speak different versions (protocol, Python minor or cloudpickle)."""
+
+
+class Fenced(StreamError):
+    """The sender acts for a leader epoch or an attempt that is over; it steps down, no retry."""
+
+
+class Unauthenticated(StreamError):
+    """The shared token is missing or wrong."""
+
+
+class StoreTransient(StreamError):
+    """A store did not answer; retried with backoff."""
+
+
+class StoreNotFound(StreamError):
+    """An object is not in the store; the caller decides."""
+
+
+class StoreCorrupt(StreamError):
+    """An object's content is not what was written."""
+
+
+class Unrecoverable(StreamError):
+    """The job ends FAILED, restarts suppressed."""
+
+
+class InvariantViolation(AssertionError):
+    """Our bug: the story so far is dumped and the process stops."""

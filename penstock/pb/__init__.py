@@ -1,0 +1,1 @@
+"""Generated messages and stubs of what clients and the JobManager say to each other."""

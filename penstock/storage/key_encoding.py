@@ -1,0 +1,357 @@
+"""Canonical form of the keys of a batch: what tables compare and stores keep.
+
+A key of one fixed-width column (integer, float, bool, date, time, timestamp, duration) is one int64
+word plus a null flag. Every other key is a byte string, column after column:
+
+- one tag byte: 0 for null (nothing follows), 1 for a value;
+- fixed-width values: their canonical int64, 8 bytes little-endian;
+- decimals and fixed-size binary: their bytes;
+- strings and binary: the length as 4 bytes little-endian, then the bytes.
+
+Invariants: two keys of the same types have the same bytes exactly when they are equal; no key's
+bytes are a prefix of another's, so tuples never collide (("a", "bc") and ("ab", "c")) and a key can
+be followed by other data. Decoding gives the values back, with -0.0 as 0.0 and every NaN as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.storage.hashing import NULL_HASH, HashLoops, NumpyHashLoops, hash_columns, word_factor
+from penstock.storage.key_types import (
+    BoolArray,
+    ByteArray,
+    Int64Array,
+    KeyKind,
+    UInt64Array,
+    fixed_array,
+    fixed_values,
+    key_kind,
+    null_array,
+    null_rows,
+    plain_array,
+    value_type,
+    variable_array,
+    variable_values,
+    wide_array,
+    wide_values,
+)
+
+LENGTH_BYTES: Final = 4
+LENGTH_MAX: Final = 2**32 - 1
+
+
+class KeyLoops(HashLoops, Protocol):
+    """The inner loops of hashing and encoding; implementations agree byte for byte."""
+
+    def copy_ranges(
+        self,
+        source: ByteArray,
+        source_starts: Int64Array,
+        target: ByteArray,
+        target_starts: Int64Array,
+        lengths: Int64Array,
+    ) -> None:
+        """Copies ``lengths[i]`` bytes from each source start to the target start, for all i."""
+        ...
+
+    def write_strings(
+        self,
+        source: ByteArray,
+        starts: Int64Array,
+        lengths: Int64Array,
+        target: ByteArray,
+        positions: Int64Array,
+    ) -> None:
+        """Writes tag, length and bytes of the string at each start to the target's position."""
+        ...
+
+
+class NumpyKeyLoops(NumpyHashLoops):
+    """The definition of the encoding's loops."""
+
+    def copy_ranges(
+        self,
+        source: ByteArray,
+        source_starts: Int64Array,
+        target: ByteArray,
+        target_starts: Int64Array,
+        lengths: Int64Array,
+    ) -> None:
+        """Copies ``lengths[i]`` bytes from each source start to the target start, for all i."""
+        before = np.cumsum(lengths) - lengths
+        within = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(before, lengths)
+        moved = source[np.repeat(source_starts, lengths) + within]
+        target[np.repeat(target_starts, lengths) + within] = moved
+
+    def write_strings(
+        self,
+        source: ByteArray,
+        starts: Int64Array,
+        lengths: Int64Array,
+        target: ByteArray,
+        positions: Int64Array,
+    ) -> None:
+        """Writes tag, length and bytes of the string at each start to the target's position."""
+        target[positions] = 1
+        prefixes = lengths.astype("<u4").view(np.uint8).reshape(len(lengths), LENGTH_BYTES)
+        for index in range(LENGTH_BYTES):
+            target[positions + 1 + index] = prefixes[:, index]
+        self.copy_ranges(source, starts, target, positions + 1 + LENGTH_BYTES, lengths)
+
+
+NUMPY_KEY_LOOPS: Final = NumpyKeyLoops()
+
+
+@dataclass(slots=True)
+class KeyBatch:
+    """The keys of n rows.
+
+    Attributes:
+        types: the key's column types.
+        loops: implementation of the inner loops, also for what is computed later.
+        fixed: int64[n] canonical words where the key is one fixed-width column, else None.
+        nulls: bool[n], with ``fixed`` only: rows whose key is null (their word is 0); None when no
+            key is null.
+        data: uint8[...] encoded keys, where ``fixed`` is None.
+        offsets: int64[n + 1] bounds of the keys in ``data``.
+    """
+
+    types: tuple[pa.DataType, ...]
+    loops: KeyLoops
+    fixed: Int64Array | None
+    nulls: BoolArray | None
+    data: ByteArray | None
+    offsets: Int64Array | None
+    _hashes: UInt64Array | None = None
+
+    def __len__(self) -> int:
+        if self.fixed is not None:
+            return len(self.fixed)
+        assert self.offsets is not None
+        return len(self.offsets) - 1
+
+    @property
+    def hashes(self) -> UInt64Array:
+        """uint64[n], ``hash_columns`` of the key columns; computed when first asked for."""
+        if self._hashes is None:
+            assert self.fixed is not None, "keys of bytes are hashed when they are encoded"
+            hashes = self.loops.hash_words(self.fixed, word_factor(self.types[0]))
+            if self.nulls is not None:
+                hashes[self.nulls] = np.uint64(NULL_HASH)
+            self._hashes = hashes
+        return self._hashes
+
+    def take(self, indices: Int64Array) -> KeyBatch:
+        """The keys of the given rows, in the order of ``indices`` (int64[m])."""
+        hashes = None if self._hashes is None else self._hashes[indices]
+        if self.fixed is not None:
+            nulls = None if self.nulls is None else self.nulls[indices]
+            return KeyBatch(self.types, self.loops, self.fixed[indices], nulls, None, None, hashes)
+        assert self.data is not None
+        assert self.offsets is not None
+        starts = self.offsets[indices]
+        lengths = self.offsets[indices + 1] - starts
+        offsets = bounds_of(lengths)
+        data = np.empty(int(offsets[-1]), dtype=np.uint8)
+        self.loops.copy_ranges(self.data, starts, data, offsets[:-1], lengths)
+        return KeyBatch(self.types, self.loops, None, None, data, offsets, hashes)
+
+    def slice(self, start: int, stop: int) -> KeyBatch:
+        """The keys of rows ``start .. stop - 1``, without copying."""
+        rows = slice(start, stop)
+        hashes = None if self._hashes is None else self._hashes[rows]
+        if self.fixed is not None:
+            nulls = None if self.nulls is None else self.nulls[rows]
+            return KeyBatch(self.types, self.loops, self.fixed[rows], nulls, None, None, hashes)
+        assert self.offsets is not None
+        stop = min(stop, len(self))
+        bounds = self.offsets[start : stop + 1]
+        return KeyBatch(self.types, self.loops, None, None, self.data, bounds, hashes)
+
+    def to_arrays(self) -> list[pa.Array]:
+        """The keys as arrays of the key types."""
+        if self.fixed is not None:
+            return [fixed_array(self.types[0], self.fixed, self.nulls)]
+        assert self.data is not None
+        assert self.offsets is not None
+        return decode_keys(self.types, self.data, self.offsets, self.loops)
+
+    def to_bytes(self, row: int) -> bytes:
+        """One key as self-delimiting bytes: the encoding above, whatever the representation."""
+        if self.fixed is not None:
+            if self.nulls is not None and self.nulls[row]:
+                return b"\0"
+            return b"\1" + int(self.fixed[row]).to_bytes(8, "little", signed=True)
+        assert self.data is not None
+        assert self.offsets is not None
+        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
+
+
+def is_fixed_key(types: Sequence[pa.DataType]) -> bool:
+    """True where keys of these types are one int64 word (``KeyBatch.fixed``)."""
+    return len(types) == 1 and key_kind(types[0]) is KeyKind.FIXED
+
+
+def encode_keys(columns: Sequence[pa.Array], loops: KeyLoops = NUMPY_KEY_LOOPS) -> KeyBatch:
+    """The keys that the columns form, row by row.
+
+    Args:
+        columns: the key's columns in order, n rows each, at least one.
+        loops: the implementation of the inner loops.
+
+    Raises:
+        JobRejected: a column's type cannot be a key.
+        OverflowError: one string of a key has more than 4 GiB.
+    """
+    if not columns:
+        raise ValueError("a key has at least one column")
+    types = tuple(column.type for column in columns)
+    arrays = [plain_array(column) for column in columns]
+    if is_fixed_key(types):
+        return KeyBatch(types, loops, fixed_values(arrays[0]), null_rows(arrays[0]), None, None)
+    parts = [_ColumnPart.of(array) for array in arrays]
+    offsets = bounds_of(sum((part.sizes for part in parts[1:]), start=parts[0].sizes))
+    data = np.empty(int(offsets[-1]), dtype=np.uint8)
+    positions = offsets[:-1].copy()
+    for part in parts:
+        part.write(data, positions, loops)
+        positions += part.sizes
+    return KeyBatch(types, loops, None, None, data, offsets, hash_columns(arrays, loops))
+
+
+def decode_keys(
+    types: Sequence[pa.DataType],
+    data: ByteArray,
+    offsets: Int64Array,
+    loops: KeyLoops = NUMPY_KEY_LOOPS,
+) -> list[pa.Array]:
+    """Inverse of ``encode_keys`` for keys of bytes.
+
+    Args:
+        types: the key's column types.
+        data: uint8[...] encoded keys.
+        offsets: int64[n + 1] bounds of the keys in ``data``; a single fixed-width column may be
+            decoded too, from keys as ``KeyBatch.to_bytes`` gives them.
+        loops: the implementation of the inner loops.
+
+    Returns:
+        One array of n rows per type.
+    """
+    positions = offsets[:-1].copy()
+    return [_decode_column(type_, data, positions, loops) for type_ in types]
+
+
+def bounds_of(lengths: Int64Array) -> Int64Array:
+    """int64[n + 1]: 0 and the running sums of n lengths."""
+    bounds = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
+
+
+@dataclass(slots=True)
+class _ColumnPart:
+    """One key column on its way into the encoded bytes.
+
+    Attributes:
+        present: int64[m] rows that are not null; None when all are.
+        source: uint8[...] the bytes of the values.
+        starts: int64[m] where the value of each present row starts in ``source``.
+        lengths: int64[m] its length.
+        prefixed: whether the length is written before the value.
+        sizes: int64[n] encoded size of each row's value, tag included.
+    """
+
+    present: Int64Array | None
+    source: ByteArray
+    starts: Int64Array
+    lengths: Int64Array
+    prefixed: bool
+    sizes: Int64Array
+
+    @classmethod
+    def of(cls, array: pa.Array) -> _ColumnPart:
+        rows = len(array)
+        kind = key_kind(array.type)
+        if kind is KeyKind.VARIABLE:
+            source, offsets = variable_values(array)
+            starts = offsets[:-1]
+            lengths = offsets[1:] - starts
+            if rows and int(lengths.max()) > LENGTH_MAX:
+                raise OverflowError(
+                    f"a key of {int(lengths.max())} bytes is too long: "
+                    "one string of a key has at most 4 GiB"
+                )
+        else:
+            if kind is KeyKind.FIXED:
+                words = np.ascontiguousarray(fixed_values(array))
+                matrix: ByteArray = words.view(np.uint8).reshape(rows, 8)
+            elif kind is KeyKind.WIDE:
+                matrix = wide_values(array)
+            else:
+                matrix = np.empty((rows, 0), dtype=np.uint8)
+            width = matrix.shape[1]
+            source = matrix.reshape(-1)
+            starts = np.arange(rows, dtype=np.int64) * width
+            lengths = np.full(rows, width, dtype=np.int64)
+        prefixed = kind is KeyKind.VARIABLE
+        sizes = lengths + (1 + LENGTH_BYTES if prefixed else 1)
+        present = None
+        nulls = null_rows(array)
+        if nulls is not None:
+            sizes[nulls] = 1
+            present = np.flatnonzero(~nulls)
+            starts, lengths = starts[present], lengths[present]
+        return cls(present, source, starts, lengths, prefixed, sizes)
+
+    def write(self, data: ByteArray, positions: Int64Array, loops: KeyLoops) -> None:
+        """Writes every row's tag, length and value at its position."""
+        if self.present is not None:
+            data[positions] = 0
+            positions = positions[self.present]
+        if self.prefixed:
+            loops.write_strings(self.source, self.starts, self.lengths, data, positions)
+        else:
+            data[positions] = 1
+            loops.copy_ranges(self.source, self.starts, data, positions + 1, self.lengths)
+
+
+def _decode_column(
+    type_: pa.DataType, data: ByteArray, positions: Int64Array, loops: KeyLoops
+) -> pa.Array:
+    """Reads one column at ``positions`` and moves them behind it."""
+    rows = len(positions)
+    kind = key_kind(type_)
+    present = data[positions] == 1
+    positions += 1
+    if kind is KeyKind.NULL:
+        return null_array(type_, rows)
+    nulls = None if present.all() else ~present
+    lengths = np.zeros(rows, dtype=np.int64)
+    if kind is KeyKind.VARIABLE:
+        where = positions[present]
+        prefix = np.empty(len(where) * LENGTH_BYTES, dtype=np.uint8)
+        prefix_starts = np.arange(len(where), dtype=np.int64) * LENGTH_BYTES
+        sizes = np.full(len(where), LENGTH_BYTES, dtype=np.int64)
+        loops.copy_ranges(data, where, prefix, prefix_starts, sizes)
+        lengths[present] = prefix.view("<u4")
+        positions[present] += LENGTH_BYTES
+        offsets = bounds_of(lengths)
+        values = np.empty(int(offsets[-1]), dtype=np.uint8)
+        loops.copy_ranges(data, positions, values, offsets[:-1], lengths)
+        positions += lengths
+        return variable_array(type_, values, offsets, nulls)
+    width = 8 if kind is KeyKind.FIXED else value_type(type_).byte_width
+    lengths[present] = width
+    matrix = np.zeros((rows, width), dtype=np.uint8)
+    starts = np.arange(rows, dtype=np.int64) * width
+    loops.copy_ranges(data, positions, matrix.reshape(-1), starts, lengths)
+    positions += lengths
+    if kind is KeyKind.FIXED:
+        return fixed_array(type_, matrix.view("<i8").reshape(rows), nulls)
+    return wide_array(type_, matrix, nulls)

@@ -1,0 +1,87 @@
+"""Durations and sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+from penstock.errors import ConfigurationError
+
+_QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-zµ]*)\s*", re.IGNORECASE)
+
+_MILLISECONDS: dict[str, float] = {}
+for _factor, _names in (
+    (1e-6, "ns nano nanos nanosecond nanoseconds"),
+    (1e-3, "us µs micro micros microsecond microseconds"),
+    (1, "ms milli millis millisecond milliseconds"),
+    (1000, "s sec secs second seconds"),
+    (60_000, "m min mins minute minutes"),
+    (3_600_000, "h hr hour hours"),
+    (86_400_000, "d day days"),
+):
+    _MILLISECONDS.update(dict.fromkeys(_names.split(), _factor))
+
+_BYTES: dict[str, int] = {}
+for _exponent, _names in enumerate(
+    ("b byte bytes", "k kb kib", "m mb mib", "g gb gib", "t tb tib")
+):
+    _BYTES.update(dict.fromkeys(_names.split(), 1024**_exponent))
+
+
+def duration_ms(value: str | float | timedelta) -> int:
+    """A duration in whole milliseconds.
+
+    Args:
+        value: ``"10s"``, ``"250ms"``, ``"1 min"``, ``"2h"``, a timedelta, or a number of milliseconds.
+
+    Raises:
+        ConfigurationError: it is none of these, negative, or finer than a millisecond.
+    """
+    if isinstance(value, timedelta):
+        return _whole(value / timedelta(milliseconds=1), value)
+    if isinstance(value, bool):
+        raise ConfigurationError(f"{value!r} is not a duration; write for example '10s'")
+    if isinstance(value, (int, float)):
+        return _whole(value, value)
+    number, unit = _split(value, "a duration", "'10s', '250ms', '1 min' or '2h'")
+    if unit and unit not in _MILLISECONDS:
+        raise ConfigurationError(
+            f"{value!r} is not a duration: unknown unit {unit!r}; units are ms, s, min, h and d"
+        )
+    return _whole(number * _MILLISECONDS[unit or "ms"], value)
+
+
+def size_bytes(value: str | int) -> int:
+    """A size in bytes; units are powers of 1024.
+
+    Args:
+        value: ``"64mb"``, ``"20 kb"``, ``"1g"``, or a number of bytes.
+
+    Raises:
+        ConfigurationError: it is none of these or negative.
+    """
+    if isinstance(value, bool):
+        raise ConfigurationError(f"{value!r} is not a size; write for example '64mb'")
+    if isinstance(value, (int, float)):
+        return _whole(value, value)
+    number, unit = _split(value, "a size", "'64mb', '20kb' or '1g'")
+    if unit and unit not in _BYTES:
+        raise ConfigurationError(
+            f"{value!r} is not a size: unknown unit {unit!r}; units are b, kb, mb, gb and tb"
+        )
+    return _whole(number * _BYTES[unit or "b"], value)
+
+
+def _split(value: str, kind: str, examples: str) -> tuple[float, str]:
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigurationError(f"{value!r} is not {kind}; write for example {examples}")
+    return float(match["number"]), match["unit"].lower()
+
+
+def _whole(number: float, value: object) -> int:
+    if number < 0:
+        raise ConfigurationError(f"{value!r} is negative")
+    if number != int(number):
+        raise ConfigurationError(f"{value!r} is finer than the smallest unit (1 ms or 1 byte)")
+    return int(number)

@@ -1,0 +1,1 @@
+"""The TaskManager: a daemon, its slot processes, and what runs in them."""

@@ -1,0 +1,56 @@
+"""Kernels: the hot loops over keys, records and timestamps, compiled with numba.
+
+Operators use the names exported here; importing this package imports no compiler. Each loop has a
+numpy twin, used when numba is absent or ``PENSTOCK_KERNELS=numpy``. ``warm_up`` makes all of them
+ready, before slot processes are forked.
+"""
+
+from taskmanager.kernels.accumulators import (
+    AccumulatorKind,
+    AccumulatorOverflowError,
+)
+from taskmanager.kernels.backend import (
+    warm_up,
+)
+from taskmanager.kernels.grouping import (
+    distinct,
+    encode_keys,
+    hash_columns,
+)
+from taskmanager.kernels.partitioning import (
+    partition_order,
+)
+from taskmanager.kernels.record_table import (
+    GatheredRows,
+    KeyGroupRows,
+    RecordTable,
+    Rows,
+)
+from taskmanager.kernels.time_slices import (
+    SliceSplit,
+    slice_span,
+    slice_start,
+    slice_starts,
+    split_by_slice,
+    time_bounds,
+)
+
+__all__ = [
+    "AccumulatorKind",
+    "AccumulatorOverflowError",
+    "GatheredRows",
+    "KeyGroupRows",
+    "RecordTable",
+    "Rows",
+    "SliceSplit",
+    "distinct",
+    "encode_keys",
+    "hash_columns",
+    "partition_order",
+    "slice_span",
+    "slice_start",
+    "slice_starts",
+    "split_by_slice",
+    "time_bounds",
+    "warm_up",
+]

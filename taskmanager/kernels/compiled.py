@@ -1,0 +1,57 @@
+"""The compiled ``interface.Kernels``; importing it compiles or loads everything."""
+
+from taskmanager.kernels.compiled_rows import (
+    add_floats,
+    add_integers,
+    count_rows,
+    extreme_floats,
+    extreme_integers,
+    extreme_unsigned,
+    mark_seen,
+    partition,
+    slice_starts,
+    value_bounds,
+)
+from taskmanager.kernels.compiled_table import (
+    find_bytes,
+    find_fixed,
+    rehash,
+    remove_bytes,
+    remove_fixed,
+    upsert_bytes,
+    upsert_fixed,
+)
+from taskmanager.kernels.compiled_words import (
+    copy_ranges,
+    distinct_bytes,
+    distinct_fixed,
+    hash_bytes,
+    hash_words,
+    write_strings,
+)
+
+__all__ = [
+    "add_floats",
+    "add_integers",
+    "copy_ranges",
+    "count_rows",
+    "distinct_bytes",
+    "distinct_fixed",
+    "extreme_floats",
+    "extreme_integers",
+    "extreme_unsigned",
+    "find_bytes",
+    "find_fixed",
+    "hash_bytes",
+    "hash_words",
+    "mark_seen",
+    "partition",
+    "rehash",
+    "remove_bytes",
+    "remove_fixed",
+    "slice_starts",
+    "upsert_bytes",
+    "upsert_fixed",
+    "value_bounds",
+    "write_strings",
+]

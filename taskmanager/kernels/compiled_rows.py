@@ -1,0 +1,186 @@
+"""Compiled loops over the rows of a batch: accumulators, slices of time, partitioning."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.storage.key_groups import UInt16Array
+from penstock.storage.key_types import BoolArray, Int64Array
+from taskmanager.kernels.accumulators import Values
+from taskmanager.kernels.jit import (
+    BOOL,
+    BOOLS_IN,
+    FLOAT64_RECORDS,
+    FLOAT64S_IN,
+    INT64,
+    INT64S,
+    INT64S_IN,
+    RECORDS,
+    UINT16S_IN,
+    UINT64_RECORDS,
+    UINT64S_IN,
+    VOID,
+    kernel,
+)
+
+
+@kernel(VOID(INT64S_IN, BOOLS_IN, RECORDS, INT64))
+def count_rows(slots: Int64Array, valid: BoolArray, records: Int64Array, column: int) -> None:
+    """See ``interface.Kernels.count_rows``."""
+    if len(valid) == 0:
+        for row in range(len(slots)):
+            records[np.uint64(slots[row]), column] += 1
+    else:
+        for row in range(len(slots)):
+            records[np.uint64(slots[row]), column] += np.int64(valid[row])
+
+
+@kernel(INT64(INT64S_IN, INT64S_IN, BOOLS_IN, RECORDS, INT64))
+def add_integers(
+    slots: Int64Array, values: Values, valid: BoolArray, records: Int64Array, column: int
+) -> int:
+    """See ``interface.Kernels.add_integers``."""
+    has_invalid = len(valid) > 0
+    for row in range(len(slots)):
+        if has_invalid and not valid[row]:
+            continue
+        slot = np.uint64(slots[row])
+        before = records[slot, column]
+        value = values[row]
+        after = before + value
+        if ((before ^ after) & (value ^ after)) < 0:
+            return row
+        records[slot, column] = after
+    return -1
+
+
+@kernel(VOID(INT64S_IN, FLOAT64S_IN, BOOLS_IN, FLOAT64_RECORDS, INT64))
+def add_floats(
+    slots: Int64Array, values: Values, valid: BoolArray, records: Values, column: int
+) -> None:
+    """See ``interface.Kernels.add_floats``."""
+    has_invalid = len(valid) > 0
+    for row in range(len(slots)):
+        if has_invalid and not valid[row]:
+            continue
+        records[np.uint64(slots[row]), column] += values[row]
+
+
+@kernel(VOID(INT64S_IN, INT64S_IN, BOOLS_IN, RECORDS, INT64, BOOL))
+def extreme_integers(
+    slots: Int64Array,
+    values: Values,
+    valid: BoolArray,
+    records: Int64Array,
+    column: int,
+    largest: bool,
+) -> None:
+    """See ``interface.Kernels.extreme_integers``."""
+    has_invalid = len(valid) > 0
+    for row in range(len(slots)):
+        if has_invalid and not valid[row]:
+            continue
+        slot = np.uint64(slots[row])
+        before = records[slot, column]
+        value = values[row]
+        records[slot, column] = max(before, value) if largest else min(before, value)
+
+
+@kernel(VOID(INT64S_IN, UINT64S_IN, BOOLS_IN, UINT64_RECORDS, INT64, BOOL))
+def extreme_unsigned(
+    slots: Int64Array,
+    values: Values,
+    valid: BoolArray,
+    records: Values,
+    column: int,
+    largest: bool,
+) -> None:
+    """See ``interface.Kernels.extreme_unsigned``."""
+    has_invalid = len(valid) > 0
+    for row in range(len(slots)):
+        if has_invalid and not valid[row]:
+            continue
+        slot = np.uint64(slots[row])
+        before = records[slot, column]
+        value = values[row]
+        records[slot, column] = max(before, value) if largest else min(before, value)
+
+
+@kernel(VOID(INT64S_IN, FLOAT64S_IN, BOOLS_IN, FLOAT64_RECORDS, INT64, BOOL))
+def extreme_floats(
+    slots: Int64Array,
+    values: Values,
+    valid: BoolArray,
+    records: Values,
+    column: int,
+    largest: bool,
+) -> None:
+    """See ``interface.Kernels.extreme_floats``."""
+    has_invalid = len(valid) > 0
+    for row in range(len(slots)):
+        if has_invalid and not valid[row]:
+            continue
+        slot = np.uint64(slots[row])
+        before = records[slot, column]
+        value = values[row]
+        beats = value > before if largest else value < before
+        if beats or np.isnan(before):
+            records[slot, column] = value
+
+
+@kernel(VOID(INT64S_IN, BOOLS_IN, RECORDS, INT64, INT64))
+def mark_seen(
+    slots: Int64Array, valid: BoolArray, records: Int64Array, column: int, bit: int
+) -> None:
+    """See ``interface.Kernels.mark_seen``."""
+    mark = np.int64(1) << bit
+    has_invalid = len(valid) > 0
+    for row in range(len(slots)):
+        if has_invalid and not valid[row]:
+            continue
+        records[np.uint64(slots[row]), column] |= mark
+
+
+@kernel(VOID(INT64S_IN, INT64, INT64, INT64S))
+def slice_starts(timestamps: Int64Array, size: int, offset: int, starts: Int64Array) -> None:
+    """See ``interface.Kernels.slice_starts``."""
+    if len(timestamps) == 0:
+        return
+    start = timestamps[0] - (timestamps[0] - offset) % size
+    for row in range(len(timestamps)):
+        timestamp = timestamps[row]
+        if timestamp < start or timestamp - start >= size:  # rows mostly share their slice
+            start = timestamp - (timestamp - offset) % size
+        starts[row] = start
+
+
+@kernel(VOID(INT64S_IN, INT64S))
+def value_bounds(values: Int64Array, bounds: Int64Array) -> None:
+    """See ``interface.Kernels.value_bounds``."""
+    smallest = values[0]
+    largest = values[0]
+    for row in range(len(values)):
+        smallest = min(smallest, values[row])
+        largest = max(largest, values[row])
+    bounds[0] = smallest
+    bounds[1] = largest
+
+
+@kernel(INT64(UINT16S_IN, INT64S, INT64S))
+def partition(channels: UInt16Array, order: Int64Array, bounds: Int64Array) -> int:
+    """See ``interface.Kernels.partition``."""
+    count = len(bounds) - 1
+    bounds[:] = 0
+    for row in range(len(channels)):
+        channel = np.int64(channels[row])
+        if channel >= count:
+            return row
+        bounds[channel + 1] += 1
+    for position in range(count):
+        bounds[position + 1] += bounds[position]
+    following = bounds.copy()
+    for row in range(len(channels)):
+        channel = np.int64(channels[row])
+        order[following[channel]] = row
+        following[channel] += 1
+    return -1

@@ -1,0 +1,373 @@
+"""Compiled loops over the records of a key table: find, insert, remove, move.
+
+See ``interface`` for the layout of records, arena and state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.storage.key_types import BoolArray, ByteArray, Int64Array, UInt64Array
+from taskmanager.kernels import interface
+from taskmanager.kernels.compiled_words import copy_bytes, equal_bytes, load_word, store_word
+from taskmanager.kernels.jit import (
+    BOOL,
+    BOOLS_IN,
+    BYTES,
+    BYTES_IN,
+    INT64,
+    INT64S,
+    INT64S_IN,
+    RECORDS,
+    RECORDS_IN,
+    UINT64S_IN,
+    VOID,
+    inlined,
+    kernel,
+)
+
+_EMPTY = interface.EMPTY_WORD
+_MULTIPLIER_1 = np.uint64(interface.HOME_MULTIPLIER_1)
+_MULTIPLIER_2 = np.uint64(interface.HOME_MULTIPLIER_2)
+_ONE = np.uint64(1)
+_COUNT = interface.STATE_COUNT
+_NEXT_INDEX = interface.STATE_NEXT_INDEX
+_FREE_COUNT = interface.STATE_FREE_COUNT
+_SENTINEL_USED = interface.STATE_SENTINEL_USED
+_NULL_USED = interface.STATE_NULL_USED
+_ARENA_USED = interface.STATE_ARENA_USED
+_ARENA_DEAD = interface.STATE_ARENA_DEAD
+_HEADER = interface.ARENA_HEADER_BYTES
+
+
+@inlined
+def _home(key: Any, shift: Any) -> Any:
+    """The slot where probing for a key word starts."""
+    mixed = np.uint64(key) * _MULTIPLIER_1
+    mixed ^= mixed >> np.uint64(32)
+    return (mixed * _MULTIPLIER_2) >> shift
+
+
+@inlined
+def _shift(capacity: Any) -> Any:
+    """By how much a 64-bit hash is shifted to give a slot: 64 - log2(capacity)."""
+    shift = 64
+    while capacity > 1:
+        capacity >>= 1
+        shift -= 1
+    return np.uint64(shift)
+
+
+@inlined
+def _give_index(records: Any, slot: Any, state: Any, free: Any, index_column: Any) -> Any:
+    """Gives a new record its dense index."""
+    if state[_FREE_COUNT] > 0:
+        state[_FREE_COUNT] -= 1
+        records[slot, index_column] = free[state[_FREE_COUNT]]
+    else:
+        records[slot, index_column] = state[_NEXT_INDEX]
+        state[_NEXT_INDEX] += 1
+
+
+@inlined
+def _use_special(
+    records: Any, slot: Any, used: Any, state: Any, free: Any, index_column: Any
+) -> Any:
+    """Takes one of the two records behind the last slot; 1 when it was free."""
+    new = 0
+    if state[used] == 0:
+        state[used] = 1
+        new = 1
+        if index_column >= 0:
+            _give_index(records, slot, state, free, index_column)
+    return new
+
+
+@inlined
+def _release(records: Any, slot: Any, state: Any, free: Any, index_column: Any) -> Any:
+    """Uncounts a record and puts its dense index on the stack."""
+    state[_COUNT] -= 1
+    if index_column >= 0:
+        free[state[_FREE_COUNT]] = records[slot, index_column]
+        state[_FREE_COUNT] += 1
+
+
+@inlined
+def _reset(records: Any, slot: Any, template: Any) -> Any:
+    """Makes a record empty."""
+    for column in range(len(template)):
+        records[slot, column] = template[column]
+
+
+@kernel(INT64(INT64S_IN, BOOLS_IN, RECORDS, INT64S, INT64S, INT64, INT64, INT64S), nogil=True)
+def upsert_fixed(
+    keys: Int64Array,
+    nulls: BoolArray,
+    records: Int64Array,
+    state: Int64Array,
+    free: Int64Array,
+    index_column: int,
+    limit: int,
+    slots: Int64Array,
+) -> int:
+    """See ``interface.Kernels.upsert_fixed``."""
+    capacity = records.shape[0] - 2
+    mask = np.uint64(capacity - 1)
+    shift = _shift(capacity)
+    has_nulls = len(nulls) > 0
+    count = state[_COUNT]
+    for row in range(len(keys)):
+        key = keys[row]
+        if has_nulls and nulls[row]:
+            slot = np.uint64(capacity + 1)
+            count += _use_special(records, slot, _NULL_USED, state, free, index_column)
+        elif key == _EMPTY:
+            slot = np.uint64(capacity)
+            count += _use_special(records, slot, _SENTINEL_USED, state, free, index_column)
+        else:
+            slot = _home(key, shift)
+            while True:
+                found = records[slot, 0]
+                if found == key:
+                    break
+                if found == _EMPTY:
+                    if count >= limit:
+                        state[_COUNT] = count
+                        return row
+                    records[slot, 0] = key
+                    count += 1
+                    if index_column >= 0:
+                        _give_index(records, slot, state, free, index_column)
+                    break
+                slot = (slot + _ONE) & mask
+        slots[row] = np.int64(slot)
+    state[_COUNT] = count
+    return len(keys)
+
+
+@inlined
+def _find_word(key: Any, records: Any, mask: Any, shift: Any) -> Any:
+    """The slot of a key word, -1 where it is not in the table."""
+    slot = _home(key, shift)
+    result = np.int64(-1)
+    while True:
+        found = records[slot, 0]
+        if found == key:
+            result = np.int64(slot)
+            break
+        if found == _EMPTY:
+            break
+        slot = (slot + _ONE) & mask
+    return result
+
+
+@kernel(VOID(INT64S_IN, BOOLS_IN, RECORDS_IN, INT64S_IN, INT64S), nogil=True)
+def find_fixed(
+    keys: Int64Array, nulls: BoolArray, records: Int64Array, state: Int64Array, slots: Int64Array
+) -> None:
+    """See ``interface.Kernels.find_fixed``."""
+    capacity = records.shape[0] - 2
+    mask = np.uint64(capacity - 1)
+    shift = _shift(capacity)
+    for row in range(len(keys)):
+        if len(nulls) > 0 and nulls[row]:
+            slots[row] = capacity + 1 if state[_NULL_USED] else -1
+        elif keys[row] == _EMPTY:
+            slots[row] = capacity if state[_SENTINEL_USED] else -1
+        else:
+            slots[row] = _find_word(keys[row], records, mask, shift)
+
+
+@kernel(VOID(RECORDS, INT64S_IN, INT64, BOOL))
+def _close_gap(records: Int64Array, template: Int64Array, removed: int, byte_keys: bool) -> None:
+    """Empties a slot and moves back the records that were displaced beyond it."""
+    capacity = records.shape[0] - 2
+    mask = np.uint64(capacity - 1)
+    shift = _shift(capacity)
+    gap = np.uint64(removed)
+    slot = gap
+    while True:
+        slot = (slot + _ONE) & mask
+        if byte_keys:
+            if records[slot, 1] < 0:
+                break
+            home = np.uint64(records[slot, 0]) >> shift
+        else:
+            if records[slot, 0] == _EMPTY:
+                break
+            home = _home(records[slot, 0], shift)
+        # A record may move to the gap unless its home lies behind the gap.
+        if ((slot - home) & mask) >= ((slot - gap) & mask):
+            for column in range(records.shape[1]):
+                records[gap, column] = records[slot, column]
+            gap = slot
+    _reset(records, gap, template)
+
+
+@kernel(VOID(INT64S_IN, BOOLS_IN, RECORDS, INT64S_IN, INT64S, INT64S, INT64), nogil=True)
+def remove_fixed(
+    keys: Int64Array,
+    nulls: BoolArray,
+    records: Int64Array,
+    template: Int64Array,
+    state: Int64Array,
+    free: Int64Array,
+    index_column: int,
+) -> None:
+    """See ``interface.Kernels.remove_fixed``."""
+    capacity = records.shape[0] - 2
+    mask = np.uint64(capacity - 1)
+    shift = _shift(capacity)
+    for row in range(len(keys)):
+        if len(nulls) > 0 and nulls[row]:
+            if state[_NULL_USED]:
+                state[_NULL_USED] = 0
+                _release(records, capacity + 1, state, free, index_column)
+                _reset(records, capacity + 1, template)
+        elif keys[row] == _EMPTY:
+            if state[_SENTINEL_USED]:
+                state[_SENTINEL_USED] = 0
+                _release(records, capacity, state, free, index_column)
+                _reset(records, capacity, template)
+        else:
+            slot = _find_word(keys[row], records, mask, shift)
+            if slot >= 0:
+                _release(records, slot, state, free, index_column)
+                _close_gap(records, template, slot, False)
+
+
+@inlined
+def _probe_bytes(
+    data: Any, start: Any, length: Any, key_hash: Any, records: Any, arena: Any, shift: Any
+) -> Any:
+    """The slot of a byte key; -1 - the empty slot where it belongs, when it is not there."""
+    mask = np.uint64(records.shape[0] - 3)
+    slot = np.uint64(key_hash) >> shift
+    while True:
+        position = records[slot, 1]
+        if position < 0:
+            return -1 - np.int64(slot)
+        if (
+            records[slot, 0] == key_hash
+            and np.int64(load_word(arena, position)) == length
+            and equal_bytes(data, start, arena, position + _HEADER, length)
+        ):
+            return np.int64(slot)
+        slot = (slot + _ONE) & mask
+
+
+@kernel(
+    INT64(
+        BYTES_IN, INT64S_IN, UINT64S_IN, RECORDS, INT64S, INT64S, BYTES, INT64, INT64, INT64S,
+    ),
+    nogil=True,
+)  # fmt: skip
+def upsert_bytes(
+    data: ByteArray,
+    offsets: Int64Array,
+    hashes: UInt64Array,
+    records: Int64Array,
+    state: Int64Array,
+    free: Int64Array,
+    arena: ByteArray,
+    index_column: int,
+    limit: int,
+    slots: Int64Array,
+) -> int:
+    """See ``interface.Kernels.upsert_bytes``."""
+    shift = _shift(records.shape[0] - 2)
+    for row in range(len(hashes)):
+        start = offsets[row]
+        length = offsets[row + 1] - start
+        slot = _probe_bytes(data, start, length, np.int64(hashes[row]), records, arena, shift)
+        if slot < 0:
+            if state[_COUNT] >= limit:
+                return row
+            slot = -1 - slot
+            state[_COUNT] += 1
+            if index_column >= 0:
+                _give_index(records, slot, state, free, index_column)
+            position = state[_ARENA_USED]
+            state[_ARENA_USED] += _HEADER + length
+            records[slot, 0] = np.int64(hashes[row])
+            records[slot, 1] = position
+            store_word(arena, position, np.uint64(length))
+            copy_bytes(data, start, arena, position + _HEADER, length)
+        slots[row] = slot
+    return len(hashes)
+
+
+@kernel(VOID(BYTES_IN, INT64S_IN, UINT64S_IN, RECORDS_IN, BYTES_IN, INT64S), nogil=True)
+def find_bytes(
+    data: ByteArray,
+    offsets: Int64Array,
+    hashes: UInt64Array,
+    records: Int64Array,
+    arena: ByteArray,
+    slots: Int64Array,
+) -> None:
+    """See ``interface.Kernels.find_bytes``."""
+    shift = _shift(records.shape[0] - 2)
+    for row in range(len(hashes)):
+        start = offsets[row]
+        length = offsets[row + 1] - start
+        slot = _probe_bytes(data, start, length, np.int64(hashes[row]), records, arena, shift)
+        slots[row] = max(slot, -1)
+
+
+@kernel(
+    VOID(BYTES_IN, INT64S_IN, UINT64S_IN, RECORDS, INT64S_IN, INT64S, INT64S, BYTES_IN, INT64),
+    nogil=True,
+)
+def remove_bytes(
+    data: ByteArray,
+    offsets: Int64Array,
+    hashes: UInt64Array,
+    records: Int64Array,
+    template: Int64Array,
+    state: Int64Array,
+    free: Int64Array,
+    arena: ByteArray,
+    index_column: int,
+) -> None:
+    """See ``interface.Kernels.remove_bytes``."""
+    shift = _shift(records.shape[0] - 2)
+    for row in range(len(hashes)):
+        start = offsets[row]
+        length = offsets[row + 1] - start
+        slot = _probe_bytes(data, start, length, np.int64(hashes[row]), records, arena, shift)
+        if slot >= 0:
+            state[_ARENA_DEAD] += _HEADER + length
+            _release(records, slot, state, free, index_column)
+            _close_gap(records, template, slot, True)
+
+
+@kernel(VOID(RECORDS_IN, RECORDS, BOOL), nogil=True)
+def rehash(source: Int64Array, target: Int64Array, byte_keys: bool) -> None:
+    """See ``interface.Kernels.rehash``."""
+    old_capacity = source.shape[0] - 2
+    capacity = target.shape[0] - 2
+    width = source.shape[1]
+    mask = np.uint64(capacity - 1)
+    shift = _shift(capacity)
+    for old in range(old_capacity):
+        if byte_keys:
+            if source[old, 1] < 0:
+                continue
+            slot = np.uint64(source[old, 0]) >> shift
+            while target[slot, 1] >= 0:
+                slot = (slot + _ONE) & mask
+        else:
+            key = source[old, 0]
+            if key == _EMPTY:
+                continue
+            slot = _home(key, shift)
+            while target[slot, 0] != _EMPTY:
+                slot = (slot + _ONE) & mask
+        for column in range(width):
+            target[slot, column] = source[old, column]
+    for extra in range(2):
+        for column in range(width):
+            target[capacity + extra, column] = source[old_capacity + extra, column]

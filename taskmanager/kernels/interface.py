@@ -1,0 +1,252 @@
+"""What an implementation of the kernels provides: compiled (numba) or plain numpy.
+
+Both give identical results; tests compare them. The functions take and fill plain numpy arrays and
+know nothing of Arrow. An empty ``nulls`` or ``valid`` array means that every row is there.
+
+Layout of a table's ``records`` (int64[capacity + 2, width], capacity a power of two): column 0 is
+the key word (fixed keys) or the key's hash (byte keys, which have the arena position of the key in
+column 1). An empty record is the table's ``template``: ``EMPTY_WORD`` in column 0 (fixed) or -1 in
+column 1 (bytes), and what a new key starts from in the others. Probing is linear from ``home``. Two records behind the last slot are for keys that cannot be hashed into
+place: row ``capacity`` for the key ``EMPTY_WORD`` itself, row ``capacity + 1`` for null.
+
+``state`` (int64[STATE_WORDS]) carries the counters of a table, see the ``STATE_`` constants.
+In the arena a key is 8 bytes of length, then its bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from penstock.storage.key_encoding import KeyLoops
+from penstock.storage.key_groups import UInt16Array
+from penstock.storage.key_types import BoolArray, ByteArray, Int64Array, UInt64Array
+from taskmanager.kernels.accumulators import Values
+
+EMPTY_WORD: Final = -0x5BD1E99512345679
+"""Marks an empty record of fixed keys."""
+
+HOME_MULTIPLIER_1: Final = 0x9E3779B97F4A7C15
+HOME_MULTIPLIER_2: Final = 0xBF58476D1CE4E5B9
+
+STATE_COUNT: Final = 0
+"""Keys in the table."""
+STATE_NEXT_INDEX: Final = 1
+"""The next dense index that was never given out."""
+STATE_FREE_COUNT: Final = 2
+"""Entries on the stack of dense indices to give out again."""
+STATE_SENTINEL_USED: Final = 3
+"""1 when the key ``EMPTY_WORD`` is in the table."""
+STATE_NULL_USED: Final = 4
+"""1 when the null key is in the table."""
+STATE_ARENA_USED: Final = 5
+"""Bytes of the arena in use."""
+STATE_ARENA_DEAD: Final = 6
+"""Bytes of those that belong to removed keys."""
+STATE_WORDS: Final = 7
+
+ARENA_HEADER_BYTES: Final = 8
+
+
+class Kernels(KeyLoops, Protocol):
+    """The loops that are worth compiling."""
+
+    def upsert_fixed(
+        self,
+        keys: Int64Array,
+        nulls: BoolArray,
+        records: Int64Array,
+        state: Int64Array,
+        free: Int64Array,
+        index_column: int,
+        limit: int,
+        slots: Int64Array,
+    ) -> int:
+        """Finds or inserts keys, fills ``slots``; the rows done: fewer than n when full.
+
+        Args:
+            keys: int64[n] key words.
+            nulls: bool[n] or empty.
+            records: the table.
+            state: counters.
+            free: stack of dense indices.
+            index_column: column of the dense index, -1 for none.
+            limit: keys the table may hold before it must grow.
+            slots: int64[n], filled with each key's record.
+        """
+        ...
+
+    def find_fixed(
+        self,
+        keys: Int64Array,
+        nulls: BoolArray,
+        records: Int64Array,
+        state: Int64Array,
+        slots: Int64Array,
+    ) -> None:
+        """Fills ``slots`` with each key's record, -1 where it is not in the table."""
+        ...
+
+    def remove_fixed(
+        self,
+        keys: Int64Array,
+        nulls: BoolArray,
+        records: Int64Array,
+        template: Int64Array,
+        state: Int64Array,
+        free: Int64Array,
+        index_column: int,
+    ) -> None:
+        """Removes keys; those that are not there are ignored. ``free`` has room for all of them."""
+        ...
+
+    def upsert_bytes(
+        self,
+        data: ByteArray,
+        offsets: Int64Array,
+        hashes: UInt64Array,
+        records: Int64Array,
+        state: Int64Array,
+        free: Int64Array,
+        arena: ByteArray,
+        index_column: int,
+        limit: int,
+        slots: Int64Array,
+    ) -> int:
+        """Like ``upsert_fixed`` for byte keys; the arena has room for all keys of the batch."""
+        ...
+
+    def find_bytes(
+        self,
+        data: ByteArray,
+        offsets: Int64Array,
+        hashes: UInt64Array,
+        records: Int64Array,
+        arena: ByteArray,
+        slots: Int64Array,
+    ) -> None:
+        """Like ``find_fixed`` for byte keys."""
+        ...
+
+    def remove_bytes(
+        self,
+        data: ByteArray,
+        offsets: Int64Array,
+        hashes: UInt64Array,
+        records: Int64Array,
+        template: Int64Array,
+        state: Int64Array,
+        free: Int64Array,
+        arena: ByteArray,
+        index_column: int,
+    ) -> None:
+        """Like ``remove_fixed`` for byte keys; their bytes in the arena become dead."""
+        ...
+
+    def rehash(self, source: Int64Array, target: Int64Array, byte_keys: bool) -> None:
+        """Moves all records of one table into an empty, larger one of the same width."""
+        ...
+
+    def distinct_fixed(
+        self,
+        keys: Int64Array,
+        nulls: BoolArray,
+        scratch: Int64Array,
+        first: Int64Array,
+        inverse: Int64Array,
+    ) -> int:
+        """Group ordinals of keys in order of first appearance; the number of groups.
+
+        Args:
+            keys: int64[n] key words.
+            nulls: bool[n] or empty.
+            scratch: int64[power of two >= 2n], filled with -1.
+            first: int64[n], filled with the first row of each group.
+            inverse: int64[n], filled with the group of each row.
+        """
+        ...
+
+    def distinct_bytes(
+        self,
+        data: ByteArray,
+        offsets: Int64Array,
+        hashes: UInt64Array,
+        scratch: Int64Array,
+        first: Int64Array,
+        inverse: Int64Array,
+    ) -> int:
+        """Like ``distinct_fixed`` for byte keys."""
+        ...
+
+    def count_rows(
+        self, slots: Int64Array, valid: BoolArray, records: Int64Array, column: int
+    ) -> None:
+        """Adds 1 to the column of the record of each valid row."""
+        ...
+
+    def add_integers(
+        self, slots: Int64Array, values: Values, valid: BoolArray, records: Int64Array, column: int
+    ) -> int:
+        """Adds int64 values; the row at which a sum overflowed (nothing added there), or -1."""
+        ...
+
+    def add_floats(
+        self, slots: Int64Array, values: Values, valid: BoolArray, records: Values, column: int
+    ) -> None:
+        """Adds float64 values; ``records`` is the table seen as float64."""
+        ...
+
+    def extreme_integers(
+        self,
+        slots: Int64Array,
+        values: Values,
+        valid: BoolArray,
+        records: Int64Array,
+        column: int,
+        largest: bool,
+    ) -> None:
+        """Keeps the largest or smallest of int64 values."""
+        ...
+
+    def extreme_unsigned(
+        self,
+        slots: Int64Array,
+        values: Values,
+        valid: BoolArray,
+        records: Values,
+        column: int,
+        largest: bool,
+    ) -> None:
+        """Keeps the largest or smallest of uint64 values; ``records`` is seen as uint64."""
+        ...
+
+    def extreme_floats(
+        self,
+        slots: Int64Array,
+        values: Values,
+        valid: BoolArray,
+        records: Values,
+        column: int,
+        largest: bool,
+    ) -> None:
+        """Keeps the largest or smallest of float64 values, NaN only where there is nothing else."""
+        ...
+
+    def mark_seen(
+        self, slots: Int64Array, valid: BoolArray, records: Int64Array, column: int, bit: int
+    ) -> None:
+        """Sets a bit in the column of the record of each valid row."""
+        ...
+
+    def slice_starts(
+        self, timestamps: Int64Array, size: int, offset: int, starts: Int64Array
+    ) -> None:
+        """Fills ``starts`` with the start of each timestamp's slice."""
+        ...
+
+    def value_bounds(self, values: Int64Array, bounds: Int64Array) -> None:
+        """Fills ``bounds`` (int64[2]) with the minimum and maximum of at least one value."""
+        ...
+
+    def partition(self, channels: UInt16Array, order: Int64Array, bounds: Int64Array) -> int:
+        """Stable order of rows by channel, and the channels' bounds; a bad row's index, or -1."""
+        ...

@@ -1,0 +1,71 @@
+"""How kernels are compiled: for fixed signatures, once per machine, kept on disk.
+
+A kernel is compiled or loaded from the cache when its module is imported (``warm_up``), so never in
+the middle of a task, and never for a type that was not foreseen. Inputs are declared read-only,
+which accepts writable arrays too; so one compilation serves Arrow's memory and ours.
+
+numba looks for changes in the file of a kernel only: a function that is inlined into kernels of
+another file must not change without them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+from numba import types
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+INT64 = types.int64
+UINT64 = types.uint64
+BOOL = types.boolean
+VOID = types.void
+
+INT64S_IN = types.Array(types.int64, 1, "C", readonly=True)
+UINT64S_IN = types.Array(types.uint64, 1, "C", readonly=True)
+UINT16S_IN = types.Array(types.uint16, 1, "C", readonly=True)
+FLOAT64S_IN = types.Array(types.float64, 1, "C", readonly=True)
+BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
+BOOLS_IN = types.Array(types.boolean, 1, "C", readonly=True)
+RECORDS_IN = types.Array(types.int64, 2, "C", readonly=True)
+
+INT64S = types.int64[::1]
+UINT64S = types.uint64[::1]
+BYTES = types.uint8[::1]
+RECORDS = types.int64[:, ::1]
+UINT64_RECORDS = types.uint64[:, ::1]
+FLOAT64_RECORDS = types.float64[:, ::1]
+
+
+def kernel(signature: Any, *, nogil: bool = False) -> Callable[[F], F]:
+    """Compiles a function for one signature.
+
+    Args:
+        signature: numba signature.
+        nogil: releases the interpreter lock while the kernel runs: for those that may take long.
+    """
+
+    def compile_(function: F) -> F:
+        try:
+            compiled = numba.njit(signature, cache=True, nogil=nogil)(function)
+        except RuntimeError as error:
+            if "cannot cache" not in str(error):
+                raise
+            warnings.warn(
+                "no directory to keep compiled kernels in: every process compiles them anew, which "
+                "takes seconds; set NUMBA_CACHE_DIR to a writable directory",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            compiled = numba.njit(signature, nogil=nogil)(function)
+        return cast("F", compiled)
+
+    return compile_
+
+
+def inlined(function: F) -> F:
+    """Marks a function that kernels call; it is compiled into each of them."""
+    return cast("F", numba.njit(inline="always")(function))

@@ -1,0 +1,338 @@
+"""The table behind keyed aggregation: one record per key, the key and its accumulators side by side.
+
+One batch is one call: the keys' slots are found or made, then each accumulator runs over the
+batch's rows. Nothing here is per record in Python.
+
+An accumulator to which no value was added (all its rows were invalid) has no value: ``validity``
+says so. That is tracked, in one more word per record, only from the first batch on that has an
+invalid row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.storage.key_encoding import KeyBatch, bounds_of, is_fixed_key
+from penstock.storage.key_groups import key_group_of
+from penstock.storage.key_types import BoolArray, Int64Array
+from taskmanager.kernels.accumulators import AccumulatorKind, AccumulatorOverflowError, Values
+from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.kernels.interface import Kernels
+from taskmanager.kernels.slot_table import NO_NULLS, ByteSlotTable, FixedSlotTable
+
+SEEN_BITS: Final = 63
+"""Accumulators that share one word of seen bits."""
+
+_LARGEST: Final = frozenset(
+    {AccumulatorKind.MAX_INT64, AccumulatorKind.MAX_UINT64, AccumulatorKind.MAX_FLOAT64}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Records of some keys, row by row.
+
+    Attributes:
+        keys: the keys.
+        accumulators: one array per accumulator.
+        validity: per accumulator bool[n], False where it has no value; None where all have.
+    """
+
+    keys: KeyBatch
+    accumulators: list[Values]
+    validity: list[BoolArray | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRows:
+    """Accumulators of keys that were asked for.
+
+    Attributes:
+        present: bool[n], False where a key is not in the table; its accumulators are undefined.
+        accumulators: one array per accumulator.
+        validity: per accumulator bool[n], False where it has no value; None where all have.
+    """
+
+    present: BoolArray
+    accumulators: list[Values]
+    validity: list[BoolArray | None]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroupRows:
+    """All records of a table, sorted by key-group.
+
+    Attributes:
+        rows: the records.
+        bounds: int64[max_parallelism + 1]: key-group g has rows ``bounds[g] .. bounds[g + 1] - 1``.
+    """
+
+    rows: Rows
+    bounds: Int64Array
+
+
+class RecordTable:
+    """Accumulators per key.
+
+    Keys come out in one order from ``keys``, ``accumulators``, ``validity`` and ``indices``, as long
+    as the table is not changed: by dense index where it has one, else in no particular order.
+
+    Args:
+        key_types: types of the key columns.
+        accumulators: what to keep per key; may be empty with an index.
+        capacity: keys to make room for at once; the table grows by itself.
+        with_index: gives every key a dense index (see ``lookup_or_insert``).
+        kernels: implementation, for tests; by default that of the process.
+
+    Raises:
+        JobRejected: a type cannot be a key.
+    """
+
+    def __init__(
+        self,
+        key_types: Sequence[pa.DataType],
+        accumulators: Sequence[AccumulatorKind],
+        *,
+        capacity: int = 0,
+        with_index: bool = False,
+        kernels: Kernels | None = None,
+    ) -> None:
+        self.kinds = tuple(accumulators)
+        self._kernels = kernels or process_kernels()
+        table_class = FixedSlotTable if is_fixed_key(key_types) else ByteSlotTable
+        index_column = table_class.key_words if with_index else -1
+        self._first = table_class.key_words + int(with_index)
+        self._seen_column = -1
+        template = np.zeros(self._first + len(self.kinds), dtype=np.int64)
+        template[self._first :] = [kind.initial_word for kind in self.kinds]
+        self._slots = table_class(
+            self._kernels, key_types, template, capacity=capacity, index_column=index_column
+        )
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def accumulate(
+        self,
+        keys: KeyBatch,
+        values: Sequence[np.ndarray[Any, Any] | None],
+        valid: Sequence[BoolArray | None],
+        *,
+        merge: bool = False,
+    ) -> None:
+        """Adds a batch of n rows.
+
+        Args:
+            keys: the rows' keys.
+            values: per accumulator int64[n], uint64[n] or float64[n] as its kind says (narrower
+                types are widened); None for a COUNT of rows.
+            valid: per accumulator bool[n], where False the row leaves the accumulator alone; None
+                when every row counts.
+            merge: the values are accumulators of another table: a COUNT adds them up.
+
+        Raises:
+            AccumulatorOverflowError: a sum left int64. Part of the batch is in the table already: the
+                table is of no further use.
+        """
+        self._check_arguments(len(keys), values, valid)
+        if len(keys) == 0:
+            return
+        masks = [_mask(rows) for rows in valid]
+        if self._seen_column < 0 and any(len(mask) for mask in masks):
+            self._track_validity()
+        slots = self._slots.upsert(keys)
+        for accumulator, kind in enumerate(self.kinds):
+            mask = masks[accumulator]
+            self._apply(accumulator, kind, slots, values[accumulator], mask, merge)
+            if self._seen_column >= 0 and kind is not AccumulatorKind.COUNT:
+                word, bit = divmod(accumulator, SEEN_BITS)
+                column = self._seen_column + word
+                self._kernels.mark_seen(slots, mask, self._slots.records, column, bit)
+
+    def merge_rows(self, rows: Rows) -> None:
+        """Adds the records of another table with the same key types and kinds (``Rows``).
+
+        Raises:
+            AccumulatorOverflowError: as in ``accumulate``.
+        """
+        self.accumulate(rows.keys, rows.accumulators, rows.validity, merge=True)
+
+    def lookup_or_insert(self, keys: KeyBatch) -> Int64Array:
+        """Dense indices of keys, int64[n], for what is kept outside the table (Python lists).
+
+        New keys get 0, 1, 2, ... in order of first appearance; indices of removed keys are given
+        out again, the last removed first.
+        """
+        assert self._slots.index_column >= 0, "the table was made without an index"
+        slots = self._slots.upsert(keys)
+        indices: Int64Array = self._slots.records[slots, self._slots.index_column]
+        return indices
+
+    def lookup(self, keys: KeyBatch) -> Int64Array:
+        """Dense indices of keys, -1 where a key is not in the table: int64[n]."""
+        assert self._slots.index_column >= 0, "the table was made without an index"
+        slots = self._slots.find(keys)
+        return np.where(slots < 0, -1, self._slots.records[slots, self._slots.index_column])
+
+    @property
+    def index_bound(self) -> int:
+        """One more than the largest dense index given out since the last ``clear``."""
+        return self._slots.index_bound
+
+    def indices(self) -> Int64Array:
+        """The dense index of every key, ascending: int64[len]."""
+        assert self._slots.index_column >= 0, "the table was made without an index"
+        found: Int64Array = self._slots.records[self._slots.occupied(), self._slots.index_column]
+        return found
+
+    def key_batch(self) -> KeyBatch:
+        """All keys, ready to be used on another table."""
+        return self._slots.keys_at(self._slots.occupied())
+
+    def keys(self) -> list[pa.Array]:
+        """All keys as arrays of the key types."""
+        return self.key_batch().to_arrays()
+
+    def accumulators(self) -> list[Values]:
+        """One array per accumulator; where ``validity`` is False the content is undefined."""
+        return self._accumulators_at(self._slots.occupied())
+
+    def validity(self) -> list[BoolArray | None]:
+        """Per accumulator bool[len], False where no value was added; None where all have one."""
+        return self._validity_at(self._slots.occupied())
+
+    def rows(self) -> Rows:
+        """All records."""
+        return self._rows_at(self._slots.occupied())
+
+    def gather(self, keys: KeyBatch) -> GatheredRows:
+        """The current accumulators of the given keys."""
+        slots = self._slots.find(keys)
+        present = slots >= 0
+        slots = np.where(present, slots, 0)
+        return GatheredRows(present, self._accumulators_at(slots), self._validity_at(slots))
+
+    def contains(self, keys: KeyBatch) -> BoolArray:
+        """bool[n]: which keys are in the table."""
+        present: BoolArray = self._slots.find(keys) >= 0
+        return present
+
+    def export(self, max_parallelism: int) -> KeyGroupRows:
+        """All records sorted by key-group."""
+        slots = self._slots.occupied()
+        groups = key_group_of(self._slots.keys_at(slots).hashes, max_parallelism)
+        order = np.argsort(groups, kind="stable")
+        bounds = bounds_of(np.bincount(groups, minlength=max_parallelism))
+        return KeyGroupRows(self._rows_at(slots[order]), bounds)
+
+    def remove(self, keys: KeyBatch) -> None:
+        """Removes keys; those that are not in the table are ignored."""
+        if len(keys):
+            self._slots.remove(keys)
+
+    def clear(self) -> None:
+        """Removes all keys."""
+        self._slots.clear()
+
+    def memory_bytes(self) -> int:
+        """Memory held by the table."""
+        return self._slots.memory_bytes()
+
+    def _apply(
+        self,
+        accumulator: int,
+        kind: AccumulatorKind,
+        slots: Int64Array,
+        values: np.ndarray[Any, Any] | None,
+        mask: BoolArray,
+        merge: bool,
+    ) -> None:
+        records = self._slots.records
+        column = self._first + accumulator
+        if kind is AccumulatorKind.COUNT and not merge:
+            self._kernels.count_rows(slots, mask, records, column)
+            return
+        if values is None:
+            raise ValueError(f"accumulator {accumulator} ({kind.value}) needs values")
+        words = _words(values, kind)
+        largest = kind in _LARGEST
+        match kind:
+            case AccumulatorKind.COUNT | AccumulatorKind.SUM_INT64:
+                row = self._kernels.add_integers(slots, words, mask, records, column)
+                if row >= 0:
+                    raise AccumulatorOverflowError(accumulator, row)
+            case AccumulatorKind.SUM_FLOAT64:
+                floats = records.view(np.float64)
+                self._kernels.add_floats(slots, words, mask, floats, column)
+            case AccumulatorKind.MIN_INT64 | AccumulatorKind.MAX_INT64:
+                self._kernels.extreme_integers(slots, words, mask, records, column, largest)
+            case AccumulatorKind.MIN_UINT64 | AccumulatorKind.MAX_UINT64:
+                unsigned = records.view(np.uint64)
+                self._kernels.extreme_unsigned(slots, words, mask, unsigned, column, largest)
+            case AccumulatorKind.MIN_FLOAT64 | AccumulatorKind.MAX_FLOAT64:
+                floats = records.view(np.float64)
+                self._kernels.extreme_floats(slots, words, mask, floats, column, largest)
+
+    def _track_validity(self) -> None:
+        """Adds the seen bits; every accumulator of the keys so far has a value."""
+        words = -(-len(self.kinds) // SEEN_BITS)
+        self._seen_column = len(self._slots.template)
+        unseen = np.zeros(words, dtype=np.int64)
+        self._slots.widen(unseen, np.full(words, -1, dtype=np.int64))
+
+    def _accumulators_at(self, slots: Int64Array) -> list[Values]:
+        records = self._slots.records
+        return [
+            records[slots, self._first + accumulator].view(kind.dtype)
+            for accumulator, kind in enumerate(self.kinds)
+        ]
+
+    def _validity_at(self, slots: Int64Array) -> list[BoolArray | None]:
+        if self._seen_column < 0:
+            return [None] * len(self.kinds)
+        validity: list[BoolArray | None] = []
+        for accumulator, kind in enumerate(self.kinds):
+            word, bit = divmod(accumulator, SEEN_BITS)
+            seen = self._slots.records[slots, self._seen_column + word] >> bit & 1 == 1
+            always = kind is AccumulatorKind.COUNT or seen.all()
+            validity.append(None if always else seen)
+        return validity
+
+    def _rows_at(self, slots: Int64Array) -> Rows:
+        return Rows(
+            self._slots.keys_at(slots), self._accumulators_at(slots), self._validity_at(slots)
+        )
+
+    def _check_arguments(
+        self,
+        rows: int,
+        values: Sequence[np.ndarray[Any, Any] | None],
+        valid: Sequence[BoolArray | None],
+    ) -> None:
+        if len(values) != len(self.kinds) or len(valid) != len(self.kinds):
+            raise ValueError(
+                f"{len(self.kinds)} accumulators, but {len(values)} value columns and "
+                f"{len(valid)} validity columns"
+            )
+        for column in (*values, *valid):
+            if column is not None and column.shape != (rows,):
+                raise ValueError(f"a column of shape {column.shape} for a batch of {rows} keys")
+
+
+def _mask(valid: BoolArray | None) -> BoolArray:
+    """The mask for the kernels: empty where every row is valid."""
+    if valid is None or valid.all():
+        return NO_NULLS
+    return np.ascontiguousarray(valid, dtype=np.bool_)
+
+
+def _words(values: np.ndarray[Any, Any], kind: AccumulatorKind) -> Values:
+    """The values as the kind's dtype, contiguous and aligned; not copied where they are already."""
+    if values.dtype != kind.dtype:
+        values = values.astype(kind.dtype, casting="safe")
+    return np.require(values, requirements=["C", "A"])

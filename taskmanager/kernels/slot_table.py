@@ -1,0 +1,403 @@
+"""Open-addressing tables from keys to slots, each slot one row of an int64 matrix.
+
+``SlotTable`` owns the matrix (key words, then whatever its owner keeps beside the key), grows it and
+gives out slots; what lies in the other columns is the owner's. Slots are valid until the next
+insertion, removal or ``clear``.
+
+Invariants: at most ``LOAD_PERCENT`` of the slots are used, so that probing always meets an empty
+one; the records are aligned to cache lines; with an index column, the indices of the keys in the
+table are distinct, and smaller than ``index_bound``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.storage.key_encoding import KeyBatch, bounds_of
+from penstock.storage.key_types import BoolArray, ByteArray, Int64Array
+from taskmanager.kernels.interface import (
+    ARENA_HEADER_BYTES,
+    EMPTY_WORD,
+    STATE_ARENA_DEAD,
+    STATE_ARENA_USED,
+    STATE_COUNT,
+    STATE_FREE_COUNT,
+    STATE_NEXT_INDEX,
+    STATE_NULL_USED,
+    STATE_SENTINEL_USED,
+    STATE_WORDS,
+    Kernels,
+)
+
+LOAD_PERCENT: Final = 60
+MIN_CAPACITY: Final = 64
+FAST_GROWTH_BELOW: Final = 1 << 16
+"""Smaller tables grow fourfold, larger ones twofold."""
+ARENA_COMPACTION_MIN_BYTES: Final = 1 << 16
+FILL_ROWS: Final = 2048
+
+NO_NULLS: BoolArray = np.empty(0, dtype=np.bool_)
+CACHE_LINE_BYTES: Final = 64
+
+
+class SlotTable(ABC):
+    """Maps keys to rows of ``records``."""
+
+    key_words: int
+    """Columns that the key takes at the start of a record."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        types: Sequence[pa.DataType],
+        template: Int64Array,
+        *,
+        capacity: int,
+        index_column: int,
+    ) -> None:
+        self.kernels = kernels
+        self.types = tuple(types)
+        self.template = self._empty_key(template)
+        self.index_column = index_column
+        self.state: Int64Array = np.zeros(STATE_WORDS, dtype=np.int64)
+        self._free: Int64Array = np.empty(0, dtype=np.int64)
+        self._initial_capacity = _capacity_for(capacity)
+        self.records = self._empty_records(self._initial_capacity)
+        self._occupied: Int64Array | None = None
+
+    def __len__(self) -> int:
+        return int(self.state[STATE_COUNT])
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the table; a power of two."""
+        return len(self.records) - 2
+
+    @property
+    def index_bound(self) -> int:
+        """One more than the largest dense index given out since the last ``clear``."""
+        return int(self.state[STATE_NEXT_INDEX])
+
+    def upsert(self, keys: KeyBatch) -> Int64Array:
+        """The slots of all keys, inserted where they are new: int64[n]."""
+        slots = np.empty(len(keys), dtype=np.int64)
+        before = len(self)
+        while self._upsert_some(keys, slots) < len(keys):
+            self._grow()
+        if len(self) != before:
+            self._occupied = None
+        return slots
+
+    @abstractmethod
+    def find(self, keys: KeyBatch) -> Int64Array:
+        """The slots of keys, -1 where a key is not in the table: int64[n]."""
+
+    def remove(self, keys: KeyBatch) -> None:
+        """Removes keys; those that are not in the table are ignored."""
+        if self.index_column >= 0:
+            needed = int(self.state[STATE_FREE_COUNT]) + len(keys)
+            if needed > len(self._free):
+                grown = np.empty(max(needed, 2 * len(self._free)), dtype=np.int64)
+                grown[: len(self._free)] = self._free
+                self._free = grown
+        self._remove(keys)
+        self._occupied = None
+
+    def occupied(self) -> Int64Array:
+        """The used slots: by dense index where there is one, else in no particular order."""
+        if self._occupied is None:
+            slots = np.flatnonzero(self._used(self.records[:-2]))
+            special = [
+                self.capacity + place
+                for place, used in enumerate((STATE_SENTINEL_USED, STATE_NULL_USED))
+                if self.state[used]
+            ]
+            if special:
+                slots = np.append(slots, special)
+            if self.index_column >= 0:
+                slots = slots[np.argsort(self.records[slots, self.index_column], kind="stable")]
+            self._occupied = slots
+        return self._occupied
+
+    @abstractmethod
+    def keys_at(self, slots: Int64Array) -> KeyBatch:
+        """The keys in the given slots."""
+
+    def widen(self, initial: Int64Array, fill: Int64Array) -> None:
+        """Adds columns at the end of every record.
+
+        Args:
+            initial: int64[added columns], what new keys hold there.
+            fill: int64[added columns], what the keys that are there already hold.
+        """
+        source = self.records
+        used = self.occupied()
+        self.template = np.append(self.template, initial)
+        self.records = _aligned_matrix(len(source), len(self.template))
+        self.records[:, : source.shape[1]] = source
+        self.records[:, source.shape[1] :] = initial
+        self.records[used, source.shape[1] :] = fill
+
+    def clear(self) -> None:
+        """Removes all keys; a table that was much too large becomes small again."""
+        shrink = len(self) * 16 < self.capacity
+        capacity = self._initial_capacity if shrink else self.capacity
+        if capacity == self.capacity:
+            _fill(self.records, self.template)
+        else:
+            self.records = self._empty_records(capacity)
+        self.state[:] = 0
+        self._occupied = None
+
+    def memory_bytes(self) -> int:
+        """Memory held by the table."""
+        return self.records.nbytes + self._free.nbytes
+
+    def _grow(self) -> None:
+        factor = 4 if self.capacity < FAST_GROWTH_BELOW else 2
+        target = self._empty_records(self.capacity * factor)
+        self.kernels.rehash(self.records, target, self.key_words == 2)
+        self.records = target
+        self._occupied = None
+
+    def _limit(self) -> int:
+        return self.capacity * LOAD_PERCENT // 100
+
+    def _empty_records(self, capacity: int) -> Int64Array:
+        records = _aligned_matrix(capacity + 2, len(self.template))
+        _fill(records, self.template)
+        return records
+
+    @abstractmethod
+    def _upsert_some(self, keys: KeyBatch, slots: Int64Array) -> int: ...
+
+    @abstractmethod
+    def _remove(self, keys: KeyBatch) -> None: ...
+
+    @abstractmethod
+    def _empty_key(self, template: Int64Array) -> Int64Array:
+        """The template with key words that say that a record is empty."""
+
+    @abstractmethod
+    def _used(self, records: Int64Array) -> BoolArray: ...
+
+
+class FixedSlotTable(SlotTable):
+    """Keys of one int64 word."""
+
+    key_words = 1
+
+    @override
+    def find(self, keys: KeyBatch) -> Int64Array:
+        slots = np.empty(len(keys), dtype=np.int64)
+        words, nulls = _fixed_parts(keys)
+        self.kernels.find_fixed(words, nulls, self.records, self.state, slots)
+        return slots
+
+    @override
+    def keys_at(self, slots: Int64Array) -> KeyBatch:
+        words = self.records[slots, 0]
+        nulls = None
+        if self.state[STATE_SENTINEL_USED]:
+            words[slots == self.capacity] = EMPTY_WORD
+        if self.state[STATE_NULL_USED]:
+            nulls = slots == self.capacity + 1
+            words[nulls] = 0
+        return KeyBatch(self.types, self.kernels, words, nulls, None, None)
+
+    @override
+    def _upsert_some(self, keys: KeyBatch, slots: Int64Array) -> int:
+        words, nulls = _fixed_parts(keys)
+        return self.kernels.upsert_fixed(
+            words,
+            nulls,
+            self.records,
+            self.state,
+            self._free,
+            self.index_column,
+            self._limit(),
+            slots,
+        )
+
+    @override
+    def _remove(self, keys: KeyBatch) -> None:
+        words, nulls = _fixed_parts(keys)
+        self.kernels.remove_fixed(
+            words, nulls, self.records, self.template, self.state, self._free, self.index_column
+        )
+
+    @override
+    def _empty_key(self, template: Int64Array) -> Int64Array:
+        return np.append(np.int64(EMPTY_WORD), template[1:])
+
+    @override
+    def _used(self, records: Int64Array) -> BoolArray:
+        used: BoolArray = records[:, 0] != EMPTY_WORD
+        return used
+
+
+class ByteSlotTable(SlotTable):
+    """Keys of bytes: a record holds the key's hash and where the key lies in the arena."""
+
+    key_words = 2
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        types: Sequence[pa.DataType],
+        template: Int64Array,
+        *,
+        capacity: int,
+        index_column: int,
+    ) -> None:
+        self._arena: ByteArray = np.empty(0, dtype=np.uint8)
+        super().__init__(kernels, types, template, capacity=capacity, index_column=index_column)
+
+    @override
+    def find(self, keys: KeyBatch) -> Int64Array:
+        slots = np.empty(len(keys), dtype=np.int64)
+        data, offsets = _byte_parts(keys)
+        self.kernels.find_bytes(data, offsets, keys.hashes, self.records, self._arena, slots)
+        return slots
+
+    @override
+    def upsert(self, keys: KeyBatch) -> Int64Array:
+        self._reserve(keys)
+        return super().upsert(keys)
+
+    @override
+    def keys_at(self, slots: Int64Array) -> KeyBatch:
+        starts = self.records[slots, 1]
+        lengths = self._lengths(starts)
+        offsets = bounds_of(lengths)
+        data = np.empty(int(offsets[-1]), dtype=np.uint8)
+        starts = starts + ARENA_HEADER_BYTES
+        self.kernels.copy_ranges(self._arena, starts, data, offsets[:-1], lengths)
+        hashes = self.records[slots, 0].view(np.uint64)
+        return KeyBatch(self.types, self.kernels, None, None, data, offsets, hashes)
+
+    @override
+    def clear(self) -> None:
+        super().clear()
+        if (
+            len(self._arena) > ARENA_COMPACTION_MIN_BYTES
+            and self.capacity == self._initial_capacity
+        ):
+            self._arena = np.empty(0, dtype=np.uint8)
+
+    @override
+    def memory_bytes(self) -> int:
+        return super().memory_bytes() + self._arena.nbytes
+
+    def _reserve(self, keys: KeyBatch) -> None:
+        """Makes room in the arena for the keys of a batch, as if all were new."""
+        _, offsets = _byte_parts(keys)
+        used = int(self.state[STATE_ARENA_USED])
+        added = int(offsets[-1] - offsets[0]) + ARENA_HEADER_BYTES * len(keys)
+        if used + added > len(self._arena):
+            arena = np.empty(max(used + added, 2 * len(self._arena)), dtype=np.uint8)
+            arena[:used] = self._arena[:used]
+            self._arena = arena
+
+    @override
+    def _upsert_some(self, keys: KeyBatch, slots: Int64Array) -> int:
+        data, offsets = _byte_parts(keys)
+        return self.kernels.upsert_bytes(
+            data,
+            offsets,
+            keys.hashes,
+            self.records,
+            self.state,
+            self._free,
+            self._arena,
+            self.index_column,
+            self._limit(),
+            slots,
+        )
+
+    @override
+    def _remove(self, keys: KeyBatch) -> None:
+        data, offsets = _byte_parts(keys)
+        self.kernels.remove_bytes(
+            data,
+            offsets,
+            keys.hashes,
+            self.records,
+            self.template,
+            self.state,
+            self._free,
+            self._arena,
+            self.index_column,
+        )
+        dead = int(self.state[STATE_ARENA_DEAD])
+        if dead > max(ARENA_COMPACTION_MIN_BYTES, int(self.state[STATE_ARENA_USED]) // 2):
+            self._compact()
+
+    def _compact(self) -> None:
+        """Rewrites the arena without the keys that were removed."""
+        slots = np.flatnonzero(self._used(self.records[:-2]))
+        starts = self.records[slots, 1]
+        sizes = self._lengths(starts) + ARENA_HEADER_BYTES
+        bounds = bounds_of(sizes)
+        arena = np.empty(int(bounds[-1]), dtype=np.uint8)
+        self.kernels.copy_ranges(self._arena, starts, arena, bounds[:-1], sizes)
+        self._arena = arena
+        self.records[slots, 1] = bounds[:-1]
+        self.state[STATE_ARENA_USED] = bounds[-1]
+        self.state[STATE_ARENA_DEAD] = 0
+
+    def _lengths(self, starts: Int64Array) -> Int64Array:
+        header = np.empty((len(starts), ARENA_HEADER_BYTES), dtype=np.uint8)
+        targets = np.arange(len(starts), dtype=np.int64) * ARENA_HEADER_BYTES
+        widths = np.full(len(starts), ARENA_HEADER_BYTES, dtype=np.int64)
+        self.kernels.copy_ranges(self._arena, starts, header.reshape(-1), targets, widths)
+        lengths: Int64Array = header.view("<i8").reshape(len(starts))
+        return lengths
+
+    @override
+    def _empty_key(self, template: Int64Array) -> Int64Array:
+        return np.concatenate([np.array([0, -1], dtype=np.int64), template[2:]])
+
+    @override
+    def _used(self, records: Int64Array) -> BoolArray:
+        used: BoolArray = records[:, 1] >= 0
+        return used
+
+
+def _fixed_parts(keys: KeyBatch) -> tuple[Int64Array, BoolArray]:
+    if keys.fixed is None:
+        raise TypeError(f"the table holds fixed-width keys, the batch has keys of {keys.types}")
+    return keys.fixed, NO_NULLS if keys.nulls is None else keys.nulls
+
+
+def _byte_parts(keys: KeyBatch) -> tuple[ByteArray, Int64Array]:
+    if keys.data is None or keys.offsets is None:
+        raise TypeError(f"the table holds byte keys, the batch has keys of {keys.types}")
+    return keys.data, keys.offsets
+
+
+def _capacity_for(keys: int) -> int:
+    slots = max(MIN_CAPACITY, keys * 100 // LOAD_PERCENT + 1)
+    return 1 << (slots - 1).bit_length()
+
+
+def _aligned_matrix(rows: int, columns: int) -> Int64Array:
+    words = rows * columns
+    raw = np.empty(words + CACHE_LINE_BYTES // 8, dtype=np.int64)
+    start = (-raw.ctypes.data % CACHE_LINE_BYTES) // 8
+    return raw[start : start + words].reshape(rows, columns)
+
+
+def _fill(records: Int64Array, template: Int64Array) -> None:
+    """Makes all records empty: one block by broadcast, the others as plain copies of it."""
+    block = records[:FILL_ROWS]
+    block[:] = template
+    for start in range(FILL_ROWS, len(records), FILL_ROWS):
+        rest = records[start : start + FILL_ROWS]
+        rest[:] = block[: len(rest)]

@@ -1,0 +1,57 @@
+"""The numpy implementation of ``interface.Kernels``: no compiler, same results, slower."""
+
+from penstock.storage.key_encoding import NUMPY_KEY_LOOPS
+from taskmanager.kernels.twin_rows import (
+    add_floats,
+    add_integers,
+    count_rows,
+    extreme_floats,
+    extreme_integers,
+    extreme_unsigned,
+    mark_seen,
+    partition,
+    slice_starts,
+    value_bounds,
+)
+from taskmanager.kernels.twin_table import (
+    distinct_bytes,
+    distinct_fixed,
+    find_bytes,
+    find_fixed,
+    rehash,
+    remove_bytes,
+    remove_fixed,
+    upsert_bytes,
+    upsert_fixed,
+)
+
+__all__ = [
+    "add_floats",
+    "add_integers",
+    "copy_ranges",
+    "count_rows",
+    "distinct_bytes",
+    "distinct_fixed",
+    "extreme_floats",
+    "extreme_integers",
+    "extreme_unsigned",
+    "find_bytes",
+    "find_fixed",
+    "hash_bytes",
+    "hash_words",
+    "mark_seen",
+    "partition",
+    "rehash",
+    "remove_bytes",
+    "remove_fixed",
+    "slice_starts",
+    "upsert_bytes",
+    "upsert_fixed",
+    "value_bounds",
+    "write_strings",
+]
+
+hash_words = NUMPY_KEY_LOOPS.hash_words
+hash_bytes = NUMPY_KEY_LOOPS.hash_bytes
+copy_ranges = NUMPY_KEY_LOOPS.copy_ranges
+write_strings = NUMPY_KEY_LOOPS.write_strings

@@ -1,0 +1,142 @@
+"""Durations, sizes and the configuration model: every notation, every kind of mistake."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.config import Configuration, known_keys, parse_override
+from penstock.errors import ConfigurationError
+from penstock.units import duration_ms, size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10s", 10_000),
+        ("10 s", 10_000),
+        ("250ms", 250),
+        ("1 min", 60_000),
+        ("1.5 h", 5_400_000),
+        ("2h", 7_200_000),
+        ("1 d", 86_400_000),
+        ("10000 ms", 10_000),
+        ("7", 7),
+        (7, 7),
+        (0, 0),
+        (timedelta(seconds=2), 2000),
+    ],
+)
+def test_durations(text, expected):
+    assert duration_ms(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "10 parsecs", "-1s", -1, "1us", 0.5, timedelta(microseconds=1), True, None]
+)
+def test_wrong_durations_say_so(text):
+    with pytest.raises(ConfigurationError):
+        duration_ms(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("64mb", 64 << 20), ("20 kb", 20480), ("1g", 1 << 30), (5, 5), ("5", 5)]
+)
+def test_sizes(text, expected):
+    assert size_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "mb", "1 parsec", "-1", "0.1b", False])
+def test_wrong_sizes_say_so(text):
+    with pytest.raises(ConfigurationError):
+        size_bytes(text)
+
+
+@given(st.integers(0, 10**9), st.sampled_from(["ms", "s", "min", "h"]))
+def test_spaces_do_not_matter(number, unit):
+    assert duration_ms(f"{number}{unit}") == duration_ms(f" {number}  {unit.upper()} ")
+
+
+def test_nested_and_dotted_keys_are_the_same():
+    nested = Configuration.from_mapping({"heartbeat": {"interval": "2s", "timeout": "20s"}})
+    dotted = Configuration.from_mapping({"heartbeat.interval": 2000, "heartbeat.timeout": "20 s"})
+    assert nested == dotted
+
+
+def test_an_unknown_key_names_the_nearest():
+    with pytest.raises(ConfigurationError, match=r"did you mean heartbeat\.interval"):
+        Configuration.from_mapping({"heartbeat.intervall": "1s"})
+    with pytest.raises(ConfigurationError, match=r"did you mean execution\.checkpointing\.interval"):
+        parse_override("execution.checkpoint.interval=1s")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("heartbeat.timeout", "soon"),
+        ("heartbeat.timeout", "500 ms"),  # not longer than the interval
+        ("state.backend.type", "postgres"),
+        ("jobmanager.rpc.port", "70000"),
+        ("parallelism.default", "0"),
+        ("restart-strategy.type", "sometimes"),
+        ("execution.checkpointing.mode", "mostly-once"),
+    ],
+)
+def test_a_wrong_value_is_an_error(key, value):
+    with pytest.raises(ConfigurationError):
+        Configuration.from_mapping({key: value})
+
+
+def test_wrong_values_name_their_key():
+    with pytest.raises(ConfigurationError, match=r"state\.backend\.type = 'postgres'"):
+        Configuration.from_mapping({"state.backend.type": "postgres"})
+
+
+def test_a_file_and_what_overrides_it(tmp_path):
+    path = tmp_path / "penstock.yaml"
+    path.write_text("parallelism.default: 3\nrestart-strategy:\n  type: off\n")
+    config = Configuration.load(path, {"parallelism.default": "4"})
+    assert config.parallelism_default == 4
+    assert config.restart_strategy_type == "off"
+    assert Configuration.load(tmp_path / "none.yaml") == Configuration()
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "unknown.key: 1\n"])
+def test_a_wrong_file_is_an_error(tmp_path, content):
+    path = tmp_path / "penstock.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError):
+        Configuration.load(path)
+
+
+def test_the_mapping_round_trips_and_holds_only_differences():
+    assert Configuration().to_mapping() == {}
+    config = Configuration.from_mapping(
+        {
+            "execution.buffer-timeout.interval": "5ms",
+            "pipeline.auto-generate-uids": "false",
+            "execution.checkpointing.interval": "1s",
+            "restart-strategy.fixed-delay.attempts": "infinite",
+        }
+    )
+    assert Configuration.from_mapping(config.to_mapping()) == config
+    assert len(config.to_mapping()) == 4
+
+
+def test_merging_keeps_the_rest():
+    config = Configuration.from_mapping({"parallelism.default": 2}).merged({"log.level": "debug"})
+    assert (config.parallelism_default, config.log_level) == (2, "debug")
+
+
+def test_overrides_need_an_equals_sign():
+    assert parse_override("parallelism.default = 2") == ("parallelism.default", "2")
+    with pytest.raises(ConfigurationError, match="key=value"):
+        parse_override("parallelism.default")
+
+
+def test_every_key_is_described():
+    for field in Configuration.model_fields.values():
+        assert field.description
+        assert field.description.endswith(".")
+    assert len(set(known_keys())) == len(Configuration.model_fields)
