@@ -1,0 +1,1 @@
+"""Benchmarks of whole jobs on a local cluster: ``python -m benchmarks WORKLOAD``."""

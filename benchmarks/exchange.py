@@ -1,0 +1,209 @@
+"""The data exchange alone: throughput and latency between two processes.
+
+    python -m benchmarks.exchange [--tcp] [--batches N] [--rows N]
+
+One process sends batches of int64 columns through a result partition, another polls them from an
+input gate; both run a plain mailbox loop as a slot does. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pyarrow as pa
+
+from common.clock import SystemClock
+from common.elements import EndOfData
+from common.pb import internal_pb2
+from penstock.config import Configuration
+from penstock.pb import graph_pb2
+from taskmanager.network.connection_runner import SocketTransport
+from taskmanager.network.exchange import DataExchange, SlotIdentity
+from taskmanager.task.mailbox import Mailbox
+from taskmanager.task.metrics import SubtaskCounters
+
+COLUMNS = 5
+PRODUCER = internal_pb2.AttemptId(job_id="job", vertex="v0")
+CONSUMER = internal_pb2.AttemptId(job_id="job", vertex="v1")
+
+
+class Slot:
+    """One process of the measurement."""
+
+    def __init__(self, slot_id: str, host_id: str) -> None:
+        sys.setswitchinterval(0.0005)
+        self.mailbox = Mailbox()
+        identity = SlotIdentity("job", slot_id, host_id, 1, "")
+        self.exchange = DataExchange(
+            Configuration.from_mapping({}),
+            identity,
+            self.mailbox.post,
+            SystemClock(),
+            SocketTransport(),
+        )
+        self.counters = SubtaskCounters()
+
+    def step(self) -> None:
+        """Runs the mail that is there."""
+        while (mail := self.mailbox.take()) is not None:
+            mail()
+
+    def wait(self) -> None:
+        """Waits for mail and runs it."""
+        mail = self.mailbox.wait(10)
+        if mail is None:
+            raise TimeoutError("nothing happened for 10 seconds")
+        mail()
+        self.step()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Runs mail until the condition holds."""
+        self.step()
+        while not condition():
+            self.wait()
+
+
+def fail(error: Exception) -> None:
+    """An exchange error ends the process."""
+    raise error
+
+
+def nothing() -> None:
+    """The loops here look for themselves."""
+
+
+def output_edge() -> internal_pb2.OutputEdge:
+    """An edge with one consumer."""
+    edge = graph_pb2.Edge(id="e0", partitioning=graph_pb2.PARTITIONING_FORWARD)
+    return internal_pb2.OutputEdge(
+        edge=edge, subpartition_count=1, target_parallelism=1, target_max_parallelism=128
+    )
+
+
+def input_edge(endpoint: internal_pb2.DataEndpoint) -> internal_pb2.InputEdge:
+    """The consumer's view of it."""
+    channel = internal_pb2.InputChannel(
+        producer=endpoint, producer_attempt=PRODUCER, edge_id="e0", subpartition_index=0
+    )
+    return internal_pb2.InputEdge(edge_id="e0", channels=[channel])
+
+
+def batch_of(rows: int) -> pa.RecordBatch:
+    """Random int64 columns."""
+    generator = np.random.default_rng(1)
+    columns = [pa.array(generator.integers(0, 1 << 40, rows)) for _ in range(COLUMNS)]
+    return pa.record_batch(columns, names=[f"c{index}" for index in range(COLUMNS)])
+
+
+def produce(pipe: Connection, directory: str, args: argparse.Namespace) -> None:
+    """The sending process: a warm-up, then all batches, then single small ones."""
+    slot = Slot("sender", "host")
+    unix_path = "" if args.tcp else f"{directory}/sender"
+    endpoint = slot.exchange.listen(unix_path, "127.0.0.1", "127.0.0.1")
+    partition = slot.exchange.create_partition(
+        PRODUCER, output_edge(), 0, slot.counters, nothing, fail
+    )
+    pipe.send_bytes(endpoint.SerializeToString())
+    batch = batch_of(args.rows)
+    for count in (args.batches // 10, args.batches):
+        pipe.recv()
+        for _ in range(count):
+            slot.wait_for(partition.is_available)
+            partition.emit(batch)
+            partition.flush()
+    small = batch_of(1)
+    for _ in range(args.pings):
+        pipe.recv()
+        slot.step()
+        pipe.send(time.monotonic_ns())
+        partition.emit(small)
+        partition.flush()
+    partition.emit_control(EndOfData())
+    partition.finish()
+    slot.wait_for(partition.is_drained)
+    slot.exchange.close()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    pipe.send(usage.ru_utime + usage.ru_stime)
+
+
+def consume(pipe: Connection, args: argparse.Namespace) -> dict[str, float]:
+    """The receiving process; returns the measurements."""
+    slot = Slot("receiver", "other-host" if args.tcp else "host")
+    endpoint = internal_pb2.DataEndpoint.FromString(pipe.recv_bytes())
+    gate = slot.exchange.create_gate(CONSUMER, [input_edge(endpoint)], slot.counters, nothing, fail)
+
+    def read(rows: int) -> None:
+        while rows > 0:
+            slot.step()
+            element = gate.poll()
+            if isinstance(element, pa.RecordBatch):
+                rows -= element.num_rows
+            elif not gate.has_data:
+                slot.wait()
+
+    pipe.send(None)
+    read(args.batches // 10 * args.rows)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_before_s = usage.ru_utime + usage.ru_stime
+    begin_ns = time.monotonic_ns()
+    pipe.send(None)
+    read(args.batches * args.rows)
+    seconds = (time.monotonic_ns() - begin_ns) / 1e9
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    receiver_cpu_s = usage.ru_utime + usage.ru_stime - cpu_before_s
+    megabytes = args.batches * args.rows * COLUMNS * 8 / 1e6
+    latencies_us = []
+    for _ in range(args.pings):
+        pipe.send(None)
+        read(1)
+        end_ns = time.monotonic_ns()
+        latencies_us.append((end_ns - pipe.recv()) / 1e3)
+    while not gate.is_finished:
+        slot.step()
+        if gate.poll() is None and not gate.has_data and not gate.is_finished:
+            slot.wait()
+    slot.step()
+    sender_cpu_s = pipe.recv()
+    slot.exchange.close()
+    return {
+        "gigabytes_per_s": round(megabytes / 1e3 / seconds, 2),
+        "receiver_cpu_ms_per_mb": round(receiver_cpu_s * 1e3 / megabytes, 3),
+        "sender_cpu_ms_per_mb": round(sender_cpu_s * 1e3 / (megabytes * 1.1), 3),
+        "latency_p50_us": round(statistics.median(latencies_us), 1),
+        "latency_p99_us": round(sorted(latencies_us)[int(len(latencies_us) * 0.99)], 1),
+    }
+
+
+def main() -> None:
+    """Runs the measurement."""
+    parser = argparse.ArgumentParser(description="throughput and latency of the data exchange")
+    parser.add_argument("--tcp", action="store_true", help="TCP instead of a Unix socket")
+    parser.add_argument("--batches", type=int, default=5000)
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--pings", type=int, default=1000)
+    args = parser.parse_args()
+    receiving, sending = Pipe()
+    with tempfile.TemporaryDirectory() as directory:
+        child = os.fork()
+        if child == 0:
+            produce(sending, directory, args)
+            os._exit(0)
+        result = consume(receiving, args)
+        os.waitpid(child, 0)
+    transport = "tcp" if args.tcp else "unix"
+    print(json.dumps({"transport": transport, "rows": args.rows, **result}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Event-time progress of a subtask's input: origins, watermarks."""

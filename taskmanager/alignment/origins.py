@@ -1,0 +1,60 @@
+"""Where the rows of a chain come from, and how far each of these origins is (pure).
+
+An origin is a split of a source, or an input channel behind an exchange. Watermarks are generated
+per origin. Until a bounded source knows all its splits, and as long as one of them has not been
+opened, the watermark is held back by it: file order can never make rows late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+
+
+@dataclass(slots=True)
+class Origins:
+    """The origins of one subtask.
+
+    Attributes:
+        current: the origin of the batch that is being processed.
+        open: origins that are being read.
+        unread: origins that are known but not opened yet -> lower bound of their event times.
+        all_known: no origin will be added; False holds the watermark back when ``bounded``.
+        bounded: the input ends.
+    """
+
+    current: str = ""
+    open: set[str] = field(default_factory=set)
+    unread: dict[str, int | None] = field(default_factory=dict)
+    all_known: bool = False
+    bounded: bool = True
+
+    def add(self, origin: str, min_event_time_ms: int | None) -> None:
+        """An origin that will be read later."""
+        self.unread[origin] = min_event_time_ms
+
+    def start(self, origin: str) -> None:
+        """The origin is opened and is the current one."""
+        self.unread.pop(origin, None)
+        self.open.add(origin)
+        self.current = origin
+
+    def end(self, origin: str) -> None:
+        """The origin has no more rows."""
+        self.open.discard(origin)
+
+    def hold_back_ms(self) -> int:
+        """The watermark may not pass this: no unread row can be at or below it."""
+        if self.bounded and not self.all_known:
+            return MIN_TIMESTAMP_MS
+        bounds = [
+            MIN_TIMESTAMP_MS if bound is None else max(bound - 1, MIN_TIMESTAMP_MS)
+            for bound in self.unread.values()
+        ]
+        return min(bounds, default=MAX_TIMESTAMP_MS)
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while no origin is open or waits to be opened."""
+        return not self.open and not self.unread

@@ -1,0 +1,97 @@
+"""Watermarks per origin, merged into one (pure).
+
+Each origin's watermark is its largest event time - out-of-orderness - 1. The generator's is the
+minimum over the origins that are open and not idle, never past ``Origins.hold_back_ms``, never
+backwards. An origin is idle when it brought no row for ``idle_timeout_ms``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.elements import MIN_TIMESTAMP_MS
+from taskmanager.alignment.origins import Origins
+
+
+@dataclass(slots=True)
+class _Progress:
+    max_event_time_ms: int
+    last_row_at_ms: int
+
+
+class WatermarkGenerator:
+    """Follows the event times of a subtask's origins."""
+
+    def __init__(self, origins: Origins, out_of_orderness_ms: int, idle_timeout_ms: int) -> None:
+        self._origins = origins
+        self._out_of_orderness_ms = out_of_orderness_ms
+        self._idle_timeout_ms = idle_timeout_ms
+        self._progress: dict[str, _Progress] = {}
+        self.watermark_ms = MIN_TIMESTAMP_MS
+        self.is_idle = False
+
+    def rows_seen(self, max_event_time_ms: int, now_ms: int) -> None:
+        """A batch of the current origin with this largest event time."""
+        progress = self._progress.get(self._origins.current)
+        if progress is None:
+            self._progress[self._origins.current] = _Progress(max_event_time_ms, now_ms)
+            return
+        progress.last_row_at_ms = now_ms
+        progress.max_event_time_ms = max(progress.max_event_time_ms, max_event_time_ms)
+
+    def origin_ended(self, origin: str) -> None:
+        """The origin holds nothing back any more."""
+        self._progress.pop(origin, None)
+
+    def advance(self, now_ms: int) -> bool:
+        """Recomputes watermark and idleness; True when the watermark has advanced."""
+        active = self._active(now_ms)
+        self.is_idle = not active and self._has_no_rows_to_wait_for()
+        if not active:
+            return False
+        lowest = min(
+            self._progress[origin].max_event_time_ms - self._out_of_orderness_ms - 1
+            if origin in self._progress
+            else MIN_TIMESTAMP_MS
+            for origin in active
+        )
+        watermark_ms = min(lowest, self._origins.hold_back_ms())
+        if watermark_ms <= self.watermark_ms:
+            return False
+        self.watermark_ms = watermark_ms
+        return True
+
+    def next_idle_at_ms(self) -> int | None:
+        """When the next origin becomes idle if nothing arrives; None where that does not matter."""
+        if not self._idle_timeout_ms:
+            return None
+        times = [
+            progress.last_row_at_ms + self._idle_timeout_ms for progress in self._progress.values()
+        ]
+        return min(times, default=None)
+
+    def watch_from(self, origin: str, now_ms: int) -> None:
+        """Starts the idle clock of an origin that has brought no row yet."""
+        if origin not in self._progress:
+            self._progress[origin] = _Progress(MIN_TIMESTAMP_MS + self._slack_ms, now_ms)
+
+    @property
+    def _slack_ms(self) -> int:
+        return self._out_of_orderness_ms + 1
+
+    def _active(self, now_ms: int) -> list[str]:
+        if not self._idle_timeout_ms:
+            return list(self._origins.open)
+        return [
+            origin
+            for origin in self._origins.open
+            if origin not in self._progress
+            or now_ms - self._progress[origin].last_row_at_ms < self._idle_timeout_ms
+        ]
+
+    def _has_no_rows_to_wait_for(self) -> bool:
+        if self._origins.unread:
+            return False
+        if self._origins.open:
+            return True  # all of them silent for longer than the idle timeout
+        return not self._origins.bounded

@@ -1,0 +1,1 @@
+"""Data exchange between subtasks: partitions, frames, connections, gates."""

@@ -1,0 +1,57 @@
+"""Who may talk to whom (pure): checks of the first frames of a connection.
+
+The data handshake fences: a slot process of another job, of an older leader epoch, or without the
+cluster's token gets a refusal with the reason and nothing else.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+from taskmanager.network.frames import PROTOCOL_VERSION
+from taskmanager.network.messages import Hello, HelloOk
+
+
+@dataclass(frozen=True, slots=True)
+class SlotIdentity:
+    """What a slot process says about itself."""
+
+    job_id: str
+    slot_id: str
+    host_id: str
+    leader_epoch: int
+    token: str
+
+
+def hello_of(slot: SlotIdentity, endpoint: str) -> Hello:
+    """The first frame of the connecting side."""
+    return Hello(
+        PROTOCOL_VERSION, slot.job_id, slot.slot_id, endpoint, slot.leader_epoch, slot.token
+    )
+
+
+def refusal_of(slot: SlotIdentity, hello: Hello) -> str | None:
+    """Why the accepting slot does not let the peer in; None when it does."""
+    if not hmac.compare_digest(slot.token.encode(), hello.token.encode()):
+        return "the token is wrong: all TaskManagers of a cluster need the same security token"
+    if hello.version != PROTOCOL_VERSION:
+        return (
+            f"the peer speaks version {hello.version} of the data protocol, this slot speaks"
+            f" {PROTOCOL_VERSION}: run the same version of Penstock everywhere"
+        )
+    if hello.job_id != slot.job_id:
+        return f"this slot serves job {slot.job_id}, not {hello.job_id}"
+    if hello.leader_epoch < slot.leader_epoch:
+        return (
+            f"the peer belongs to leader epoch {hello.leader_epoch}, which is over;"
+            f" the current one is {slot.leader_epoch}"
+        )
+    return None
+
+
+def mismatch_of(expected_endpoint: str, answer: HelloOk) -> str | None:
+    """Why the accepting slot is not the one that was asked for; None when it is."""
+    if answer.endpoint == expected_endpoint:
+        return None
+    return f"slot {answer.slot_id} ({answer.endpoint}) answered in its place"

@@ -1,0 +1,179 @@
+"""The input of one subtask: takes turns over its channels and merges their control elements (pure).
+
+A record enters its chain here. ``poll`` goes round the channels that have something, one element of
+each in turn. Watermarks and idleness come out merged; the end of a channel's data comes out as
+``OriginEnded``, and once all channels have ended their data as one ``EndOfData``. Checkpoint
+barriers and latency markers come out as they came, ``current_channel`` says on which channel.
+
+All methods run on the mailbox thread; ``on_available`` may be called from within a producer's
+``emit``, so it must only note that there is work.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from common.elements import (
+    ControlElement,
+    EndOfData,
+    EndOfPartition,
+    OriginEnded,
+    StreamElement,
+    StreamStatus,
+    Watermark,
+)
+from penstock.errors import TaskFailure
+from taskmanager.alignment.watermark_merger import WatermarkMerger
+from taskmanager.network.input_channel import InputChannel
+from taskmanager.network.result_partition import ExchangeCounters
+
+
+class InputGate:
+    """Reads the channels of one subtask.
+
+    Args:
+        channel_names: which subpartition of which producer each channel reads; also its origin.
+        credit_bytes: the credit window of each channel.
+        counters: of the subtask.
+        on_available: ``poll`` may have something after it had nothing.
+        on_error: called once, when a channel cannot go on.
+        on_announcement: a barrier or an end of data is on its way behind queued batches.
+    """
+
+    def __init__(
+        self,
+        channel_names: Sequence[str],
+        credit_bytes: int,
+        *,
+        counters: ExchangeCounters,
+        on_available: Callable[[], None],
+        on_error: Callable[[Exception], None],
+        on_announcement: Callable[[int, ControlElement], None] | None = None,
+    ) -> None:
+        self._counters = counters
+        self._on_available = on_available
+        self._on_error = on_error
+        self._on_announcement = on_announcement
+        self.origins = tuple(channel_names)
+        self.current_channel = 0
+        self.channels = [
+            InputChannel(
+                index,
+                name,
+                credit_bytes,
+                on_data=self._channel_has_data,
+                on_failure=self._channel_failed,
+                on_announced=self._announced,
+            )
+            for index, name in enumerate(channel_names)
+        ]
+        self._round: deque[InputChannel] = deque()
+        self._merger = WatermarkMerger(len(self.channels))
+        self._outputs: deque[StreamElement | OriginEnded] = deque()
+        self._data_ended = [False] * len(self.channels)
+        self._finished_count = 0
+        self._is_released = False
+        self._has_failed = False
+        if not self.channels:
+            self._outputs.append(EndOfData())
+
+    @property
+    def current_origin(self) -> str:
+        """The channel that the element polled last came from."""
+        return self.origins[self.current_channel] if self.origins else ""
+
+    @property
+    def has_data(self) -> bool:
+        """True when ``poll`` may have something."""
+        return bool(self._round or self._outputs)
+
+    @property
+    def is_finished(self) -> bool:
+        """True once every channel has ended and ``poll`` has handed out everything."""
+        return self._finished_count == len(self.channels) and not self._outputs
+
+    def poll(self) -> StreamElement | OriginEnded | None:
+        """The next element, or None when nothing has arrived.
+
+        Raises:
+            TaskFailure: a channel breaks the rules of the exchange.
+        """
+        turns = self._round
+        while not self._outputs:
+            if not turns:
+                return None
+            channel = turns.popleft()
+            self.current_channel = channel.index
+            element = channel.take()
+            if channel.has_data:
+                turns.append(channel)
+            else:
+                channel.is_queued = False
+            if isinstance(element, pa.RecordBatch):
+                self._counters.records_in += element.num_rows
+                self._counters.bytes_in += channel.taken_bytes
+                return element
+            if element is not None:
+                self._control(channel, element)
+        return self._outputs.popleft()
+
+    def release(self) -> None:
+        """Drops what waits and lets the producers know that nobody reads."""
+        if self._is_released:
+            return
+        self._is_released = True
+        self._round.clear()
+        self._outputs.clear()
+        for channel in self.channels:
+            channel.close()
+
+    def _control(self, channel: InputChannel, element: ControlElement) -> None:
+        index = channel.index
+        outputs = self._outputs
+        match element:
+            case Watermark(timestamp_ms):
+                outputs.extend(self._merger.on_watermark(index, timestamp_ms))
+            case StreamStatus(active):
+                outputs.extend(self._merger.on_status(index, active=active))
+            case EndOfData():
+                self._end_data(channel)
+            case EndOfPartition():
+                if not self._data_ended[index]:
+                    raise TaskFailure(f"{channel.name} ended before the end of its data")
+                self._finished_count += 1
+            case _:
+                outputs.append(element)
+
+    def _end_data(self, channel: InputChannel) -> None:
+        index = channel.index
+        if self._data_ended[index]:
+            raise TaskFailure(f"{channel.name} ended its data twice")
+        self._data_ended[index] = True
+        self._outputs.append(OriginEnded(channel.name))
+        changes = self._merger.on_end(index)
+        if all(self._data_ended):
+            # The chain moves to the end of time by itself before it ends its data.
+            self._outputs.append(EndOfData())
+        else:
+            self._outputs.extend(changes)
+
+    def _channel_has_data(self, channel: InputChannel) -> None:
+        if channel.is_queued or self._is_released:
+            return
+        was_empty = not self.has_data
+        channel.is_queued = True
+        self._round.append(channel)
+        if was_empty:
+            self._on_available()
+
+    def _channel_failed(self, error: Exception) -> None:
+        if not self._has_failed and not self._is_released:
+            self._has_failed = True
+            self._on_error(error)
+
+    def _announced(self, channel_index: int, element: ControlElement) -> None:
+        if self._on_announcement is not None and not self._is_released:
+            self._on_announcement(channel_index, element)

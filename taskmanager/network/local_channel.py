@@ -1,0 +1,100 @@
+"""A channel whose producer and consumer live in one slot process (pure).
+
+Batches go over by reference, nothing is serialised; order, row offsets and credit are those of any
+other channel, so back-pressure works the same.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from typing_extensions import override
+
+from common.elements import ControlElement
+from taskmanager.network.credit import SenderCredit, charge_of
+from taskmanager.network.input_channel import InputChannel, Upstream
+from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
+from taskmanager.network.pipelined import (
+    PipelinedSubpartition,
+    PreparedBatch,
+    SubpartitionReader,
+)
+from taskmanager.network.result_partition import PartitionId, ResultPartition
+
+
+class LocalChannel(SubpartitionReader, Upstream):
+    """Both the producer's view of the consumer and the consumer's way back."""
+
+    def __init__(
+        self, channel: InputChannel, credit_bytes: int, registry: PartitionRegistry
+    ) -> None:
+        self._channel = channel
+        self._credit = SenderCredit(credit_bytes)
+        self._registry = registry
+        self._partition: ResultPartition | None = None
+        self._subpartition: PipelinedSubpartition | None = None
+        self._request: PartitionRequest | None = None
+
+    def subscribe(
+        self, partition_id: PartitionId, subpartition_index: int, deadline_ns: int
+    ) -> None:
+        """Asks for the subpartition; waits for it until the deadline."""
+        self._channel.connected(self)
+        self._request = PartitionRequest(
+            partition_id,
+            subpartition_index,
+            self,
+            deadline_ns,
+            self._attached,
+            self._channel.fail,
+        )
+        self._registry.request(self._request)
+
+    def _attached(self, partition: ResultPartition, subpartition: PipelinedSubpartition) -> None:
+        self._partition, self._subpartition = partition, subpartition
+
+    # ------------------------------------------------------------ the producer's side
+
+    @override
+    def prepare(self, batch: pa.RecordBatch, size_bytes: int) -> PreparedBatch:
+        return PreparedBatch(batch, None, size_bytes, charge_of(size_bytes))
+
+    @override
+    def may_send(self, charge_bytes: int) -> bool:
+        return self._credit.may_send(charge_bytes)
+
+    @override
+    def send_batch(self, prepared: PreparedBatch, row_offset: int) -> None:
+        self._credit.spend(prepared.charge_bytes)
+        self._channel.batch_arrived(prepared.batch, row_offset, prepared.charge_bytes)
+
+    @override
+    def send_control(self, element: ControlElement) -> None:
+        self._channel.control_arrived(element)
+
+    @override
+    def announce(self, element: ControlElement) -> None:
+        self._channel.announced(element)
+
+    @override
+    def is_backlogged(self) -> bool:
+        return False
+
+    @override
+    def partition_released(self) -> None:
+        self._subpartition = None
+
+    # ------------------------------------------------------------ the consumer's side
+
+    @override
+    def grant(self, returned_bytes: int) -> None:
+        self._credit.grant(returned_bytes)
+        if self._partition is not None and self._subpartition is not None:
+            self._partition.serve(self._subpartition)
+
+    @override
+    def cancel(self, *, is_complete: bool) -> None:
+        subpartition, self._subpartition = self._subpartition, None
+        if subpartition is not None:
+            subpartition.detach(is_complete=is_complete)
+        elif self._request is not None:
+            self._registry.withdraw(self._request)

@@ -1,0 +1,196 @@
+"""Payloads of the frames that are not batches: handshake, subscription, control elements (pure).
+
+Messages are msgpack maps, so that a field can be added; control elements, which are frequent, are
+packed with ``struct``. Whatever does not decode raises ``FrameError``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgpack
+
+from common.elements import (
+    CheckpointBarrier,
+    ControlElement,
+    EndOfData,
+    EndOfPartition,
+    LatencyMarker,
+    StreamStatus,
+    Watermark,
+)
+from taskmanager.network.frames import Buffer, FrameError
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First frame of the connecting side: who it is and for which job it speaks."""
+
+    version: int
+    job_id: str
+    slot_id: str
+    endpoint: str
+    leader_epoch: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class HelloOk:
+    """The accepting side lets the peer in and says who it is."""
+
+    slot_id: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The accepting side does not talk to the peer; it closes the connection."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """A consumer asks for one subpartition; the frame's channel is the id it chose."""
+
+    edge_id: str
+    vertex: str
+    subtask_index: int
+    attempt: int
+    subpartition_index: int
+    credit_bytes: int
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelError:
+    """The producer's side cannot serve a channel."""
+
+    message: str
+
+
+Message = Hello | HelloOk | Refused | Subscribe | ChannelError
+_M = TypeVar("_M", Hello, HelloOk, Refused, Subscribe, ChannelError)
+
+
+def encode_message(message: Message) -> bytes:
+    """The message as a payload."""
+    packed: bytes = msgpack.packb(dataclasses.asdict(message), use_bin_type=True)
+    return packed
+
+
+def decode_message(kind: type[_M], payload: Buffer) -> _M:
+    """Inverse of ``encode_message``; fields that this version does not know are ignored.
+
+    Raises:
+        FrameError: it is not a message of that kind.
+    """
+    try:
+        fields: Any = msgpack.unpackb(payload, raw=False)
+    except (ValueError, msgpack.exceptions.UnpackException, UnicodeDecodeError) as error:
+        raise FrameError(f"a {kind.__name__} message that does not decode: {error}") from error
+    if not isinstance(fields, dict):
+        raise FrameError(f"a {kind.__name__} message that is not a map")
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        value = fields.get(field.name)
+        wanted = int if field.type == "int" else str
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise FrameError(f"a {kind.__name__} message whose {field.name} is {value!r}")
+        values[field.name] = value
+    return kind(**values)
+
+
+# ---------------------------------------------------------------- control elements
+
+_WATERMARK, _BARRIER, _LATENCY, _STATUS, _END_OF_DATA, _END_OF_PARTITION = range(1, 7)
+_TAG = struct.Struct("<B")
+_TIMESTAMP = struct.Struct("<Bq")
+_TWO_NUMBERS = struct.Struct("<Bqq")
+
+
+def encode_control(element: ControlElement) -> bytes:
+    """A control element as the payload of a CONTROL or ANNOUNCE frame."""
+    match element:
+        case Watermark(timestamp_ms):
+            return _TIMESTAMP.pack(_WATERMARK, timestamp_ms)
+        case CheckpointBarrier(checkpoint_id, timestamp_ms):
+            return _TWO_NUMBERS.pack(_BARRIER, checkpoint_id, timestamp_ms)
+        case LatencyMarker(emitted_at_ms, source_uid, subtask_index):
+            head = _TWO_NUMBERS.pack(_LATENCY, emitted_at_ms, subtask_index)
+            return head + source_uid.encode()
+        case StreamStatus(active):
+            return _TIMESTAMP.pack(_STATUS, int(active))
+        case EndOfData():
+            return _TAG.pack(_END_OF_DATA)
+        case EndOfPartition():
+            return _TAG.pack(_END_OF_PARTITION)
+
+
+def decode_control(payload: Buffer) -> ControlElement:
+    """Inverse of ``encode_control``.
+
+    Raises:
+        FrameError: it is no control element.
+    """
+    data = bytes(payload)
+    tag = data[0] if data else 0
+    try:
+        if tag == _WATERMARK:
+            return Watermark(_TIMESTAMP.unpack(data)[1])
+        if tag == _BARRIER:
+            _, checkpoint_id, timestamp_ms = _TWO_NUMBERS.unpack(data)
+            return CheckpointBarrier(checkpoint_id, timestamp_ms)
+        if tag == _LATENCY:
+            _, emitted_at_ms, subtask_index = _TWO_NUMBERS.unpack_from(data)
+            return LatencyMarker(emitted_at_ms, data[_TWO_NUMBERS.size :].decode(), subtask_index)
+        if tag == _STATUS:
+            return StreamStatus(bool(_TIMESTAMP.unpack(data)[1]))
+    except (struct.error, UnicodeDecodeError) as error:
+        raise FrameError(f"a control element (tag {tag}) that does not decode: {error}") from error
+    if len(data) == 1 and tag == _END_OF_DATA:
+        return EndOfData()
+    if len(data) == 1 and tag == _END_OF_PARTITION:
+        return EndOfPartition()
+    raise FrameError(f"a control element of unknown tag {tag} ({len(data)} bytes)")
+
+
+_CREDIT = struct.Struct("<Q")
+
+
+def encode_credit(returned_bytes: int) -> bytes:
+    """Payload of a CREDIT frame."""
+    return _CREDIT.pack(returned_bytes)
+
+
+def decode_credit(payload: Buffer) -> int:
+    """Inverse of ``encode_credit``.
+
+    Raises:
+        FrameError: it is no amount of credit.
+    """
+    try:
+        (returned_bytes,) = _CREDIT.unpack(payload)
+    except struct.error as error:
+        raise FrameError(f"a CREDIT frame that does not decode: {error}") from error
+    return int(returned_bytes)
+
+
+def encode_cancel(*, is_complete: bool) -> bytes:
+    """Payload of CANCEL_CHANNEL; complete = the consumer has read the channel to its end."""
+    return b"\x01" if is_complete else b"\x00"
+
+
+def decode_cancel(payload: Buffer) -> bool:
+    """Inverse of ``encode_cancel``.
+
+    Raises:
+        FrameError: it is neither of the two.
+    """
+    data = bytes(payload)
+    if data not in (b"\x00", b"\x01"):
+        raise FrameError(f"a CANCEL_CHANNEL frame with the payload {data[:16]!r}")
+    return data == b"\x01"

@@ -1,0 +1,273 @@
+"""The protocol on one link to another slot process: handshake, then multiplexed channels.
+
+One connection serves a pair of slot processes in both directions. The consumer of a channel chooses
+its id; as the kind of a frame tells which way its channel goes, the two sides' ids cannot be
+confused. Everything here runs on the mailbox thread.
+
+A connection that breaks, or whose peer breaks the protocol, fails every channel read through it; the
+subpartitions served through it just lose their reader (the consumer's side reports the failure, and
+whoever dies tells the JobManager itself, so that the first cause is not covered by echoes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from typing_extensions import override
+
+from penstock.errors import InvariantViolation, PartitionUnavailable, TaskFailure
+from taskmanager.network.credit import CreditError, SenderCredit
+from taskmanager.network.frames import (
+    Frame,
+    FrameError,
+    FrameKind,
+    encode_frame,
+)
+from taskmanager.network.handshake import SlotIdentity, hello_of, mismatch_of, refusal_of
+from taskmanager.network.input_channel import InputChannel
+from taskmanager.network.messages import (
+    ChannelError,
+    Hello,
+    HelloOk,
+    Refused,
+    Subscribe,
+    decode_cancel,
+    decode_credit,
+    decode_message,
+    encode_message,
+)
+from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
+from taskmanager.network.remote_channel import ChannelCarrier, RemoteReader, RemoteUpstream
+from taskmanager.network.result_partition import PartitionId
+from taskmanager.network.transport import Link, LinkHandler
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs from the exchange."""
+
+    slot: SlotIdentity
+    registry: PartitionRegistry
+
+    @property
+    def endpoint(self) -> str:
+        """How peers know this slot process."""
+
+    def request_deadline_ns(self) -> int:
+        """Until when a request that comes now may wait for its partition."""
+
+    def connection_established(self, connection: PeerConnection) -> None:
+        """The peer has identified itself."""
+
+    def connection_closed(self, connection: PeerConnection) -> None:
+        """The connection is gone."""
+
+
+class PeerConnection(LinkHandler, ChannelCarrier):
+    """One link and its channels.
+
+    Args:
+        owner: the exchange.
+        peer: how messages call the other side until it has said who it is.
+        expected_endpoint: who must answer (connecting side), "" on the accepting side.
+        deadline_ns: until when the handshake must be done.
+    """
+
+    def __init__(
+        self, owner: ConnectionOwner, peer: str, expected_endpoint: str, deadline_ns: int
+    ) -> None:
+        self._owner = owner
+        self._is_outbound = bool(expected_endpoint)
+        self.peer = peer
+        self.peer_endpoint = expected_endpoint
+        self.deadline_ns: int | None = deadline_ns
+        self.is_established = False
+        self.is_closed = False
+        self._link: Link | None = None
+        self._next_channel = 0
+        self._inputs: dict[int, InputChannel] = {}
+        self._unsent: list[tuple[int, Subscribe]] = []
+        self._outputs: dict[int, RemoteReader] = {}
+
+    def bind(self, link: Link) -> None:
+        """The link that carries the connection."""
+        self._link = link
+
+    @property
+    @override
+    def link(self) -> Link:
+        """The link that carries the connection."""
+        if self._link is None:
+            raise InvariantViolation("a connection is used before it has a link")
+        return self._link
+
+    @override
+    def send(self, kind: FrameKind, channel: int, payload: bytes, *, sequence: int = 0) -> None:
+        """Sends a small frame."""
+        if not self.is_closed:
+            self.link.send((encode_frame(kind, channel, payload, sequence=sequence),))
+
+    def subscribe(self, channel: InputChannel, request: Subscribe) -> None:
+        """Asks the peer for a subpartition, as soon as the handshake is done."""
+        channel_id = self._next_channel
+        self._next_channel += 1
+        self._inputs[channel_id] = channel
+        channel.connected(RemoteUpstream(self, channel_id))
+        if self.is_established:
+            self.send(FrameKind.SUBSCRIBE, channel_id, encode_message(request))
+        else:
+            self._unsent.append((channel_id, request))
+
+    @override
+    def forget_input(self, channel_id: int) -> None:
+        """The consumer does not read the channel any more."""
+        self._inputs.pop(channel_id, None)
+
+    @override
+    def forget_output(self, channel_id: int) -> None:
+        """The producer does not serve the channel any more."""
+        self._outputs.pop(channel_id, None)
+
+    def expire(self) -> None:
+        """The handshake has not been done in time."""
+        self.link.close("it did not answer in time")
+
+    # ------------------------------------------------------------ the link's events
+
+    @override
+    def link_opened(self) -> None:
+        """Says who we are; whoever answers at the address asked for may send large frames."""
+        self.link.open_limits()
+        hello = hello_of(self._owner.slot, self._owner.endpoint)
+        self.send(FrameKind.HELLO, 0, encode_message(hello))
+
+    @override
+    def frames_arrived(self, frames: Sequence[Frame]) -> None:
+        """Takes frames; a peer that breaks the protocol loses the connection."""
+        try:
+            for frame in frames:
+                if self.is_closed:
+                    return
+                if self.is_established:
+                    self._channel_frame(frame)
+                else:
+                    self._handshake_frame(frame)
+        except (FrameError, CreditError) as error:
+            self.link.close(f"it broke the protocol: {error}")
+
+    @override
+    def link_closed(self, reason: str) -> None:
+        """Fails what is read through the connection, detaches what is served through it."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.deadline_ns = None
+        self._owner.connection_closed(self)
+        inputs, self._inputs = self._inputs, {}
+        for channel in inputs.values():
+            channel.fail(
+                TaskFailure(f"{channel.name}: the connection to {self.peer} is lost: {reason}")
+            )
+        outputs, self._outputs = self._outputs, {}
+        for reader in outputs.values():
+            reader.cancelled(is_complete=False)
+
+    # ------------------------------------------------------------ handshake
+
+    def _handshake_frame(self, frame: Frame) -> None:
+        if self._is_outbound:
+            self._answer_arrived(frame)
+        elif frame.kind is FrameKind.HELLO:
+            self._hello_arrived(decode_message(Hello, frame.payload))
+        else:
+            raise FrameError(f"a {frame.kind.name} frame where HELLO was expected")
+
+    def _hello_arrived(self, hello: Hello) -> None:
+        self.peer = f"slot {hello.slot_id}"
+        self.peer_endpoint = hello.endpoint
+        refusal = refusal_of(self._owner.slot, hello)
+        if refusal is not None:
+            self.send(FrameKind.REFUSED, 0, encode_message(Refused(refusal)))
+            self.link.close(f"refused: {refusal}", drain=True)
+            return
+        self.link.open_limits()
+        answer = HelloOk(self._owner.slot.slot_id, self._owner.endpoint)
+        self.send(FrameKind.HELLO_OK, 0, encode_message(answer))
+        self._established()
+
+    def _answer_arrived(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.REFUSED:
+            refused = decode_message(Refused, frame.payload)
+            self.link.close(f"it refused this slot: {refused.reason}")
+            return
+        if frame.kind is not FrameKind.HELLO_OK:
+            raise FrameError(f"a {frame.kind.name} frame where HELLO_OK was expected")
+        mismatch = mismatch_of(self.peer_endpoint, decode_message(HelloOk, frame.payload))
+        if mismatch is not None:
+            self.link.close(mismatch)
+            return
+        self._established()
+
+    def _established(self) -> None:
+        self.is_established = True
+        self.deadline_ns = None
+        self._owner.connection_established(self)
+        unsent, self._unsent = self._unsent, []
+        for channel_id, request in unsent:
+            if channel_id in self._inputs:
+                self.send(FrameKind.SUBSCRIBE, channel_id, encode_message(request))
+
+    # ------------------------------------------------------------ channels
+
+    def _channel_frame(self, frame: Frame) -> None:
+        match frame.kind:
+            case FrameKind.BATCH | FrameKind.CONTROL | FrameKind.SCHEMA | FrameKind.ANNOUNCE:
+                channel = self._input(frame)
+                if channel is not None:
+                    channel.frame_arrived(frame)
+            case FrameKind.CREDIT:
+                reader = self._outputs.get(frame.channel)
+                if reader is not None:
+                    reader.granted(decode_credit(frame.payload))
+            case FrameKind.SUBSCRIBE:
+                self._subscribe_arrived(frame.channel, decode_message(Subscribe, frame.payload))
+            case FrameKind.CANCEL_CHANNEL:
+                reader = self._outputs.pop(frame.channel, None)
+                if reader is not None:
+                    reader.cancelled(is_complete=decode_cancel(frame.payload))
+            case FrameKind.CHANNEL_ERROR:
+                channel = self._input(frame)
+                if channel is not None:
+                    message = decode_message(ChannelError, frame.payload).message
+                    self.forget_input(frame.channel)
+                    channel.fail(PartitionUnavailable(f"{channel.name} on {self.peer}: {message}"))
+            case FrameKind.HELLO | FrameKind.HELLO_OK | FrameKind.REFUSED:
+                raise FrameError(f"a {frame.kind.name} frame behind the handshake")
+
+    def _input(self, frame: Frame) -> InputChannel | None:
+        """The channel of a frame; None for one that was given up a moment ago."""
+        if frame.channel >= self._next_channel:
+            raise FrameError(f"a {frame.kind.name} frame of the unknown channel {frame.channel}")
+        return self._inputs.get(frame.channel)
+
+    def _subscribe_arrived(self, channel_id: int, request: Subscribe) -> None:
+        if channel_id in self._outputs:
+            raise FrameError(f"channel {channel_id} is subscribed twice")
+        reader = RemoteReader(self, channel_id, SenderCredit(request.credit_bytes))
+        self._outputs[channel_id] = reader
+
+        def refuse(error: PartitionUnavailable) -> None:
+            self.forget_output(channel_id)
+            payload = encode_message(ChannelError(str(error)))
+            self.send(FrameKind.CHANNEL_ERROR, channel_id, payload)
+
+        reader.request = PartitionRequest(
+            PartitionId(request.edge_id, request.vertex, request.subtask_index, request.attempt),
+            request.subpartition_index,
+            reader,
+            self._owner.request_deadline_ns(),
+            reader.attached,
+            refuse,
+        )
+        reader.registry = self._owner.registry
+        self._owner.registry.request(reader.request)

@@ -1,0 +1,212 @@
+"""Builds slot processes' exchanges for tests: identities, edges, counters, and a step-by-step mailbox."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from common.clock import SystemClock
+from common.elements import EndOfData, OriginEnded
+from common.pb import internal_pb2
+from penstock.config import Configuration
+from penstock.pb import graph_pb2
+from taskmanager.network.connection_runner import SocketTransport
+from taskmanager.network.exchange import DataExchange, SlotIdentity
+from taskmanager.network.input_gate import InputGate
+from taskmanager.network.result_partition import ResultPartition
+from taskmanager.network.transport import Transport
+from taskmanager.task.metrics import SubtaskCounters
+from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
+
+DEADLINE_S = 20.0
+
+
+def configuration(**values: object) -> Configuration:
+    """Defaults but for the named attributes."""
+    return Configuration.from_mapping({}).model_copy(update=values)
+
+
+def identity(slot_id: str, **values: Any) -> SlotIdentity:
+    """A slot of job "job" on host "host"."""
+    fields: dict[str, Any] = {"job_id": "job", "host_id": "host", "leader_epoch": 3, "token": "t"}
+    return SlotIdentity(slot_id=slot_id, **{**fields, **values})
+
+
+def attempt_id(vertex: str, subtask_index: int = 0, attempt: int = 0) -> internal_pb2.AttemptId:
+    """An execution attempt."""
+    return internal_pb2.AttemptId(
+        job_id="job", vertex=vertex, subtask_index=subtask_index, attempt=attempt
+    )
+
+
+def output_edge(
+    partitioning: int = graph_pb2.PARTITIONING_FORWARD,
+    count: int = 1,
+    keys: Sequence[str] = (),
+    edge_id: str = "e0",
+) -> internal_pb2.OutputEdge:
+    """An edge from v0 to v1."""
+    edge = graph_pb2.Edge(id=edge_id, key_columns=keys)
+    edge.partitioning = partitioning  # type: ignore[assignment]
+    return internal_pb2.OutputEdge(
+        edge=edge, subpartition_count=count, target_parallelism=count, target_max_parallelism=128
+    )
+
+
+def input_edge(
+    producers: Sequence[tuple[internal_pb2.DataEndpoint, internal_pb2.AttemptId]],
+    subpartition_index: int = 0,
+    edge_id: str = "e0",
+) -> internal_pb2.InputEdge:
+    """One consumer's view of the edge."""
+    channels = [
+        internal_pb2.InputChannel(
+            producer=endpoint,
+            producer_attempt=attempt,
+            edge_id=edge_id,
+            subpartition_index=subpartition_index,
+        )
+        for endpoint, attempt in producers
+    ]
+    return internal_pb2.InputEdge(edge_id=edge_id, channels=channels)
+
+
+class Slot:
+    """An exchange and what it told its tasks.
+
+    Attributes:
+        errors: what ``on_error`` was called with.
+        wakes: how often ``on_available`` was called.
+        announced: (channel, element) of announcements.
+    """
+
+    def __init__(self, exchange: DataExchange, endpoint: internal_pb2.DataEndpoint) -> None:
+        self.exchange = exchange
+        self.endpoint = endpoint
+        self.counters = SubtaskCounters()
+        self.errors: list[Exception] = []
+        self.wakes = 0
+        self.announced: list[tuple[int, object]] = []
+
+    def wake(self) -> None:
+        """``on_available``."""
+        self.wakes += 1
+
+    def partition(
+        self, edge: internal_pb2.OutputEdge, attempt: internal_pb2.AttemptId
+    ) -> ResultPartition:
+        """A partition of this slot."""
+        return self.exchange.create_partition(
+            attempt, edge, attempt.subtask_index, self.counters, self.wake, self.errors.append
+        )
+
+    def gate(self, *inputs: internal_pb2.InputEdge) -> InputGate:
+        """A gate of this slot."""
+        return self.exchange.create_gate(
+            attempt_id("v1"),
+            inputs,
+            self.counters,
+            self.wake,
+            self.errors.append,
+            lambda channel, element: self.announced.append((channel, element)),
+        )
+
+
+class Simulation:
+    """Slots in one process on simulated time."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.loop = SimulatedLoop()
+        self.network = InMemoryNetwork(self.loop.call_later, self.loop.monotonic_ns, seed)
+
+    def slot(self, slot_id: str, config: Configuration | None = None, **values: Any) -> Slot:
+        """One more slot process."""
+        exchange = DataExchange(
+            config or configuration(),
+            identity(slot_id, **values),
+            self.loop.post,
+            self.loop,
+            self.network.transport(),
+        )
+        return Slot(exchange, exchange.listen(f"/{slot_id}", "", ""))
+
+
+class ThreadedSlot(Slot):
+    """A slot on real sockets; its mailbox is run by the thread of the test."""
+
+    def __init__(
+        self,
+        slot_id: str,
+        unix_path: str = "",
+        tcp_host: str = "127.0.0.1",
+        config: Configuration | None = None,
+        transport: Transport | None = None,
+        **values: Any,
+    ) -> None:
+        self.mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        exchange = DataExchange(
+            config or configuration(),
+            identity(slot_id, **values),
+            self.mail.put,
+            SystemClock(),
+            transport or SocketTransport(),
+        )
+        super().__init__(exchange, exchange.listen(unix_path, tcp_host, tcp_host))
+
+    def step(self) -> None:
+        """Runs the mail that is there."""
+        while not self.mail.empty():
+            self.mail.get()()
+
+
+def run_until(slots: Sequence[ThreadedSlot], condition: Callable[[], bool]) -> None:
+    """Steps the slots' mailboxes until the condition holds; fails at a deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    turn = 0
+    while True:
+        for slot in slots:
+            slot.step()
+        if condition():
+            return
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        turn += 1
+        try:  # waits for mail, not for time: the next mail of one of the slots ends it
+            mail = slots[turn % len(slots)].mail.get(timeout=0.005)
+        except queue.Empty:
+            continue
+        mail()
+
+
+def drain(gate: InputGate) -> list[Any]:
+    """Everything the gate has now, ``OriginEnded`` left out."""
+    elements = []
+    while gate.has_data:
+        element = gate.poll()
+        if element is not None and not isinstance(element, OriginEnded):
+            elements.append(element)
+    return elements
+
+
+def rows_of(elements: Sequence[Any], column: str = "x") -> list[Any]:
+    """The values of a column over all batches."""
+    return [
+        value
+        for element in elements
+        if isinstance(element, pa.RecordBatch)
+        for value in element.column(element.schema.get_field_index(column)).to_pylist()
+    ]
+
+
+def numbers(start: int, count: int) -> pa.RecordBatch:
+    """A batch with the one column x = start, start + 1, ..."""
+    return pa.record_batch([pa.array(range(start, start + count), pa.int64())], names=["x"])
+
+
+def end(partition: ResultPartition) -> None:
+    """Ends the data, then the partition."""
+    partition.emit_control(EndOfData())
+    partition.finish()
