@@ -46,7 +46,8 @@ from penstock.functions import (
 from penstock.job import JobHandle, JobResult
 from penstock.keyed_stream import KeyedStream, WindowedStream
 from penstock.rows import Row
-from penstock.stream import Stream, StreamSink
+from penstock.stream import Stream
+from penstock.stream_outputs import StreamSink
 from penstock.windows import Window, count_window, session, sliding, tumbling
 
 __version__ = "0.1.0"

@@ -67,6 +67,7 @@ class SimulatedCluster:
         self._slots: dict[str, SlotRuntime] = {}
         self._endpoints: dict[str, internal_pb2.DataEndpoint] = {}
         self.states: list[JobState] = []
+        self._line_free_at_ns: dict[str, int] = {}
         self._tell(m.JobStarted())
 
     @property
@@ -99,6 +100,13 @@ class SimulatedCluster:
     def later(self, action: Callable[[], None]) -> None:
         """Runs an action at a drawn time."""
         self.loop.call_later(self.random.randrange(1_000, 5_000_000), action)
+
+    def _in_order(self, line: str, action: Callable[[], None]) -> None:
+        """Runs an action at a drawn time, behind all that was sent on the same line before."""
+        earliest_ns = max(self._line_free_at_ns.get(line, 0), self.loop.monotonic_ns())
+        arrives_ns = earliest_ns + self.random.randrange(1_000, 2_000_000)
+        self._line_free_at_ns[line] = arrives_ns
+        self.loop.call_later(arrives_ns - self.loop.monotonic_ns(), action)
 
     # -- JobMaster
 
@@ -153,7 +161,9 @@ class SimulatedCluster:
             exchange=exchange,
             executor=_SimulatedExecutor(self),
             post=mailbox.post,
-            report=lambda report: self.later(lambda: self._take_report(slot_id, report)),
+            report=lambda report: self._in_order(
+                f"from {slot_id}", lambda: self._take_report(slot_id, report)
+            ),
             artifact_paths=self._artifact_paths,
         )
 
@@ -164,7 +174,7 @@ class SimulatedCluster:
             execution = Execution(
                 deployment,
                 parts,
-                report=lambda event: services.report(internal_pb2.SlotReport(task_event=event)),
+                report=services.report,
                 clock=self.loop,
                 taskmanager_id=_TASKMANAGER,
             )
@@ -175,7 +185,7 @@ class SimulatedCluster:
         return exchange.listen(f"/{slot_id}", "", "")
 
     def _command(self, slot_id: str, command: internal_pb2.SlotCommand) -> None:
-        self.later(lambda: self._slots[slot_id].handle(command))
+        self._in_order(f"to {slot_id}", lambda: self._slots[slot_id].handle(command))
 
     def _broadcast(self, command: internal_pb2.SlotCommand) -> None:
         for slot_id in self._slots:

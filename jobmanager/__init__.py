@@ -1,0 +1,1 @@
+"""The JobManager daemon: accepts jobs, gives them slots, and drives them to their end."""

@@ -1,0 +1,9 @@
+"""``python -P -m jobmanager --dir DIR [-D key=value ...]``."""
+
+from __future__ import annotations
+
+import sys
+
+from jobmanager.main import main
+
+sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""Whether the cluster can run a job's code, decided before anything starts.
+
+Pickles are only readable where they were made for: the Python minor version and the cloudpickle
+version of the client must be those of every TaskManager. Requirements (PEP 508) must be installed
+there. A cluster without TaskManagers admits every job; the TaskManagers that later give it slots are
+checked then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from penstock.errors import JobRejected, ProtocolMismatch, StreamError
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManagerFacts:
+    """What a TaskManager says of itself.
+
+    Attributes:
+        packages: installed distributions, "name==version".
+    """
+
+    taskmanager_id: str
+    python_version: str
+    cloudpickle_version: str
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CodeStamp:
+    """What a job's code needs; "" where it ships no pickles."""
+
+    python_version: str = ""
+    cloudpickle_version: str = ""
+    requirements: tuple[str, ...] = ()
+
+
+def admission_problem(
+    stamp: CodeStamp, taskmanagers: Sequence[TaskManagerFacts]
+) -> StreamError | None:
+    """The first reason against running this code on these TaskManagers; None = there is none."""
+    try:
+        requirements = [Requirement(text) for text in stamp.requirements]
+    except InvalidRequirement as error:
+        return JobRejected(f"a requirement is malformed: {error}")
+    for facts in taskmanagers:
+        problem = stamp_problem(
+            stamp, facts.python_version, facts.cloudpickle_version, facts.taskmanager_id
+        )
+        if problem is not None:
+            return problem
+        missing = _unmet(requirements, facts)
+        if missing:
+            return JobRejected(
+                f"TaskManager {facts.taskmanager_id} does not meet the job's requirements: "
+                f"{'; '.join(missing)}; install them there, or drop them from --requirements"
+            )
+    return None
+
+
+def stamp_problem(
+    stamp: CodeStamp, python_version: str, cloudpickle_version: str, taskmanager_id: str
+) -> ProtocolMismatch | None:
+    """Whether one TaskManager could not read the job's pickles."""
+    ours, theirs = _minor(stamp.python_version), _minor(python_version)
+    if ours and ours != theirs:
+        return ProtocolMismatch(
+            f"the job was built with Python {ours}, TaskManager {taskmanager_id} runs {theirs}: "
+            f"submit it with Python {theirs}"
+        )
+    if stamp.cloudpickle_version and stamp.cloudpickle_version != cloudpickle_version:
+        return ProtocolMismatch(
+            f"the job was pickled with cloudpickle {stamp.cloudpickle_version}, TaskManager "
+            f"{taskmanager_id} has {cloudpickle_version}: install "
+            f"cloudpickle=={cloudpickle_version} where the job is submitted"
+        )
+    return None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _unmet(requirements: Iterable[Requirement], facts: TaskManagerFacts) -> list[str]:
+    installed: dict[str, str] = {}
+    for package in facts.packages:
+        name, _, version = package.partition("==")
+        installed[canonicalize_name(name)] = version
+    environment = {"python_version": _minor(facts.python_version)}
+    missing = []
+    for requirement in requirements:
+        if requirement.marker is not None and not requirement.marker.evaluate(environment):
+            continue
+        version = installed.get(canonicalize_name(requirement.name), "")
+        if not version:
+            missing.append(f"{requirement} is not installed")
+        elif not _satisfies(requirement, version):
+            missing.append(f"{requirement} is wanted, {version} is installed")
+    return missing
+
+
+def _satisfies(requirement: Requirement, version: str) -> bool:
+    try:
+        return requirement.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        # A version that is no version fits only where any does.
+        return not requirement.specifier

@@ -1,0 +1,332 @@
+"""Takes jobs in, runs one actor per job, answers questions about them.
+
+Invariants: a job that was acknowledged is stored; submitting a job id again changes nothing; a bug
+in one job's actor ends that job only (quarantine: it fails, its story is logged, its slots are
+freed); at most ``jobmanager.retained-jobs`` ended jobs are kept, the oldest go first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from common.clock import Clock
+from common.pb import internal_pb2
+from jobmanager.artifact_store import ArtifactStore
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.dispatcher.admission import CodeStamp, admission_problem
+from jobmanager.dispatcher.job_master_runner import (
+    JobDescription,
+    JobMasterRunner,
+    free_slots,
+    quarantine_cause,
+)
+from jobmanager.dispatcher.job_state import JobState
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.job_plan import plan_problem
+from jobmanager.job_store import JobStore
+from jobmanager.results.results_store import ResultsStore
+from jobmanager.rpc.graph_convert import event_of, plan_of
+from jobmanager.rpc.job_record import JobRecord
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from penstock.config import Configuration
+from penstock.errors import JobNotFound, JobRejected
+from penstock.pb import client_pb2, graph_pb2
+
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
+_OWN_SETTINGS = ("jobmanager.", "taskmanager.", "security.", "log.")
+_METRICS_AFTER_END_MS = 60_000
+_STOP_TIMEOUT_S = 2.0
+_ABANDON_TIMEOUT_S = 1.0
+
+
+@dataclass(slots=True)
+class _Job:
+    record: JobRecord
+    runner: JobMasterRunner | None
+
+
+class DispatcherRunner:
+    """All jobs of the cluster.
+
+    Args:
+        config: of the cluster.
+        cluster: TaskManagers and slots.
+        artifacts: uploaded code and data.
+        store: graphs of the jobs; names the leader epoch.
+        results: rows of collect sinks.
+        clock: where the time comes from.
+    """
+
+    def __init__(
+        self,
+        config: Configuration,
+        cluster: ClusterRunner,
+        artifacts: ArtifactStore,
+        store: JobStore,
+        results: ResultsStore,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._artifacts = artifacts
+        self._store = store
+        self._results = results
+        self._clock = clock
+        self._log = structlog.get_logger(__name__)
+        self._jobs: dict[str, _Job] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._stopping = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.dropped_reports = 0
+        self.counts: dict[str, int] = {}
+        """State's name -> jobs; replaced as a whole, so that any thread may read it."""
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, started: asyncio.Event) -> None:
+        """Runs the actors until it is cancelled."""
+        self._bury_unfinished()
+        self._artifacts.sweep(frozenset())
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            started.set()
+            await asyncio.Event().wait()
+
+    def _bury_unfinished(self) -> None:
+        """Jobs of a JobManager that was killed have failed; clients get a clear answer."""
+        for unfinished in self._store.unfinished():
+            record = JobRecord(
+                unfinished.job_id, unfinished.graph, None, unfinished.submitted_at_ms
+            )
+            now_ms = self._clock.now_ms()
+            record.failure = FailureCause(
+                "Unrecoverable",
+                "the JobManager ended while the job ran, and the job ended with it: submit it again",
+                timestamp_ms=now_ms,
+            )
+            record.enter(JobState.FAILED, now_ms)
+            self._jobs[unfinished.job_id] = _Job(record, None)
+            self._store.remove(unfinished.job_id)
+            self._log.warning("job.lost", job_id=unfinished.job_id)
+        self._evict()
+
+    async def stop(self) -> None:
+        """Fails what still runs, and waits a few seconds until it has ended."""
+        self._stopping = True
+        cause = FailureCause(
+            "Unrecoverable", "JobManager stopped", timestamp_ms=self._clock.now_ms()
+        )
+        for job in self._jobs.values():
+            if job.runner is not None:
+                job.runner.post(m.FailureRequested(cause))
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._idle.wait()
+        except TimeoutError:
+            await self._abandon([id for id, job in self._jobs.items() if job.runner is not None])
+
+    async def _abandon(self, job_ids: list[str]) -> None:
+        """Ends the slot processes of jobs that did not end in time."""
+        self._log.warning("dispatcher.jobs_abandoned", job_ids=job_ids)
+        try:
+            async with asyncio.timeout(_ABANDON_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+                for job_id in job_ids:
+                    for slots in self._cluster.held_slots(job_id).values():
+                        tasks.create_task(free_slots(self._cluster, job_id, slots, self._log))
+        except TimeoutError:
+            self._log.warning("dispatcher.slots_abandoned", job_ids=job_ids)
+
+    # ------------------------------------------------------------ submission
+
+    def submit(self, job_id: str, graph: graph_pb2.JobGraph) -> None:
+        """Accepts a job; a job id that is known already changes nothing.
+
+        Raises:
+            JobRejected: the graph, its configuration or its code cannot be accepted.
+            ProtocolMismatch: a TaskManager cannot read the job's code.
+        """
+        if job_id in self._jobs:
+            return
+        if self._stopping:
+            raise JobRejected("the JobManager is stopping: submit the job to its successor")
+        job = self._describe(job_id, graph)
+        self._store.save(job_id, graph)
+        runner = JobMasterRunner(
+            job,
+            self._cluster,
+            self._store.leader_epoch,
+            self._clock,
+            lambda state: self._publish(job_id, state),
+        )
+        record = JobRecord(job_id, graph, runner.master, self._clock.now_ms())
+        self._jobs[job_id] = _Job(record, runner)
+        self._results.open(job_id, record.collect_limits)
+        self._idle.clear()
+        self._count()
+        self._log.info("job.accepted", job_id=job_id, name=graph.name)
+        assert self._tasks is not None, "jobs are submitted while the dispatcher runs"
+        self._tasks.create_task(self._supervise(job_id, runner))
+
+    def _describe(self, job_id: str, graph: graph_pb2.JobGraph) -> JobDescription:
+        if not _JOB_ID.fullmatch(job_id):
+            raise JobRejected(f"{job_id[:80]!r} is no job id: it must be 32 lower-case hex digits")
+        plan = plan_of(graph)
+        problem = plan_problem(plan)
+        if problem is not None:
+            raise JobRejected(f"job {graph.name!r}: {problem}")
+        config = self._config.merged(dict(graph.config))
+        missing = set(self._artifacts.missing(artifact.id for artifact in graph.artifacts))
+        names = [f"{a.name} ({a.id})" for a in graph.artifacts if a.id in missing]
+        if names:
+            raise JobRejected(
+                f"job {graph.name!r} names artifacts that were not uploaded: {', '.join(names)}"
+            )
+        stamp = CodeStamp(
+            graph.python_version, graph.cloudpickle_version, tuple(graph.requirements)
+        )
+        refusal = admission_problem(stamp, self._cluster.facts())
+        if refusal is not None:
+            raise refusal
+        shared = {
+            key: value
+            for key, value in self._config.to_mapping().items()
+            if not key.startswith(_OWN_SETTINGS)
+        }
+        return JobDescription(job_id, graph, plan, stamp, config, shared | dict(graph.config))
+
+    async def _supervise(self, job_id: str, runner: JobMasterRunner) -> None:
+        """Runs a job's actor; whatever goes wrong in it stays in here."""
+        try:
+            await runner.run()
+        except Exception as error:  # noqa: BLE001 - the boundary of a job
+            self._log.error("job.quarantined", job_id=job_id, story=runner.story(), exc_info=error)
+            await self._quarantine(job_id, error)
+        finally:
+            self._jobs[job_id].runner = None
+            if all(job.runner is None for job in self._jobs.values()):
+                self._idle.set()
+            self._evict()
+
+    async def _quarantine(self, job_id: str, error: Exception) -> None:
+        record = self._jobs[job_id].record
+        if not record.ended:
+            record.failure = quarantine_cause(error, self._clock.now_ms())
+            self._publish(job_id, JobState.FAILED)
+        for slots in self._cluster.held_slots(job_id).values():
+            await free_slots(self._cluster, job_id, slots, self._log)
+
+    def _publish(self, job_id: str, state: JobState) -> None:
+        job = self._jobs[job_id]
+        record = job.record
+        if job.runner is not None and job.runner.master.failure is not None:
+            record.failure = job.runner.master.failure
+        record.enter(state, self._clock.now_ms())
+        self._log.info(
+            "job.state_changed",
+            job_id=job_id,
+            state=state.name,
+            reason=record.failure.message if record.failure else "",
+        )
+        if record.ended:
+            self._results.end(job_id)
+            self._store.remove(job_id)
+        self._count()
+
+    def _evict(self) -> None:
+        ended = [id for id, job in self._jobs.items() if job.record.ended and job.runner is None]
+        evicted = ended[: max(0, len(ended) - self._config.jobmanager_retained_jobs)]
+        for job_id in evicted:
+            del self._jobs[job_id]
+            self._results.forget(job_id)
+        if evicted:
+            in_use = (job.record.artifact_ids for job in self._jobs.values())
+            self._artifacts.sweep(frozenset().union(*in_use))
+        self._count()
+
+    def _count(self) -> None:
+        self.counts = dict(Counter(job.record.state.name for job in self._jobs.values()))
+
+    # ------------------------------------------------------------ questions and orders of clients
+
+    def records(self) -> list[JobRecord]:
+        """All jobs, in order of submission."""
+        return [job.record for job in self._jobs.values()]
+
+    def find(self, job_id: str) -> JobRecord:
+        """The job of this id, or of this unique beginning of an id.
+
+        Raises:
+            JobNotFound: there is none, or more than one.
+        """
+        return self._find(job_id).record
+
+    def _find(self, job_id: str) -> _Job:
+        job = self._jobs.get(job_id)
+        if job is not None:
+            return job
+        matches = [id for id in self._jobs if job_id and id.startswith(job_id)]
+        if len(matches) == 1:
+            return self._jobs[matches[0]]
+        if matches:
+            raise JobNotFound(f"{job_id} is the beginning of {len(matches)} jobs: write more of it")
+        raise JobNotFound(
+            f"there is no job {job_id or '(empty id)'}; only the last "
+            f"{self._config.jobmanager_retained_jobs} ended jobs are kept (jobmanager.retained-jobs)"
+        )
+
+    async def watch(self, job_id: str, interval_ms: int) -> AsyncIterator[client_pb2.JobDetails]:
+        """Details at once, at each change of state and every ``interval_ms``, 0 = never."""
+        record = self.find(job_id)
+        while True:
+            changed = record.changed
+            yield record.details()
+            if record.ended:
+                return
+            try:
+                async with asyncio.timeout(interval_ms / 1000 if interval_ms > 0 else None):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    def cancel(self, job_id: str) -> None:
+        """Begins to cancel a job; harmless for one that is ending or has ended."""
+        job = self._find(job_id)
+        if job.runner is not None:
+            job.runner.post(m.CancelRequested())
+
+    # ------------------------------------------------------------ reports of TaskManagers
+
+    async def report(self, events: Iterable[internal_pb2.TaskEvent]) -> None:
+        """Hands reports to their jobs, in order; returns when they have been taken over."""
+        now_ms = self._clock.now_ms()
+        for message in events:
+            job = self._jobs.get(message.attempt.job_id)
+            event = event_of(message, now_ms)
+            if job is None or job.runner is None or event is None:
+                self.dropped_reports += 1
+                continue
+            await job.runner.report(event)
+
+    def note_metrics(self, metrics: Iterable[internal_pb2.AttemptMetrics]) -> None:
+        """The latest counters of attempts."""
+        for entry in metrics:
+            job = self._jobs.get(entry.attempt.job_id)
+            if job is not None:
+                job.record.note_metrics(entry)
+
+    def recent_metrics(self) -> tuple[internal_pb2.AttemptMetrics, ...]:
+        """Counters of jobs that run or ended within the last minute; any thread may ask."""
+        since_ms = self._clock.now_ms() - _METRICS_AFTER_END_MS
+        return tuple(
+            entry
+            for job in tuple(self._jobs.values())
+            if not job.record.ended or job.record.ended_at_ms >= since_ms
+            for entry in tuple(job.record.metrics.values())
+        )

@@ -1,0 +1,309 @@
+"""The actor of one job: owns its ``JobMaster``, runs ``step``, then the effects.
+
+Reports from TaskManagers wait at a bounded inbox, so a flood of them slows down the reporter; the
+results of the actor's own effects, grants and losses never wait. Calls to one TaskManager are made
+one after the other, in the order of the effects; calls to different TaskManagers run side by side.
+
+An exception in here is a bug; it ends this actor only. Whoever runs it (``DispatcherRunner``)
+fails the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+import structlog
+
+from common.clock import Clock
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.dispatcher.admission import CodeStamp, admission_problem
+from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.dispatcher.job_state import JobState
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.job_plan import JobPlan
+from jobmanager.rpc.graph_convert import (
+    DeploymentMessages,
+    attempt_id,
+    cause_of_error,
+    endpoint_of,
+)
+from jobmanager.rpc.taskmanager_client import TaskManagerClient
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.scheduler.slots import Slot
+from penstock.config import Configuration
+from penstock.errors import StreamError, TaskManagerLost
+from penstock.pb import graph_pb2
+
+_REPORTS_MAX = 1024
+_FREE_ATTEMPTS = 3
+_CANCELLATION_MARGIN_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class JobDescription:
+    """What a job is, as it was accepted.
+
+    Attributes:
+        config: of the job, in force over the cluster's.
+        slot_config: what slot processes are told of it.
+    """
+
+    job_id: str
+    graph: graph_pb2.JobGraph
+    plan: JobPlan
+    stamp: CodeStamp
+    config: Configuration
+    slot_config: dict[str, str]
+
+
+class Inbox:
+    """Events of one job: own ones never wait, reports wait while too many are unread."""
+
+    def __init__(self, reports_max: int = _REPORTS_MAX) -> None:
+        self._events: deque[m.JobEvent] = deque()
+        self._reports_max = reports_max
+        self._not_empty = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closed = False
+        self.dropped_events = 0
+        """What came after the actor's end."""
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def post(self, event: m.JobEvent) -> None:
+        """Takes an event of the actor's own; never waits."""
+        if self._closed:
+            self.dropped_events += 1
+            return
+        self._events.append(event)
+        self._not_empty.set()
+        if len(self._events) >= self._reports_max:
+            self._room.clear()
+
+    async def report(self, event: m.JobEvent) -> None:
+        """Takes an event from outside; waits while there is no room for it."""
+        await self._room.wait()
+        self.post(event)
+
+    def close(self) -> None:
+        """Nobody reads any more: what comes is dropped, and who waits for room waits no longer."""
+        self._closed = True
+        self._room.set()
+
+    async def get(self) -> m.JobEvent:
+        """The next event."""
+        await self._not_empty.wait()
+        event = self._events.popleft()
+        if not self._events:
+            self._not_empty.clear()
+        if len(self._events) < self._reports_max:
+            self._room.set()
+        return event
+
+
+class JobMasterRunner:
+    """Runs one job.
+
+    Args:
+        job: what to run.
+        cluster: where slots come from.
+        leader_epoch: fence of every call.
+        clock: where the time comes from.
+        publish: called at each change of the job's state.
+    """
+
+    def __init__(
+        self,
+        job: JobDescription,
+        cluster: ClusterRunner,
+        leader_epoch: int,
+        clock: Clock,
+        publish: Callable[[JobState], None],
+    ) -> None:
+        self.master = JobMaster(job.plan)
+        self._job = job
+        self._cluster = cluster
+        self._clock = clock
+        self._publish = publish
+        self._messages = DeploymentMessages(job.job_id, job.graph, leader_epoch)
+        self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
+        self._inbox = Inbox()
+        self._lanes: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._overdue_timer: asyncio.TimerHandle | None = None
+
+    def post(self, event: m.JobEvent) -> None:
+        """Takes an event of the cluster or of the actor's own; never waits."""
+        self._inbox.post(event)
+
+    async def report(self, event: m.JobEvent) -> None:
+        """Takes an event from a TaskManager; waits for room."""
+        await self._inbox.report(event)
+
+    async def run(self) -> None:
+        """Drives the job to its end; returns when all its slots are back."""
+        self._cluster.join(self._job.job_id, self)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self.post(m.JobStarted())
+                # After the end the inbox may still hold a grant that must be given back.
+                while not self.master.ended or len(self._inbox):
+                    await self._step(await self._inbox.get())
+        finally:
+            self._inbox.close()
+            if self._overdue_timer is not None:
+                self._overdue_timer.cancel()
+            self._cluster.leave(self._job.job_id)
+
+    async def _step(self, event: m.JobEvent) -> None:
+        for effect in self.master.step(event):
+            self._perform(effect)
+        if isinstance(event, m.SlotsGranted):
+            # Jobs that were accepted while no TaskManager was there are checked now.
+            ids = {slot.taskmanager_id for slot in event.slots}
+            problem = admission_problem(self._job.stamp, self._cluster.facts(sorted(ids)))
+            if problem is not None:
+                self.post(m.FailureRequested(cause_of_error(problem, self._clock.now_ms())))
+
+    # ------------------------------------------------------------ effects
+
+    def _perform(self, effect: m.JobEffect) -> None:
+        job_id = self._job.job_id
+        match effect:
+            case m.RequestSlots():
+                timeout_ms = self._job.config.slot_request_timeout_ms
+                self._cluster.request_slots(job_id, effect.count, timeout_ms)
+            case m.WithdrawRequest():
+                self._cluster.withdraw_request(job_id)
+            case m.AllocateSlots():
+                self._call(effect.taskmanager_id, lambda client: self._allocate(client, effect))
+            case m.DeployTasks():
+                tasks = [self._messages.task(task) for task in effect.tasks]
+                self._call(effect.taskmanager_id, lambda client: client.deploy_tasks(tasks))
+            case m.SendCommands():
+                commands = self._messages.commands(effect.commands)
+                self._call(effect.taskmanager_id, lambda client: client.send_commands(commands))
+            case m.CancelTasks():
+                attempts = [attempt_id(job_id, key) for key in effect.keys]
+                self._call(effect.taskmanager_id, lambda client: client.cancel_tasks(attempts))
+            case m.AwaitCancellation():
+                self._start_overdue_timer()
+            case m.FreeSlots():
+                self._in_order(effect.slots[0].taskmanager_id, lambda: self._free(effect.slots))
+            case m.PublishState():
+                self._publish(effect.state)
+            case _:
+                assert_never(effect)
+
+    def _start_overdue_timer(self) -> None:
+        delay_ms = self._job.config.task_cancellation_timeout_ms + _CANCELLATION_MARGIN_MS
+        self._overdue_timer = asyncio.get_running_loop().call_later(
+            delay_ms / 1000, self.post, m.CancellationOverdue()
+        )
+
+    def _call(
+        self, taskmanager_id: str, action: Callable[[TaskManagerClient], Awaitable[None]]
+    ) -> None:
+        """Makes a call in its turn; a failure becomes an event."""
+
+        async def call() -> None:
+            try:
+                await action(self._cluster.client(taskmanager_id))
+            except StreamError as error:
+                cause = cause_of_error(error, self._clock.now_ms(), taskmanager_id)
+                self._log.warning(
+                    "call.failed", taskmanager_id=taskmanager_id, reason=cause.message
+                )
+                self.post(m.CallFailed(taskmanager_id, cause))
+
+        self._in_order(taskmanager_id, call)
+
+    def _in_order(self, taskmanager_id: str, action: Callable[[], Awaitable[None]]) -> None:
+        lane = self._lanes.get(taskmanager_id)
+        if lane is not None:
+            lane.append(action)
+            return
+        self._lanes[taskmanager_id] = deque([action])
+        assert self._tasks is not None, "effects are performed while the actor runs"
+        self._tasks.create_task(self._drain(taskmanager_id))
+
+    async def _drain(self, taskmanager_id: str) -> None:
+        lane = self._lanes[taskmanager_id]
+        while lane:
+            await lane[0]()
+            lane.popleft()
+        del self._lanes[taskmanager_id]
+
+    async def _allocate(self, client: TaskManagerClient, effect: m.AllocateSlots) -> None:
+        graph = self._job.graph
+        endpoints = await client.allocate_slots(
+            self._job.job_id,
+            effect.slot_ids,
+            graph.artifacts,
+            self._job.slot_config,
+            graph.requirements,
+        )
+        self.post(m.SlotsAllocated(client.taskmanager_id, tuple(map(endpoint_of, endpoints))))
+
+    async def _free(self, slots: tuple[Slot, ...]) -> None:
+        await free_slots(self._cluster, self._job.job_id, slots, self._log)
+
+    def story(self) -> list[str]:
+        """The last events, for the log."""
+        return list(self.master.story)
+
+
+async def free_slots(
+    cluster: ClusterRunner,
+    job_id: str,
+    slots: tuple[Slot, ...],
+    log: structlog.typing.FilteringBoundLogger,
+) -> None:
+    """Ends slot processes of one TaskManager, then gives the slots back to the pool.
+
+    A TaskManager that does not answer is asked again; what it still holds afterwards is freed when
+    its next heartbeat names it.
+    """
+    taskmanager_id = slots[0].taskmanager_id
+    for attempt in range(_FREE_ATTEMPTS):
+        try:
+            client = cluster.client(taskmanager_id)
+            await client.free_slots(job_id, [slot.slot_id for slot in slots])
+            break
+        except TaskManagerLost as error:
+            log.warning(
+                "slots.not_freed",
+                taskmanager_id=taskmanager_id,
+                attempt=attempt,
+                reason=str(error),
+            )
+            if not any(cluster.is_registered(taskmanager_id, slot.incarnation) for slot in slots):
+                break
+        except StreamError as error:
+            log.warning("slots.not_freed", taskmanager_id=taskmanager_id, reason=str(error))
+            break
+    cluster.take_back(job_id, slots)
+
+
+def quarantine_cause(error: BaseException, now_ms: int) -> FailureCause:
+    """What the user is told when the job's own actor has crashed."""
+    return FailureCause(
+        "Unrecoverable",
+        f"the JobManager gave this job up because of an error of its own: {describe(error)}; the "
+        "JobManager's log has the story (job.quarantined)",
+        timestamp_ms=now_ms,
+    )
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,1 @@
+"""What failures are, and what they mean."""

@@ -1,0 +1,48 @@
+"""Why something failed, and which of several causes is the one to show.
+
+When an attempt dies, its neighbours notice a lost connection and fail as well, often earlier. Such
+a consequence must not hide the cause: ``more_telling`` picks what the user sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """One failure in the user's words.
+
+    Attributes:
+        error_class: name of a class of ``penstock.errors``.
+        traceback: the user's traceback, "" where no user code raised.
+        subtask_index: -1 where the failure belongs to no subtask.
+        row: the offending row, printed.
+        timestamp_ms: when it was noticed.
+    """
+
+    error_class: str
+    message: str
+    traceback: str = ""
+    vertex: str = ""
+    subtask_index: int = -1
+    attempt: int = 0
+    operator: str = ""
+    row: str = ""
+    taskmanager_id: str = ""
+    timestamp_ms: int = 0
+
+
+_RANKS = {"PartitionUnavailable": 0, "Fenced": 0, "TaskManagerLost": 1}
+_RANK_OF_ORIGINALS = 2
+
+
+def more_telling(current: FailureCause | None, candidate: FailureCause) -> FailureCause:
+    """The cause to show: the first, unless it is a consequence and ``candidate`` is not."""
+    if current is None or _rank(candidate) > _rank(current):
+        return candidate
+    return current
+
+
+def _rank(cause: FailureCause) -> int:
+    return _RANKS.get(cause.error_class, _RANK_OF_ORIGINALS)

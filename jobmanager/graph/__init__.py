@@ -1,0 +1,1 @@
+"""The execution graph: subtasks, attempts and their states."""

@@ -1,0 +1,92 @@
+"""What the JobManager needs to know of a job graph: its shape, not its content.
+
+The graph itself stays protobuf and travels to the TaskManagers unread; the machines work on this
+plan, which ``jobmanager/rpc/graph_convert.py`` derives from it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Partitioning(enum.Enum):
+    """How the rows of an edge are spread over the consumers."""
+
+    FORWARD = "forward"
+    HASH = "hash"
+    REBALANCE = "rebalance"
+    RESCALE = "rescale"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True, slots=True)
+class VertexPlan:
+    """One vertex.
+
+    Attributes:
+        slot_group: subtasks of vertices of one group share slots.
+        source_uids: uids of the source operators in it; splits are assigned per uid.
+    """
+
+    id: str
+    parallelism: int
+    slot_group: str = "default"
+    source_uids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EdgePlan:
+    """One edge; ``source`` and ``target`` are vertex ids."""
+
+    id: str
+    source: str
+    target: str
+    partitioning: Partitioning
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """The shape of a job; vertices in topological order."""
+
+    vertices: tuple[VertexPlan, ...]
+    edges: tuple[EdgePlan, ...] = ()
+
+    def vertex(self, vertex_id: str) -> VertexPlan:
+        """The vertex of this id."""
+        return next(vertex for vertex in self.vertices if vertex.id == vertex_id)
+
+
+def plan_problem(plan: JobPlan) -> str | None:
+    """What makes the plan impossible to run, in the user's words; None = nothing.
+
+    Checks what deployment relies on; the full validation of a graph belongs to whoever builds it.
+    """
+    if not plan.vertices:
+        return "the job has no operators: add a source and a sink"
+    ids = [vertex.id for vertex in plan.vertices]
+    if len(set(ids)) != len(ids):
+        return f"vertex ids are not unique: {', '.join(ids)}"
+    for vertex in plan.vertices:
+        if vertex.parallelism < 1:
+            return f"vertex {vertex.id}: parallelism {vertex.parallelism} must be at least 1"
+    edge_ids = [edge.id for edge in plan.edges]
+    if len(set(edge_ids)) != len(edge_ids):
+        return f"edge ids are not unique: {', '.join(edge_ids)}"
+    place = {vertex_id: index for index, vertex_id in enumerate(ids)}
+    for edge in plan.edges:
+        for end in (edge.source, edge.target):
+            if end not in place:
+                return f"edge {edge.id} names the unknown vertex {end!r}"
+        if place[edge.source] >= place[edge.target]:
+            return (
+                f"edge {edge.id} leads from {edge.source} back to {edge.target}: the graph must be "
+                "free of cycles and its vertices in topological order"
+            )
+        source, target = plan.vertex(edge.source), plan.vertex(edge.target)
+        if edge.partitioning is Partitioning.FORWARD and source.parallelism != target.parallelism:
+            return (
+                f"edge {edge.id} is forward, but {source.id} has parallelism {source.parallelism} "
+                f"and {target.id} {target.parallelism}: make them equal or rebalance"
+            )
+    return None

@@ -1,0 +1,128 @@
+"""What survives the JobManager: the graphs of its jobs, its cluster id, and the leader epoch.
+
+A graph is stored before its job is acknowledged and removed when the job has ended. A graph that is
+found at start belongs to a job that the last JobManager did not see to its end. Invariants: files
+appear complete or not at all; ``leader_epoch`` grows with each start; one JobManager uses the
+directory at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from penstock.errors import ConfigurationError, StoreCorrupt
+from penstock.pb import graph_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedJob:
+    """A job of an earlier JobManager."""
+
+    job_id: str
+    graph: graph_pb2.JobGraph
+    submitted_at_ms: int
+
+
+class JobStore:
+    """The JobManager's directory.
+
+    Args:
+        directory: its own; made when missing, locked until ``close``.
+
+    Raises:
+        ConfigurationError: another JobManager uses the directory, or it cannot be written.
+        StoreCorrupt: the leader epoch in it cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._jobs = directory / "jobs"
+        try:
+            self._jobs.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the JobManager cannot write to {directory}: {error.strerror}; choose another --dir"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise ConfigurationError(
+                f"another JobManager is running in {directory}: stop it or choose another --dir"
+            ) from error
+        self.leader_epoch = _next_epoch(directory / "leader_epoch")
+        self.cluster_id = _cluster_id(directory / "cluster_id")
+
+    def close(self) -> None:
+        """Lets another JobManager use the directory."""
+        os.close(self._lock)
+
+    def save(self, job_id: str, graph: graph_pb2.JobGraph) -> None:
+        """Stores a job's graph; when this returns, it is safe.
+
+        Blocks for two fsyncs (some milliseconds), so that acceptance is one step of the event loop.
+        """
+        _write(self._path(job_id), graph.SerializeToString())
+
+    def remove(self, job_id: str) -> None:
+        """The job has ended."""
+        self._path(job_id).unlink(missing_ok=True)
+
+    def unfinished(self) -> list[UnfinishedJob]:
+        """Jobs that an earlier JobManager did not see to their end, oldest first."""
+        found = []
+        for path in self._jobs.glob("*.pb"):
+            graph = graph_pb2.JobGraph()
+            try:
+                graph.ParseFromString(path.read_bytes())
+            except DecodeError:
+                graph.name = f"unreadable graph {path}"
+            submitted_at_ms = path.stat().st_mtime_ns // 1_000_000
+            found.append(UnfinishedJob(path.stem, graph, submitted_at_ms))
+        return sorted(found, key=lambda job: (job.submitted_at_ms, job.job_id))
+
+    def _path(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.pb"
+
+
+def _next_epoch(path: Path) -> int:
+    try:
+        last = int(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        last = 0
+    except ValueError as error:
+        raise StoreCorrupt(
+            f"{path} does not hold a number: write one there that is larger than any leader_epoch "
+            "in the logs"
+        ) from error
+    _write(path, str(last + 1).encode())
+    return last + 1
+
+
+def _cluster_id(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        cluster_id = uuid.uuid4().hex
+        _write(path, cluster_id.encode())
+        return cluster_id
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,1 @@
+"""Which TaskManagers are alive."""

@@ -1,0 +1,210 @@
+"""The JobManager daemon: the one place where its parts are put together."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import structlog
+
+from common.addresses import format_address
+from common.auth import load_token, require_token, server_interceptors
+from common.clock import Clock, SystemClock
+from common.grpc_options import server_options
+from common.log import configure_logging
+from common.metrics import METRICS_OFF, MetricsServer
+from common.pb import internal_pb2_grpc
+from common.process import DaemonRegistration, parse_daemon_arguments, stop_requests
+from jobmanager.artifact_store import ArtifactStore
+from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.job_store import JobStore
+from jobmanager.metrics import build_registry
+from jobmanager.results.results_store import ResultsStore
+from jobmanager.rpc.internal_servicer import JobManagerInternalServicer
+from jobmanager.rpc.jobmanager_servicer import JobManagerServicer
+from jobmanager.rpc.taskmanager_client import TaskManagerClient
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from penstock.config import Configuration
+from penstock.errors import StreamError
+from penstock.grpc_errors import ErrorServerInterceptor
+from penstock.pb import client_pb2_grpc
+
+ROLE = "jobmanager"
+_ID = "1"  # one JobManager per directory: ``JobStore`` locks it
+_SERVER_GRACE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJobManager:
+    """A JobManager that serves.
+
+    Attributes:
+        port: of the gRPC server.
+        metrics_port: of Prometheus' endpoint, ``METRICS_OFF`` where there is none.
+    """
+
+    port: int
+    metrics_port: int
+    dispatcher: DispatcherRunner
+    cluster: ClusterRunner
+
+
+@asynccontextmanager
+async def serving(
+    config: Configuration, directory: Path, clock: Clock
+) -> AsyncIterator[RunningJobManager]:
+    """A JobManager for the time of the block; at its end running jobs fail and everything is closed.
+
+    Args:
+        config: of the cluster.
+        directory: the daemon's directory.
+        clock: where the time comes from.
+
+    Raises:
+        StreamError: a port, a file or a setting is not to be had.
+    """
+    token = load_token(config.security_token_file)
+    require_token(config.jobmanager_bind_host, token, "jobmanager.bind-host")
+    storage = Path(config.jobmanager_storage_dir) if config.jobmanager_storage_dir else directory
+    store = JobStore(directory / "jobmanager")
+    try:
+        artifacts = ArtifactStore(storage / "artifacts")
+        results = ResultsStore()
+
+        def connect(taskmanager_id: str, address: str) -> TaskManagerClient:
+            return TaskManagerClient(
+                taskmanager_id,
+                address,
+                token=token,
+                leader_epoch=store.leader_epoch,
+                rpc_timeout_ms=config.rpc_timeout_ms,
+            )
+
+        cluster = ClusterRunner(config, connect, clock)
+        dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock)
+        server = grpc.aio.server(
+            interceptors=[*server_interceptors(token), ErrorServerInterceptor()],
+            options=server_options(),
+        )
+        client_pb2_grpc.add_JobManagerServicer_to_server(
+            JobManagerServicer(dispatcher, cluster, artifacts, results, store), server
+        )
+        internal_pb2_grpc.add_JobManagerInternalServicer_to_server(
+            JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, store),
+            server,
+        )
+        metrics = MetricsServer(
+            build_registry(dispatcher, cluster),
+            config.jobmanager_bind_host,
+            config.jobmanager_metrics_port,
+        )
+        try:
+            port = _bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
+            metrics_port = metrics.start()
+            async with asyncio.TaskGroup() as tasks:
+                actors = []
+                for actor in (cluster, dispatcher):
+                    started = asyncio.Event()
+                    actors.append(tasks.create_task(actor.run(started)))
+                    await started.wait()
+                await server.start()
+                try:
+                    yield RunningJobManager(port, metrics_port, dispatcher, cluster)
+                finally:
+                    await dispatcher.stop()
+                    await server.stop(_SERVER_GRACE_S)
+                    for task in reversed(actors):
+                        task.cancel()
+        finally:
+            await server.stop(None)
+            metrics.stop()
+            artifacts.close()
+    finally:
+        store.close()
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Binds the server's port and returns it.
+
+    Raises:
+        StreamError: the port cannot be had, and why.
+    """
+    try:
+        bound = server.add_insecure_port(format_address(host, port))
+    except RuntimeError:
+        bound = 0
+    if bound:
+        return bound
+    reason = _why_not(host, port)
+    if reason == errno.EADDRINUSE:
+        raise StreamError(
+            f"port {port} on {host} is in use: stop what listens there (another JobManager?), or "
+            "choose another one with -D jobmanager.rpc.port=PORT (0 takes a free one)"
+        )
+    text = "the name is unknown" if reason is None else errno.errorcode.get(reason, str(reason))
+    raise StreamError(
+        f"the JobManager cannot listen on {format_address(host, port)} ({text}): check "
+        "jobmanager.bind-host and jobmanager.rpc.port"
+    )
+
+
+def _why_not(host: str, port: int) -> int | None:
+    """The error of binding; gRPC does not tell it. None = the host cannot be resolved."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror:
+        return None
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            return error.errno
+    return errno.EADDRINUSE  # it was, a moment ago
+
+
+async def run_daemon(config: Configuration, directory: Path) -> None:
+    """Serves until it is asked to stop."""
+    log = structlog.get_logger(__name__)
+    with stop_requests() as stop:
+        async with serving(config, directory, SystemClock()) as jobmanager:
+            host = config.jobmanager_rpc_address
+            address = format_address(host, jobmanager.port)
+            metrics_address = (
+                ""
+                if jobmanager.metrics_port == METRICS_OFF
+                else format_address(host, jobmanager.metrics_port)
+            )
+            registration = DaemonRegistration(directory, ROLE, _ID)
+            registration.write(address, metrics_address)
+            try:
+                log.info("jobmanager.started", address=address, metrics_address=metrics_address)
+                await stop.wait()
+                log.info("jobmanager.stopping")
+            finally:
+                registration.remove()
+    log.info("jobmanager.stopped")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the daemon; returns its exit status."""
+    try:
+        arguments = parse_daemon_arguments(ROLE, argv)
+        config = arguments.load_configuration()
+        configure_logging(
+            ROLE, arguments.directory / "logs" / f"{ROLE}-{_ID}.log", config.log_level
+        )
+        asyncio.run(run_daemon(config, arguments.directory))
+    except StreamError as error:
+        sys.stderr.write(f"jobmanager: {error}\n")
+        return 1
+    return 0

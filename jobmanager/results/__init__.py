@@ -1,0 +1,1 @@
+"""Rows of collect sinks on their way to the client."""

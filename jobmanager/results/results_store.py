@@ -1,0 +1,157 @@
+"""Collect buffers of all jobs, and the waiting on them.
+
+A push waits for room, a fetch waits for rows. One client reads a collect sink at a time. Rows of
+ended jobs that nobody fetched are kept up to a bound over all jobs; the oldest go first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pyarrow as pa
+
+from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict
+from penstock.errors import Fenced, JobRejected, StoreNotFound, StoreTransient
+from penstock.pb import client_pb2
+
+BUFFER_BYTES_MAX = 16 * 1024 * 1024
+ENDED_BYTES_MAX = 256 * 1024 * 1024
+
+
+class _Results:
+    """One collect sink."""
+
+    def __init__(self, limit: int) -> None:
+        self.buffer = CollectBuffer(BUFFER_BYTES_MAX, limit)
+        self.changed = asyncio.Event()
+        self.ended = False
+        self.dropped = False
+        self.reading = False
+
+    def wake(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+
+class ResultsStore:
+    """Rows of collect sinks on their way to clients."""
+
+    def __init__(self) -> None:
+        # In order of the jobs' acceptance.
+        self._results: dict[tuple[str, str], _Results] = {}
+
+    def open(self, job_id: str, limits: dict[str, int]) -> None:
+        """A job with these collect sinks has been accepted; collect id -> limit, 0 = none."""
+        for collect_id, limit in limits.items():
+            self._results[job_id, collect_id] = _Results(limit)
+
+    def end(self, job_id: str) -> None:
+        """The job has ended: nothing will be pushed any more."""
+        for (owner, _), results in self._results.items():
+            if owner == job_id:
+                results.ended = True
+                results.wake()
+        self._shrink()
+
+    def forget(self, job_id: str) -> None:
+        """The job is no longer known."""
+        self.end(job_id)
+        for key in [key for key in self._results if key[0] == job_id]:
+            del self._results[key]
+
+    async def push(
+        self, job_id: str, collect_id: str, chunk: client_pb2.ResultChunk, deadline_s: float
+    ) -> bool:
+        """Takes rows of a subtask, when there is room.
+
+        Returns:
+            True when the limit is reached and the sink may drop the rest.
+
+        Raises:
+            StoreTransient: there was no room until the deadline; push it again.
+            Fenced: no such sink.
+        """
+        results = self._results.get((job_id, collect_id))
+        if results is None:
+            raise Fenced(f"job {job_id} has no collect sink {collect_id!r} (any more)")
+        subtask_index, sequence = chunk.subtask_index, chunk.sequence
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    if results.ended:
+                        return True
+                    verdict = results.buffer.verdict(subtask_index, sequence, len(chunk.arrow))
+                    if verdict is not Verdict.FULL:
+                        break
+                    await results.changed.wait()
+        except TimeoutError as error:
+            raise StoreTransient(
+                f"the client does not read collect {collect_id!r} of job {job_id}: push again"
+            ) from error
+        if verdict is Verdict.TAKEN:
+            data, rows = _cut(chunk.arrow, results.buffer.rows_wanted)
+            results.buffer.take(Chunk(subtask_index, sequence, data, rows))
+            results.wake()
+        return results.buffer.satisfied
+
+    async def fetch(self, job_id: str, collect_id: str) -> AsyncIterator[client_pb2.ResultChunk]:
+        """Rows in order per subtask; ends when the job has ended and all are sent.
+
+        Raises:
+            StoreNotFound: no such sink, or its rows had to be dropped.
+            JobRejected: somebody else reads it.
+        """
+        results = self._results.get((job_id, collect_id))
+        if results is None:
+            raise StoreNotFound(f"job {job_id} has no collect sink {collect_id!r}")
+        if results.reading:
+            raise JobRejected(f"collect {collect_id!r} of job {job_id} is being read already")
+        results.reading = True
+        try:
+            while True:
+                if results.dropped:
+                    raise StoreNotFound(
+                        f"rows of collect {collect_id!r} of job {job_id} were dropped because "
+                        "nobody fetched them: run the job again"
+                    )
+                chunk = results.buffer.pop()
+                if chunk is not None:
+                    results.wake()
+                    yield client_pb2.ResultChunk(
+                        subtask_index=chunk.subtask_index,
+                        sequence=chunk.sequence,
+                        arrow=chunk.data,
+                    )
+                elif results.ended:
+                    return
+                else:
+                    await results.changed.wait()
+        finally:
+            results.reading = False
+
+    def _shrink(self) -> None:
+        idle = [results for results in self._results.values() if results.ended]
+        excess = sum(results.buffer.held_bytes for results in idle) - ENDED_BYTES_MAX
+        for results in idle:
+            if excess <= 0:
+                return
+            if not results.reading and results.buffer.held_bytes:
+                excess -= results.buffer.held_bytes
+                results.buffer.clear()
+                results.dropped = True
+
+
+def _cut(data: bytes, rows_wanted: int | None) -> tuple[bytes, int]:
+    """The chunk with at most ``rows_wanted`` rows, and how many those are (0 where nobody counts)."""
+    if rows_wanted is None:
+        return data, 0
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        table = reader.read_all()
+    if table.num_rows <= rows_wanted:
+        return data, table.num_rows
+    table = table.slice(0, rows_wanted)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes(), table.num_rows

@@ -1,0 +1,1 @@
+"""gRPC at the edge of the JobManager."""

@@ -1,0 +1,234 @@
+"""Protocol messages to plans and events, and plans to protocol messages.
+
+The machines know no protobuf; this is where their words become messages and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common.pb import internal_pb2
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
+from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
+from jobmanager.scheduler.deployment import Endpoint, TaskPlan
+from penstock.connectors.source import Split
+from penstock.errors import JobRejected, StreamError
+from penstock.pb import client_pb2, graph_pb2
+
+_PARTITIONING = {
+    graph_pb2.PARTITIONING_FORWARD: Partitioning.FORWARD,
+    graph_pb2.PARTITIONING_HASH: Partitioning.HASH,
+    graph_pb2.PARTITIONING_REBALANCE: Partitioning.REBALANCE,
+    graph_pb2.PARTITIONING_RESCALE: Partitioning.RESCALE,
+    graph_pb2.PARTITIONING_BROADCAST: Partitioning.BROADCAST,
+}
+
+
+def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
+    """The shape of a graph.
+
+    Raises:
+        JobRejected: it names a partitioning that this version does not know.
+    """
+    for edge in graph.edges:
+        if edge.partitioning not in _PARTITIONING:
+            raise JobRejected(
+                f"edge {edge.id} has the unknown partitioning {edge.partitioning}: client and "
+                "JobManager are of different versions"
+            )
+    return JobPlan(
+        vertices=tuple(
+            VertexPlan(
+                id=vertex.id,
+                parallelism=vertex.parallelism,
+                slot_group=vertex.slot_group or "default",
+                source_uids=tuple(
+                    operator.uid for operator in vertex.operators if operator.HasField("source")
+                ),
+            )
+            for vertex in graph.vertices
+        ),
+        edges=tuple(
+            EdgePlan(
+                edge.id, edge.source_vertex, edge.target_vertex, _PARTITIONING[edge.partitioning]
+            )
+            for edge in graph.edges
+        ),
+    )
+
+
+def attempt_key(attempt: internal_pb2.AttemptId) -> AttemptKey:
+    """The key without the job's id."""
+    return AttemptKey(attempt.vertex, attempt.subtask_index, attempt.attempt)
+
+
+def attempt_id(job_id: str, key: AttemptKey) -> internal_pb2.AttemptId:
+    """Inverse of ``attempt_key``."""
+    return internal_pb2.AttemptId(
+        job_id=job_id, vertex=key.vertex, subtask_index=key.subtask_index, attempt=key.attempt
+    )
+
+
+def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
+    """What a TaskManager reports, as an event of the job; None = a kind this version ignores."""
+    key = attempt_key(event.attempt)
+    match event.WhichOneof("event"):
+        case "state_changed":
+            changed = event.state_changed
+            failed = changed.state == client_pb2.ATTEMPT_STATE_FAILED
+            failure = cause_of(changed.failure, key, now_ms) if failed else None
+            return m.AttemptReported(key, AttemptState(changed.state), failure)
+        case "splits_discovered":
+            discovered = event.splits_discovered
+            splits = tuple(_split(split) for split in discovered.splits)
+            return m.SplitsReported(key, discovered.operator_uid, splits, discovered.final)
+        case "end_of_data":
+            return m.EndOfDataReported(key)
+        case _:
+            return None
+
+
+def _split(split: internal_pb2.Split) -> Split:
+    known = split.HasField("min_event_time_ms")
+    return Split(split.id, split.payload, split.size, split.min_event_time_ms if known else None)
+
+
+def cause_of(cause: client_pb2.FailureCause, key: AttemptKey, now_ms: int) -> FailureCause:
+    """A reported cause, completed with where and when."""
+    return FailureCause(
+        error_class=cause.error_class or "TaskFailure",
+        message=cause.message or "the attempt failed without a message",
+        traceback=cause.traceback,
+        vertex=cause.vertex or key.vertex,
+        subtask_index=key.subtask_index,
+        attempt=key.attempt,
+        operator=cause.operator,
+        row=cause.row,
+        taskmanager_id=cause.taskmanager_id,
+        timestamp_ms=cause.timestamp_ms or now_ms,
+    )
+
+
+def cause_message(cause: FailureCause) -> client_pb2.FailureCause:
+    """Inverse of ``cause_of``."""
+    return client_pb2.FailureCause(
+        error_class=cause.error_class,
+        message=cause.message,
+        traceback=cause.traceback,
+        vertex=cause.vertex,
+        subtask_index=cause.subtask_index,
+        attempt=cause.attempt,
+        operator=cause.operator,
+        row=cause.row,
+        taskmanager_id=cause.taskmanager_id,
+        timestamp_ms=cause.timestamp_ms,
+    )
+
+
+def cause_of_error(error: StreamError, now_ms: int, taskmanager_id: str = "") -> FailureCause:
+    """An error of ours as the cause of a failure."""
+    return FailureCause(
+        type(error).__name__, str(error), taskmanager_id=taskmanager_id, timestamp_ms=now_ms
+    )
+
+
+def endpoint_of(endpoint: internal_pb2.DataEndpoint) -> Endpoint:
+    """Where a slot listens."""
+    return Endpoint(
+        endpoint.slot_id,
+        endpoint.host_id,
+        endpoint.unix_path,
+        endpoint.tcp_host,
+        endpoint.tcp_port,
+    )
+
+
+def _endpoint_message(endpoint: Endpoint) -> internal_pb2.DataEndpoint:
+    return internal_pb2.DataEndpoint(
+        slot_id=endpoint.slot_id,
+        host_id=endpoint.host_id,
+        unix_path=endpoint.unix_path,
+        tcp_host=endpoint.tcp_host,
+        tcp_port=endpoint.tcp_port,
+    )
+
+
+class DeploymentMessages:
+    """Turns the plans of one job's tasks into messages.
+
+    Args:
+        job_id: the job.
+        graph: its graph; vertices and edges are copied from it unread.
+        leader_epoch: fence of every message.
+    """
+
+    def __init__(self, job_id: str, graph: graph_pb2.JobGraph, leader_epoch: int) -> None:
+        self._job_id = job_id
+        self._leader_epoch = leader_epoch
+        self._vertices = {vertex.id: vertex for vertex in graph.vertices}
+        self._edges = {edge.id: edge for edge in graph.edges}
+
+    def task(self, plan: TaskPlan) -> internal_pb2.TaskDeployment:
+        """One attempt's deployment."""
+        deployment = internal_pb2.TaskDeployment(
+            attempt=attempt_id(self._job_id, plan.attempt),
+            slot_id=plan.slot_id,
+            leader_epoch=self._leader_epoch,
+            vertex=self._vertices[plan.attempt.vertex],
+        )
+        for read in plan.inputs:
+            edge = self._edges[read.edge_id]
+            deployment.inputs.add(
+                edge_id=edge.id,
+                partition_type=edge.partition_type,
+                schema=edge.schema,
+                channels=[
+                    internal_pb2.InputChannel(
+                        producer=_endpoint_message(channel.producer),
+                        producer_attempt=attempt_id(self._job_id, channel.producer_attempt),
+                        edge_id=edge.id,
+                        subpartition_index=channel.subpartition_index,
+                    )
+                    for channel in read.channels
+                ],
+            )
+        for written in plan.outputs:
+            edge = self._edges[written.edge_id]
+            target = self._vertices[edge.target_vertex]
+            deployment.outputs.add(
+                edge=edge,
+                subpartition_count=written.subpartition_count,
+                target_parallelism=target.parallelism,
+                target_max_parallelism=target.max_parallelism,
+            )
+        return deployment
+
+    def commands(
+        self, commands: Iterable[m.AddSplits | m.CommitOutput]
+    ) -> list[internal_pb2.TaskCommand]:
+        """What running attempts are told."""
+        return [self._command(command) for command in commands]
+
+    def _command(self, command: m.AddSplits | m.CommitOutput) -> internal_pb2.TaskCommand:
+        attempt = attempt_id(self._job_id, command.key)
+        if isinstance(command, m.CommitOutput):
+            return internal_pb2.TaskCommand(
+                attempt=attempt, commit_output=internal_pb2.CommitOutput()
+            )
+        return internal_pb2.TaskCommand(
+            attempt=attempt,
+            add_splits=internal_pb2.AddSplits(
+                operator_uid=command.operator_uid,
+                splits=[_split_message(split) for split in command.splits],
+                final=command.final,
+            ),
+        )
+
+
+def _split_message(split: Split) -> internal_pb2.Split:
+    message = internal_pb2.Split(id=split.id, payload=split.payload, size=split.size)
+    if split.min_event_time_ms is not None:
+        message.min_event_time_ms = split.min_event_time_ms
+    return message

@@ -1,0 +1,118 @@
+"""What TaskManagers say to the JobManager.
+
+A TaskManager that is not registered, or that talks to an earlier leader, is fenced: it registers
+again and learns the leader epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from typing_extensions import override
+
+from common.pb import internal_pb2, internal_pb2_grpc
+from jobmanager.artifact_store import ArtifactStore
+from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.job_store import JobStore
+from jobmanager.results.results_store import ResultsStore
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from penstock.config import Configuration
+from penstock.errors import Fenced
+
+_PUSH_MARGIN_S = 0.25
+_PUSH_WAIT_MAX_S = 60.0
+
+
+class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
+    """Service ``JobManagerInternal``; errors become statuses in ``ErrorServerInterceptor``."""
+
+    def __init__(
+        self,
+        config: Configuration,
+        dispatcher: DispatcherRunner,
+        cluster: ClusterRunner,
+        artifacts: ArtifactStore,
+        results: ResultsStore,
+        store: JobStore,
+    ) -> None:
+        self._config = config
+        self._dispatcher = dispatcher
+        self._cluster = cluster
+        self._artifacts = artifacts
+        self._results = results
+        self._store = store
+
+    @override
+    async def RegisterTaskManager(
+        self, request: internal_pb2.RegisterTaskManagerRequest, context: Any
+    ) -> internal_pb2.RegisterTaskManagerResponse:
+        """A TaskManager offers its slots."""
+        self._cluster.register(request)
+        return internal_pb2.RegisterTaskManagerResponse(
+            leader_epoch=self._store.leader_epoch,
+            cluster_id=self._store.cluster_id,
+            heartbeat_interval_ms=self._config.heartbeat_interval_ms,
+            heartbeat_timeout_ms=self._config.heartbeat_timeout_ms,
+        )
+
+    @override
+    async def Heartbeat(
+        self, request: internal_pb2.HeartbeatRequest, context: Any
+    ) -> internal_pb2.HeartbeatResponse:
+        """A TaskManager lives."""
+        known = request.leader_epoch == self._store.leader_epoch and self._cluster.heartbeat(
+            request
+        )
+        if known:
+            self._dispatcher.note_metrics(request.metrics)
+        return internal_pb2.HeartbeatResponse(known=known)
+
+    @override
+    async def ReportTaskEvents(
+        self, request: internal_pb2.ReportTaskEventsRequest, context: Any
+    ) -> internal_pb2.ReportTaskEventsResponse:
+        """What attempts do."""
+        self._check_epoch(request.leader_epoch)
+        if not self._cluster.is_registered(request.taskmanager_id, request.incarnation):
+            raise Fenced(
+                f"TaskManager {request.taskmanager_id} is not registered (any more): what it ran "
+                "counts as failed; register again"
+            )
+        await self._dispatcher.report(request.events)
+        return internal_pb2.ReportTaskEventsResponse()
+
+    @override
+    async def PushResults(
+        self, request: internal_pb2.PushResultsRequest, context: Any
+    ) -> internal_pb2.PushResultsResponse:
+        """Rows of a collect sink; answered when there is room."""
+        self._check_epoch(request.leader_epoch)
+        remaining_s = context.time_remaining()
+        wait_s = _PUSH_WAIT_MAX_S if remaining_s is None else max(0.0, remaining_s - _PUSH_MARGIN_S)
+        satisfied = await self._results.push(
+            request.job_id, request.collect_id, request.chunk, min(wait_s, _PUSH_WAIT_MAX_S)
+        )
+        return internal_pb2.PushResultsResponse(satisfied=satisfied)
+
+    @override
+    async def DownloadArtifact(
+        self, request: internal_pb2.DownloadArtifactRequest, context: Any
+    ) -> AsyncIterator[internal_pb2.ArtifactData]:
+        """The content of an artifact."""
+        async for piece in self._artifacts.download(request.id):
+            yield internal_pb2.ArtifactData(data=piece)
+
+    @override
+    async def Goodbye(
+        self, request: internal_pb2.GoodbyeRequest, context: Any
+    ) -> internal_pb2.GoodbyeResponse:
+        """A TaskManager leaves."""
+        self._cluster.goodbye(request)
+        return internal_pb2.GoodbyeResponse()
+
+    def _check_epoch(self, leader_epoch: int) -> None:
+        if leader_epoch != self._store.leader_epoch:
+            raise Fenced(
+                f"leader epoch {leader_epoch} is over, this JobManager leads {self._store.leader_epoch}"
+            )

@@ -1,0 +1,140 @@
+"""What the dispatcher knows of one job, running or ended, and how it shows it.
+
+Invariants: ``changed`` is set, and replaced, at each change of the job's state; timestamps are
+written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.pb import internal_pb2
+from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.dispatcher.job_state import JobState, is_terminal
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.execution_attempt import AttemptKey
+from jobmanager.rpc.graph_convert import attempt_key, cause_message
+from penstock.pb import client_pb2, graph_pb2
+
+
+class JobRecord:
+    """One job as clients see it.
+
+    Args:
+        job_id: the job.
+        graph: its graph; only what is shown is kept.
+        master: its machine; None for a job that ended with an earlier JobManager.
+        submitted_at_ms: when it was accepted.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        graph: graph_pb2.JobGraph,
+        master: JobMaster | None,
+        submitted_at_ms: int,
+    ) -> None:
+        self.job_id = job_id
+        self.name = graph.name
+        self.state = JobState.CREATED
+        self.submitted_at_ms = submitted_at_ms
+        self.running_at_ms = 0
+        self.ended_at_ms = 0
+        self.failure: FailureCause | None = None
+        self.artifact_ids = frozenset(artifact.id for artifact in graph.artifacts)
+        self.metrics: dict[AttemptKey, internal_pb2.AttemptMetrics] = {}
+        self.changed = asyncio.Event()
+        self.collect_limits = {
+            operator.sink.collect.collect_id: operator.sink.collect.limit
+            for vertex in graph.vertices
+            for operator in vertex.operators
+            if operator.sink.HasField("collect")
+        }
+        self._master = master
+        self._vertices = [_shown(vertex) for vertex in graph.vertices]
+
+    @property
+    def ended(self) -> bool:
+        """True when the job has reached a terminal state."""
+        return is_terminal(self.state)
+
+    def enter(self, state: JobState, now_ms: int) -> None:
+        """The job's state has changed."""
+        self.state = state
+        if state is JobState.RUNNING and not self.running_at_ms:
+            self.running_at_ms = now_ms
+        if is_terminal(state):
+            self.ended_at_ms = now_ms
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    def note_metrics(self, metrics: internal_pb2.AttemptMetrics) -> None:
+        """The latest counters of an attempt; those of unknown attempts are ignored."""
+        key = attempt_key(metrics.attempt)
+        if self._master is not None and self._master.graph.find_current(key) is not None:
+            self.metrics[key] = metrics
+
+    def taskmanagers_of(self, vertex: str, subtask_index: int) -> list[str]:
+        """Where attempts of a job ran; "" = all vertices, -1 = all subtasks."""
+        if self._master is None:
+            return []
+        return sorted(
+            {
+                attempt.taskmanager_id
+                for attempt in self._master.graph.current()
+                if attempt.taskmanager_id
+                and vertex in ("", attempt.key.vertex)
+                and subtask_index in (-1, attempt.key.subtask_index)
+            }
+        )
+
+    def has_subtask(self, vertex: str, subtask_index: int) -> bool:
+        """Whether "" or a vertex, and -1 or a subtask of it, belong to the job."""
+        return any(
+            vertex in ("", shown.id) and -1 <= subtask_index < shown.parallelism
+            for shown in self._vertices
+        )
+
+    def summary(self) -> client_pb2.JobSummary:
+        """One line of the list of jobs."""
+        return client_pb2.JobSummary(
+            job_id=self.job_id,
+            name=self.name,
+            state=client_pb2.JobState.ValueType(self.state.value),
+            submitted_at_ms=self.submitted_at_ms,
+            running_at_ms=self.running_at_ms,
+            ended_at_ms=self.ended_at_ms,
+        )
+
+    def details(self) -> client_pb2.JobDetails:
+        """Everything a client may see."""
+        details = client_pb2.JobDetails(summary=self.summary(), vertices=self._vertices)
+        if self.failure is not None:
+            details.failure.CopyFrom(cause_message(self.failure))
+        if self._master is None:
+            return details
+        vertices = {vertex.id: vertex for vertex in details.vertices}
+        for attempt in self._master.graph.current():
+            shown = vertices[attempt.key.vertex].subtasks.add(
+                subtask_index=attempt.key.subtask_index,
+                attempt=attempt.key.attempt,
+                state=client_pb2.AttemptState.ValueType(attempt.state.value),
+                taskmanager_id=attempt.taskmanager_id,
+                slot_id=attempt.slot_id,
+            )
+            metrics = self.metrics.get(attempt.key)
+            if metrics is not None:
+                shown.metrics.CopyFrom(metrics.metrics)
+        return details
+
+
+def _shown(vertex: graph_pb2.Vertex) -> client_pb2.VertexDetails:
+    return client_pb2.VertexDetails(
+        id=vertex.id,
+        name=vertex.name,
+        parallelism=vertex.parallelism,
+        max_parallelism=vertex.max_parallelism,
+        operators=[operator.name for operator in vertex.operators],
+        is_source=any(operator.HasField("source") for operator in vertex.operators),
+        is_sink=any(operator.HasField("sink") for operator in vertex.operators),
+    )

@@ -1,0 +1,195 @@
+"""What clients ask of the JobManager."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from typing_extensions import override
+
+from jobmanager.artifact_store import ArtifactStore
+from jobmanager.dispatcher.admission import CodeStamp, stamp_problem
+from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.job_store import JobStore
+from jobmanager.results.results_store import ResultsStore
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from penstock.errors import (
+    JobNotFound,
+    JobRejected,
+    ProtocolMismatch,
+    StoreNotFound,
+    TaskManagerLost,
+)
+from penstock.pb import client_pb2, client_pb2_grpc
+from penstock.protocol import PROTOCOL_VERSION
+
+_WATCH_INTERVAL_MIN_MS = 20
+
+
+def penstock_version() -> str:
+    """The installed version, "unknown" in a source tree that was not installed."""
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
+    """Service ``JobManager``; errors become statuses in ``ErrorServerInterceptor``."""
+
+    def __init__(
+        self,
+        dispatcher: DispatcherRunner,
+        cluster: ClusterRunner,
+        artifacts: ArtifactStore,
+        results: ResultsStore,
+        store: JobStore,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._cluster = cluster
+        self._artifacts = artifacts
+        self._results = results
+        self._store = store
+
+    @override
+    async def Hello(
+        self, request: client_pb2.HelloRequest, context: Any
+    ) -> client_pb2.HelloResponse:
+        """Refuses what could not work later."""
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolMismatch(
+                f"the client (penstock {request.client_version}) speaks protocol "
+                f"{request.protocol_version}, this JobManager (penstock {penstock_version()}) "
+                f"speaks {PROTOCOL_VERSION}: install the same version on both sides"
+            )
+        stamp = CodeStamp(request.python_version, request.cloudpickle_version)
+        for facts in self._cluster.facts():
+            problem = stamp_problem(
+                stamp, facts.python_version, facts.cloudpickle_version, facts.taskmanager_id
+            )
+            if problem is not None:
+                raise problem
+        return client_pb2.HelloResponse(
+            protocol_version=PROTOCOL_VERSION,
+            server_version=penstock_version(),
+            cluster_id=self._store.cluster_id,
+            leader_epoch=self._store.leader_epoch,
+        )
+
+    @override
+    async def MissingArtifacts(
+        self, request: client_pb2.MissingArtifactsRequest, context: Any
+    ) -> client_pb2.MissingArtifactsResponse:
+        """Which artifacts must still be uploaded."""
+        return client_pb2.MissingArtifactsResponse(ids=self._artifacts.missing(request.ids))
+
+    @override
+    async def UploadArtifact(
+        self, request_iterator: AsyncIterator[client_pb2.ArtifactChunk], context: Any
+    ) -> client_pb2.UploadArtifactResponse:
+        """Stores an artifact; the first chunk names it."""
+        first = await anext(aiter(request_iterator), None)
+        if first is None:
+            raise JobRejected("an upload must have at least one chunk, which names the artifact")
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield first.data
+            async for chunk in request_iterator:
+                yield chunk.data
+
+        size_bytes = await self._artifacts.upload(first.id, pieces())
+        return client_pb2.UploadArtifactResponse(size_bytes=size_bytes)
+
+    @override
+    async def SubmitJob(
+        self, request: client_pb2.SubmitJobRequest, context: Any
+    ) -> client_pb2.SubmitJobResponse:
+        """Accepts a job."""
+        self._dispatcher.submit(request.job_id, request.graph)
+        return client_pb2.SubmitJobResponse(job_id=request.job_id)
+
+    @override
+    async def ListJobs(
+        self, request: client_pb2.ListJobsRequest, context: Any
+    ) -> client_pb2.ListJobsResponse:
+        """All jobs that are known."""
+        return client_pb2.ListJobsResponse(
+            jobs=[record.summary() for record in self._dispatcher.records()]
+        )
+
+    @override
+    async def GetJob(
+        self, request: client_pb2.GetJobRequest, context: Any
+    ) -> client_pb2.JobDetails:
+        """One job."""
+        return self._dispatcher.find(request.job_id).details()
+
+    @override
+    async def WatchJob(
+        self, request: client_pb2.WatchJobRequest, context: Any
+    ) -> AsyncIterator[client_pb2.JobDetails]:
+        """One job, again and again until it has ended."""
+        interval_ms = request.interval_ms
+        if interval_ms > 0:
+            interval_ms = max(interval_ms, _WATCH_INTERVAL_MIN_MS)
+        async for details in self._dispatcher.watch(request.job_id, interval_ms):
+            yield details
+
+    @override
+    async def CancelJob(
+        self, request: client_pb2.CancelJobRequest, context: Any
+    ) -> client_pb2.CancelJobResponse:
+        """Begins to cancel a job."""
+        self._dispatcher.cancel(request.job_id)
+        return client_pb2.CancelJobResponse()
+
+    @override
+    async def FetchResults(
+        self, request: client_pb2.FetchResultsRequest, context: Any
+    ) -> AsyncIterator[client_pb2.ResultChunk]:
+        """Rows of a collect sink."""
+        job_id = self._dispatcher.find(request.job_id).job_id
+        async for chunk in self._results.fetch(job_id, request.collect_id):
+            yield chunk
+
+    @override
+    async def ReadLogs(
+        self, request: client_pb2.ReadLogsRequest, context: Any
+    ) -> AsyncIterator[client_pb2.LogChunk]:
+        """What attempts have written, TaskManager by TaskManager."""
+        record = self._dispatcher.find(request.job_id)
+        if not record.has_subtask(request.vertex, request.subtask_index):
+            raise JobNotFound(
+                f"job {record.job_id} has no subtask {request.vertex or '*'}/"
+                f"{request.subtask_index}: `penstock info {record.job_id}` lists them"
+            )
+        unreachable = []
+        for taskmanager_id in record.taskmanagers_of(request.vertex, request.subtask_index):
+            try:
+                client = self._cluster.client(taskmanager_id)
+                logs = client.read_logs(record.job_id, request.vertex, request.subtask_index)
+                async for chunk in logs:
+                    yield chunk
+            except TaskManagerLost:
+                unreachable.append(taskmanager_id)
+        if unreachable:
+            raise StoreNotFound(
+                f"the logs on TaskManager {', '.join(unreachable)} cannot be read: it is gone; "
+                "they lie under logs/jobs of its directory"
+            )
+
+    @override
+    async def GetCluster(
+        self, request: client_pb2.GetClusterRequest, context: Any
+    ) -> client_pb2.ClusterDetails:
+        """TaskManagers and their slots."""
+        counts = self._cluster.counts
+        return client_pb2.ClusterDetails(
+            cluster_id=self._store.cluster_id,
+            leader_epoch=self._store.leader_epoch,
+            version=penstock_version(),
+            slots_total=counts.total,
+            slots_free=counts.free,
+            taskmanagers=self._cluster.details(),
+        )

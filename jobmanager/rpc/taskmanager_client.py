@@ -1,0 +1,204 @@
+"""Calls from the JobManager to one TaskManager.
+
+Each call has a deadline and carries the leader epoch. A call that fails raises ``StreamError``: the
+TaskManager's own error where it answered with one, ``TaskManagerLost`` where it could not be
+reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from common.auth import token_client_interceptors
+from common.grpc_options import channel_options
+from common.pb import internal_pb2, internal_pb2_grpc
+from penstock.errors import StreamError, TaskManagerLost
+from penstock.grpc_errors import error_from_rpc
+from penstock.pb import client_pb2, graph_pb2
+from penstock.protocol import MESSAGE_SIZE_MAX_BYTES
+
+_ResponseT = TypeVar("_ResponseT")
+_MessageT = TypeVar("_MessageT", bound=Message)
+
+# Starting slot processes takes longer than any other call: imports on a busy machine.
+_ALLOCATION_TIMEOUT_FACTOR = 3
+
+_BATCH_SIZE_MAX_BYTES = MESSAGE_SIZE_MAX_BYTES // 2
+
+
+def in_batches(messages: Sequence[_MessageT], size_max_bytes: int) -> list[list[_MessageT]]:
+    """Neighbours together up to a size; a message that is larger by itself stays alone."""
+    batches: list[list[_MessageT]] = []
+    size_bytes = 0
+    for message in messages:
+        if not batches or size_bytes + message.ByteSize() > size_max_bytes:
+            batches.append([])
+            size_bytes = 0
+        batches[-1].append(message)
+        size_bytes += message.ByteSize()
+    return batches
+
+
+class TaskManagerClient:
+    """A channel to one TaskManager.
+
+    Args:
+        taskmanager_id: for error messages.
+        address: host:port.
+        token: the cluster's secret, "" without one.
+        leader_epoch: fence of every call.
+        rpc_timeout_ms: deadline of a call.
+    """
+
+    def __init__(
+        self,
+        taskmanager_id: str,
+        address: str,
+        *,
+        token: str,
+        leader_epoch: int,
+        rpc_timeout_ms: int,
+    ) -> None:
+        self.taskmanager_id = taskmanager_id
+        self.address = address
+        self._leader_epoch = leader_epoch
+        self._timeout_s = rpc_timeout_ms / 1000
+        self._channel = grpc.aio.insecure_channel(
+            address,
+            options=channel_options(),
+            interceptors=token_client_interceptors(token),
+        )
+        self._stub: internal_pb2_grpc.TaskManagerInternalAsyncStub = (
+            internal_pb2_grpc.TaskManagerInternalStub(self._channel)
+        )
+
+    async def allocate_slots(
+        self,
+        job_id: str,
+        slot_ids: Sequence[str],
+        artifacts: Sequence[graph_pb2.Artifact],
+        config: Mapping[str, str],
+        requirements: Sequence[str],
+    ) -> list[internal_pb2.DataEndpoint]:
+        """Starts slot processes and returns where they listen."""
+        request = internal_pb2.AllocateSlotsRequest(
+            leader_epoch=self._leader_epoch,
+            job_id=job_id,
+            slot_ids=slot_ids,
+            artifacts=artifacts,
+            config=config,
+            requirements=requirements,
+        )
+        timeout_s = self._timeout_s * _ALLOCATION_TIMEOUT_FACTOR
+        response = await self._call(
+            "start slots", lambda: self._stub.AllocateSlots(request, timeout=timeout_s)
+        )
+        return list(response.endpoints)
+
+    async def deploy_tasks(self, tasks: Sequence[internal_pb2.TaskDeployment]) -> None:
+        """Starts attempts, in as many calls as the size of their code asks for."""
+        for batch in in_batches(tasks, _BATCH_SIZE_MAX_BYTES):
+            await self._deploy(batch)
+
+    async def _deploy(self, tasks: Sequence[internal_pb2.TaskDeployment]) -> None:
+        request = internal_pb2.DeployTasksRequest(leader_epoch=self._leader_epoch, tasks=tasks)
+        await self._call(
+            "deploy tasks", lambda: self._stub.DeployTasks(request, timeout=self._timeout_s)
+        )
+
+    async def send_commands(self, commands: Sequence[internal_pb2.TaskCommand]) -> None:
+        """Tells running attempts something."""
+        for batch in in_batches(commands, _BATCH_SIZE_MAX_BYTES):
+            await self._send(batch)
+
+    async def _send(self, commands: Sequence[internal_pb2.TaskCommand]) -> None:
+        request = internal_pb2.SendTaskCommandsRequest(
+            leader_epoch=self._leader_epoch, commands=commands
+        )
+        await self._call(
+            "take commands", lambda: self._stub.SendTaskCommands(request, timeout=self._timeout_s)
+        )
+
+    async def cancel_tasks(self, attempts: Sequence[internal_pb2.AttemptId]) -> None:
+        """Begins to cancel attempts."""
+        request = internal_pb2.CancelTasksRequest(
+            leader_epoch=self._leader_epoch, attempts=attempts
+        )
+        await self._call(
+            "cancel tasks", lambda: self._stub.CancelTasks(request, timeout=self._timeout_s)
+        )
+
+    async def free_slots(self, job_id: str, slot_ids: Sequence[str]) -> None:
+        """Ends slot processes."""
+        request = internal_pb2.FreeSlotsRequest(
+            leader_epoch=self._leader_epoch, job_id=job_id, slot_ids=slot_ids
+        )
+        await self._call(
+            "free slots", lambda: self._stub.FreeSlots(request, timeout=self._timeout_s)
+        )
+
+    async def read_logs(
+        self, job_id: str, vertex: str, subtask_index: int
+    ) -> AsyncIterator[client_pb2.LogChunk]:
+        """What attempts have written; "" = all vertices, -1 = all subtasks."""
+        request = internal_pb2.ReadTaskLogsRequest(
+            job_id=job_id, vertex=vertex, subtask_index=subtask_index
+        )
+        call = self._stub.ReadTaskLogs(request, timeout=self._timeout_s)
+        try:
+            async for chunk in call:
+                yield chunk
+        except grpc.aio.AioRpcError as error:
+            raise self._error("send its logs", error) from error
+
+    async def wait_until_refused(self) -> None:
+        """Returns when the TaskManager's port no longer takes connections."""
+        state = self._channel.get_state(try_to_connect=True)
+        while state not in (
+            grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+            grpc.ChannelConnectivity.SHUTDOWN,
+        ):
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
+
+    async def close(self) -> None:
+        """Ends the channel and whatever is under way on it."""
+        await self._channel.close(None)
+
+    async def _call(self, action: str, call: Callable[[], Awaitable[_ResponseT]]) -> _ResponseT:
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as error:
+            raise self._error(action, error) from error
+        except grpc.aio.UsageError as error:
+            raise self._closed(action) from error
+        except asyncio.CancelledError as error:
+            # Closing a channel cancels the calls on it, not the task that awaits them.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._closed(action) from error
+
+    def _closed(self, action: str) -> TaskManagerLost:
+        return TaskManagerLost(
+            f"TaskManager {self.taskmanager_id} at {self.address} was given up before it could "
+            f"{action}"
+        )
+
+    def _error(self, action: str, error: grpc.aio.AioRpcError) -> StreamError:
+        if error.code() in (
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            grpc.StatusCode.CANCELLED,
+        ):
+            return TaskManagerLost(
+                f"TaskManager {self.taskmanager_id} at {self.address} did not {action}: "
+                f"{error.code().name}: {error.details()}; see its log"
+            )
+        return error_from_rpc(error)

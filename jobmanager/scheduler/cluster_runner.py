@@ -1,0 +1,324 @@
+"""The actor that owns the TaskManagers: who is registered, alive, and whose slots they are.
+
+It holds two machines, ``SlotPool`` and ``HeartbeatMonitor``, and one client per TaskManager. Its
+methods are synchronous where they decide, so that nothing can come between reading and changing
+state; jobs hear of grants and losses through their inboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from common.clock import Clock
+from common.pb import internal_pb2
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.dispatcher.admission import TaskManagerFacts
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.liveness.heartbeat import HeartbeatMonitor
+from jobmanager.rpc.taskmanager_client import TaskManagerClient
+from jobmanager.scheduler import slots as s
+from penstock.config import Configuration
+from penstock.errors import JobRejected, StreamError, TaskManagerLost
+from penstock.pb import client_pb2
+
+
+class JobInbox(Protocol):
+    """Where a job hears of its slots."""
+
+    def post(self, event: m.JobEvent) -> None:
+        """Takes an event; never waits."""
+
+
+@dataclass(slots=True)
+class RegisteredTaskManager:
+    """One TaskManager and how to reach it."""
+
+    facts: TaskManagerFacts
+    address: str
+    incarnation: str
+    pid: int
+    client: TaskManagerClient
+    watcher: asyncio.Task[None]
+    last_heartbeat_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """What metrics show; replaced as a whole, so that any thread may read it."""
+
+    total: int = 0
+    free: int = 0
+    taskmanagers: int = 0
+    waiting_jobs: int = 0
+
+
+class ClusterRunner:
+    """Registered TaskManagers and their slots.
+
+    Args:
+        config: of the cluster.
+        connect: makes the client of a TaskManager of this id and address.
+        clock: where the time comes from.
+    """
+
+    def __init__(
+        self,
+        config: Configuration,
+        connect: Callable[[str, str], TaskManagerClient],
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._connect = connect
+        self._clock = clock
+        self._log = structlog.get_logger(__name__)
+        self._pool = s.SlotPool()
+        self._monitor = HeartbeatMonitor(config.heartbeat_interval_ms, config.heartbeat_timeout_ms)
+        self._taskmanagers: dict[str, RegisteredTaskManager] = {}
+        self._inboxes: dict[str, JobInbox] = {}
+        self._wait_ms_by_job: dict[str, int] = {}
+        self._deadlines_changed = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._freeing: set[tuple[str, str, str]] = set()
+        self.counts = SlotCounts()
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, started: asyncio.Event) -> None:
+        """Watches deadlines and connections until it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                started.set()
+                await self._watch_deadlines()
+        finally:
+            self._tasks = None
+            for taskmanager in self._taskmanagers.values():
+                await taskmanager.client.close()
+
+    async def _watch_deadlines(self) -> None:
+        while True:
+            self._deadlines_changed.clear()
+            deadlines = (self._monitor.next_deadline_ms(), self._pool.next_deadline_ms())
+            due = min((deadline for deadline in deadlines if deadline is not None), default=None)
+            delay_s = None if due is None else max(0.0, (due - self._now_ms()) / 1000)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._deadlines_changed.wait()
+            now_ms = self._now_ms()
+            for taskmanager_id in self._monitor.expire(now_ms):
+                silent_s = self._config.heartbeat_timeout_ms / 1000
+                self._lose(taskmanager_id, f"no heartbeat for {silent_s:g} s (heartbeat.timeout)")
+            self._step(s.TimePassed(now_ms))
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+    # ------------------------------------------------------------ TaskManagers
+
+    def register(self, request: internal_pb2.RegisterTaskManagerRequest) -> None:
+        """A TaskManager has come, or has come back.
+
+        Raises:
+            JobRejected: it says nothing that could be used.
+        """
+        if not request.taskmanager_id or not request.rpc_address or request.slots < 1:
+            raise JobRejected(
+                "a TaskManager must register with an id, an address and at least one slot, not "
+                f"{request.taskmanager_id!r}, {request.rpc_address!r}, {request.slots}"
+            )
+        known = self._taskmanagers.get(request.taskmanager_id)
+        if known is not None:
+            if known.incarnation == request.incarnation and known.address == request.rpc_address:
+                self._monitor.register(request.taskmanager_id, request.incarnation, self._now_ms())
+                return
+            self._lose(request.taskmanager_id, "it was restarted")
+        assert self._tasks is not None, "registrations come while the cluster runs"
+        client = self._connect(request.taskmanager_id, request.rpc_address)
+        self._taskmanagers[request.taskmanager_id] = RegisteredTaskManager(
+            facts=TaskManagerFacts(
+                request.taskmanager_id,
+                request.python_version,
+                request.cloudpickle_version,
+                tuple(request.packages),
+            ),
+            address=request.rpc_address,
+            incarnation=request.incarnation,
+            pid=request.pid,
+            client=client,
+            watcher=self._tasks.create_task(
+                self._watch_connection(request.taskmanager_id, request.incarnation, client)
+            ),
+            last_heartbeat_ms=self._clock.now_ms(),
+        )
+        self._monitor.register(request.taskmanager_id, request.incarnation, self._now_ms())
+        self._log.info(
+            "taskmanager.registered",
+            taskmanager_id=request.taskmanager_id,
+            address=request.rpc_address,
+            slots=request.slots,
+        )
+        self._step(s.TaskManagerAdded(request.taskmanager_id, request.incarnation, request.slots))
+
+    def heartbeat(self, request: internal_pb2.HeartbeatRequest) -> bool:
+        """A heartbeat came; False = the TaskManager must register again."""
+        if not self._monitor.beat(request.taskmanager_id, request.incarnation, self._now_ms()):
+            return False
+        taskmanager = self._taskmanagers[request.taskmanager_id]
+        taskmanager.last_heartbeat_ms = self._clock.now_ms()
+        for held in request.held_slots:
+            if not self._pool.holds(held.job_id, request.taskmanager_id, held.slot_id):
+                self._free_unknown(taskmanager.client, held.job_id, held.slot_id)
+        return True
+
+    def goodbye(self, request: internal_pb2.GoodbyeRequest) -> None:
+        """A TaskManager leaves."""
+        if self.is_registered(request.taskmanager_id, request.incarnation):
+            self._lose(request.taskmanager_id, request.reason or "it was stopped")
+
+    def is_registered(self, taskmanager_id: str, incarnation: str) -> bool:
+        """Whether this very start of a TaskManager is known."""
+        taskmanager = self._taskmanagers.get(taskmanager_id)
+        return taskmanager is not None and taskmanager.incarnation == incarnation
+
+    def client(self, taskmanager_id: str) -> TaskManagerClient:
+        """The client of a TaskManager.
+
+        Raises:
+            TaskManagerLost: it is not registered (any more).
+        """
+        taskmanager = self._taskmanagers.get(taskmanager_id)
+        if taskmanager is None:
+            raise TaskManagerLost(f"TaskManager {taskmanager_id} is not registered any more")
+        return taskmanager.client
+
+    def facts(self, taskmanager_ids: Iterable[str] | None = None) -> list[TaskManagerFacts]:
+        """What some TaskManagers said of themselves; None = all."""
+        ids = self._taskmanagers if taskmanager_ids is None else taskmanager_ids
+        return [self._taskmanagers[id].facts for id in ids if id in self._taskmanagers]
+
+    def details(self) -> list[client_pb2.TaskManagerDetails]:
+        """What clients see."""
+        shown = []
+        for taskmanager_id, taskmanager in sorted(self._taskmanagers.items()):
+            total, free = self._pool.counts(taskmanager_id)
+            shown.append(
+                client_pb2.TaskManagerDetails(
+                    taskmanager_id=taskmanager_id,
+                    address=taskmanager.address,
+                    slots_total=total,
+                    slots_free=free,
+                    last_heartbeat_ms=taskmanager.last_heartbeat_ms,
+                    pid=taskmanager.pid,
+                )
+            )
+        return shown
+
+    async def _watch_connection(
+        self, taskmanager_id: str, incarnation: str, client: TaskManagerClient
+    ) -> None:
+        """A refused connection is noticed at once, long before heartbeats are missed."""
+        await client.wait_until_refused()
+        if self.is_registered(taskmanager_id, incarnation):
+            self._lose(taskmanager_id, f"{client.address} refuses connections")
+
+    def _lose(self, taskmanager_id: str, reason: str) -> None:
+        taskmanager = self._taskmanagers.pop(taskmanager_id)
+        self._monitor.remove(taskmanager_id)
+        self._log.warning("taskmanager.lost", taskmanager_id=taskmanager_id, reason=reason)
+        cause = FailureCause(
+            "TaskManagerLost",
+            f"TaskManager {taskmanager_id} at {taskmanager.address} was lost: {reason}",
+            taskmanager_id=taskmanager_id,
+            timestamp_ms=self._clock.now_ms(),
+        )
+        for inbox in list(self._inboxes.values()):
+            inbox.post(m.TaskManagerLost(taskmanager_id, cause))
+        if self._tasks is not None:
+            self._tasks.create_task(self._disconnect(taskmanager))
+        self._step(s.TaskManagerRemoved(taskmanager_id))
+
+    async def _disconnect(self, taskmanager: RegisteredTaskManager) -> None:
+        # The watcher may be the one that noticed; then it has ended by itself.
+        taskmanager.watcher.cancel()
+        await taskmanager.client.close()
+
+    def _free_unknown(self, client: TaskManagerClient, job_id: str, slot_id: str) -> None:
+        """Ends a slot that a TaskManager holds for a job that does not have it."""
+        slot = (client.taskmanager_id, job_id, slot_id)
+        if slot in self._freeing or self._tasks is None:
+            return
+        self._freeing.add(slot)
+
+        async def free() -> None:
+            try:
+                await client.free_slots(job_id, [slot_id])
+            except StreamError as error:
+                # The next heartbeat asks again.
+                self._log.warning(
+                    "slot.not_freed", slot_id=slot_id, job_id=job_id, reason=str(error)
+                )
+            finally:
+                self._freeing.discard(slot)
+
+        self._tasks.create_task(free())
+
+    # ------------------------------------------------------------ slots
+
+    def join(self, job_id: str, inbox: JobInbox) -> None:
+        """A job wants to hear of its slots and of lost TaskManagers."""
+        self._inboxes[job_id] = inbox
+
+    def leave(self, job_id: str) -> None:
+        """A job's actor has ended, one way or the other: it no longer waits for slots."""
+        if self._pool.waits(job_id):
+            self._step(s.RequestWithdrawn(job_id))
+        self._inboxes.pop(job_id, None)
+        self._wait_ms_by_job.pop(job_id, None)
+
+    def request_slots(self, job_id: str, count: int, timeout_ms: int) -> None:
+        """Asks for slots; answered by ``SlotsGranted`` or ``SlotsRefused``."""
+        self._wait_ms_by_job[job_id] = timeout_ms
+        self._step(s.SlotsRequested(job_id, count, self._now_ms() + timeout_ms))
+
+    def withdraw_request(self, job_id: str) -> None:
+        """Asks no longer."""
+        self._step(s.RequestWithdrawn(job_id))
+
+    def take_back(self, job_id: str, slots: tuple[s.Slot, ...]) -> None:
+        """Slots whose processes have ended."""
+        self._step(s.SlotsFreed(job_id, slots))
+
+    def held_slots(self, job_id: str) -> Mapping[str, tuple[s.Slot, ...]]:
+        """TaskManager -> the slots of it that a job has."""
+        held: dict[str, tuple[s.Slot, ...]] = {}
+        for slot in self._pool.held_by(job_id):
+            held[slot.taskmanager_id] = (*held.get(slot.taskmanager_id, ()), slot)
+        return held
+
+    def _step(self, event: s.SlotEvent) -> None:
+        for effect in self._pool.step(event):
+            inbox = self._inboxes.get(effect.job_id)
+            assert inbox is not None, "who waits for slots has joined"
+            match effect:
+                case s.GrantSlots():
+                    inbox.post(m.SlotsGranted(effect.slots))
+                case s.RefuseRequest():
+                    inbox.post(
+                        m.SlotsRefused(
+                            effect.needed,
+                            effect.total,
+                            effect.free,
+                            effect.taskmanagers,
+                            self._wait_ms_by_job[effect.job_id],
+                        )
+                    )
+        self.counts = SlotCounts(
+            self._pool.total, self._pool.free, len(self._taskmanagers), self._pool.waiting
+        )
+        self._deadlines_changed.set()

@@ -1,0 +1,275 @@
+"""The slot pool: whose slots there are, who has them, who waits.
+
+Requests are all or nothing and are served strictly in order of arrival, so that a large job is not
+starved by small ones. A grant is spread: each slot comes from the TaskManager that is least loaded
+at that moment.
+
+Invariants (``check``): a slot is held by at most one job; a job has at most one open request; a
+request is granted exactly what it asked for, or times out, or is withdrawn; slots of a TaskManager
+that was lost, or that came back as a new incarnation, are held by nobody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import assert_never
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One slot of one TaskManager's incarnation."""
+
+    slot_id: str
+    taskmanager_id: str
+    incarnation: str
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManagerAdded:
+    """A TaskManager offers slots; the same incarnation again changes nothing."""
+
+    taskmanager_id: str
+    incarnation: str
+    slot_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManagerRemoved:
+    """A TaskManager is lost or has said goodbye."""
+
+    taskmanager_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsRequested:
+    """A job needs ``count`` slots and waits for them until ``deadline_ms``."""
+
+    job_id: str
+    count: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestWithdrawn:
+    """A job no longer waits."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsFreed:
+    """A job gives slots back."""
+
+    job_id: str
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """It is ``now_ms``."""
+
+    now_ms: int
+
+
+SlotEvent = (
+    TaskManagerAdded
+    | TaskManagerRemoved
+    | SlotsRequested
+    | RequestWithdrawn
+    | SlotsFreed
+    | TimePassed
+)
+
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class GrantSlots:
+    """The job has these slots from now on."""
+
+    job_id: str
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseRequest:
+    """The deadline has passed; what there was at that moment."""
+
+    job_id: str
+    needed: int
+    total: int
+    free: int
+    taskmanagers: int
+
+
+SlotEffect = GrantSlots | RefuseRequest
+
+
+@dataclass(slots=True)
+class _TaskManager:
+    incarnation: str
+    free: list[Slot]
+    holder: dict[Slot, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return len(self.free) + len(self.holder)
+
+
+class SlotPool:
+    """All slots of the cluster."""
+
+    def __init__(self) -> None:
+        self._taskmanagers: dict[str, _TaskManager] = {}
+        self._queue: dict[str, SlotsRequested] = {}
+        self.dropped_events = 0
+        """Frees of slots that the job does not hold, and other events that come too late."""
+
+    # ------------------------------------------------------------ what it says
+
+    @property
+    def total(self) -> int:
+        """Slots of all TaskManagers."""
+        return sum(taskmanager.total for taskmanager in self._taskmanagers.values())
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody has."""
+        return sum(len(taskmanager.free) for taskmanager in self._taskmanagers.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    def waits(self, job_id: str) -> bool:
+        """Whether a job has an open request."""
+        return job_id in self._queue
+
+    def counts(self, taskmanager_id: str) -> tuple[int, int]:
+        """Total and free slots of one TaskManager; zeros where it is unknown."""
+        taskmanager = self._taskmanagers.get(taskmanager_id)
+        return (taskmanager.total, len(taskmanager.free)) if taskmanager else (0, 0)
+
+    def held_by(self, job_id: str) -> tuple[Slot, ...]:
+        """The slots of one job."""
+        return tuple(
+            slot
+            for taskmanager in self._taskmanagers.values()
+            for slot, holder in taskmanager.holder.items()
+            if holder == job_id
+        )
+
+    def holds(self, job_id: str, taskmanager_id: str, slot_id: str) -> bool:
+        """Whether a job has a slot."""
+        taskmanager = self._taskmanagers.get(taskmanager_id)
+        return taskmanager is not None and any(
+            slot.slot_id == slot_id and holder == job_id
+            for slot, holder in taskmanager.holder.items()
+        )
+
+    def next_deadline_ms(self) -> int | None:
+        """When ``TimePassed`` is due next; None = nobody waits."""
+        return min((request.deadline_ms for request in self._queue.values()), default=None)
+
+    # ------------------------------------------------------------ what it decides
+
+    def step(self, event: SlotEvent) -> list[SlotEffect]:
+        """Takes one event and returns what follows from it."""
+        match event:
+            case TaskManagerAdded():
+                self._add(event)
+            case TaskManagerRemoved():
+                if self._taskmanagers.pop(event.taskmanager_id, None) is None:
+                    self.dropped_events += 1
+            case SlotsRequested():
+                assert event.count >= 1, "a job needs at least one slot"
+                assert event.job_id not in self._queue, "one open request per job"
+                self._queue[event.job_id] = event
+            case RequestWithdrawn():
+                if self._queue.pop(event.job_id, None) is None:
+                    self.dropped_events += 1
+            case SlotsFreed():
+                for slot in event.slots:
+                    self._free(event.job_id, slot)
+            case TimePassed():
+                # First serve: a request that can be granted now has not waited in vain.
+                return [*self._grant(), *self._refuse_overdue(event.now_ms)]
+            case _:
+                assert_never(event)
+        return self._grant()
+
+    def _add(self, event: TaskManagerAdded) -> None:
+        known = self._taskmanagers.get(event.taskmanager_id)
+        if known is not None and known.incarnation == event.incarnation:
+            return
+        self._taskmanagers[event.taskmanager_id] = _TaskManager(
+            event.incarnation,
+            free=[
+                Slot(f"{event.taskmanager_id}-{index}", event.taskmanager_id, event.incarnation)
+                for index in range(event.slot_count)
+            ],
+        )
+
+    def _free(self, job_id: str, slot: Slot) -> None:
+        taskmanager = self._taskmanagers.get(slot.taskmanager_id)
+        if taskmanager is None or taskmanager.holder.get(slot) != job_id:
+            self.dropped_events += 1
+            return
+        del taskmanager.holder[slot]
+        taskmanager.free.append(slot)
+        taskmanager.free.sort(key=lambda free: free.slot_id)
+
+    def _grant(self) -> list[SlotEffect]:
+        effects: list[SlotEffect] = []
+        for request in list(self._queue.values()):
+            if request.count > self.free:
+                break
+            del self._queue[request.job_id]
+            slots = tuple(self._take(request.job_id) for _ in range(request.count))
+            effects.append(GrantSlots(request.job_id, slots))
+        return effects
+
+    def _take(self, job_id: str) -> Slot:
+        _, taskmanager_id = min(
+            (len(taskmanager.holder) / taskmanager.total, taskmanager_id)
+            for taskmanager_id, taskmanager in self._taskmanagers.items()
+            if taskmanager.free
+        )
+        taskmanager = self._taskmanagers[taskmanager_id]
+        slot = taskmanager.free.pop(0)
+        taskmanager.holder[slot] = job_id
+        return slot
+
+    def _refuse_overdue(self, now_ms: int) -> list[SlotEffect]:
+        overdue = [request for request in self._queue.values() if request.deadline_ms <= now_ms]
+        for request in overdue:
+            del self._queue[request.job_id]
+        effects: list[SlotEffect] = [
+            RefuseRequest(
+                request.job_id, request.count, self.total, self.free, len(self._taskmanagers)
+            )
+            for request in overdue
+        ]
+        # The next in line may have waited only for the one that is gone.
+        return [*effects, *self._grant()] if overdue else effects
+
+    def check(self) -> None:
+        """Asserts the invariants named at the head of the file."""
+        everywhere = Counter(
+            slot
+            for taskmanager in self._taskmanagers.values()
+            for slot in (*taskmanager.free, *taskmanager.holder)
+        )
+        assert all(count == 1 for count in everywhere.values()), "a slot is in one place"
+        for taskmanager_id, taskmanager in self._taskmanagers.items():
+            for slot in (*taskmanager.free, *taskmanager.holder):
+                assert slot.taskmanager_id == taskmanager_id
+                assert slot.incarnation == taskmanager.incarnation
+        head = next(iter(self._queue.values()), None)
+        assert head is None or head.count > self.free, "whoever can be served is served"

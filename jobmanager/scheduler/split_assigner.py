@@ -1,0 +1,77 @@
+"""Which subtask of a source reads which split.
+
+Greedy by size: the largest new split goes to the subtask with the least to read so far. The result
+depends only on what was discovered, in which order. Invariants: a split is assigned once and stays
+where it is (a later discovery may name it again); after ``final`` nothing is assigned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.connectors.source import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """New splits for one subtask, in order of discovery."""
+
+    subtask_index: int
+    splits: tuple[Split, ...]
+    final: bool
+
+
+class SplitAssigner:
+    """Assigns the splits of one source.
+
+    Args:
+        parallelism: subtasks that read.
+    """
+
+    def __init__(self, parallelism: int) -> None:
+        assert parallelism >= 1, "a source has subtasks"
+        self._load = [0.0] * parallelism
+        self._owner_by_split: dict[str, int] = {}
+        self._started = False
+        self._final = False
+
+    @property
+    def is_final(self) -> bool:
+        """True when no more splits will come."""
+        return self._final
+
+    def owner(self, split_id: str) -> int | None:
+        """The subtask that reads a split; None = it has not been discovered."""
+        return self._owner_by_split.get(split_id)
+
+    def assign(self, splits: Sequence[Split], final: bool) -> list[Assignment]:
+        """Takes a discovery and returns what subtasks must be told.
+
+        Every subtask hears of the first discovery and of the final one, even without a split for
+        it; of those between only the subtasks that get something.
+
+        Args:
+            splits: what was discovered; splits that were assigned before are skipped.
+            final: no more will be discovered.
+        """
+        if self._final:
+            return []
+        unique = {split.id: split for split in splits if split.id not in self._owner_by_split}
+        known_sizes = [split.size for split in unique.values() if split.size > 0]
+        # A split of unknown size counts like an average one.
+        typical = sum(known_sizes) / len(known_sizes) if known_sizes else 1.0
+        weight = {split.id: float(split.size or typical) for split in unique.values()}
+        for split in sorted(unique.values(), key=lambda split: (-weight[split.id], split.id)):
+            index = min(range(len(self._load)), key=lambda i: (self._load[i], i))
+            self._load[index] += weight[split.id]
+            self._owner_by_split[split.id] = index
+        to_everyone = final or not self._started
+        self._started = True
+        self._final = final
+        assignments = []
+        for index in range(len(self._load)):
+            own = tuple(s for s in unique.values() if self._owner_by_split[s.id] == index)
+            if own or to_everyone:
+                assignments.append(Assignment(index, own, final))
+        return assignments

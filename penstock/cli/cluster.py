@@ -1,0 +1,102 @@
+"""``penstock cluster``: a local cluster of real daemons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.context import (
+    default_directory,
+    print_json,
+    print_table,
+    reports_errors,
+)
+from penstock.config import parse_override
+from penstock.errors import ConfigurationError
+from penstock.local_cluster import LocalCluster
+
+_directory_option = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="The cluster's directory; default $PENSTOCK_DIR, then ~/.penstock.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def cluster() -> None:
+    """Start, stop and look at a local cluster of real daemons."""
+
+
+@cluster.command()
+@click.option("--jobmanagers", type=click.IntRange(1, 1), default=1, show_default=True)
+@click.option("--taskmanagers", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--slots", type=click.IntRange(1, 1024), default=2, show_default=True)
+@click.option("-D", "overrides", multiple=True, metavar="KEY=VALUE", help="A configuration value.")
+@_directory_option
+@_json_option
+@reports_errors
+def start(
+    jobmanagers: int,  # noqa: ARG001 - one until there is high availability
+    taskmanagers: int,
+    slots: int,
+    overrides: tuple[str, ...],
+    directory: Path | None,
+    as_json: bool,
+) -> None:
+    """Start what is missing of the cluster; a dead daemon is replaced."""
+    local = LocalCluster(directory or default_directory())
+    try:
+        values = dict(parse_override(text) for text in overrides)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from error
+    local.start(taskmanagers=taskmanagers, slots=slots, overrides=values)
+    _print_status(local.status(), as_json)
+
+
+@cluster.command()
+@_directory_option
+@_json_option
+@reports_errors
+def stop(directory: Path | None, as_json: bool) -> None:
+    """Stop every daemon of the cluster."""
+    local = LocalCluster(directory or default_directory())
+    ended = local.stop()
+    if as_json:
+        print_json({"stopped": [{"role": daemon.role, "pid": daemon.pid} for daemon in ended]})
+    else:
+        click.echo(f"stopped {len(ended)} daemons in {local.directory}")
+
+
+@cluster.command()
+@_directory_option
+@_json_option
+@reports_errors
+def status(directory: Path | None, as_json: bool) -> None:
+    """Show the daemons of the cluster."""
+    _print_status(LocalCluster(directory or default_directory()).status(), as_json)
+
+
+def _print_status(status: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(status)
+        return
+    click.echo(f"JobManager {status['jobmanager']}, directory {status['directory']}")
+    print_table(
+        ["ROLE", "ID", "PID", "ADDRESS", "METRICS", "STATE"],
+        [
+            [
+                daemon["role"],
+                daemon["id"],
+                daemon["pid"],
+                daemon["address"],
+                daemon["metrics_address"],
+                "alive" if daemon["alive"] else "dead",
+            ]
+            for daemon in status["daemons"]
+        ],
+    )

@@ -1,0 +1,108 @@
+"""What all commands share: where the JobManager is, how results are printed, exit statuses."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from penstock.client import Client
+from penstock.config import Configuration
+from penstock.credentials import load_token
+from penstock.errors import ConfigurationError, JobManagerUnreachable, StreamError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def default_directory() -> Path:
+    """Where ``penstock cluster`` keeps a cluster that was given no ``--dir``."""
+    return Path(os.environ.get("PENSTOCK_DIR") or Path.home() / ".penstock")
+
+
+def client_configuration() -> Configuration:
+    """``./penstock.yaml``, else the default cluster's, else the defaults."""
+    for path in (Path("penstock.yaml"), default_directory() / "penstock.yaml"):
+        if path.exists():
+            return Configuration.load(path)
+    return Configuration()
+
+
+def jobmanager_addresses(option: str | None) -> str:
+    """The ``--jobmanager`` option, else the configured address."""
+    if option:
+        return option
+    config = client_configuration()
+    return f"{config.jobmanager_rpc_address}:{config.jobmanager_rpc_port}"
+
+
+@contextlib.contextmanager
+def connected(addresses: str | None) -> Iterator[Client]:
+    """A client of the cluster that the user means."""
+    config = client_configuration()
+    token = load_token(config.security_token_file)
+    with contextlib.closing(Client(jobmanager_addresses(addresses), token=token)) as client:
+        yield client
+
+
+def common_options(command: Command) -> Command:
+    """``--jobmanager`` and ``--json``."""
+    command = click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON document with stable fields."
+    )(command)
+    return click.option(
+        "--jobmanager",
+        metavar="HOST:PORT[,HOST:PORT]",
+        help="The JobManager; default from penstock.yaml, then 127.0.0.1:6123.",
+    )(command)
+
+
+def reports_errors(command: Command) -> Command:
+    """Turns our errors into one message on stderr and the documented exit status."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except StreamError as error:
+            click.echo(f"penstock: {error}", err=True)
+            sys.exit(exit_status(error))
+
+    return run  # type: ignore[return-value]
+
+
+def exit_status(error: StreamError) -> int:
+    """The exit status that tells a script what kind of error it was."""
+    if isinstance(error, JobManagerUnreachable):
+        return EXIT_UNREACHABLE
+    if isinstance(error, ConfigurationError):
+        return EXIT_USAGE
+    return EXIT_FAILED
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def print_table(columns: list[str], rows: list[list[object]]) -> None:
+    """A table on stdout, as wide as it needs to be."""
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*[str(cell) for cell in row])
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(table)

@@ -1,0 +1,99 @@
+"""Jobs as plain values: the stable fields of ``--json``, and what people read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.pb import client_pb2
+
+_NO_WATERMARK = -(2**63)
+_FINAL_WATERMARK = 2**63 - 1
+
+
+def state_name(state: client_pb2.JobState.ValueType) -> str:
+    """``RUNNING`` for ``JOB_STATE_RUNNING``."""
+    return client_pb2.JobState.Name(state).removeprefix("JOB_STATE_")
+
+
+def attempt_state_name(state: client_pb2.AttemptState.ValueType) -> str:
+    """``RUNNING`` for ``ATTEMPT_STATE_RUNNING``."""
+    return client_pb2.AttemptState.Name(state).removeprefix("ATTEMPT_STATE_")
+
+
+def summary_fields(summary: client_pb2.JobSummary) -> dict[str, Any]:
+    """One job of ``penstock list --json``."""
+    return {
+        "job_id": summary.job_id,
+        "name": summary.name,
+        "state": state_name(summary.state),
+        "submitted_at_ms": summary.submitted_at_ms,
+        "running_at_ms": summary.running_at_ms or None,
+        "ended_at_ms": summary.ended_at_ms or None,
+        "restarts": summary.restarts,
+    }
+
+
+def details_fields(details: client_pb2.JobDetails) -> dict[str, Any]:
+    """``penstock info --json``."""
+    failure = details.failure
+    return {
+        **summary_fields(details.summary),
+        "vertices": [_vertex_fields(vertex) for vertex in details.vertices],
+        "failure": {
+            "error_class": failure.error_class,
+            "message": failure.message,
+            "vertex": failure.vertex,
+            "subtask_index": failure.subtask_index,
+            "attempt": failure.attempt,
+            "operator": failure.operator,
+            "row": failure.row,
+            "traceback": failure.traceback,
+            "taskmanager_id": failure.taskmanager_id,
+            "timestamp_ms": failure.timestamp_ms,
+        }
+        if details.HasField("failure")
+        else None,
+    }
+
+
+def _vertex_fields(vertex: client_pb2.VertexDetails) -> dict[str, Any]:
+    return {
+        "id": vertex.id,
+        "name": vertex.name,
+        "parallelism": vertex.parallelism,
+        "max_parallelism": vertex.max_parallelism,
+        "operators": list(vertex.operators),
+        "subtasks": [
+            {
+                "subtask_index": subtask.subtask_index,
+                "attempt": subtask.attempt,
+                "state": attempt_state_name(subtask.state),
+                "taskmanager_id": subtask.taskmanager_id,
+                "slot_id": subtask.slot_id,
+                "metrics": metrics_fields(subtask.metrics),
+            }
+            for subtask in vertex.subtasks
+        ],
+    }
+
+
+def metrics_fields(metrics: client_pb2.SubtaskMetrics) -> dict[str, Any]:
+    """The counters of a subtask; the watermark is null before there is one and after the end."""
+    fields = {field.name: getattr(metrics, field.name) for field in metrics.DESCRIPTOR.fields}
+    if fields["watermark_ms"] in (0, _NO_WATERMARK, _FINAL_WATERMARK):
+        fields["watermark_ms"] = None
+    return fields
+
+
+def time_of(timestamp_ms: int) -> str:
+    """A time as people read it, "" for none."""
+    if not timestamp_ms:
+        return ""
+    return f"{datetime.fromtimestamp(timestamp_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def duration_of(summary: client_pb2.JobSummary, now_ms: int) -> str:
+    """How long the job has run or ran."""
+    end_ms = summary.ended_at_ms or now_ms
+    return f"{max(0, end_ms - summary.submitted_at_ms) / 1000:.1f} s"

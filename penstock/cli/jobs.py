@@ -1,0 +1,150 @@
+"""``penstock list``, ``info``, ``cancel`` and ``logs``."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from penstock.cli.context import (
+    common_options,
+    connected,
+    print_json,
+    print_table,
+    reports_errors,
+)
+from penstock.cli.describe import (
+    attempt_state_name,
+    details_fields,
+    duration_of,
+    state_name,
+    summary_fields,
+    time_of,
+)
+
+
+@click.command("list")
+@common_options
+@reports_errors
+def list_jobs(jobmanager: str | None, as_json: bool) -> None:
+    """List running and ended jobs, newest first."""
+    with connected(jobmanager) as client:
+        jobs = sorted(client.jobs(), key=lambda job: -job.submitted_at_ms)
+    if as_json:
+        print_json({"jobs": [summary_fields(job) for job in jobs]})
+        return
+    now_ms = time.time_ns() // 1_000_000
+    print_table(
+        ["JOB", "NAME", "STATE", "SUBMITTED", "DURATION"],
+        [
+            [
+                job.job_id,
+                job.name,
+                state_name(job.state),
+                time_of(job.submitted_at_ms),
+                duration_of(job, now_ms),
+            ]
+            for job in jobs
+        ],
+    )
+
+
+@click.command()
+@click.argument("job")
+@common_options
+@reports_errors
+def info(job: str, jobmanager: str | None, as_json: bool) -> None:
+    """Show a job: its vertices, subtasks and, where it failed, why."""
+    with connected(jobmanager) as client:
+        details = client.job(job)
+    if as_json:
+        print_json(details_fields(details))
+        return
+    summary = details.summary
+    click.echo(f"{summary.name}  {summary.job_id}  {state_name(summary.state)}")
+    print_table(
+        ["VERTEX", "NAME", "SUBTASK", "ATTEMPT", "STATE", "TASKMANAGER", "IN", "OUT"],
+        [
+            [
+                vertex.id,
+                vertex.name,
+                subtask.subtask_index,
+                subtask.attempt,
+                attempt_state_name(subtask.state),
+                subtask.taskmanager_id,
+                f"{subtask.metrics.records_in:,}",
+                f"{subtask.metrics.records_out:,}",
+            ]
+            for vertex in details.vertices
+            for subtask in vertex.subtasks
+        ],
+    )
+    if details.HasField("failure"):
+        failure = details.failure
+        click.echo(f"\nfailed: {failure.error_class}: {failure.message}")
+        if failure.row:
+            click.echo(f"row: {failure.row}")
+        if failure.traceback:
+            click.echo(failure.traceback)
+
+
+@click.command()
+@click.argument("job")
+@common_options
+@reports_errors
+def cancel(job: str, jobmanager: str | None, as_json: bool) -> None:
+    """Cancel a job and wait until it has ended."""
+    with connected(jobmanager) as client:
+        job_id = client.job(job).summary.job_id
+        client.cancel(job_id)
+        details = client.job(job_id)
+        for details in client.watch(job_id, 0):  # noqa: B007, B020 - the last one counts
+            pass
+    if as_json:
+        print_json(summary_fields(details.summary))
+    else:
+        click.echo(f"{job_id} {state_name(details.summary.state)}")
+
+
+@click.command()
+@click.argument("job")
+@click.option("--subtask", metavar="V/I", help="One subtask: vertex/index, for example v1/0.")
+@common_options
+@reports_errors
+def logs(job: str, subtask: str | None, jobmanager: str | None, as_json: bool) -> None:
+    """Print what the subtasks of a job wrote: user output, print sinks, failures."""
+    vertex, index = _subtask(subtask)
+    with connected(jobmanager) as client:
+        job_id = client.job(job).summary.job_id
+        chunks = list(client.logs(job_id, vertex, index))
+    if as_json:
+        print_json(
+            {
+                "logs": [
+                    {
+                        "vertex": chunk.vertex,
+                        "subtask_index": chunk.subtask_index,
+                        "attempt": chunk.attempt,
+                        "text": chunk.data.decode(errors="replace"),
+                    }
+                    for chunk in chunks
+                ]
+            }
+        )
+        return
+    heading = None
+    for chunk in chunks:
+        if heading != (heading := (chunk.vertex, chunk.subtask_index, chunk.attempt)):
+            click.echo(f"==> {heading[0]}/{heading[1]} attempt {heading[2]} <==")
+        click.echo(chunk.data.decode(errors="replace"), nl=False)
+
+
+def _subtask(text: str | None) -> tuple[str, int]:
+    if text is None:
+        return "", -1
+    vertex, slash, index = text.partition("/")
+    if not vertex or not slash or not index.isdigit():
+        raise click.BadParameter(
+            f"{text!r}: write vertex/index, for example v1/0", param_hint="--subtask"
+        )
+    return vertex, int(index)

@@ -1,0 +1,26 @@
+"""The command line: ``penstock ...``. Exit statuses: 0 done, 1 failed, 2 wrong use, 3 no leader."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import click
+
+from penstock.cli.cluster import cluster
+from penstock.cli.jobs import cancel, info, list_jobs, logs
+from penstock.cli.nexmark import nexmark
+from penstock.cli.run import plan, run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(importlib.metadata.version("penstock"), prog_name="penstock")
+def main() -> None:
+    """Run and operate Penstock jobs."""
+
+
+for command in (cluster, run, plan, list_jobs, info, cancel, logs, nexmark):
+    main.add_command(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""``penstock run`` and ``plan``: execute the user's script, and submit what it builds."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from penstock.cli.context import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    common_options,
+    exit_status,
+    jobmanager_addresses,
+    print_json,
+    reports_errors,
+)
+from penstock.config import parse_override
+from penstock.errors import ConfigurationError, JobRejected, StreamError
+from penstock.graph import explain, plan_dict
+from penstock.progress import ProgressDisplay
+from penstock.submission import PlanCollected, SubmissionOverride, submission_override
+
+_script_argument = click.argument(
+    "script", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+_rest_argument = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+_config_option = click.option(
+    "-D", "overrides", multiple=True, metavar="KEY=VALUE", help="Wins over the script's own value."
+)
+_py_files_option = click.option(
+    "--py-files",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="More code to ship: a file, a directory or a zip; may be repeated.",
+)
+
+
+@click.command()
+@_script_argument
+@_config_option
+@_py_files_option
+@click.option(
+    "--requirements",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Checked against what the TaskManagers have, before anything starts.",
+)
+@click.option("--detach", is_flag=True, help="Return when the job is submitted.")
+@common_options
+@_rest_argument
+@reports_errors
+def run(
+    script: Path,
+    overrides: tuple[str, ...],
+    py_files: tuple[Path, ...],
+    requirements: Path | None,
+    detach: bool,
+    jobmanager: str | None,
+    as_json: bool,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a job script on a cluster. Arguments of the script follow after --."""
+    override = SubmissionOverride(
+        address=jobmanager_addresses(jobmanager),
+        config=_configuration(overrides),
+        detach=detach,
+        py_files=py_files,
+        requirements=_requirements(requirements),
+    )
+    with ProgressDisplay() as display, submission_override(override):
+        override.on_progress = display
+        status = _run_script(script, arguments)
+    if as_json:
+        print_json({"jobs": _jobs(override)})
+    elif status == 0:
+        for job in _jobs(override):
+            click.echo(f"{job['job_id']} {job['name']} {job['status']}", err=True)
+    if status == 0 and not override.handles:
+        click.echo(f"penstock: {script} submitted no job: it must call execute or submit", err=True)
+        status = EXIT_FAILED
+    sys.exit(status)
+
+
+@click.command()
+@_script_argument
+@_config_option
+@_py_files_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_rest_argument
+@reports_errors
+def plan(
+    script: Path,
+    overrides: tuple[str, ...],
+    py_files: tuple[Path, ...],
+    as_json: bool,
+    arguments: tuple[str, ...],
+) -> None:
+    """Show what a job script would submit; nothing runs."""
+    override = SubmissionOverride(
+        config=_configuration(overrides), py_files=py_files, plan_only=True
+    )
+    try:
+        with submission_override(override):
+            status = _run_script(script, arguments)
+    except PlanCollected as collected:
+        if as_json:
+            print_json(plan_dict(collected.graph))
+        else:
+            click.echo(explain(collected.graph))
+        return
+    if status == 0:
+        click.echo(f"penstock: {script} submitted no job: it must call execute or submit", err=True)
+    sys.exit(status or EXIT_FAILED)
+
+
+def _run_script(script: Path, arguments: Sequence[str]) -> int:
+    """Runs the script as ``__main__``; returns the exit status it asks for."""
+    with _script_arguments(script, arguments):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except StreamError as error:
+            click.echo(f"penstock: {error}", err=True)
+            return exit_status(error)
+        except KeyboardInterrupt:
+            return 130
+        except SystemExit as error:
+            return _status_of(error)
+        except Exception:  # noqa: BLE001 - the script's own error: shown as Python would
+            _print_script_error(script)
+            return EXIT_FAILED
+    return 0
+
+
+def _status_of(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code
+    click.echo(str(error.code), err=True)
+    return EXIT_FAILED
+
+
+def _print_script_error(script: Path) -> None:
+    """The traceback from the script on, without the frames that ran it."""
+    kind, error, trace = sys.exc_info()
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+        trace = trace.tb_next
+    traceback.print_exception(kind, error, trace)
+
+
+@contextlib.contextmanager
+def _script_arguments(script: Path, arguments: Sequence[str]) -> Iterator[None]:
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent.absolute()))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def _configuration(overrides: Sequence[str]) -> dict[str, str]:
+    try:
+        return dict(parse_override(text) for text in overrides)
+    except ConfigurationError as error:
+        click.echo(f"penstock: {error}", err=True)
+        sys.exit(EXIT_USAGE)
+
+
+def _requirements(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    lines = [line.split(" #")[0].strip() for line in path.read_text().splitlines()]
+    options = [line for line in lines if line.startswith("-")]
+    if options:
+        raise JobRejected(f"{path}: {options[0]!r} is an option of pip; list requirements only")
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _jobs(override: SubmissionOverride) -> list[dict[str, object]]:
+    results = {result.job_id: result for result in override.results}
+    jobs: list[dict[str, object]] = []
+    for handle in override.handles:
+        summary = handle.details().summary
+        result = results.get(handle.job_id)
+        jobs.append(
+            {
+                "job_id": handle.job_id,
+                "name": summary.name,
+                "status": handle.status(),
+                "duration_s": result.duration.total_seconds() if result else None,
+                "metrics": handle.metrics(),
+            }
+        )
+    return jobs

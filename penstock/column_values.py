@@ -1,0 +1,267 @@
+"""Arrow columns as Python values and back: what a row function sees, and what it may return.
+
+Decoding keeps every value but one kind: nanoseconds are cut to the microseconds that Python's own
+``datetime`` has. Encoding is strict where Arrow is lenient: a fraction is no integer, ``True`` is
+no number, a key that a struct does not have is an error, so that nothing a function returns is lost
+silently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+_FIRST_DATETIME_US = -62_135_596_800_000_000
+_LAST_DATETIME_US = 253_402_300_799_999_999
+_SHOWN_CHARACTERS = 200
+
+
+class ValueMismatch(ValueError):  # noqa: N818 - reads as what happened
+    """A Python value does not fit the column it is meant for.
+
+    Attributes:
+        index: position of the value among those that were given, -1 where it is not known.
+    """
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+def decode(array: pa.Array) -> list[Any]:
+    """The values of a column as Python objects, nulls as None.
+
+    Args:
+        array: any Arrow array, n values.
+
+    Returns:
+        n values: int, float, str, bytes, bool, Decimal, datetime (time zone kept), date, time,
+        timedelta, list, dict.
+
+    Raises:
+        ValueError: a timestamp or date lies outside of the years 1 to 9999.
+    """
+    kind = array.type
+    if pt.is_timestamp(kind):
+        return _decode_timestamps(array)
+    if pt.is_date(kind):
+        days = array.cast(pa.date32(), safe=False)
+        _check_datetime_range(days, 86_400_000_000)
+        return _as_list(days, "datetime64[D]")
+    if pt.is_duration(kind):
+        return _as_list(array.cast(pa.duration("us"), safe=False), "timedelta64[us]")
+    if pt.is_decimal(kind):
+        return list(array.to_numpy(zero_copy_only=False).tolist())
+    if pt.is_dictionary(kind):
+        values = decode(array.dictionary)
+        return [None if i is None else values[i] for i in array.indices.to_pylist()]
+    if pt.is_nested(kind) or pt.is_time(kind):
+        return list(array.cast(_python_precision(kind), safe=False).to_pylist())
+    return list(array.to_pylist())
+
+
+def encode(values: Sequence[object], field: pa.Field) -> pa.Array:
+    """The values as a column of the field's type.
+
+    Args:
+        values: n Python values; None = null. ``datetime`` without a time zone is taken as UTC.
+        field: name, type and nullability of the column.
+
+    Returns:
+        n values of the field's type.
+
+    Raises:
+        ValueMismatch: a value does not fit; names column, expected type, value.
+    """
+    kind = field.type
+    if pt.is_nested(kind):
+        values = [_plain(value, kind, field, i) for i, value in enumerate(values)]
+    else:
+        _check_exact(values, field)
+    try:
+        array = pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
+        _raise_first_mismatch(values, field, e)
+    if array.null_count and not field.nullable:
+        index = array.is_null().index(True).as_py()
+        raise ValueMismatch(f"column {field.name!r} may not be null, got None", index)
+    return array
+
+
+def short_repr(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
+    """``repr`` cut to a readable length; a value whose ``repr`` raises is named by its type."""
+    try:
+        text = repr(value)
+    except Exception as e:  # noqa: BLE001 - a user's __repr__ may raise anything; it must not hide the real error
+        text = f"<{type(value).__name__} whose repr raised {type(e).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _decode_timestamps(array: pa.Array) -> list[Any]:
+    zone = array.type.tz
+    _check_datetime_range(array, _UNIT_US[array.type.unit])
+    if zone is not None and zone.upper() not in _UTC_NAMES:
+        return list(array.cast(pa.timestamp("us", zone), safe=False).to_pylist())
+    values = _as_list(array.cast(pa.timestamp("us"), safe=False), "datetime64[us]")
+    if zone is None:
+        return values
+    utc = dt.UTC
+    return [None if value is None else value.replace(tzinfo=utc) for value in values]
+
+
+_UTC_NAMES = frozenset({"UTC", "ETC/UTC", "Z", "+00:00", "GMT"})
+_UNIT_US: dict[str, float] = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 0.001}
+
+
+def _check_datetime_range(array: pa.Array, unit_us: float) -> None:
+    """Refuses what ``datetime`` cannot hold, before a cast could wrap around."""
+    low, high = pc.min_max(
+        array.view(pa.int32() if pt.is_date32(array.type) else pa.int64())
+    ).values()
+    if low.is_valid and (
+        low.as_py() * unit_us < _FIRST_DATETIME_US or high.as_py() * unit_us > _LAST_DATETIME_US
+    ):
+        raise ValueError(
+            f"a {array.type} value lies outside of the years 1 to 9999 that Python's datetime can "
+            f"hold (smallest {low.as_py()}, largest {high.as_py()} as a number)"
+        )
+
+
+def _as_list(array: pa.Array, dtype: str) -> list[Any]:
+    values = array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    return list(values.tolist())
+
+
+def _python_precision(kind: pa.DataType) -> pa.DataType:
+    """The type with every temporal part at a resolution that Python has."""
+    if pt.is_time64(kind):
+        return pa.time64("us")
+    if pt.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pt.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if pt.is_struct(kind):
+        return pa.struct([field.with_type(_python_precision(field.type)) for field in kind])
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(_python_precision(kind.value_type), kind.list_size)
+    if pt.is_large_list(kind):
+        return pa.large_list(_python_precision(kind.value_type))
+    if pt.is_list(kind):
+        return pa.list_(_python_precision(kind.value_type))
+    return kind
+
+
+def _check_exact(values: Sequence[object], field: pa.Field) -> None:
+    """Refuses what Arrow would take but cut or re-interpret."""
+    kinds = set(map(type, values)) - _NONE
+    kind = field.type
+    if pt.is_integer(kind):
+        suspects = kinds - _INT
+    elif pt.is_floating(kind):
+        suspects = kinds & _BOOL
+    elif pt.is_temporal(kind):
+        suspects = {k for k in kinds if k is bool or issubclass(k, float | np.floating)}
+    elif pt.is_binary(kind) or pt.is_large_binary(kind):
+        suspects = kinds & _STR
+    else:
+        return
+    if suspects:
+        for index, value in enumerate(values):
+            if type(value) in suspects and not _is_integral(value, kind):
+                raise _mismatch(value, field, index)
+
+
+_NONE = {type(None)}
+_INT = {int}
+_BOOL = {bool, np.bool_}
+_STR = {str}
+
+
+def _is_integral(value: object, kind: pa.DataType) -> bool:
+    if not pt.is_integer(kind) or isinstance(value, bool | np.bool_):
+        return False
+    if isinstance(value, int | np.integer):
+        return True
+    return isinstance(value, float | np.floating) and float(value).is_integer()
+
+
+def _plain(value: Any, kind: pa.DataType, field: pa.Field, index: int) -> Any:
+    """Nested results with their records as dicts; unknown keys are refused."""
+    if value is None:
+        return None
+    if pt.is_struct(kind):
+        return _plain_struct(value, kind, field, index)
+    if pt.is_map(kind):
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return [
+            (_plain(k, kind.key_type, field, index), _plain(v, kind.item_type, field, index))
+            for k, v in pairs
+        ]
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+            raise _mismatch(value, field, index)
+        if not pt.is_nested(kind.value_type):
+            values = list(value)
+            inner = pa.field(field.name, kind.value_type)
+            try:
+                _check_exact(values, inner)
+            except ValueMismatch:
+                raise _mismatch(value, field, index) from None
+            return values
+        return [_plain(item, kind.value_type, field, index) for item in value]
+    return value
+
+
+def _plain_struct(value: Any, kind: pa.DataType, field: pa.Field, index: int) -> dict[str, Any]:
+    record = record_as_dict(value)
+    if record is None:
+        raise _mismatch(value, field, index)
+    names = {inner.name for inner in kind}
+    unknown = sorted(map(str, record.keys() - names))
+    if unknown:
+        raise ValueMismatch(
+            f"column {field.name!r} has type {kind}, which has no field {', '.join(unknown)}: "
+            f"got {short_repr(value)}",
+            index,
+        )
+    plain: dict[str, Any] = {}
+    for inner in kind:
+        item = record.get(inner.name)
+        if item is not None and not pt.is_nested(inner.type):
+            _check_exact([item], pa.field(f"{field.name}.{inner.name}", inner.type))
+        plain[inner.name] = _plain(item, inner.type, field, index)
+    return plain
+
+
+def record_as_dict(value: Any) -> Mapping[str, Any] | None:
+    """A dict, row, dataclass instance or named tuple as a mapping; None for anything else."""
+    if isinstance(value, Mapping):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    as_dict = getattr(type(value), "_asdict", None)
+    return as_dict(value) if callable(as_dict) else None
+
+
+def _mismatch(value: object, field: pa.Field, index: int) -> ValueMismatch:
+    return ValueMismatch(
+        f"column {field.name!r} has type {field.type}, got {short_repr(value)} "
+        f"({type(value).__name__})",
+        index,
+    )
+
+
+def _raise_first_mismatch(values: Sequence[object], field: pa.Field, cause: Exception) -> NoReturn:
+    for index, value in enumerate(values):
+        try:
+            pa.array([value], field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            raise _mismatch(value, field, index) from cause
+    raise ValueMismatch(f"column {field.name!r} of type {field.type}: {cause}", -1) from cause

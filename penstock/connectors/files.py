@@ -1,0 +1,258 @@
+"""Files as sources and sinks: what the user says is checked here, before anything is submitted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.connectors.inference import infer_schema, plain_schema
+from penstock.connectors.listing import ListedFile, list_files, partition_values
+from penstock.connectors.messages import name_list, nearest_name, os_reason
+from penstock.errors import JobRejected
+from penstock.pb import graph_pb2
+from penstock.schema import EVENT_TIME, schema_to_bytes
+
+SOURCE_FORMATS = ("parquet", "csv", "json", "arrow")
+SINK_FORMATS = ("parquet", "csv", "json")
+DEFAULT_ROLL_BYTES = 64 << 20
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+
+def file_source(
+    format: str,
+    path: str | os.PathLike[str],
+    *,
+    schema: pa.Schema | None = None,
+    columns: Sequence[str] | None = None,
+    watch_ms: int = 0,
+) -> tuple[graph_pb2.SourceSpec, pa.Schema]:
+    """A source that reads files.
+
+    Args:
+        format: "parquet" | "csv" | "json" | "arrow"
+        path: a file, a directory (read recursively, ``key=value`` directories are columns) or a
+            glob; a relative one is taken from the client's working directory.
+        schema: the columns of the files, ``key=value`` directories included; None infers it.
+        columns: the columns to read, in this order; None reads all.
+        watch_ms: 0 = the files that are there now; else the directory is listed again this often.
+
+    Returns:
+        The source and the schema of its rows.
+
+    Raises:
+        JobRejected: the path, the schema or a column does not exist or does not fit.
+    """
+    _check_format(format, SOURCE_FORMATS)
+    location = _absolute_path(path)
+    if watch_ms < 0:
+        raise JobRejected(f"watch must be positive, not {watch_ms} ms")
+    files = _existing_files(location, watch=watch_ms > 0, schema_given=schema is not None)
+    if schema is None:
+        schema = infer_schema(format, [file.path for file in files])
+        schema = _with_partition_columns(schema, location, files)
+    else:
+        schema = plain_schema(schema)
+    _check_names(schema, location)
+    _check_readable_types(format, schema)
+    selected = _select(schema, columns, location)
+    spec = graph_pb2.SourceSpec(
+        files=graph_pb2.FileSource(
+            format=format,
+            path=location,
+            columns=list(columns) if columns is not None else [],
+            schema=schema_to_bytes(schema),
+            watch_interval_ms=watch_ms,
+        ),
+        bounded=watch_ms == 0,
+    )
+    return spec, selected
+
+
+def file_sink(
+    format: str,
+    directory: str | os.PathLike[str],
+    partition_by: Sequence[str] | str | None = None,
+    roll: int = DEFAULT_ROLL_BYTES,
+    *,
+    schema: pa.Schema | None = None,
+) -> graph_pb2.SinkSpec:
+    """A sink that writes files into a directory.
+
+    Args:
+        format: "parquet" | "csv" | "json"
+        directory: where the files go; it is made when it is missing.
+        partition_by: columns that become ``key=value`` directories.
+        roll: bytes after which a new file begins.
+        schema: of the rows, to check the rest against; None checks later.
+
+    Raises:
+        JobRejected: a partition column does not exist, or a type cannot be written in this format.
+    """
+    _check_format(format, SINK_FORMATS)
+    location = _absolute_path(directory)
+    if Path(location).exists() and not Path(location).is_dir():
+        raise JobRejected(f"{location}: is not a directory; name a directory for the output files")
+    if roll <= 0:
+        raise JobRejected(f"roll must be a positive size, not {roll}")
+    partitions = [partition_by] if isinstance(partition_by, str) else list(partition_by or ())
+    if len(set(partitions)) < len(partitions):
+        raise JobRejected(f"partition_by names a column twice: {name_list(partitions)}")
+    if schema is not None:
+        _check_written_columns(format, schema, partitions)
+    return graph_pb2.SinkSpec(
+        files=graph_pb2.FileSink(
+            format=format, directory=location, partition_by=partitions, roll_size_bytes=roll
+        )
+    )
+
+
+def _check_format(format: str, known: Sequence[str]) -> None:
+    if format not in known:
+        raise JobRejected(f'unknown file format "{format}"; known are {name_list(known)}')
+
+
+def _absolute_path(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "file":
+        text = rest
+    elif separator:
+        raise JobRejected(
+            f"{text}: {scheme}:// arrives with a later version; this one reads and writes local files"
+        )
+    if not text:
+        raise JobRejected("the path is empty")
+    return str(Path(text).expanduser().absolute())
+
+
+def _existing_files(location: str, *, watch: bool, schema_given: bool) -> list[ListedFile]:
+    try:
+        files = list_files(location)
+    except FileNotFoundError as error:
+        raise JobRejected(f"{location}: no such file or directory") from error
+    except OSError as error:
+        raise JobRejected(f"{location}: cannot be read: {os_reason(error)}") from error
+    if watch and Path(location).is_file():
+        raise JobRejected(f"{location}: watch needs a directory or a glob, this is a file")
+    if files or (watch and schema_given):
+        return files
+    where = "is empty" if Path(location).is_dir() else "matches no file"
+    if watch:
+        raise JobRejected(f"{location}: {where}, so there is no schema to infer: give schema=")
+    raise JobRejected(f"{location}: {where} (names that start with _ or . are not read)")
+
+
+def _with_partition_columns(
+    schema: pa.Schema, location: str, files: Sequence[ListedFile]
+) -> pa.Schema:
+    """The schema and the columns that directories called ``key=value`` add, as pyarrow infers them."""
+    if not Path(location).is_dir():
+        return schema
+    values: dict[str, list[str | None]] = {}
+    for file in files:
+        for key, value in partition_values(location, file.path).items():
+            values.setdefault(key, []).append(value)
+    for key, found in values.items():
+        field = pa.field(key, _partition_type(found))
+        index = schema.get_field_index(key)
+        schema = schema.append(field) if index < 0 else schema.set(index, field)
+    return schema
+
+
+def _partition_type(values: Sequence[str | None]) -> pa.DataType:
+    """Integers where all values are integers, else strings."""
+    present = [value for value in values if value is not None]
+    if not present or not all(value.lstrip("-").isdecimal() for value in present):
+        return pa.string()
+    largest = max(abs(int(value)) for value in present)
+    if largest > _INT64_MAX:
+        return pa.string()
+    return pa.int32() if largest <= _INT32_MAX else pa.int64()
+
+
+def _check_names(schema: pa.Schema, location: str) -> None:
+    names = schema.names
+    if not names:
+        raise JobRejected(f"{location}: the schema has no columns")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise JobRejected(f'{location}: the schema names the column "{twice[0]}" twice')
+    if EVENT_TIME in names:
+        raise JobRejected(
+            f'{location}: the column name "{EVENT_TIME}" is reserved; read the other columns with '
+            "columns="
+        )
+
+
+def _check_readable_types(format: str, schema: pa.Schema) -> None:
+    """Refuses types that the text parsers do not know, before a cluster finds out."""
+    if format not in ("csv", "json"):
+        return
+    from penstock.connectors.text_parsing import json_parse_schema, parse_csv, parse_json
+
+    for field in schema:
+        try:
+            if format == "csv":
+                parse_csv(b"0\n", [field.name], {field.name: field.type})
+            else:
+                one = json_parse_schema(pa.schema([field]))
+                parse_json(b"{}\n", one)
+        except pa.ArrowNotImplementedError as error:
+            raise JobRejected(
+                f'column "{field.name}": {format} cannot be read as {field.type}; read it as another '
+                "type and convert it with .cast"
+            ) from error
+        except pa.ArrowInvalid:
+            # The probe "0" does not fit, for example a date: the type as such is known.
+            continue
+
+
+def _select(schema: pa.Schema, columns: Sequence[str] | None, location: str) -> pa.Schema:
+    if columns is None:
+        return schema
+    if not columns:
+        raise JobRejected(f"{location}: columns= names no column")
+    for name in columns:
+        if name not in schema.names:
+            raise JobRejected(
+                f'{location}: there is no column "{name}"{nearest_name(name, schema.names)}; columns: '
+                f"{name_list(schema.names)}"
+            )
+    if len(set(columns)) < len(columns):
+        raise JobRejected(f"{location}: columns= names a column twice: {name_list(columns)}")
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def _check_written_columns(format: str, schema: pa.Schema, partitions: Sequence[str]) -> None:
+    names = [name for name in schema.names if name != EVENT_TIME]
+    for name in partitions:
+        if name not in names:
+            raise JobRejected(
+                f'partition_by: there is no column "{name}"{nearest_name(name, names)}; columns: '
+                f"{name_list(names)}"
+            )
+        type_ = plain_schema(schema).field(name).type
+        if (
+            pa.types.is_nested(type_)
+            or pa.types.is_binary(type_)
+            or pa.types.is_large_binary(type_)
+        ):
+            raise JobRejected(
+                f'partition_by: column "{name}" is {type_}, which cannot name a directory'
+            )
+    if len(partitions) == len(names):
+        raise JobRejected(
+            "partition_by: at least one column must remain to be written to the files"
+        )
+    if format == "csv":
+        for field in schema:
+            if pa.types.is_nested(field.type):
+                raise JobRejected(
+                    f'column "{field.name}" is {field.type}, which CSV cannot hold; write JSON or '
+                    "Parquet, or select its parts"
+                )

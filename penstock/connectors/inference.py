@@ -1,0 +1,286 @@
+"""The schema of files that a user names without one.
+
+Parquet and Arrow files say it in their footers. CSV and JSON are parsed by pyarrow's inference over the
+first block of the first files. Files may differ in width of numbers (the wider type wins); the other
+differences are refused here, where the user can still say ``schema=``, rather than on the cluster.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.connectors.json_shape import JsonShape, NotTabularJsonError, detect_shape
+from penstock.connectors.messages import name_list, os_reason, shorten
+from penstock.connectors.text_parsing import is_utf8, parse_json
+from penstock.errors import JobRejected
+
+SAMPLED_FILES_MAX = 16
+"""Files looked at: the schema of the others is checked when they are read."""
+
+SAMPLE_BYTES = 4 << 20
+"""Text looked at per file."""
+
+_FIRST_ROW_BYTES_MAX = 64 << 20
+
+
+def infer_schema(format: str, paths: Sequence[str]) -> pa.Schema:
+    """The common schema of the first files.
+
+    Args:
+        format: "parquet" | "csv" | "json" | "arrow"
+        paths: the files, at least one.
+
+    Raises:
+        JobRejected: a file cannot be read, has no columns, or the files do not fit together.
+    """
+    sampled = [paths[0]]
+    merged = _file_schema(format, paths[0])
+    for path in paths[1:SAMPLED_FILES_MAX]:
+        schema = _file_schema(format, path)
+        if schema is None:
+            continue
+        merged = (
+            schema
+            if merged is None
+            else _merge(format, merged, schema, older=sampled[0], newer=path)
+        )
+        sampled.append(path)
+    if merged is None:
+        raise JobRejected(
+            f"{name_list(paths, limit=3)}: there are no rows to infer a schema from; give schema="
+        )
+    if format in ("parquet", "arrow"):
+        return merged
+    return pa.schema([pa.field(field.name, _settled_type(field.type)) for field in merged])
+
+
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """The type of the values, without encodings: operators see plain columns."""
+    if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
+        return plain_type(type_.value_type)
+    if type_ == pa.string_view():
+        return pa.string()
+    return pa.binary() if type_ == pa.binary_view() else type_
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema without encodings and metadata."""
+    return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
+
+
+def _file_schema(format: str, path: str) -> pa.Schema | None:
+    """The schema of one file; None where a text file has no rows."""
+    try:
+        if format == "parquet":
+            return _parquet_schema(path)
+        if format == "arrow":
+            return _arrow_schema(path)
+        return _csv_schema(path) if format == "csv" else _json_schema(path)
+    except OSError as error:
+        raise JobRejected(f"{path}: cannot be read: {os_reason(error)}") from error
+    except (pa.ArrowException, NotTabularJsonError) as error:
+        raise JobRejected(f"{path}: not a readable {format} file: {shorten(str(error))}") from error
+
+
+def _parquet_schema(path: str) -> pa.Schema:
+    from pyarrow import parquet
+
+    with Path(path).open("rb") as file:
+        return plain_schema(parquet.read_schema(file))
+
+
+def _arrow_schema(path: str) -> pa.Schema:
+    with Path(path).open("rb") as file:
+        if file.read(6) == b"ARROW1":
+            return plain_schema(pa.ipc.open_file(path).schema)
+        file.seek(0)
+        return plain_schema(pa.ipc.open_stream(file).schema)
+
+
+def _csv_schema(path: str) -> pa.Schema | None:
+    from penstock.connectors.csv_structure import row_ends
+
+    with Path(path).open("rb") as file:
+        text = file.read(SAMPLE_BYTES)
+    whole = len(text) < SAMPLE_BYTES
+    text, names = _csv_head(path, text)
+    if names is None:
+        return None
+    if not whole:
+        ends = row_ends(text)
+        if not len(ends):
+            raise JobRejected(f"{path}: a row is longer than {SAMPLE_BYTES} bytes; give schema=")
+        text = text[: ends[-1]]
+    if not text.strip():
+        return pa.schema([pa.field(name, pa.null()) for name in names])
+    return _infer_leniently(text, names)
+
+
+def _infer_leniently(text: bytes, names: list[str]) -> pa.Schema:
+    """The types of the rows with the right number of fields: what to do with others is not decided here."""
+    from pyarrow import csv as arrow_csv
+
+    table = arrow_csv.read_csv(
+        pa.BufferReader(text),
+        read_options=arrow_csv.ReadOptions(
+            use_threads=False, block_size=len(text) + 1, column_names=names
+        ),
+        parse_options=arrow_csv.ParseOptions(
+            newlines_in_values=b'"' in text, invalid_row_handler=lambda _: "skip"
+        ),
+        convert_options=arrow_csv.ConvertOptions(check_utf8=False),
+    )
+    return table.schema
+
+
+def _csv_head(path: str, text: bytes) -> tuple[bytes, list[str] | None]:
+    """The text behind the header row, and the names in it; no names where the file is empty."""
+    if text[:2] == b"\x1f\x8b":
+        raise JobRejected(f"{path}: it is compressed (gzip); decompress it first")
+    names, length = parse_csv_header(path, text)
+    return text[length:], names
+
+
+def parse_csv_header(path: str, text: bytes) -> tuple[list[str] | None, int]:
+    """The column names in the first row, and how many bytes it takes; None where there is none.
+
+    Raises:
+        JobRejected: the header is malformed, names a column twice, or leaves one without a name.
+    """
+    from penstock.connectors.csv_structure import row_ends
+
+    mark = 3 if text.startswith(b"\xef\xbb\xbf") else 0
+    body = text[mark:]
+    blank = len(body) - len(body.lstrip(b"\r\n"))
+    mark, body = mark + blank, body[blank:]
+    if not body:
+        return None, len(text)
+    ends = row_ends(body)
+    length = int(ends[0]) if len(ends) else len(body)
+    header = body[:length]
+    if not is_utf8(header):
+        raise JobRejected(f"{path}:1: the header is not valid UTF-8")
+    row = next(csv.reader([header.decode().rstrip("\r\n")]))
+    twice = sorted({name for name in row if row.count(name) > 1})
+    if twice or "" in row:
+        what = f'names the column "{twice[0]}" twice' if twice else "has a column without a name"
+        raise JobRejected(f"{path}:1: the header {what}")
+    return row, mark + length
+
+
+def _json_schema(path: str) -> pa.Schema | None:
+    from penstock.connectors.json_structure import elements_as_lines, scan_array
+
+    with Path(path).open("rb") as file:
+        text = file.read(SAMPLE_BYTES)
+        starts: npt.NDArray[np.int64] | None = None
+        shape, offset = detect_shape(text)
+        if shape is JsonShape.EMPTY:
+            return None
+        whole = len(text) < SAMPLE_BYTES
+        if shape is JsonShape.ARRAY:
+            scan = scan_array(text[offset:])
+            if scan.end < 0 and len(scan.commas):
+                # The last element may be cut off: what comes before its comma is whole.
+                text = text[: offset + int(scan.commas[-1])]
+                scan = scan_array(text[offset:])
+            lines, starts = elements_as_lines(text[offset:], scan), scan.value_starts
+        else:
+            while not whole and b"\n" not in text and len(text) < _FIRST_ROW_BYTES_MAX:
+                more = file.read(len(text))
+                text, whole = text + more, not more
+            lines = text[offset:] if whole else text[offset : text.rfind(b"\n") + 1]
+    if not lines.strip():
+        return None
+    return _infer_json(path, lines, starts)
+
+
+def _infer_json(path: str, lines: bytes, starts: npt.NDArray[np.int64] | None) -> pa.Schema:
+    try:
+        return parse_json(lines, None, starts).schema
+    except pa.ArrowInvalid as error:
+        # Malformed rows are for on_error to decide: infer from the rows before the first of them.
+        good = _rows_before_error(lines, starts)
+        if good is None:
+            raise JobRejected(
+                f"{path}: no schema can be inferred: {shorten(str(error))}; expected JSON lines (one "
+                "object per line) or one array of objects whose columns have one type each; "
+                "otherwise give schema="
+            ) from error
+        return good
+
+
+def _rows_before_error(lines: bytes, starts: npt.NDArray[np.int64] | None) -> pa.Schema | None:
+    """The schema of the longest good beginning; None where the first row is malformed already."""
+    if starts is None:
+        ends = [match.end() for match in re.finditer(rb"\n|\Z", lines)]
+    else:
+        ends = [*(int(start) for start in starts[1:]), len(lines)]
+    good, bad = 0, len(ends)
+    found: pa.Schema | None = None
+    while good < bad - 1:
+        middle = (good + bad) // 2
+        head = None if starts is None else starts[:middle]
+        try:
+            found = parse_json(lines[: ends[middle - 1]], None, head).schema
+        except pa.ArrowInvalid:
+            bad = middle
+        else:
+            good = middle
+    return found
+
+
+def _merge(format: str, left: pa.Schema, right: pa.Schema, *, older: str, newer: str) -> pa.Schema:
+    """The first file's columns with types wide enough for both."""
+    missing = [name for name in left.names if name not in right.names]
+    if missing and format != "json":
+        raise JobRejected(
+            f'{newer}: has no column "{missing[0]}", which {older} has; its columns: '
+            f"{name_list(right.names)}; give schema= and columns= that fit all files"
+        )
+    fields: list[pa.Field] = []
+    for field in left:
+        index = right.get_field_index(field.name)
+        type_ = field.type if index < 0 else _wider(format, field.type, right.field(index).type)
+        if type_ is None:
+            raise JobRejected(
+                f'column "{field.name}" is {field.type} in {older} and {right.field(index).type} in '
+                f"{newer}; give schema="
+            )
+        fields.append(pa.field(field.name, type_))
+    if format == "json":
+        fields.extend(field for field in right if field.name not in left.names)
+    return pa.schema(fields)
+
+
+def _wider(format: str, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    """A type that holds the values of both, None where there is none."""
+    if left == right:
+        return left
+    try:
+        merged = pa.unify_schemas(
+            [pa.schema([("x", left)]), pa.schema([("x", right)])], promote_options="permissive"
+        )
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        return pa.string() if format == "csv" else None
+    return merged.field("x").type
+
+
+def _settled_type(type_: pa.DataType) -> pa.DataType:
+    """What an inferred type becomes: columns without a value are text, seconds may have fractions."""
+    if pa.types.is_null(type_):
+        return pa.string()
+    if pa.types.is_timestamp(type_) and type_.unit == "s":
+        return pa.timestamp("us", type_.tz)
+    if pa.types.is_list(type_):
+        return pa.list_(_settled_type(type_.value_type))
+    if pa.types.is_struct(type_):
+        return pa.struct([pa.field(field.name, _settled_type(field.type)) for field in type_])
+    return type_

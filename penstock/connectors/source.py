@@ -1,0 +1,126 @@
+"""The source contract: what a user implements, and what every built-in source implements too.
+
+A source is discovered as *splits*; a reader reads one split from a position. The position is the
+reader's own bytes and must let another reader go on with exactly the next row.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from typing_extensions import override
+
+
+class _EndOfSplit:
+    """Type of ``ps.END``."""
+
+    _instance: _EndOfSplit | None = None
+
+    def __new__(cls) -> _EndOfSplit:
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        return cls._instance
+
+    @override
+    def __repr__(self) -> str:
+        return "ps.END"
+
+
+END: Final = _EndOfSplit()
+"""Returned by ``Reader.read`` when the split is done."""
+
+EndOfSplit = _EndOfSplit
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One part of a source's input.
+
+    Attributes:
+        id: unique within the source and the same at every discovery.
+        payload: what ``Source.open`` needs to find it.
+        size: relative weight for balancing, 0 = unknown.
+        min_event_time_ms: lower bound of the event times in it, where it is known.
+    """
+
+    id: str
+    payload: bytes = b""
+    size: int = 0
+    min_event_time_ms: int | None = None
+
+
+@dataclass(slots=True)
+class SourceContext:
+    """What a source may know while it discovers splits and reads.
+
+    Attributes:
+        parallelism: subtasks that will read.
+        wake: thread-safe; call it when a reader that returned None has something again.
+        now_ms: the wall clock.
+        artifact_paths: artifact id -> local file.
+        bad_record: reports a record that does not fit, as (where, text, error); what happens then is
+            the user's choice (``on_error``): it raises, drops and counts, or fills a side output.
+        event_time_column: the column named by ``with_event_time`` where it reads a column of the
+            source, else "" (a source that has statistics sets ``Split.min_event_time_ms`` by it).
+        split: the split being read, "" during discovery.
+    """
+
+    job_id: str
+    operator_name: str
+    subtask_index: int
+    parallelism: int
+    wake: Callable[[], None]
+    now_ms: Callable[[], int]
+    bad_record: Callable[[str, str, str], None]
+    artifact_paths: dict[str, str]
+    event_time_column: str = ""
+    batch_rows: int = 8192
+
+
+class Reader(ABC):
+    """Reads one split. Called on the mailbox thread: it never waits."""
+
+    @abstractmethod
+    def read(self, max_rows: int) -> pa.RecordBatch | None | _EndOfSplit:
+        """The next rows, at most ``max_rows``; None = nothing now; ``ps.END`` = done."""
+
+    @abstractmethod
+    def position(self) -> bytes:
+        """Where to go on: a reader opened with it returns exactly the next row."""
+
+    def next_read_at_ms(self) -> int | None:
+        """After a None: the wall-clock millisecond to ask again at; None = ``ctx.wake`` will tell."""
+        return None
+
+    def close(self) -> None:
+        """Releases what the reader holds."""
+
+
+class Source(ABC):
+    """A source: ``env.source(MySource())``."""
+
+    bounded: bool = True
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The schema of every batch."""
+
+    @abstractmethod
+    def discover(self, ctx: SourceContext) -> list[Split]:
+        """All splits, in a stable order. Called on subtask 0, off the hot path."""
+
+    @abstractmethod
+    def open(self, split: Split, position: bytes | None) -> Reader:
+        """A reader for the split, from the position, or from its start."""
+
+    def start(self, ctx: SourceContext) -> None:
+        """Called once per subtask before ``open``; keeps ``ctx`` where readers need it."""
+
+    def discovery_interval_ms(self) -> int | None:
+        """Unbounded sources: how often ``discover`` is called again; None = once."""
+        return None

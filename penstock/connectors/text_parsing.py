@@ -1,0 +1,112 @@
+"""How blocks of CSV and JSON text become Arrow tables: one set of options for client and readers.
+
+The client parses the first block of a file to infer its schema, the readers parse every block with
+the declared one. Both run pyarrow's parsers on this thread alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+_CSV_QUOTE = b'"'
+_LINE_END, _OBJECT_START = ord("\n"), ord("{")
+_OBJECT_OR_BLANK = re.compile(rb"\s*(?:\{|\Z)")
+
+
+def is_utf8(text: bytes) -> bool:
+    """Whether the bytes are valid UTF-8 (pyarrow's JSON parser does not check)."""
+    if text.isascii():
+        return True
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def parse_csv(
+    text: bytes,
+    names: list[str],
+    types: dict[str, pa.DataType] | None,
+    columns: list[str] | None = None,
+) -> pa.Table:
+    """Whole rows of CSV, without their header.
+
+    Args:
+        text: whole rows.
+        names: the names of all columns of the file, in its order.
+        types: column -> type; None infers.
+        columns: the columns to make; None makes all.
+
+    Raises:
+        pa.ArrowInvalid: a row has another number of fields, or a value does not fit.
+    """
+    from pyarrow import csv
+
+    return csv.read_csv(
+        pa.BufferReader(text),
+        read_options=csv.ReadOptions(
+            use_threads=False, block_size=len(text) + 1, column_names=names
+        ),
+        parse_options=csv.ParseOptions(newlines_in_values=_CSV_QUOTE in text),
+        convert_options=csv.ConvertOptions(column_types=types, include_columns=columns or []),
+    )
+
+
+def parse_json(
+    text: bytes, schema: pa.Schema | None, value_starts: npt.NDArray[np.int64] | None = None
+) -> pa.Table:
+    """A stream of JSON objects.
+
+    Args:
+        text: whole objects, separated by line ends.
+        schema: the columns to make; None infers.
+        value_starts: offsets at which objects start, for objects that go over several lines; None =
+            each on its own line.
+
+    Raises:
+        pa.ArrowInvalid: malformed, no object, or a value does not fit.
+    """
+    from pyarrow import json
+
+    if not text.endswith(b"\n"):
+        text += b"\n"
+    _check_objects(text, value_starts)
+    return json.read_json(
+        pa.BufferReader(text),
+        read_options=json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        parse_options=json.ParseOptions(
+            explicit_schema=schema,
+            newlines_in_values=value_starts is not None,
+            unexpected_field_behavior="infer" if schema is None else "ignore",
+        ),
+    )
+
+
+def _check_objects(text: bytes, value_starts: npt.NDArray[np.int64] | None) -> None:
+    """Refuses values that are no objects: a bare null crashes pyarrow's parser (seen up to 26)."""
+    data = np.frombuffer(text, dtype=np.uint8)
+    starts = value_starts
+    if starts is None:
+        starts = np.concatenate(([0], np.flatnonzero(data == _LINE_END)[:-1] + 1))
+    for start in starts[data[starts] != _OBJECT_START]:
+        if _OBJECT_OR_BLANK.match(text, int(start)) is None:
+            raise pa.ArrowInvalid("a value is not an object")
+
+
+def json_parse_schema(schema: pa.Schema) -> pa.Schema:
+    """The types to ask pyarrow's JSON parser for: it reads dates and times as numbers only, JSON has text."""
+    return pa.schema(
+        [
+            pa.field(field.name, pa.string() if _is_textual_time(field.type) else field.type)
+            for field in schema
+        ]
+    )
+
+
+def _is_textual_time(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_date(type_) or pa.types.is_time(type_))

@@ -1,0 +1,68 @@
+"""The cluster that a script embeds when it names no address: child processes that end with it."""
+
+from __future__ import annotations
+
+import atexit
+from typing import TYPE_CHECKING
+
+from penstock.config import Configuration
+from penstock.credentials import load_token
+from penstock.job import raise_on_termination
+from penstock.pb import graph_pb2
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock.local_cluster import EmbeddedCluster
+
+_SLOTS_MIN = 2
+
+
+def slots_needed(graph: graph_pb2.JobGraph) -> int:
+    """Slots that a job takes: per slot sharing group as many as its widest vertex has subtasks."""
+    groups: dict[str, int] = {}
+    for vertex in graph.vertices:
+        groups[vertex.slot_group] = max(groups.get(vertex.slot_group, 0), vertex.parallelism)
+    return sum(groups.values())
+
+
+class EmbeddedClusters:
+    """Starts a cluster at the first job and ends it with the process.
+
+    A job that needs more slots than the cluster has gets a new one; jobs that run stay where they are.
+    """
+
+    def __init__(self) -> None:
+        self._clusters: list[tuple[EmbeddedCluster, Client]] = []
+        self._slots = 0
+
+    def client_for(self, graph: graph_pb2.JobGraph, config: Configuration) -> Client:
+        """A client of a cluster with room for the job.
+
+        Args:
+            config: of the daemons, where they have to be started.
+        """
+        needed = slots_needed(graph)
+        if needed > self._slots:
+            self._start(max(_SLOTS_MIN, needed, config.taskmanager_slots), config)
+        return self._clusters[-1][1]
+
+    def _start(self, slots: int, config: Configuration) -> None:
+        from penstock.client import Client
+        from penstock.local_cluster import EmbeddedCluster
+
+        if not self._clusters:
+            atexit.register(self.close)
+            raise_on_termination()  # else SIGTERM would end the process without atexit
+        cluster = EmbeddedCluster(config, slots)
+        client = Client(cluster.address, load_token(config.security_token_file))
+        self._clusters.append((cluster, client))
+        self._slots = slots
+
+    def close(self) -> None:
+        """Ends all clusters."""
+        atexit.unregister(self.close)
+        self._slots = 0
+        while self._clusters:
+            cluster, client = self._clusters.pop()
+            client.close()
+            cluster.close()

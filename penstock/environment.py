@@ -1,0 +1,375 @@
+"""The environment: where a job's sources are, and how the job is run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.artifacts import table_artifact
+from penstock.column_checks import check_schema
+from penstock.config import Configuration
+from penstock.connectors.source import Source
+from penstock.credentials import load_token
+from penstock.embedded import EmbeddedClusters
+from penstock.errors import ConfigurationError, JobRejected
+from penstock.function_schemas import declared_schema
+from penstock.graph import explain, plan_dict
+from penstock.job import JobHandle, JobResult, job_result, terminates_as_exception, wait_or_cancel
+from penstock.job_builder import JobBuilder
+from penstock.logical import NodeInput, ReadSource
+from penstock.pb import graph_pb2
+from penstock.planner import PlannedJob, plan_job
+from penstock.stream import Schema, Stream
+from penstock.submission import PlanCollected, current_override
+from penstock.units import duration_ms
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock.windows import Duration
+
+Path = str | os.PathLike[str]
+
+_log = logging.getLogger("penstock")
+
+
+class JobPlan:
+    """What a job will be: ``print(env.plan())``.
+
+    Attributes:
+        graph: the job graph.
+    """
+
+    def __init__(self, graph: graph_pb2.JobGraph) -> None:
+        self.graph = graph
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan for programs, with stable fields."""
+        return plan_dict(self.graph)
+
+    @override
+    def __str__(self) -> str:
+        return explain(self.graph)
+
+
+class Environment:
+    """Builds jobs and runs them.
+
+    Args:
+        address: "host:port[,host:port...]" of the JobManager; None embeds a cluster in this process's
+            children. Under ``penstock run`` the command's address and options win.
+        parallelism: of operators that set none.
+        config: configuration keys and values.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        parallelism: int | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        values = dict(config or {})
+        if parallelism is not None:
+            if isinstance(parallelism, bool) or not isinstance(parallelism, int):
+                raise ConfigurationError(f"parallelism is {parallelism!r}; it must be a number")
+            values["parallelism.default"] = parallelism
+        self._address = address
+        self._config = Configuration.from_mapping(values)
+        self._builder = JobBuilder(lambda: self.execute("collect"))
+        self._embedded = EmbeddedClusters()
+        self._clients: dict[str, Client] = {}
+
+    @property
+    def config(self) -> Configuration:
+        """The configuration in force, options of the command included."""
+        return self._config.merged(current_override().config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes connections and ends an embedded cluster; also happens at the end of the process."""
+        while self._clients:
+            self._clients.popitem()[1].close()
+        self._embedded.close()
+
+    # ------------------------------------------------------------ sources
+
+    def read_parquet(
+        self,
+        path: Path,
+        *,
+        schema: Schema = None,
+        columns: Sequence[str] | None = None,
+        watch: Duration | None = None,
+    ) -> Stream:
+        """Rows of Parquet files.
+
+        Args:
+            path: a file, a directory (read recursively) or a glob.
+            schema: the columns; None = as in the files.
+            columns: those to read; None = all.
+            watch: how often the directory is looked at for new files; None = once, a bounded source.
+        """
+        return self._read_files("parquet", path, schema, columns, watch)
+
+    def read_csv(
+        self,
+        path: Path,
+        *,
+        schema: Schema = None,
+        columns: Sequence[str] | None = None,
+        watch: Duration | None = None,
+    ) -> Stream:
+        """Rows of CSV files with a header; arguments as for ``read_parquet``."""
+        return self._read_files("csv", path, schema, columns, watch)
+
+    def read_json(
+        self,
+        path: Path,
+        *,
+        schema: Schema = None,
+        columns: Sequence[str] | None = None,
+        watch: Duration | None = None,
+    ) -> Stream:
+        """Objects of JSON lines, or of one array per file; arguments as for ``read_parquet``."""
+        return self._read_files("json", path, schema, columns, watch)
+
+    def read_arrow(
+        self,
+        path: Path,
+        *,
+        schema: Schema = None,
+        columns: Sequence[str] | None = None,
+        watch: Duration | None = None,
+    ) -> Stream:
+        """Rows of Arrow IPC files; arguments as for ``read_parquet``."""
+        return self._read_files("arrow", path, schema, columns, watch)
+
+    def _read_files(
+        self,
+        form: str,
+        path: Path,
+        schema: Schema,
+        columns: Sequence[str] | None,
+        watch: Duration | None,
+    ) -> Stream:
+        from penstock.connectors.files import file_source
+        from penstock.file_samples import sample_files
+
+        call = f"read_{form}"
+        wanted = None if schema is None else declared_schema(call, schema)
+        watch_ms = 0 if watch is None else duration_ms(watch)
+        if watch is not None and watch_ms == 0:
+            raise JobRejected(f"{call}: watch is {watch!r}; it must be longer than zero")
+        spec, found = file_source(form, path, schema=wanted, columns=columns, watch_ms=watch_ms)
+        location = spec.files.path
+        operation = ReadSource(spec, sample=lambda rows: sample_files(form, location, found, rows))
+        return self._read(operation, call, found)
+
+    def from_rows(self, rows: Sequence[Mapping[str, Any]], schema: Schema = None) -> Stream:
+        """Rows that are here, as dicts; None in a column, or a missing key, is null."""
+        from penstock.connectors.memory import rows_to_table
+
+        wanted = None if schema is None else declared_schema("from_rows", schema)
+        return self._read_table("from_rows", rows_to_table(rows, wanted), is_single=True)
+
+    def from_arrow(self, table: pa.Table | pa.RecordBatch) -> Stream:
+        """A table that is here; it travels with the job."""
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        if not isinstance(table, pa.Table):
+            raise JobRejected(f"from_arrow: {type(table).__name__} is no pyarrow.Table")
+        return self._read_table("from_arrow", table, is_single=False)
+
+    def _read_table(self, call: str, table: pa.Table, *, is_single: bool) -> Stream:
+        from penstock.connectors.memory import arrow_source
+
+        artifact = table_artifact(table, name=f"{call}.arrow")
+        spec, schema = arrow_source(artifact.id, table.schema)
+        check_schema(call, schema)
+        first = table.slice(0, 1000)
+        operation = ReadSource(
+            spec,
+            artifacts=(artifact,),
+            is_single=is_single,
+            sample=lambda rows: _first_batch(first.slice(0, rows), schema),
+        )
+        return self._read(operation, call, schema)
+
+    def generate(
+        self,
+        fn: Callable[[int, int], pa.RecordBatch],
+        rows: int | None = None,
+        rate: float | None = None,
+        schema: Schema = None,
+    ) -> Stream:
+        """Rows made by a function of the position.
+
+        Args:
+            fn: ``fn(start, count)`` returns rows ``start`` to ``start + count``; a pure function.
+            rows: how many; None = endless.
+            rate: rows per second over all subtasks; None = as fast as it goes.
+            schema: the columns; None = as ``fn(0, 1)`` returns them.
+        """
+        from penstock.connectors.generators import generator_source, sample_generator_schema
+
+        if not callable(fn):
+            raise JobRejected(f"generate: {fn!r} is no function")
+        found = (
+            sample_generator_schema(fn) if schema is None else declared_schema("generate", schema)
+        )
+        spec, found = generator_source(graph_pb2.Function(), found, rows, rate)
+        most = rows if rows is not None else 1 << 62
+        operation = ReadSource(
+            spec, function=fn, sample=lambda count: fn(0, min(count, most)) if most else None
+        )
+        return self._read(operation, "generate", check_schema("generate", found))
+
+    def nexmark(
+        self,
+        events: int | None = None,
+        *,
+        kind: str = "bid",
+        seed: int = 0,
+        rate: float | None = None,
+        first_event_time_ms: int | None = None,
+        event_interval_us: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Stream:
+        """Events of the Nexmark auction benchmark, the same for the same seed and position.
+
+        Args:
+            events: how many of all kinds; None = endless.
+            kind: "bid" | "auction" | "person" | "" for all, one nested column each.
+            rate: rows per second over all subtasks; None = as fast as it goes.
+            first_event_time_ms: event time of the first event.
+            event_interval_us: event-time distance of two events.
+            columns: those to make; None = all.
+        """
+        from penstock.connectors.generators import nexmark_source
+
+        wanted = None if columns is None else list(columns)
+        spec, schema = nexmark_source(
+            events,
+            seed,
+            rate,
+            kind,
+            first_event_time_ms=first_event_time_ms,
+            event_interval_us=event_interval_us,
+            columns=wanted,
+        )
+        return self._read(ReadSource(spec), "nexmark", schema)
+
+    def read_socket(self, host: str, port: int) -> Stream:
+        """Lines of text from a server, in the column ``line``; cannot be replayed."""
+        from penstock.connectors.streams import socket_source
+
+        spec, schema = socket_source(host, port)
+        return self._read(ReadSource(spec, is_single=True), "read_socket", schema)
+
+    def source(self, source: Source) -> Stream:
+        """Rows of a source of the user's own."""
+        if not isinstance(source, Source):
+            hint = f"{source.__name__}()" if isinstance(source, type) else "an object of it"
+            raise JobRejected(
+                f"source: {source!r} is no source; derive a class from ps.Source and pass {hint}"
+            )
+        name = type(source).__name__
+        schema = source.schema
+        if not isinstance(schema, pa.Schema):
+            raise JobRejected(f"source: {name}.schema is {schema!r}; it must be a pyarrow.Schema")
+        spec = graph_pb2.SourceSpec(custom=graph_pb2.Function(), bounded=bool(source.bounded))
+        return self._read(ReadSource(spec, function=source), name, check_schema(name, schema))
+
+    def _read(self, operation: ReadSource, label: str, schema: pa.Schema) -> Stream:
+        node = self._builder.add(
+            operation, (), label=label, schema=schema.remove_metadata(), has_event_time=False
+        )
+        return Stream(self._builder, NodeInput(node))
+
+    # ------------------------------------------------------------ running
+
+    def plan(self, name: str = "job") -> JobPlan:
+        """The job as it would be submitted; nothing runs.
+
+        Raises:
+            JobRejected: it could not be.
+        """
+        return JobPlan(self._plan(name).graph)
+
+    def submit(self, name: str = "job") -> JobHandle:
+        """Submits the job and returns at once; the environment can then build another.
+
+        Raises:
+            JobRejected: the job cannot run.
+            JobManagerUnreachable: there is no cluster at the address.
+        """
+        planned = self._plan(name)
+        override = current_override()
+        if override.plan_only:
+            raise PlanCollected(planned.graph)
+        for warning in planned.warnings:
+            _log.warning("job %r: %s", name, warning)
+        client = self._client_for(planned.graph)
+        client.upload_artifacts(planned.artifacts)
+        job_id = client.submit(uuid.uuid4().hex, planned.graph)
+        handle = JobHandle(client, job_id, self._builder.collected)
+        self._builder.start_next_job()
+        override.handles.append(handle)
+        return handle
+
+    def execute(self, name: str = "job") -> JobResult:
+        """Runs the job to its end.
+
+        Ctrl-C cancels the job. Under ``penstock run --detach`` it returns once the job is submitted.
+
+        Raises:
+            JobFailed: the job failed; with the operator, the row and the user's traceback.
+            JobCanceled: it was cancelled.
+            JobRejected: it cannot run.
+        """
+        override = current_override()
+        with terminates_as_exception():
+            handle = self.submit(name)
+            if override.detach:
+                return job_result(handle.details())
+            result = wait_or_cancel(handle, override.on_progress)
+        override.results.append(result)
+        return result
+
+    def _plan(self, name: str) -> PlannedJob:
+        if not isinstance(name, str) or not name.strip():
+            raise JobRejected(f"the job's name is {name!r}; give it one: env.execute('hot-items')")
+        override = current_override()
+        return plan_job(
+            name,
+            self._builder.sinks,
+            self.config,
+            py_files=override.py_files,
+            requirements=override.requirements,
+        )
+
+    def _client_for(self, graph: graph_pb2.JobGraph) -> Client:
+        address = current_override().address or self._address
+        if address is None:
+            return self._embedded.client_for(graph, self.config)
+        if address not in self._clients:
+            from penstock.client import Client
+
+            self._clients[address] = Client(address, load_token(self.config.security_token_file))
+        return self._clients[address]
+
+
+def _first_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch | None:
+    batches = table.cast(schema).combine_chunks().to_batches()
+    return batches[0] if batches else None

@@ -1,0 +1,92 @@
+"""What a cast does to values.
+
+Without ``safe``: fractions, and digits beyond the target's scale or resolution, are cut; a value that
+lies outside of the target's range is an error, as is text that does not parse. With ``safe`` every loss
+is an error. Arrow alone guarantees neither (floats beyond the integer range and decimals beyond the
+precision come out as garbage), so those pairs of types go through an intermediate step here. Casts
+between nested types are always safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+Kernel = Callable[[Any], Any]
+"""An Arrow array or scalar in, one of the same length out."""
+
+
+def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kernel:
+    """The function that casts values of one type to another."""
+    if source == target:
+        return lambda value: value
+    if safe:
+        direct = _direct(_options(target, truncate=False))
+        if not _needs_round_trip(source, target):
+            return direct
+        back = cast_kernel(target, source, safe=False)
+        return lambda value: _unchanged(value, direct(value), back)
+    if pt.is_floating(source) and pt.is_integer(target):
+        checked = _direct(_options(target, truncate=False))
+        return lambda value: checked(pc.trunc(value))
+    if pt.is_decimal(target):
+        return _to_decimal(source, target)
+    return _direct(_options(target, truncate=not pt.is_nested(target)))
+
+
+def _to_decimal(source: pa.DataType, target: pa.DataType) -> Kernel:
+    checked = _direct(_options(target, truncate=False))
+    if pt.is_floating(source):
+        return checked  # rounds to the scale, refuses what is out of range
+    wide = pa.decimal256(76, target.scale)
+    widened = _direct(_options(wide, truncate=True))
+    return lambda value: checked(widened(value))
+
+
+def _direct(options: pc.CastOptions) -> Kernel:
+    function = pc.get_function("cast")
+
+    def cast(value: Any) -> Any:
+        return function.call([value], options)
+
+    return cast
+
+
+def _options(target: pa.DataType, *, truncate: bool) -> pc.CastOptions:
+    return pc.CastOptions(
+        target,
+        allow_time_truncate=truncate,
+        allow_float_truncate=truncate,
+        allow_decimal_truncate=truncate,
+    )
+
+
+def _needs_round_trip(source: pa.DataType, target: pa.DataType) -> bool:
+    """Pairs that Arrow's own safe cast takes although something is lost."""
+    kinds: tuple[Callable[[pa.DataType], bool], ...]
+    if pt.is_floating(source):
+        kinds = (pt.is_floating, pt.is_decimal, pt.is_boolean)
+    elif pt.is_decimal(source):
+        kinds = (pt.is_floating,)
+    elif pt.is_integer(source):
+        kinds = (pt.is_boolean,)
+    elif pt.is_timestamp(source):
+        kinds = (pt.is_date, pt.is_time)
+    else:
+        return False
+    return any(is_kind(target) for is_kind in kinds)
+
+
+def _unchanged(value: Any, result: Any, back: Kernel) -> Any:
+    again = back(result)
+    same = pc.equal(again, value)
+    if pt.is_floating(value.type):
+        same = pc.or_(same, pc.and_(pc.is_nan(again), pc.is_nan(value)))
+    if pc.all(same, min_count=0).as_py() is False:
+        lost = value if isinstance(value, pa.Scalar) else value.filter(pc.invert(same))[0]
+        raise pa.ArrowInvalid(f"{lost.as_py()!r} would change when it is cast to {result.type}")
+    return result

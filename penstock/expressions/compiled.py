@@ -1,0 +1,300 @@
+"""Meeting of an expression and a schema: types at graph-building time, a fast function for batches.
+
+Binding finds each node's type by evaluating it on arrays without rows; what depends on no column is
+evaluated once and stays a scalar. A compiled expression calls Arrow's functions directly, with options
+built once, so that a node costs a few microseconds per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from penstock.column_values import short_repr
+from penstock.errors import BadRecord, ExpressionError
+from penstock.expressions import calls
+from penstock.expressions.casting import cast_kernel
+from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
+from penstock.expressions.literals import adopt
+from penstock.expressions.operators import OPERATORS, Apply, item_kernel, operator_kernel
+from penstock.naming import nearest_hint
+from penstock.schema import user_batch, user_schema
+
+Evaluate = Callable[[pa.RecordBatch], Any]
+"""Batch in, array of its length or scalar out."""
+
+_ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError)
+_ROW_CHARACTERS = 500
+# Functions of which the first argument is no value among values.
+_FIRST_STANDS_APART = frozenset({"if_else", "choose", "case_when", "list_element"})
+
+
+class BadRow(BadRecord):
+    """An expression could not be computed for a row.
+
+    Attributes:
+        row_index: the first such row of the batch.
+    """
+
+    def __init__(self, message: str, *, row: str, row_index: int) -> None:
+        super().__init__(message, row=row)
+        self.row_index = row_index
+
+
+class CompiledExpression:
+    """Computes one expression for batches of one schema.
+
+    Attributes:
+        type: of the values.
+    """
+
+    __slots__ = ("_constant", "_evaluate", "text", "type")
+
+    def __init__(
+        self, text: str, type_: pa.DataType, evaluate: Evaluate, constant: pa.Scalar | None
+    ) -> None:
+        self.text = text
+        self.type = type_
+        self._evaluate = evaluate
+        self._constant = constant
+
+    @property
+    def constant(self) -> pa.Scalar | None:
+        """The value, where it depends on no column."""
+        return self._constant
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
+        """The values for n rows.
+
+        Args:
+            batch: n rows of the schema it was compiled for.
+
+        Raises:
+            BadRow: a value cannot be computed (overflow, a text that is no number); names the row.
+        """
+        try:
+            value = self._evaluate(batch)
+        except _ARROW_ERRORS as e:
+            raise self._bad_row(batch, e) from e
+        return repeat(value, batch.num_rows) if isinstance(value, pa.Scalar) else value
+
+    def _bad_row(self, batch: pa.RecordBatch, error: Exception) -> BadRow:
+        """Halves the batch until one row is left that fails by itself."""
+        start, rows = 0, batch.num_rows
+        while rows > 1:
+            half = rows // 2
+            try:
+                self._evaluate(batch.slice(start, half))
+                start, rows = start + half, rows - half
+            except _ARROW_ERRORS:
+                rows = half
+        try:
+            self._evaluate(batch.slice(start, rows))
+        except _ARROW_ERRORS as e:
+            error = e
+        row = short_repr(_row_dict(batch, start), _ROW_CHARACTERS) if rows else ""
+        return BadRow(f"cannot compute {self.text}: {error}", row=row, row_index=start)
+
+
+def evaluate_each(
+    batch: pa.RecordBatch, function: Callable[[pa.RecordBatch], pa.RecordBatch]
+) -> tuple[list[pa.RecordBatch], list[tuple[int, BadRecord]]]:
+    """Applies a columnar function to all rows that it can be applied to.
+
+    Returns:
+        The results in order, and (row index, error) of every row that it raised ``BadRecord`` for.
+    """
+    results: list[pa.RecordBatch] = []
+    bad: list[tuple[int, BadRecord]] = []
+    pending = [(0, batch.num_rows)]
+    while pending:
+        start, rows = pending.pop()
+        try:
+            results.append(function(batch.slice(start, rows)))
+        except BadRecord as e:
+            if rows == 1:
+                bad.append((start, e))
+            else:
+                half = rows // 2
+                pending += [(start + half, rows - half), (start, half)]
+    return results, bad
+
+
+def repeat(value: pa.Scalar, rows: int) -> pa.Array:
+    """An array of ``rows`` times the value."""
+    if not value.is_valid:
+        return pa.nulls(rows, value.type)
+    if pt.is_nested(value.type):  # pa.repeat gives structs a wrong length
+        return pa.array([value.as_py()], value.type).take(pa.repeat(pa.scalar(0), rows))
+    return pa.repeat(value, rows)
+
+
+def compile_expression(expression: Expr, schema: pa.Schema) -> CompiledExpression:
+    """Binds an expression to a schema (``Expr.compile``)."""
+    text = str(expression)
+    try:
+        bound = _bind(expression, schema)
+    except ExpressionError as e:
+        if text in str(e):
+            raise
+        raise ExpressionError(f"{e} (in the expression {text})") from e
+    return CompiledExpression(text, bound.type, bound.evaluate, bound.constant)
+
+
+class _Bound:
+    """A node that knows its type."""
+
+    __slots__ = ("constant", "evaluate", "type")
+
+    def __init__(
+        self, type_: pa.DataType, evaluate: Evaluate, constant: pa.Scalar | None = None
+    ) -> None:
+        self.type = type_
+        self.evaluate = evaluate
+        self.constant = constant
+
+    def sample(self) -> Any:
+        """A value to find types with: the constant, or an array without rows."""
+        return pa.nulls(0, self.type) if self.constant is None else self.constant
+
+
+def _constant(scalar: pa.Scalar) -> _Bound:
+    return _Bound(scalar.type, lambda _: scalar, scalar)
+
+
+def _bind(expression: Expr, schema: pa.Schema) -> _Bound:
+    if isinstance(expression, Column):
+        return _bind_column(expression._name, schema)
+    if isinstance(expression, Literal):
+        return _constant(expression._scalar)
+    if isinstance(expression, Cast):
+        argument = _bind(expression._argument, schema)
+        kernel = cast_kernel(argument.type, expression._target, safe=expression._safe)
+        return _apply(expression, [argument], lambda args: kernel(args[0]))
+    assert isinstance(expression, Call)
+    arguments = [_bind(argument, schema) for argument in expression._arguments]
+    _adopt_literals(expression, arguments)
+    try:
+        return _apply(expression, arguments, _call_kernel(expression, arguments))
+    except ExpressionError:
+        decoded = [_decoded(argument) for argument in arguments]
+        if decoded == arguments:
+            raise
+        return _apply(expression, decoded, _call_kernel(expression, decoded))
+
+
+def _bind_column(name: str, schema: pa.Schema) -> _Bound:
+    positions = schema.get_all_field_indices(name)
+    if len(positions) == 1:
+        position = positions[0]
+        return _Bound(schema.field(position).type, lambda batch: batch.column(position))
+    names = user_schema(schema).names
+    if positions:
+        raise ExpressionError(f"the column name {name!r} is not unique among {', '.join(names)}")
+    raise ExpressionError(
+        f"there is no column {name!r}{nearest_hint(name, names)}; the columns are {', '.join(names)}"
+    )
+
+
+def _adopt_literals(call: Call, arguments: list[_Bound]) -> None:
+    """Gives literals the type of the first argument beside them that is none."""
+    first = 1 if call._function in _FIRST_STANDS_APART else 0
+    if call._function == "[]" or len(arguments) - first < 2:
+        return
+    target = next((a.type for a in arguments[first:] if a.constant is None), None)
+    if target is None:
+        return
+    for i in range(first, len(arguments)):
+        child, constant = call._arguments[i], arguments[i].constant
+        if constant is not None and isinstance(child, Literal):
+            arguments[i] = _constant(adopt(constant, target))
+
+
+def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
+    name = call._function
+    types = [argument.type for argument in arguments]
+    try:
+        if name == "[]":
+            key = arguments[1].constant
+            if key is None:
+                raise TypeError("what stands in [] must be a constant")
+            return item_kernel(types[0], key)
+        if name in OPERATORS:
+            return operator_kernel(name, types)
+    except _ARROW_ERRORS as e:
+        raise ExpressionError(f"cannot compute {call}: {e}") from e
+    options = calls.options_object(name, _adopted_options(call, types), types[0] if types else None)
+    function = pc.get_function(name).call
+    return function if options is None else lambda args: function(args, options)
+
+
+def _adopted_options(call: Call, types: Sequence[pa.DataType]) -> dict[str, Any]:
+    """Value sets in the type of the column that is searched, where every value survives that."""
+    options = call._options
+    values = options.get("value_set")
+    if not isinstance(values, pa.Array):
+        return options
+    kind = types[0].value_type if pt.is_dictionary(types[0]) else types[0]
+    adopted = [adopt(value, kind) for value in values]
+    if all(value.type == kind for value in adopted):
+        values = pa.array([value.as_py() for value in adopted], kind)
+    return {**options, "value_set": values}
+
+
+def _decoded(argument: _Bound) -> _Bound:
+    """A dictionary-encoded argument as plain values, for functions that do not know the encoding."""
+    if not pt.is_dictionary(argument.type):
+        return argument
+    kernel = cast_kernel(argument.type, argument.type.value_type, safe=True)
+    if argument.constant is not None:
+        return _constant(kernel(argument.constant))
+    evaluate = argument.evaluate
+    return _Bound(argument.type.value_type, lambda batch: kernel(evaluate(batch)))
+
+
+def _apply(expression: Expr, arguments: Sequence[_Bound], kernel: Apply) -> _Bound:
+    try:
+        result = kernel([argument.sample() for argument in arguments])
+    except _ARROW_ERRORS as e:
+        raise ExpressionError(_type_error(expression, arguments, e)) from e
+    if isinstance(result, pa.Scalar):
+        return _constant(result)
+    return _Bound(result.type, _evaluator(kernel, arguments))
+
+
+def _evaluator(kernel: Apply, arguments: Sequence[_Bound]) -> Evaluate:
+    """A closure for the usual shapes without a loop over the arguments."""
+    getters = [argument.evaluate for argument in arguments]
+    if len(arguments) == 1:
+        (only,) = getters
+        return lambda batch: kernel([only(batch)])
+    if len(arguments) == 2:
+        left, right = getters
+        constant = arguments[1].constant
+        if constant is not None:
+            return lambda batch: kernel([left(batch), constant])
+        return lambda batch: kernel([left(batch), right(batch)])
+    return lambda batch: kernel([get(batch) for get in getters])
+
+
+def _type_error(expression: Expr, arguments: Sequence[_Bound], error: Exception) -> str:
+    described = ", ".join(
+        f"{child} is {bound.type}"
+        for child, bound in zip(expression._children(), arguments, strict=True)
+    )
+    reason = str(error)
+    if isinstance(error, pa.ArrowNotImplementedError):
+        reason = "it does not work on these types"
+    return f"cannot compute {expression}: {reason}; {described}"
+
+
+def _row_dict(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
+    row = user_batch(batch).slice(index, 1)
+    return {
+        name: column[0].as_py() if not pt.is_timestamp(column.type) else str(column[0])
+        for name, column in zip(row.schema.names, row.columns, strict=True)
+    }

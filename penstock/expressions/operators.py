@@ -1,0 +1,141 @@
+"""Python's operators on columns: which kernel of Arrow an operator means for given types.
+
+Integers never wrap: what does not fit is an error. ``/`` is true division (float64 for integers; a
+float divided by zero is infinite or NaN); ``//`` rounds down and ``%`` has the sign of the divisor, as in
+Python, and both refuse an integer zero. ``&`` and ``|`` are SQL's for booleans (null = unknown) and
+bitwise for integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+Apply = Callable[[list[Any]], Any]
+"""Arrow arrays or scalars in, an array or scalar out."""
+
+_DIRECT = {
+    "-": "subtract_checked",
+    "*": "multiply_checked",
+    "**": "power_checked",
+    "==": "equal",
+    "!=": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+    "neg": "negate_checked",
+    "abs": "abs_checked",
+}
+_BITWISE = {"&": "bit_wise_and", "|": "bit_wise_or", "^": "bit_wise_xor", "~": "bit_wise_not"}
+_LOGICAL = {"&": "and_kleene", "|": "or_kleene", "^": "xor", "~": "invert"}
+OPERATORS = frozenset({*_DIRECT, *_BITWISE, "+", "/", "//", "%", "[]"})
+"""Names of the operators in ``Call.function``; all other names are functions of pyarrow.compute."""
+
+
+def operator_kernel(symbol: str, types: Sequence[pa.DataType]) -> Apply:
+    """What an operator does to arguments of these types (``"[]"`` aside: see ``item_kernel``)."""
+    if symbol in _DIRECT:
+        return _function(_DIRECT[symbol])
+    if symbol in _BITWISE:
+        both_integers = all(map(pt.is_integer, types))
+        return _function((_BITWISE if both_integers else _LOGICAL)[symbol])
+    if symbol == "+":
+        return _add(types)
+    if symbol == "/":
+        return _true_divide(types)
+    if symbol == "//":
+        return _floor_divide(types)
+    return _modulo(types)
+
+
+def item_kernel(container: pa.DataType, key: pa.Scalar) -> Apply:
+    """``column[key]``: a field of a struct, an element of a list (from 0), the value of a map's key.
+
+    Raises:
+        TypeError: the column has no items, or the key is of the wrong kind.
+    """
+    value = key.as_py()
+    if pt.is_struct(container):
+        if not isinstance(value, str):
+            raise TypeError(f"a field of a {container} is asked for by name, not {value!r}")
+        if container.get_field_index(value) < 0:
+            names = ", ".join(container.field(i).name for i in range(container.num_fields))
+            raise TypeError(f"it has no field {value!r}; its fields are {names}")
+        return _of_first("struct_field", pc.StructFieldOptions([value]))
+    if pt.is_map(container):
+        options = pc.MapLookupOptions(pa.scalar(value, container.key_type), "first")
+        return _of_first("map_lookup", options)
+    if pt.is_list(container) or pt.is_large_list(container) or pt.is_fixed_size_list(container):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise TypeError(
+                f"an element of a {container} is asked for by a number from 0, not {value!r}"
+            )
+        element = pc.get_function("list_element")
+        index = pa.scalar(value, pa.int64())
+        return lambda args: element.call([args[0], index])
+    raise TypeError(f"a {container} has no items")
+
+
+def _function(name: str) -> Apply:
+    return pc.get_function(name).call  # type: ignore[no-any-return]
+
+
+def _of_first(name: str, options: Any) -> Apply:
+    call = pc.get_function(name).call
+    return lambda args: call(args[:1], options)
+
+
+def _add(types: Sequence[pa.DataType]) -> Apply:
+    if any(pt.is_string(t) or pt.is_large_string(t) for t in types):
+        join = pc.get_function("binary_join_element_wise")
+        separator = pa.scalar("", next(t for t in types if not pt.is_null(t)))
+        return lambda args: join.call([*args, separator])
+    return _function("add_checked")
+
+
+def _true_divide(types: Sequence[pa.DataType]) -> Apply:
+    divide = pc.get_function("divide").call
+    if not all(pt.is_integer(t) or pt.is_boolean(t) for t in types):
+        return divide  # type: ignore[no-any-return]
+    to_float = pc.CastOptions(pa.float64(), allow_float_truncate=True)
+    cast = pc.get_function("cast").call
+    return lambda args: divide([cast([arg], to_float) for arg in args])
+
+
+def _floor_divide(types: Sequence[pa.DataType]) -> Apply:
+    if not all(map(pt.is_integer, types)):
+        divide, floor = pc.get_function("divide").call, pc.get_function("floor").call
+        return lambda args: floor([divide(args)])
+    if all(map(pt.is_unsigned_integer, types)):
+        return _function("divide_checked")
+    return lambda args: _floor_quotient(args[0], args[1])
+
+
+def _floor_quotient(a: Any, b: Any) -> Any:
+    quotient = pc.divide_checked(a, b)
+    remainder = pc.subtract(a, pc.multiply(quotient, b))
+    signs_differ = pc.xor(pc.less(remainder, 0), pc.less(b, 0))
+    round_down = pc.and_(pc.not_equal(remainder, 0), signs_differ)
+    return pc.subtract(quotient, pc.cast(round_down, quotient.type))
+
+
+def _modulo(types: Sequence[pa.DataType]) -> Apply:
+    if all(map(pt.is_integer, types)):
+        unsigned = all(map(pt.is_unsigned_integer, types))
+        floor_quotient = pc.divide_checked if unsigned else _floor_quotient
+
+        def integer_modulo(args: list[Any]) -> Any:
+            a, b = args
+            return pc.subtract(a, pc.multiply(floor_quotient(a, b), b))
+
+        return integer_modulo
+    if hasattr(pc, "modulo"):
+        return _function("modulo")
+    return lambda args: pc.subtract(
+        args[0], pc.multiply(pc.floor(pc.divide(args[0], args[1])), args[1])
+    )

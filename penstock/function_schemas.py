@@ -1,0 +1,138 @@
+"""What the user's functions return: a schema that is given, annotated, or found by trying a few rows."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.column_checks import check_output_names
+from penstock.errors import JobRejected
+from penstock.expressions import data_type
+from penstock.logical import NodeInput, input_schema
+from penstock.row_types import infer_output_schema, schema_from_annotations
+from penstock.sampling import sample
+
+FunctionName = typing.Literal["map", "flat_map"]
+
+
+def declared_schema(call: str, schema: Any) -> pa.Schema:
+    """The columns that ``schema=`` says.
+
+    Args:
+        call: for errors.
+        schema: a pa.Schema, a dataclass, TypedDict or NamedTuple, or a mapping of names to types.
+
+    Raises:
+        JobRejected: it is none of these, or a name cannot be a column.
+    """
+    if isinstance(schema, pa.Schema):
+        found = schema.remove_metadata()
+    elif isinstance(schema, Mapping):
+        found = pa.schema([pa.field(name, _type(call, name, t)) for name, t in schema.items()])
+    else:
+        annotated = schema_from_annotations(schema) if isinstance(schema, type) else None
+        if annotated is None:
+            raise JobRejected(
+                f"{call}: schema={schema!r} is no schema; give a pa.schema([...]), a dataclass, a "
+                "TypedDict, or {'name': 'int64', ...}"
+            )
+        found = annotated
+    check_output_names(f"{call}: schema", found.names)
+    return found
+
+
+def row_output_schema(
+    call: FunctionName, fn: Callable[[Any], Any], schema: Any, source: NodeInput
+) -> pa.Schema:
+    """The output schema of ``map`` and ``flat_map``.
+
+    Raises:
+        JobRejected: nothing tells it.
+    """
+    if schema is not None:
+        return declared_schema(call, schema)
+    annotated = schema_from_annotations(fn)
+    rows = sample(source) if annotated is None else None
+    found = annotated or infer_output_schema(fn, call, input_schema(source), rows)
+    check_output_names(call, found.names)
+    return found
+
+
+def key_type(fn: Callable[[Any], Any], source: NodeInput) -> pa.DataType:
+    """The type of the key that a function returns.
+
+    Raises:
+        JobRejected: nothing tells it.
+    """
+    schema = input_schema(source)
+    try:
+        keyed = infer_output_schema(fn, "key", schema, None)
+    except JobRejected:
+        keyed = infer_output_schema(fn, "key", schema, sample(source))
+    return keyed.field(len(keyed) - 1).type
+
+
+def batch_output_schema(
+    fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Any, source: NodeInput
+) -> pa.Schema:
+    """The output schema of ``map_batches``.
+
+    Raises:
+        JobRejected: nothing tells it, or the function does not return a RecordBatch.
+    """
+    if schema is not None:
+        return declared_schema("map_batches", schema)
+    rows = sample(source)
+    if rows is None or not rows.num_rows:
+        raise JobRejected(
+            "map_batches: the columns that the function returns are not known, and the source has no "
+            "rows to try it on here: give schema=pa.schema([...])"
+        )
+    try:
+        result = fn(rows)
+    except Exception as error:
+        raise JobRejected(
+            f"map_batches: the function raised {type(error).__name__}: {error} for the sample that "
+            "tells its columns; give schema=pa.schema([...])"
+        ) from error
+    if not isinstance(result, (pa.RecordBatch, pa.Table)):
+        raise JobRejected(
+            f"map_batches: the function returned {type(result).__name__}, not a pyarrow.RecordBatch"
+        )
+    check_output_names("map_batches", result.schema.names)
+    return result.schema.remove_metadata()
+
+
+def window_output_schema(function: Any, schema: Any) -> pa.Schema:
+    """The columns of the rows that a window function emits.
+
+    Raises:
+        JobRejected: it is no window function, or nothing tells them.
+    """
+    from penstock.functions import WindowFunction
+
+    if not isinstance(function, WindowFunction):
+        hint = f"{function.__name__}()" if isinstance(function, type) else "an object of it"
+        raise JobRejected(
+            f"process: {function!r} is no window function; derive a class from ps.WindowFunction and "
+            f"pass {hint}"
+        )
+    if schema is not None:
+        return declared_schema("process", schema)
+    raise JobRejected(
+        f"process: the columns of the rows that {type(function).__name__} emits are not known: give "
+        "schema=pa.schema([...]), a dataclass, or {'name': 'int64', ...}"
+    )
+
+
+def _type(call: str, name: str, given: Any) -> pa.DataType:
+    if isinstance(given, (str, pa.DataType)):
+        return data_type(given)
+    record = typing.TypedDict("Columns", {name: given})  # type: ignore[misc]
+    annotated = schema_from_annotations(record)
+    if annotated is None:
+        raise JobRejected(f"{call}: {given!r} is no type for column {name!r}")
+    return annotated.field(0).type

@@ -1,0 +1,219 @@
+"""Our error classes as gRPC status, both ways: one table.
+
+A server turns an error into the status of its class; the class itself and its fields travel as
+trailing metadata, so that the caller raises the same class with the same message. A status without
+that metadata comes from gRPC or from something that is not Penstock; it is mapped by its code.
+
+Invariant: ``error_from_status(*status_of(error))`` is of the class of ``error``, for each class of
+the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+from typing_extensions import override
+
+from penstock import errors
+from penstock.errors import StreamError
+
+ERROR_CLASS_KEY: Final = "penstock-error-class"
+ERROR_FIELDS_KEY: Final = "penstock-error-fields-bin"
+
+_Status = grpc.StatusCode
+
+STATUS_BY_CLASS: Final[dict[type[StreamError], grpc.StatusCode]] = {
+    errors.JobRejected: _Status.INVALID_ARGUMENT,
+    errors.ConfigurationError: _Status.INVALID_ARGUMENT,
+    errors.ExpressionError: _Status.INVALID_ARGUMENT,
+    errors.TaskFailure: _Status.INTERNAL,
+    errors.BadRecord: _Status.INTERNAL,
+    errors.PartitionUnavailable: _Status.INTERNAL,
+    errors.TaskManagerLost: _Status.INTERNAL,
+    errors.NoResourceAvailable: _Status.RESOURCE_EXHAUSTED,
+    errors.JobFailed: _Status.ABORTED,
+    errors.JobCanceled: _Status.ABORTED,
+    errors.JobNotFound: _Status.NOT_FOUND,
+    errors.JobManagerUnreachable: _Status.UNAVAILABLE,
+    errors.ProtocolMismatch: _Status.FAILED_PRECONDITION,
+    errors.Fenced: _Status.FAILED_PRECONDITION,
+    errors.Unauthenticated: _Status.UNAUTHENTICATED,
+    errors.StoreTransient: _Status.UNAVAILABLE,
+    errors.StoreNotFound: _Status.NOT_FOUND,
+    errors.StoreCorrupt: _Status.DATA_LOSS,
+    errors.Unrecoverable: _Status.INTERNAL,
+    errors.StreamError: _Status.UNKNOWN,
+}
+"""Class -> status code. A subclass that is not listed takes its nearest base's."""
+
+CLASS_BY_STATUS: Final[dict[grpc.StatusCode, type[StreamError]]] = {
+    _Status.UNAUTHENTICATED: errors.Unauthenticated,
+    _Status.UNIMPLEMENTED: errors.ProtocolMismatch,
+    _Status.UNAVAILABLE: errors.StoreTransient,
+    _Status.DEADLINE_EXCEEDED: errors.StoreTransient,
+}
+"""Status code -> class where the other side named none; else ``StreamError``."""
+
+_CLASS_BY_NAME: Final = {cls.__name__: cls for cls in STATUS_BY_CLASS}
+_FIELD_NAMES: Final = ("job_id", "cause", "vertex", "subtask_index", "operator", "row")
+_MESSAGE_BYTES_MAX: Final = 4096
+_TRACEBACK_CHARACTERS_MAX: Final = 12_000
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStatus:
+    """A gRPC status that carries one of our errors."""
+
+    code: grpc.StatusCode
+    details: str
+    metadata: Metadata
+
+
+def status_of(error: StreamError) -> ErrorStatus:
+    """The status that carries ``error`` to the caller."""
+    listed = next(cls for cls in type(error).__mro__ if cls in STATUS_BY_CLASS)
+    fields = {name: getattr(error, name) for name in _FIELD_NAMES if getattr(error, name, None)}
+    traceback = getattr(error, "user_traceback", "")
+    if traceback:
+        # The end of a traceback says most.
+        fields["user_traceback"] = traceback[-_TRACEBACK_CHARACTERS_MAX:]
+    metadata: Metadata = ((ERROR_CLASS_KEY, listed.__name__),)
+    if fields:
+        metadata += ((ERROR_FIELDS_KEY, json.dumps(fields).encode()),)
+    return ErrorStatus(STATUS_BY_CLASS[listed], _shortened(str(error)), metadata)
+
+
+def error_from_status(
+    code: grpc.StatusCode, details: str, metadata: Iterable[tuple[str, str | bytes]]
+) -> StreamError:
+    """The error that a status carries.
+
+    Args:
+        code: status code of the call.
+        details: its message.
+        metadata: its trailing metadata.
+    """
+    by_key = dict(metadata)
+    name = _text(by_key.get(ERROR_CLASS_KEY, ""))
+    cls = _CLASS_BY_NAME.get(name)
+    if cls is None:
+        origin = f" ({name})" if name else ""
+        fallback = CLASS_BY_STATUS.get(code, StreamError)
+        return fallback(f"{code.name}{origin}: {details or 'no details'}")
+    error = cls(details)
+    for key, value in json.loads(_text(by_key.get(ERROR_FIELDS_KEY, "")) or "{}").items():
+        if hasattr(error, key):
+            setattr(error, key, value)
+    return error
+
+
+def error_from_rpc(error: grpc.RpcError) -> StreamError:
+    """The error behind what a call of ``grpc`` or ``grpc.aio`` raised.
+
+    Args:
+        error: a ``grpc.Call`` or a ``grpc.aio.AioRpcError``.
+    """
+    call: Any = error
+    return error_from_status(call.code(), call.details() or "", call.trailing_metadata() or ())
+
+
+def named_error(class_name: str, message: str) -> StreamError:
+    """An error of the class of that name, ``StreamError`` where the name is unknown."""
+    return _CLASS_BY_NAME.get(class_name, StreamError)(message)
+
+
+class ErrorServerInterceptor(grpc.aio.ServerInterceptor):
+    """Ends calls whose handler raises with the status of the error.
+
+    What is not a ``StreamError`` is a bug of ours: it is logged with its traceback and reaches the
+    caller as ``StreamError`` that says so. The server goes on.
+    """
+
+    def __init__(self) -> None:
+        self._log = structlog.get_logger(__name__)
+
+    @override
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wraps the handler of the call."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = str(handler_call_details.method)
+        if handler.response_streaming:
+            inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+            wrapped: Any = self._streaming(inner, method)
+        else:
+            inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
+            make = (
+                grpc.stream_unary_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_unary_rpc_method_handler
+            )
+            wrapped = self._single(inner, method)
+        return make(
+            wrapped,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _single(self, inner: Any, method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                return await inner(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary of a call
+                await self._abort(context, error, method)
+
+        return call
+
+    def _streaming(self, inner: Any, method: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for response in inner(request, context):
+                    yield response
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary of a call
+                await self._abort(context, error, method)
+
+        return call
+
+    async def _abort(self, context: Any, error: Exception, method: str) -> NoReturn:
+        if not isinstance(error, StreamError):
+            self._log.error("call.crashed", method=method, exc_info=error)
+            error = StreamError(
+                f"{method} failed inside the server: {type(error).__name__}: {error}; "
+                "its log has the traceback"
+            )
+        status = status_of(error)
+        await context.abort(status.code, status.details, status.metadata)
+        raise AssertionError("abort returned")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _shortened(message: str) -> str:
+    encoded = message.encode()
+    if len(encoded) <= _MESSAGE_BYTES_MAX:
+        return message
+    return encoded[:_MESSAGE_BYTES_MAX].decode(errors="ignore") + " ..."

@@ -1,0 +1,330 @@
+"""A job that was submitted: its state, its end, its rows, its metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.collected import CollectedRows
+from penstock.errors import JobCanceled, JobFailed, StreamError
+from penstock.job_metrics import job_metrics
+from penstock.pb import client_pb2
+
+ProgressCallback = Callable[[client_pb2.JobDetails], object]
+
+TERMINAL_STATES = frozenset(
+    {client_pb2.JOB_STATE_FAILED, client_pb2.JOB_STATE_CANCELED, client_pb2.JOB_STATE_FINISHED}
+)
+_WATCH_INTERVAL_MS = 200
+_TERMINATION_TIMEOUT_S = 10.0
+
+
+class JobClient(Protocol):
+    """What a job handle needs of ``penstock.client.Client``."""
+
+    def job(self, job_id: str) -> client_pb2.JobDetails:
+        """Details of one job."""
+
+    def watch(self, job_id: str, interval_ms: int = 0) -> Iterator[client_pb2.JobDetails]:
+        """Details at once, at changes, and every interval; ends after a terminal state."""
+
+    def cancel(self, job_id: str) -> None:
+        """Begins to cancel a job."""
+
+    def fetch_results(self, job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Rows of a collect sink."""
+
+    def close(self) -> None:
+        """Ends every call that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        status: "FINISHED"; of a detached job what it was when it was left.
+        duration: from RUNNING to the end.
+        metrics: see ``JobHandle.metrics``.
+    """
+
+    job_id: str
+    status: str
+    duration: dt.timedelta
+    metrics: dict[str, Any] = field(repr=False)
+
+
+class JobHandle:
+    """A job on a cluster.
+
+    Args:
+        client: of the cluster; not closed by the handle.
+        job_id: the job.
+        collected: rows that the job brings back here.
+    """
+
+    def __init__(
+        self, client: JobClient, job_id: str, collected: Sequence[CollectedRows] = ()
+    ) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._collected = collected
+        self._drains: _Drains | None = None
+        for rows in collected:
+            fetch = partial(client.fetch_results, job_id, rows.collect_id)
+            rows.attach(fetch, self._drain_all, self._check_ended)
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self._job_id
+
+    @override
+    def __repr__(self) -> str:
+        return f"JobHandle({self._job_id!r})"
+
+    def details(self) -> client_pb2.JobDetails:
+        """Everything the JobManager says of the job now."""
+        return self._client.job(self._job_id)
+
+    def status(self) -> str:
+        """The job's state: "CREATED", "RUNNING", "FINISHED", ..."""
+        return state_name(self.details())
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters summed per vertex, and totals; see ``penstock.job_metrics``."""
+        return job_metrics(self.details())
+
+    def cancel(self) -> None:
+        """Begins to cancel the job; ``wait`` tells when it has ended. Harmless when it has."""
+        self._client.cancel(self._job_id)
+
+    def wait(
+        self, timeout: float | None = None, *, on_progress: ProgressCallback | None = None
+    ) -> JobResult:
+        """Waits until the job has ended, and takes the rows it brings back meanwhile.
+
+        Args:
+            timeout: seconds at most; None = as long as it takes.
+            on_progress: called with the newest details several times a second.
+
+        Raises:
+            JobFailed: the job failed.
+            JobCanceled: it was cancelled.
+            TimeoutError: it still runs.
+        """
+        drains = self._drain_all()
+        details = self._watch(timeout, on_progress)
+        drains.join()
+        return _result(details)
+
+    def _drain_all(self) -> _Drains:
+        if self._drains is None:
+            self._drains = _Drains(self._collected)
+        return self._drains
+
+    def leave(self) -> None:
+        """Stops taking rows; the job is left to the cluster."""
+        if self._drains is not None:
+            self._drains.stop(self._client)
+
+    def _watch(
+        self, timeout: float | None, on_progress: ProgressCallback | None
+    ) -> client_pb2.JobDetails:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        is_observed = on_progress is not None or deadline is not None
+        interval_ms = _WATCH_INTERVAL_MS if is_observed else 0
+        if timeout is not None:
+            interval_ms = max(1, min(interval_ms, int(timeout * 1000)))
+        state = "unknown"
+        for details in self._client.watch(self._job_id, interval_ms):
+            if on_progress is not None:
+                on_progress(details)
+            if details.summary.state in TERMINAL_STATES:
+                return details
+            state = state_name(details)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {self._job_id} is still {state} after {timeout} s")
+        raise StreamError(
+            f"the JobManager stopped reporting on job {self._job_id}, which was {state}; ask it again "
+            f"with `penstock info {self._job_id}`"
+        )
+
+    def _check_ended(self) -> None:
+        """Raises where the job ended otherwise than well."""
+        details = self.details()
+        if details.summary.state in TERMINAL_STATES:
+            _result(details)
+
+
+def wait_or_cancel(handle: JobHandle, on_progress: ProgressCallback | None = None) -> JobResult:
+    """Waits for a job; Ctrl-C cancels it and waits for its end, a second Ctrl-C leaves.
+
+    Raises:
+        JobFailed: the job failed.
+        JobCanceled: it was cancelled.
+    """
+    try:
+        try:
+            return handle.wait(on_progress=on_progress)
+        except Terminated:
+            handle.cancel()
+            with contextlib.suppress(StreamError, TimeoutError):
+                handle.wait(_TERMINATION_TIMEOUT_S)
+            raise
+        except KeyboardInterrupt:
+            print(  # noqa: T201 - the person at the terminal asked
+                f"cancelling job {handle.job_id}; Ctrl-C again leaves it to the cluster",
+                file=sys.stderr,
+            )
+            handle.cancel()
+            return handle.wait(on_progress=on_progress)
+    except BaseException:
+        handle.leave()
+        raise
+
+
+class Terminated(SystemExit):
+    """SIGTERM came while a job was being run here."""
+
+
+@contextlib.contextmanager
+def terminates_as_exception() -> Iterator[None]:
+    """Within it SIGTERM raises ``Terminated``, so that jobs are cancelled and clusters ended.
+
+    Where the program has its own handler, or this is not the main thread, nothing changes.
+    """
+    if not raise_on_termination():
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def raise_on_termination() -> bool:
+    """From now on SIGTERM raises ``Terminated`` here; False where it already has a handler."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return False
+    signal.signal(signal.SIGTERM, _terminate)
+    return True
+
+
+def _terminate(number: int, _: object) -> None:
+    raise Terminated(128 + number)
+
+
+def state_name(details: client_pb2.JobDetails) -> str:
+    """The job's state as a word."""
+    return client_pb2.JobState.Name(details.summary.state).removeprefix("JOB_STATE_")
+
+
+def job_failed(details: client_pb2.JobDetails) -> JobFailed:
+    """The error of a failed job, with everything a person needs to find the cause."""
+    cause, summary = details.failure, details.summary
+    lines = [
+        f"job {summary.name!r} ({summary.job_id}) failed: {cause.error_class}: {cause.message}"
+    ]
+    if cause.vertex:
+        where = f"operator {cause.operator!r}, " if cause.operator else ""
+        lines.append(f"  at {where}vertex {cause.vertex}, subtask {cause.subtask_index}")
+    if cause.row:
+        lines.append(f"  row: {cause.row}")
+    if cause.traceback:
+        lines.append(cause.traceback.rstrip())
+    return JobFailed(
+        "\n".join(lines),
+        job_id=summary.job_id,
+        cause=cause.error_class,
+        vertex=cause.vertex,
+        subtask_index=cause.subtask_index if cause.vertex else -1,
+        operator=cause.operator,
+        row=cause.row,
+        user_traceback=cause.traceback,
+    )
+
+
+def job_result(details: client_pb2.JobDetails) -> JobResult:
+    """What is known of a job, ended or not."""
+    summary = details.summary
+    started_ms = summary.running_at_ms or summary.submitted_at_ms
+    duration_ms = max(0, summary.ended_at_ms - started_ms) if summary.ended_at_ms else 0
+    return JobResult(
+        job_id=summary.job_id,
+        status=state_name(details),
+        duration=dt.timedelta(milliseconds=duration_ms),
+        metrics=job_metrics(details),
+    )
+
+
+def _result(details: client_pb2.JobDetails) -> JobResult:
+    """The result of a job that has ended.
+
+    Raises:
+        JobFailed: it failed.
+        JobCanceled: it was cancelled.
+    """
+    if details.summary.state == client_pb2.JOB_STATE_FAILED:
+        raise job_failed(details)
+    if details.summary.state == client_pb2.JOB_STATE_CANCELED:
+        summary = details.summary
+        raise JobCanceled(f"job {summary.name!r} ({summary.job_id}) was cancelled")
+    return job_result(details)
+
+
+class _Drains:
+    """Threads that take collected rows while the job runs.
+
+    A job whose rows nobody takes stands still, so somebody must while another waits for its end. What
+    has been taken is not sent again, so the threads outlive a wait that is given up; they end with the
+    job, or by ``stop``, or with the process.
+    """
+
+    def __init__(self, collected: Iterable[CollectedRows]) -> None:
+        self._errors: list[StreamError] = []
+        self._threads = [
+            threading.Thread(
+                target=self._drain, args=(rows,), name=f"drain-{rows.collect_id}", daemon=True
+            )
+            for rows in collected
+            if not rows.is_drained
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Waits for all rows.
+
+        Raises:
+            StreamError: some could not be fetched.
+        """
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def stop(self, client: JobClient) -> None:
+        """Gives up: ends the calls of the threads, and with them the threads."""
+        if any(thread.is_alive() for thread in self._threads):
+            client.close()  # it connects again when it is used
+        for thread in self._threads:
+            thread.join()
+
+    def _drain(self, rows: CollectedRows) -> None:
+        try:
+            rows.drain()
+        except StreamError as error:
+            self._errors.append(error)

@@ -1,0 +1,244 @@
+"""A job graph as people and programs read it: ``penstock plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from penstock.expressions import Expr
+from penstock.pb import graph_pb2
+from penstock.schema import schema_from_bytes
+
+_WINDOWS = {
+    graph_pb2.WINDOW_KIND_TUMBLING: "tumbling",
+    graph_pb2.WINDOW_KIND_SLIDING: "sliding",
+    graph_pb2.WINDOW_KIND_SESSION: "session",
+    graph_pb2.WINDOW_KIND_COUNT: "count_window",
+}
+_ROW_FUNCTIONS = {
+    graph_pb2.ROW_FUNCTION_KIND_MAP: "map",
+    graph_pb2.ROW_FUNCTION_KIND_FLAT_MAP: "flat_map",
+    graph_pb2.ROW_FUNCTION_KIND_FILTER: "filter",
+    graph_pb2.ROW_FUNCTION_KIND_KEY: "key",
+}
+
+
+def explain(graph: graph_pb2.JobGraph) -> str:
+    """The plan for people: one block per vertex, with what comes in and what each operator does."""
+    return "\n".join(_lines(plan_dict(graph)))
+
+
+def plan_dict(graph: graph_pb2.JobGraph) -> dict[str, Any]:
+    """The plan for programs; its fields are stable, and equal graphs give equal plans."""
+    return {
+        "name": graph.name,
+        "vertices": [_vertex(vertex) for vertex in graph.vertices],
+        "edges": [_edge(edge) for edge in graph.edges],
+        "artifacts": [
+            {"id": a.id, "name": a.name, "size_bytes": a.size_bytes, "kind": a.kind}
+            for a in graph.artifacts
+        ],
+        "config": dict(sorted(graph.config.items())),
+        "requirements": list(graph.requirements),
+        "python_version": graph.python_version,
+        "cloudpickle_version": graph.cloudpickle_version,
+    }
+
+
+def _vertex(vertex: graph_pb2.Vertex) -> dict[str, Any]:
+    return {
+        "id": vertex.id,
+        "name": vertex.name,
+        "parallelism": vertex.parallelism,
+        "max_parallelism": vertex.max_parallelism,
+        "slot_group": vertex.slot_group,
+        "operators": [_operator(operator, i) for i, operator in enumerate(vertex.operators)],
+    }
+
+
+def _operator(operator: graph_pb2.Operator, index: int) -> dict[str, Any]:
+    action = graph_pb2.ErrorAction.Name(operator.on_error.action)
+    return {
+        "uid": operator.uid,
+        "uid_is_generated": operator.uid_is_generated,
+        "name": operator.name,
+        "kind": operator.WhichOneof("spec"),
+        "detail": operator_detail(operator),
+        "reads": {"operator": operator.input.operator_index, "side_output": operator.input.side_tag}
+        if index
+        else None,
+        "columns": _columns(operator.output_schema),
+        "on_error": operator.on_error.tag or action.removeprefix("ERROR_ACTION_").lower(),
+    }
+
+
+def _edge(edge: graph_pb2.Edge) -> dict[str, Any]:
+    return {
+        "id": edge.id,
+        "source": edge.source_vertex,
+        "source_operator": edge.source_output.operator_index,
+        "side_output": edge.source_output.side_tag,
+        "target": edge.target_vertex,
+        "partitioning": _partitioning(edge),
+        "keys": list(edge.key_columns),
+        "type": graph_pb2.ResultPartitionType.Name(edge.partition_type)
+        .removeprefix("RESULT_PARTITION_TYPE_")
+        .lower()
+        .replace("_", "-"),
+        "columns": _columns(edge.schema),
+    }
+
+
+def _partitioning(edge: graph_pb2.Edge) -> str:
+    return graph_pb2.Partitioning.Name(edge.partitioning).removeprefix("PARTITIONING_").lower()
+
+
+def _columns(schema: bytes) -> list[dict[str, str]]:
+    return [{"name": f.name, "type": str(f.type)} for f in schema_from_bytes(schema)]
+
+
+def operator_detail(operator: graph_pb2.Operator) -> str:
+    """What an operator does, in one line."""
+    match operator.WhichOneof("spec"):
+        case "source":
+            return _source_detail(operator.source)
+        case "project":
+            return ", ".join(_named(column) for column in operator.project.columns)
+        case "filter":
+            return _text(operator.filter.predicate)
+        case "row_function":
+            rows = operator.row_function
+            return f"{_ROW_FUNCTIONS[rows.kind]}({rows.function.display_name})"
+        case "batch_function":
+            return operator.batch_function.function.display_name
+        case "event_time":
+            time = operator.event_time
+            idle = f", idle after {time.idle_timeout_ms} ms" if time.idle_timeout_ms else ""
+            return f"{time.column}, out of order by {time.out_of_orderness_ms} ms{idle}"
+        case "window_aggregate":
+            spec = operator.window_aggregate
+            window, grouped = window_text(spec.window), _grouped(spec.keys, spec.aggregates)
+            return f"{_phase(spec.phase)}{window}{grouped}"
+        case "running_aggregate":
+            running = operator.running_aggregate
+            return f"{_phase(running.phase)}running{_grouped(running.keys, running.aggregates)}"
+        case "window_function":
+            function = operator.window_function
+            keys = f" by {', '.join(function.keys)}" if function.keys else ""
+            return f"{window_text(function.window)}{keys}: {function.function.display_name}"
+        case "sink":
+            return _sink_detail(operator.sink)
+        case _:
+            return ""
+
+
+def window_text(window: graph_pb2.WindowSpec) -> str:
+    """A window in one line."""
+    name = _WINDOWS[window.kind]
+    if window.kind == graph_pb2.WINDOW_KIND_COUNT:
+        return f"{name}({window.count})"
+    if window.kind == graph_pb2.WINDOW_KIND_SESSION:
+        length = f"{window.gap_ms} ms"
+    elif window.kind == graph_pb2.WINDOW_KIND_SLIDING:
+        length = f"{window.size_ms} ms, {window.slide_ms} ms"
+    else:
+        length = f"{window.size_ms} ms"
+    time = " in processing time" if window.time == graph_pb2.TIME_DOMAIN_PROCESSING else ""
+    late = f", {window.allowed_lateness_ms} ms late" if window.allowed_lateness_ms else ""
+    tag = f", later to {window.late_tag!r}" if window.late_tag else ""
+    return f"{name}({length}){time}{late}{tag}"
+
+
+def _source_detail(source: graph_pb2.SourceSpec) -> str:
+    match source.WhichOneof("kind"):
+        case "files":
+            return f"{source.files.format} {source.files.path}"
+        case "arrow":
+            return f"table {source.arrow.artifact[:12]}"
+        case "generator":
+            rows = "endless" if source.generator.rows < 0 else f"{source.generator.rows} rows"
+            return f"{source.generator.function.display_name}, {rows}"
+        case "nexmark":
+            nexmark = source.nexmark
+            events = "endless" if nexmark.events < 0 else f"{nexmark.events} events"
+            return f"nexmark {nexmark.kind or 'all kinds'}, {events}, seed {nexmark.seed}"
+        case "socket":
+            return f"{source.socket.host}:{source.socket.port}"
+        case _:
+            return source.custom.display_name
+
+
+def _sink_detail(sink: graph_pb2.SinkSpec) -> str:
+    match sink.WhichOneof("kind"):
+        case "files":
+            parts = f" by {', '.join(sink.files.partition_by)}" if sink.files.partition_by else ""
+            return f"{sink.files.format} {sink.files.directory}{parts}"
+        case "collect":
+            return f"first {sink.collect.limit} rows" if sink.collect.limit else "all rows"
+        case "custom":
+            return sink.custom.display_name
+        case kind:
+            return kind or ""
+
+
+def _grouped(keys: Sequence[str], aggregates: Iterable[graph_pb2.Aggregate]) -> str:
+    by = f" by {', '.join(keys)}" if keys else ""
+    results = ", ".join(f"{a.name}={_aggregate(a)}" for a in aggregates)
+    return f"{by}: {results}"
+
+
+def _aggregate(aggregate: graph_pb2.Aggregate) -> str:
+    function = aggregate.custom.display_name or aggregate.function
+    return f"{function}({aggregate.column})"
+
+
+def _phase(phase: graph_pb2.AggregationPhase.ValueType) -> str:
+    return {
+        graph_pb2.AGGREGATION_PHASE_PARTIAL: "partial ",
+        graph_pb2.AGGREGATION_PHASE_FINAL: "final ",
+    }.get(phase, "")
+
+
+def _named(column: graph_pb2.NamedExpression) -> str:
+    text = _text(column.expression)
+    return text if text == column.name else f"{column.name}={text}"
+
+
+def _text(expression: graph_pb2.Expression) -> str:
+    return str(Expr.from_proto(expression))
+
+
+def _lines(plan: dict[str, Any]) -> Iterator[str]:
+    yield f"job {plan['name']}"
+    for vertex in plan["vertices"]:
+        yield ""
+        yield (
+            f"{vertex['id']}  {vertex['name']}  [parallelism {vertex['parallelism']} of "
+            f"{vertex['max_parallelism']}, slot group {vertex['slot_group']}]"
+        )
+        for edge in plan["edges"]:
+            if edge["target"] == vertex["id"]:
+                yield f"    <- {_edge_line(edge)}"
+        for index, operator in enumerate(vertex["operators"]):
+            yield f"    {index}: {_operator_line(operator)}"
+
+
+def _edge_line(edge: dict[str, Any]) -> str:
+    side = f" side output {edge['side_output']!r}" if edge["side_output"] else ""
+    keys = f" by {', '.join(edge['keys'])}" if edge["keys"] else ""
+    columns = ", ".join(column["name"] for column in edge["columns"])
+    return (
+        f"{edge['source']}/{edge['source_operator']}{side}  {edge['partitioning']}{keys}, "
+        f"{edge['type']}  ({columns})"
+    )
+
+
+def _operator_line(operator: dict[str, Any]) -> str:
+    columns = ", ".join(column["name"] for column in operator["columns"])
+    result = f"  -> {columns}" if columns else ""
+    reads = operator["reads"]
+    source = ""
+    if reads is not None and (reads["side_output"]):
+        source = f" (from {reads['operator']}, side output {reads['side_output']!r})"
+    given = "" if operator["uid_is_generated"] else f" [uid {operator['uid']}]"
+    return f"{operator['name']}{given}{source}: {operator['detail']}{result}"

@@ -1,0 +1,218 @@
+"""The job graph while it is being made: vertices with their chains, and the edges between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.errors import JobRejected
+from penstock.graph_operators import side_schema
+from penstock.pb import graph_pb2
+from penstock.schema import schema_to_bytes
+from penstock.storage.key_groups import default_max_parallelism
+
+FORWARD = graph_pb2.PARTITIONING_FORWARD
+
+
+@dataclass(eq=False, slots=True)
+class DraftVertex:
+    """A chain of operators with one parallelism."""
+
+    parallelism: int
+    slot_group: str
+    max_parallelism: int | None
+    operators: list[DraftOperator] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class DraftOperator:
+    """An operator in its chain.
+
+    Attributes:
+        proto: without ``input`` and schemas, which follow from the fields below.
+        parent: the operator of the same chain that feeds it, and from which output; None at the head.
+    """
+
+    proto: graph_pb2.Operator
+    vertex: DraftVertex
+    input_schema: pa.Schema
+    output_schema: pa.Schema
+    parent: DraftOutput | None
+
+    def schema_of(self, tag: str) -> pa.Schema:
+        """The schema of the main output or of a side output, event time included."""
+        return side_schema(self.proto, self.input_schema, tag) if tag else self.output_schema
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutput:
+    """One output of an operator."""
+
+    operator: DraftOperator
+    tag: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """What flows there."""
+        return self.operator.schema_of(self.tag)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftEdge:
+    """An exchange between two chains."""
+
+    source: DraftOutput
+    target: DraftVertex
+    partitioning: graph_pb2.Partitioning.ValueType
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInput:
+    """How an operator is to read an output."""
+
+    source: DraftOutput
+    partitioning: graph_pb2.Partitioning.ValueType
+    keys: tuple[str, ...] = ()
+
+
+class Draft:
+    """Collects vertices and edges in topological order."""
+
+    def __init__(self, *, chaining: bool) -> None:
+        self._chaining = chaining
+        self._vertices: list[DraftVertex] = []
+        self._edges: list[DraftEdge] = []
+
+    def can_chain(
+        self,
+        inputs: Sequence[DraftInput],
+        parallelism: int,
+        slot_group: str,
+        max_parallelism: int | None,
+    ) -> bool:
+        """Whether an operator with these properties may run in the chain that it reads from."""
+        if not self._chaining or len(inputs) != 1 or inputs[0].partitioning != FORWARD:
+            return False
+        vertex = inputs[0].source.operator.vertex
+        return (
+            vertex.parallelism == parallelism
+            and vertex.slot_group == slot_group
+            and (
+                None in (vertex.max_parallelism, max_parallelism)
+                or vertex.max_parallelism == max_parallelism
+            )
+        )
+
+    def append(
+        self,
+        proto: graph_pb2.Operator,
+        source: DraftOutput,
+        output_schema: pa.Schema,
+        *,
+        max_parallelism: int | None = None,
+    ) -> DraftOperator:
+        """Adds an operator to the chain that it reads from."""
+        vertex = source.operator.vertex
+        operator = DraftOperator(proto, vertex, source.schema, output_schema, source)
+        vertex.operators.append(operator)
+        vertex.max_parallelism = vertex.max_parallelism or max_parallelism
+        return operator
+
+    def start_vertex(
+        self,
+        proto: graph_pb2.Operator,
+        inputs: Sequence[DraftInput],
+        output_schema: pa.Schema,
+        *,
+        parallelism: int,
+        slot_group: str,
+        max_parallelism: int | None,
+    ) -> DraftOperator:
+        """Adds an operator as the head of a new chain, with an edge from each of its inputs."""
+        vertex = DraftVertex(parallelism, slot_group, max_parallelism)
+        schema = inputs[0].source.schema if inputs else pa.schema([])
+        operator = DraftOperator(proto, vertex, schema, output_schema, None)
+        vertex.operators.append(operator)
+        self._vertices.append(vertex)
+        for given in inputs:
+            if given.partitioning == FORWARD and not _same_parallelism(given, vertex):
+                raise JobRejected(
+                    f"operator {proto.name!r}: .forward() needs the same parallelism on both sides, "
+                    f"and {given.source.operator.proto.name!r} has "
+                    f"{given.source.operator.vertex.parallelism}, this one {parallelism}"
+                )
+            self._edges.append(DraftEdge(given.source, vertex, given.partitioning, given.keys))
+        return operator
+
+    def to_proto(self, default_max: int) -> graph_pb2.JobGraph:
+        """Vertices and edges as they travel.
+
+        Args:
+            default_max: max-parallelism of vertices that set none; 0 = from their parallelism.
+        """
+        graph = graph_pb2.JobGraph()
+        ids = {id(vertex): f"v{i}" for i, vertex in enumerate(self._vertices)}
+        for vertex in self._vertices:
+            graph.vertices.append(_vertex_proto(vertex, ids[id(vertex)], default_max))
+        for i, edge in enumerate(self._edges):
+            operator = edge.source.operator
+            graph.edges.append(
+                graph_pb2.Edge(
+                    id=f"e{i}",
+                    source_vertex=ids[id(operator.vertex)],
+                    source_output=_chain_input(edge.source),
+                    target_vertex=ids[id(edge.target)],
+                    partitioning=edge.partitioning,
+                    key_columns=edge.keys,
+                    partition_type=graph_pb2.RESULT_PARTITION_TYPE_PIPELINED,
+                    schema=schema_to_bytes(edge.source.schema),
+                )
+            )
+        return graph
+
+
+def chain_name(vertex: graph_pb2.Vertex) -> str:
+    """The chain as a person reads it: "read -> filter -> (print, project -> write)"."""
+    children: dict[int, list[int]] = {i: [] for i in range(len(vertex.operators))}
+    for i, operator in enumerate(vertex.operators[1:], start=1):
+        children[operator.input.operator_index].append(i)
+
+    def name(index: int) -> str:
+        own, below = vertex.operators[index].name, children[index]
+        if not below:
+            return own
+        if len(below) == 1:
+            return f"{own} -> {name(below[0])}"
+        return f"{own} -> ({', '.join(name(child) for child in below)})"
+
+    return name(0)
+
+
+def _vertex_proto(vertex: DraftVertex, vertex_id: str, default_max: int) -> graph_pb2.Vertex:
+    derived = default_max or default_max_parallelism(vertex.parallelism)
+    proto = graph_pb2.Vertex(
+        id=vertex_id,
+        parallelism=vertex.parallelism,
+        max_parallelism=vertex.max_parallelism or derived,
+        slot_group=vertex.slot_group,
+    )
+    for operator in vertex.operators:
+        operator.proto.input_schema = schema_to_bytes(operator.input_schema)
+        operator.proto.output_schema = schema_to_bytes(operator.output_schema)
+        if operator.parent is not None:
+            operator.proto.input.CopyFrom(_chain_input(operator.parent))
+        proto.operators.append(operator.proto)
+    proto.name = chain_name(proto)
+    return proto
+
+
+def _chain_input(output: DraftOutput) -> graph_pb2.ChainInput:
+    index = output.operator.vertex.operators.index(output.operator)
+    return graph_pb2.ChainInput(operator_index=index, side_tag=output.tag)
+
+
+def _same_parallelism(given: DraftInput, vertex: DraftVertex) -> bool:
+    return given.source.operator.vertex.parallelism == vertex.parallelism

@@ -1,0 +1,165 @@
+"""Which columns are needed where: decided backwards, from the sinks to the sources.
+
+Invariant: whatever an operator or an exchange looks at is in the need of the output it reads from;
+a need is never empty, since a batch without columns has no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import assert_never
+
+import pyarrow as pa
+
+from penstock.aggregates import Aggregate
+from penstock.graph_operators import ERROR_COLUMN
+from penstock.logical import (
+    ApplyWindowFunction,
+    AssignEventTime,
+    BatchFunction,
+    Filter,
+    Node,
+    NodeInput,
+    Project,
+    ReadSource,
+    RowFunction,
+    RunningAggregate,
+    Union,
+    WindowAggregate,
+    WriteSink,
+    input_schema,
+)
+from penstock.pb import graph_pb2
+from penstock.windows import is_event_time
+
+KEY_COLUMN = "key"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the readers of an output need.
+
+    Attributes:
+        columns: of the user's columns.
+        event_time: whether the event time is needed too.
+    """
+
+    columns: frozenset[str] = frozenset()
+    event_time: bool = False
+
+    def __or__(self, other: Need) -> Need:
+        return Need(self.columns | other.columns, self.event_time or other.event_time)
+
+
+Needs = dict[tuple[int, str], Need]
+"""Node index and side tag ("" = main output) -> what is needed of that output."""
+
+
+def find_needs(nodes: Sequence[Node]) -> Needs:
+    """The needs of all outputs that are read.
+
+    Args:
+        nodes: a job's nodes, inputs first.
+    """
+    needs: Needs = {}
+    for node in reversed(nodes):
+        main = needs.get((node.index, ""), Need())
+        needs[node.index, ""] = _not_empty(main, node.schema)
+        for source in node.inputs:
+            known = needs.get((source.node.index, source.tag), Need())
+            needs[source.node.index, source.tag] = known | need_of(node, source, needs)
+    return needs
+
+
+def need_of(node: Node, source: NodeInput, needs: Needs) -> Need:
+    """What one operator needs of one of its inputs.
+
+    Args:
+        needs: of the operator's own outputs.
+    """
+    sides = {tag: need for (index, tag), need in needs.items() if index == node.index and tag}
+    need = _operation_need(node, needs[node.index, ""]) | _side_need(node, sides)
+    need |= Need(frozenset(source.routing.keys))
+    return _not_empty(need, input_schema(source))
+
+
+def _operation_need(node: Node, output: Need) -> Need:
+    """What an operation reads, given what is needed of its main output."""
+    everything = frozenset(input_schema(node.inputs[0]).names) if node.inputs else frozenset()
+    event_time = output.event_time
+    match node.operation:
+        case ReadSource():
+            return Need()
+        case Project(columns=columns):
+            read = (e.columns() for name, e in columns if name in output.columns)
+            return Need(frozenset(chain.from_iterable(read)), event_time)
+        case Filter(predicate=predicate):
+            return Need(output.columns | predicate.columns(), event_time)
+        case RowFunction(kind=kind, columns=columns):
+            used = everything if columns is None else columns & everything
+            if kind == graph_pb2.ROW_FUNCTION_KIND_FILTER:
+                used |= output.columns
+            elif kind == graph_pb2.ROW_FUNCTION_KIND_KEY:
+                used |= output.columns - {KEY_COLUMN}
+            return Need(used, event_time)
+        case BatchFunction():
+            return Need(everything, event_time)
+        case AssignEventTime(column=column):
+            return Need(output.columns | {column}, event_time=False)
+        case WindowAggregate(window=window, keys=keys, aggregates=aggregates):
+            used = _aggregated(keys, aggregates, everything)
+            return Need(used, event_time or is_event_time(window))
+        case RunningAggregate(keys=keys, aggregates=aggregates):
+            return Need(_aggregated(keys, aggregates, everything), event_time)
+        case ApplyWindowFunction(window=window):
+            return Need(everything, event_time or is_event_time(window))
+        case WriteSink():
+            return Need(everything)
+        case Union():
+            return output
+        case _:
+            assert_never(node.operation)
+
+
+def _aggregated(
+    keys: Iterable[str], aggregates: Iterable[tuple[str, Aggregate]], everything: frozenset[str]
+) -> frozenset[str]:
+    used = set(keys)
+    for _, aggregate in aggregates:
+        if aggregate.needs_row:
+            return everything
+        if aggregate.input_column is not None:
+            used.add(aggregate.input_column)
+    return frozenset(used)
+
+
+def pruned(schema: pa.Schema, need: Need) -> list[pa.Field]:
+    """The user's columns of a schema that are needed, in the schema's order."""
+    return [field for field in schema if field.name in need.columns]
+
+
+def _side_need(node: Node, sides: dict[str, Need]) -> Need:
+    """What side outputs need of the input: their rows are the input's rows."""
+    need = Need()
+    for tag, side in sides.items():
+        if tag != node.error_tag:
+            need |= side
+        elif node.inputs:
+            need |= Need(side.columns - {ERROR_COLUMN})
+    return need
+
+
+def _not_empty(need: Need, schema: pa.Schema) -> Need:
+    if need.columns or need.event_time or not schema.names:
+        return need
+    return Need(frozenset({min(schema, key=_width).name}))
+
+
+def _width(field: pa.Field) -> int:
+    """Bits per value; variable-width columns come last."""
+    try:
+        return int(field.type.bit_width)
+    except ValueError:
+        return 1 << 30

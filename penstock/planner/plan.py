@@ -1,0 +1,103 @@
+"""Plans a whole job: nodes to vertices, functions to pickles, the script's modules to artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.artifacts import LocalArtifact
+from penstock.code_shipping import collect_code
+from penstock.config import Configuration
+from penstock.errors import JobRejected
+from penstock.graph import validate
+from penstock.logical import (
+    ApplyWindowFunction,
+    Node,
+    ReadSource,
+    RunningAggregate,
+    WindowAggregate,
+    reachable,
+)
+from penstock.pb import graph_pb2
+from penstock.planner.planner import Planner
+from penstock.user_code import cloudpickle_version, python_version, shipping
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """A job, ready to be submitted.
+
+    Attributes:
+        artifacts: what has to be uploaded with it.
+        warnings: what the user should know, one sentence each.
+    """
+
+    graph: graph_pb2.JobGraph
+    artifacts: tuple[LocalArtifact, ...]
+    warnings: tuple[str, ...]
+
+
+def plan_job(
+    name: str,
+    sinks: Sequence[Node],
+    config: Configuration,
+    *,
+    py_files: Sequence[Path] = (),
+    requirements: Sequence[str] = (),
+) -> PlannedJob:
+    """Plans and validates a job.
+
+    Args:
+        name: what the job is called.
+        sinks: the ends of its streams.
+        py_files: more code to ship.
+        requirements: PEP 508 requirements on the TaskManagers.
+
+    Raises:
+        JobRejected: the job cannot run; the message names the operator.
+    """
+    if not sinks:
+        raise JobRejected(
+            "the job has no sink, so it would do nothing: end a stream with .write_parquet(...), "
+            ".print(), .collect(), .discard() or .sink(...)"
+        )
+    nodes = reachable(list(sinks))
+    warnings = _check_uids(nodes, config)
+    code = collect_code(py_files)
+    with shipping(code.roots):
+        graph = Planner(nodes, config).plan()
+    artifacts = {artifact.id: artifact for artifact in code.artifacts}
+    for node in nodes:
+        if isinstance(node.operation, ReadSource):
+            artifacts.update({artifact.id: artifact for artifact in node.operation.artifacts})
+    graph.name = name
+    graph.config.update(config.to_mapping())
+    graph.artifacts.extend(artifact.to_proto() for artifact in artifacts.values())
+    graph.python_version = python_version()
+    graph.cloudpickle_version = cloudpickle_version()
+    graph.requirements.extend(requirements)
+    validate(graph)
+    return PlannedJob(graph, tuple(artifacts.values()), warnings)
+
+
+def _check_uids(nodes: Sequence[Node], config: Configuration) -> tuple[str, ...]:
+    stateful = (WindowAggregate, ApplyWindowFunction, RunningAggregate)
+    without = [
+        node.name
+        for node in nodes
+        if isinstance(node.operation, stateful) and not node.properties.uid
+    ]
+    if not without:
+        return ()
+    names = ", ".join(repr(name) for name in without)
+    if not config.pipeline_auto_generate_uids:
+        raise JobRejected(
+            f"these operators have state and no uid: {names}; give each one by .uid('...'), since "
+            "pipeline.auto-generate-uids is false"
+        )
+    warning = (
+        f"the uids of {names} are derived from the place in the graph: give these operators one by "
+        ".uid('...'), so that their state is found again when the job has changed"
+    )
+    return (warning,)

@@ -1,0 +1,233 @@
+"""From logical nodes to the job graph: parallelism, exchanges, chains, narrowing, pre-aggregation.
+
+Operators are placed in order of their making, inputs first. An operator joins the chain it reads from
+where rows need not move (one input, forward, equal parallelism and slot group); else it starts a vertex
+with an edge from each input. In front of an exchange rows are narrowed to what is needed behind it,
+and aggregated per batch where the aggregates allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.config import Configuration
+from penstock.errors import JobRejected
+from penstock.logical import (
+    ANY_ROUTING,
+    AssignEventTime,
+    Node,
+    NodeInput,
+    Properties,
+    ReadSource,
+    Routing,
+    RunningAggregate,
+    Union,
+    WindowAggregate,
+    WriteSink,
+    input_schema,
+)
+from penstock.pb import graph_pb2
+from penstock.planner.draft import FORWARD, Draft, DraftInput, DraftOperator, DraftOutput
+from penstock.planner.needs import Need, find_needs, need_of, pruned
+from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
+from penstock.planner.uids import assign_uids, derived_uid
+from penstock.schema import EVENT_TIME
+from penstock.window_schemas import can_pre_aggregate
+
+DEFAULT_SLOT_GROUP = "default"
+
+_HASH = graph_pb2.PARTITIONING_HASH
+_REBALANCE = graph_pb2.PARTITIONING_REBALANCE
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One output that a node reads, unions in between seen through.
+
+    Attributes:
+        source: the node's own input that it stands for.
+    """
+
+    output: DraftOutput
+    routing: Routing
+    source: NodeInput
+
+
+class Planner:
+    """Plans one job.
+
+    Args:
+        nodes: the job's nodes, inputs first (``logical.reachable``).
+        config: the job's configuration.
+    """
+
+    def __init__(self, nodes: Sequence[Node], config: Configuration) -> None:
+        self._nodes = nodes
+        self._config = config
+        self._needs = find_needs(nodes)
+        self._uids = assign_uids(nodes)
+        self._see_through = _unions_to_see_through(nodes)
+        self._draft = Draft(chaining=config.pipeline_operator_chaining)
+        self._operators: dict[int, DraftOperator] = {}
+        self._narrowed: dict[tuple[int, str, tuple[str, ...]], DraftOutput] = {}
+
+    def plan(self) -> graph_pb2.JobGraph:
+        """Vertices and edges.
+
+        Raises:
+            JobRejected: a function cannot be pickled, or properties contradict each other.
+        """
+        for node in self._nodes:
+            if node.index not in self._see_through:
+                self._operators[node.index] = self._place(node)
+        return self._draft.to_proto(self._config.pipeline_max_parallelism)
+
+    # ------------------------------------------------------------ placing
+
+    def _place(self, node: Node) -> DraftOperator:
+        reads = [
+            _Read(output, routing, source)
+            for source in node.inputs
+            for output, routing in self._outputs(source)
+        ]
+        parallelism = self._parallelism(node, reads)
+        group = _slot_group(node, reads)
+        inputs = [_draft_input(read, parallelism) for read in reads]
+        most = node.properties.max_parallelism
+        chained = self._draft.can_chain(inputs, parallelism, group, most)
+        inputs = [
+            self._prepare(node, read, given, chained=chained)
+            for read, given in zip(reads, inputs, strict=True)
+        ]
+        given = inputs[0].source.schema if inputs else pa.schema([])
+        proto = operator_proto(node, self._uids[node.index])
+        output = specify(proto, node, given, self._needs[node.index, ""])
+        inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
+        if chained:
+            return self._draft.append(proto, inputs[0].source, output, max_parallelism=most)
+        return self._draft.start_vertex(
+            proto,
+            inputs,
+            output,
+            parallelism=parallelism,
+            slot_group=group,
+            max_parallelism=most,
+        )
+
+    def _outputs(
+        self, source: NodeInput, behind: Routing = ANY_ROUTING
+    ) -> list[tuple[DraftOutput, Routing]]:
+        """What an input comes to when unions without a vertex are seen through."""
+        routing = source.routing if behind == ANY_ROUTING else behind
+        if source.node.index in self._see_through:
+            return [o for each in source.node.inputs for o in self._outputs(each, routing)]
+        return [(DraftOutput(self._operators[source.node.index], source.tag), routing)]
+
+    def _parallelism(self, node: Node, reads: Sequence[_Read]) -> int:
+        wanted = node.properties.parallelism
+        if _sees_all_rows(node):
+            if wanted not in (None, 1):
+                raise JobRejected(
+                    f"operator {node.name!r}: without key_by, one subtask sees all rows, so its "
+                    f"parallelism is 1, not {wanted}"
+                )
+            return 1
+        if wanted is not None:
+            return wanted
+        if isinstance(node.operation, ReadSource) and node.operation.is_single:
+            return 1
+        if node.is_inserted and len(reads) == 1 and reads[0].routing == ANY_ROUTING:
+            return reads[0].output.operator.vertex.parallelism
+        return self._config.parallelism_default
+
+    # ------------------------------------------------------------ in front of an operator
+
+    def _prepare(self, node: Node, read: _Read, given: DraftInput, *, chained: bool) -> DraftInput:
+        """Leaves out columns that the operator does not need, where they would cost something."""
+        need = need_of(node, read.source, self._needs) | Need(frozenset(given.keys))
+        schema = with_event_time(pruned(input_schema(read.source), need), need.event_time)
+        actual = given.source.schema
+        is_disturbed = isinstance(node.operation, AssignEventTime) and EVENT_TIME in actual.names
+        if schema.names == actual.names or (chained and not is_disturbed):
+            return given
+        return DraftInput(self._narrow(given.source, schema), given.partitioning, given.keys)
+
+    def _narrow(self, output: DraftOutput, schema: pa.Schema) -> DraftOutput:
+        key = (id(output.operator), output.tag, tuple(schema.names))
+        if key not in self._narrowed:
+            uid = derived_uid("narrow", output.operator.proto.uid, output.tag, *schema.names)
+            proto = graph_pb2.Operator(uid=uid, uid_is_generated=True, name="narrow")
+            select_spec(proto, schema)
+            self._narrowed[key] = DraftOutput(self._draft.append(proto, output, schema), "")
+        return self._narrowed[key]
+
+    def _pre_aggregated(
+        self, node: Node, proto: graph_pb2.Operator, given: DraftInput
+    ) -> DraftInput:
+        """Puts the partial phase of an aggregation in front of its exchange."""
+        operation = node.operation
+        if not isinstance(operation, (WindowAggregate, RunningAggregate)):
+            return given
+        window = operation.window if isinstance(operation, WindowAggregate) else None
+        if (
+            not self._config.pre_aggregation
+            or given.partitioning != _HASH
+            or proto.on_error.action != graph_pb2.ERROR_ACTION_FAIL
+            or not can_pre_aggregate(
+                dict(operation.aggregates), given.source.schema, operation.keys, window
+            )
+        ):
+            return given
+        uid = derived_uid("pre_aggregate", proto.uid, given.source.operator.proto.uid)
+        partial = graph_pb2.Operator(uid=uid, uid_is_generated=True, name="pre_aggregate")
+        if window is None:
+            proto.running_aggregate.phase = graph_pb2.AGGREGATION_PHASE_FINAL
+            partial.running_aggregate.CopyFrom(proto.running_aggregate)
+            partial.running_aggregate.phase = graph_pb2.AGGREGATION_PHASE_PARTIAL
+        else:
+            proto.window_aggregate.phase = graph_pb2.AGGREGATION_PHASE_FINAL
+            partial.window_aggregate.CopyFrom(proto.window_aggregate)
+            partial.window_aggregate.phase = graph_pb2.AGGREGATION_PHASE_PARTIAL
+        operator = self._draft.append(partial, given.source, given.source.schema)
+        return DraftInput(DraftOutput(operator, ""), given.partitioning, given.keys)
+
+
+def _draft_input(read: _Read, parallelism: int) -> DraftInput:
+    routing = read.routing
+    if routing.partitioning is not None:
+        return DraftInput(read.output, routing.partitioning, routing.keys)
+    same = read.output.operator.vertex.parallelism == parallelism
+    return DraftInput(read.output, FORWARD if same else _REBALANCE)
+
+
+def _slot_group(node: Node, reads: Sequence[_Read]) -> str:
+    """The operator's own slot group, else the one all its inputs share."""
+    if node.properties.slot_group:
+        return node.properties.slot_group
+    groups = {read.output.operator.vertex.slot_group for read in reads}
+    return groups.pop() if len(groups) == 1 else DEFAULT_SLOT_GROUP
+
+
+def _sees_all_rows(node: Node) -> bool:
+    operation = node.operation
+    if isinstance(operation, (ReadSource, WriteSink)):
+        return False
+    return getattr(operation, "keys", None) == ()
+
+
+def _unions_to_see_through(nodes: Sequence[Node]) -> frozenset[int]:
+    """Unions that need no operator: nothing is set on them and their rows are routed only once."""
+    readers: dict[int, list[NodeInput]] = {}
+    for node in nodes:
+        for source in node.inputs:
+            readers.setdefault(source.node.index, []).append(source)
+    return frozenset(
+        node.index
+        for node in nodes
+        if isinstance(node.operation, Union)
+        and node.properties == Properties()
+        and len(readers[node.index]) == 1
+    )

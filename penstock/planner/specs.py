@@ -1,0 +1,181 @@
+"""From a logical operation to the operator that runs: its specification and its output schema.
+
+What an operator gives out follows from what it is given: filters keep what comes in, projections compute
+only what is needed, windows carry event time where their input does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+import pyarrow as pa
+
+from penstock.expressions import Expr, col
+from penstock.logical import (
+    EVENT_TIME_FIELD,
+    ApplyWindowFunction,
+    AssignEventTime,
+    BatchFunction,
+    Filter,
+    Node,
+    Project,
+    ReadSource,
+    RowFunction,
+    RunningAggregate,
+    Union,
+    WindowAggregate,
+    WriteSink,
+)
+from penstock.pb import graph_pb2
+from penstock.planner.needs import Need, pruned
+from penstock.schema import EVENT_TIME, user_schema
+from penstock.user_code import pickle_function
+from penstock.window_schemas import (
+    running_aggregate_schema,
+    window_aggregate_schema,
+    window_function_schema,
+)
+
+
+def with_event_time(fields: Iterable[pa.Field], carried: bool) -> pa.Schema:
+    """A schema of these columns, and the event time where it is carried."""
+    return pa.schema([*fields, EVENT_TIME_FIELD] if carried else list(fields))
+
+
+def operator_proto(node: Node, uid: str) -> graph_pb2.Operator:
+    """The operator without its specification and schemas."""
+    properties = node.properties
+    return graph_pb2.Operator(
+        uid=uid, uid_is_generated=not properties.uid, name=node.name, on_error=properties.on_error
+    )
+
+
+def specify(proto: graph_pb2.Operator, node: Node, given: pa.Schema, need: Need) -> pa.Schema:
+    """Fills in an operator's specification.
+
+    Args:
+        proto: the operator; its ``spec`` is set.
+        node: the operation.
+        given: what comes in, event time included where it is carried.
+        need: what is needed of the main output.
+
+    Returns:
+        The schema of the main output.
+
+    Raises:
+        JobRejected: the user's function cannot be pickled.
+    """
+    operation = node.operation
+    match operation:
+        case ReadSource():
+            return _source(proto, operation, node, need)
+        case Project(columns=columns):
+            return _project(proto, columns, node, need)
+        case Filter(predicate=predicate):
+            proto.filter.predicate.CopyFrom(predicate.to_proto())
+            return _kept(node, given, need)
+        case RowFunction(kind=kind, function=function):
+            proto.row_function.kind = kind
+            proto.row_function.function.CopyFrom(pickle_function(function, operator=node.name))
+            return _row_function_schema(kind, node, given, need)
+        case BatchFunction(function=function):
+            proto.batch_function.function.CopyFrom(pickle_function(function, operator=node.name))
+            return with_event_time(node.schema, need.event_time)
+        case AssignEventTime():
+            proto.event_time.column = operation.column
+            proto.event_time.out_of_orderness_ms = operation.out_of_orderness_ms
+            proto.event_time.idle_timeout_ms = operation.idle_timeout_ms
+            return with_event_time(user_schema(given), carried=True)
+        case WriteSink():
+            _sink(proto, operation, node)
+            return pa.schema([])
+        case Union():
+            getattr(proto, "pass").SetInParent()  # a keyword in Python
+            return given
+        case WindowAggregate() | RunningAggregate() | ApplyWindowFunction():
+            return _grouped(proto, operation, node, given)
+        case _:
+            assert_never(operation)
+
+
+def select_spec(proto: graph_pb2.Operator, schema: pa.Schema) -> None:
+    """Makes the operator one that keeps these columns only."""
+    proto.project.columns.extend(
+        graph_pb2.NamedExpression(name=name, expression=col(name).to_proto())
+        for name in schema.names
+    )
+
+
+def _source(proto: graph_pb2.Operator, operation: ReadSource, node: Node, need: Need) -> pa.Schema:
+    proto.source.CopyFrom(operation.spec)
+    if operation.function is not None:
+        function = pickle_function(operation.function, operator=node.name)
+        kind = operation.spec.WhichOneof("kind")
+        target = proto.source.generator.function if kind == "generator" else proto.source.custom
+        target.CopyFrom(function)
+    schema = pa.schema(pruned(node.schema, need))
+    if operation.spec.WhichOneof("kind") == "files":
+        proto.source.files.columns[:] = schema.names
+    return schema
+
+
+def _project(
+    proto: graph_pb2.Operator, columns: Iterable[tuple[str, Expr]], node: Node, need: Need
+) -> pa.Schema:
+    schema = with_event_time(pruned(node.schema, need), need.event_time)
+    expressions = {**dict(columns), EVENT_TIME: col(EVENT_TIME)}
+    proto.project.columns.extend(
+        graph_pb2.NamedExpression(name=name, expression=expressions[name].to_proto())
+        for name in schema.names
+    )
+    return schema
+
+
+def _row_function_schema(
+    kind: graph_pb2.RowFunctionKind.ValueType, node: Node, given: pa.Schema, need: Need
+) -> pa.Schema:
+    if kind in (graph_pb2.ROW_FUNCTION_KIND_FILTER, graph_pb2.ROW_FUNCTION_KIND_KEY):
+        return _kept(node, given, need)
+    return with_event_time(node.schema, need.event_time)
+
+
+def _kept(node: Node, given: pa.Schema, need: Need) -> pa.Schema:
+    """The output of an operator that passes columns on: those that are needed.
+
+    The others are there for the operator itself, or for another one that reads the same output.
+    """
+    assert not need.event_time or EVENT_TIME in given.names, "needs are propagated to the inputs"
+    return with_event_time(pruned(node.schema, need), need.event_time)
+
+
+def _sink(proto: graph_pb2.Operator, operation: WriteSink, node: Node) -> None:
+    proto.sink.CopyFrom(operation.spec)
+    if operation.function is not None:
+        proto.sink.custom.CopyFrom(pickle_function(operation.function, operator=node.name))
+
+
+def _grouped(
+    proto: graph_pb2.Operator,
+    operation: WindowAggregate | RunningAggregate | ApplyWindowFunction,
+    node: Node,
+    given: pa.Schema,
+) -> pa.Schema:
+    keys = operation.keys
+    if isinstance(operation, ApplyWindowFunction):
+        proto.window_function.window.CopyFrom(operation.window)
+        proto.window_function.keys.extend(keys)
+        proto.window_function.kind = operation.kind
+        function = pickle_function(operation.function, operator=node.name)
+        proto.window_function.function.CopyFrom(function)
+        return window_function_schema(given, keys, operation.window, operation.kind, node.schema)
+    protos = [a.to_proto(name, operator=node.name) for name, a in operation.aggregates]
+    aggregates = dict(operation.aggregates)
+    if isinstance(operation, RunningAggregate):
+        proto.running_aggregate.keys.extend(keys)
+        proto.running_aggregate.aggregates.extend(protos)
+        return running_aggregate_schema(given, keys, aggregates)
+    proto.window_aggregate.window.CopyFrom(operation.window)
+    proto.window_aggregate.keys.extend(keys)
+    proto.window_aggregate.aggregates.extend(protos)
+    return window_aggregate_schema(given, keys, operation.window, aggregates)

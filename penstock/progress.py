@@ -1,0 +1,95 @@
+"""Live progress of a job for people: rows per second, watermark, restarts.
+
+On a terminal one line is redrawn; elsewhere a line is written every few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from typing_extensions import Self
+
+from penstock.pb import client_pb2
+
+REFRESH_MS = 250
+_LINE_INTERVAL_S = 2.0
+_REAL_WATERMARKS = range(-(2**62), 2**62)
+
+
+class ProgressDisplay:
+    """Shows each ``JobDetails`` it is called with; use as a context manager."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._console = Console(file=stream, stderr=stream is None, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._last_rows = 0
+        self._last_at_s = time.monotonic()
+        self._last_line_at_s = 0.0
+        self._rate = 0.0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def __call__(self, details: client_pb2.JobDetails) -> None:
+        """Shows the newest details."""
+        line = self._line(details)
+        if self._console.is_terminal:
+            self._live.update(Text(line), refresh=True)
+        elif time.monotonic() - self._last_line_at_s >= _LINE_INTERVAL_S:
+            self._last_line_at_s = time.monotonic()
+            self._console.print(line)
+
+    def _line(self, details: client_pb2.JobDetails) -> str:
+        now_s, rows = time.monotonic(), rows_read(details)
+        elapsed_s = now_s - self._last_at_s
+        if elapsed_s >= REFRESH_MS / 2000 and rows != self._last_rows:
+            self._rate = (rows - self._last_rows) / elapsed_s
+            self._last_rows, self._last_at_s = rows, now_s
+        state = client_pb2.JobState.Name(details.summary.state).removeprefix("JOB_STATE_")
+        parts = [
+            f"{details.summary.name}: {state}",
+            f"{rows:,} rows read",
+            f"{self._rate:,.0f} rows/s",
+        ]
+        watermark_ms = lowest_watermark_ms(details)
+        if watermark_ms is not None:
+            clock = time.gmtime(watermark_ms / 1000)
+            parts.append(f"watermark {time.strftime('%Y-%m-%d %H:%M:%S', clock)}")
+        if details.summary.restarts:
+            parts.append(f"{details.summary.restarts} restarts")
+        return "  ".join(parts)
+
+
+def rows_read(details: client_pb2.JobDetails) -> int:
+    """Rows that all sources have read."""
+    return sum(
+        subtask.metrics.records_in
+        for vertex in details.vertices
+        if vertex.is_source
+        for subtask in vertex.subtasks
+    )
+
+
+def lowest_watermark_ms(details: client_pb2.JobDetails) -> int | None:
+    """The event time that every subtask has passed, None before there is one and at the end."""
+    marks = [
+        subtask.metrics.watermark_ms for vertex in details.vertices for subtask in vertex.subtasks
+    ]
+    marks = [mark for mark in marks if mark in _REAL_WATERMARKS and mark != 0]
+    return min(marks, default=None)

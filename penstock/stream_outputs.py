@@ -1,0 +1,118 @@
+"""Where streams end: files, the terminal, this process, or a sink of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from penstock.collected import CollectedRows
+from penstock.errors import JobRejected
+from penstock.job_builder import JobBuilder
+from penstock.logical import Node, NodeInput, WriteSink, input_schema
+from penstock.operator_properties import OperatorProperties
+from penstock.pb import graph_pb2
+from penstock.units import size_bytes
+
+if TYPE_CHECKING:
+    from penstock.connectors.sink import Sink
+
+
+class StreamSink(OperatorProperties):
+    """The end of a stream; ``.uid``, ``.name``, ``.parallelism`` and ``.slot_group`` apply to the sink."""
+
+    def __init__(self, builder: JobBuilder, node: Node) -> None:
+        self._builder = builder
+        self._node = node
+
+    @override
+    def _target(self, call: str) -> tuple[JobBuilder, Node]:
+        return self._builder, self._node
+
+
+class StreamOutputs:
+    """The sinks of a stream."""
+
+    _builder: JobBuilder
+    _source: NodeInput
+
+    def write_parquet(
+        self, directory: str, *, partition_by: Sequence[str] | None = None, roll: str | int = "64mb"
+    ) -> StreamSink:
+        """Writes Parquet files into a directory.
+
+        Args:
+            partition_by: columns that become directories, ``column=value``.
+            roll: size at which a new file is begun.
+        """
+        return self._write_files("parquet", directory, partition_by, roll)
+
+    def write_csv(
+        self, directory: str, *, partition_by: Sequence[str] | None = None, roll: str | int = "64mb"
+    ) -> StreamSink:
+        """Writes CSV files with a header into a directory; see ``write_parquet``."""
+        return self._write_files("csv", directory, partition_by, roll)
+
+    def write_json(
+        self, directory: str, *, partition_by: Sequence[str] | None = None, roll: str | int = "64mb"
+    ) -> StreamSink:
+        """Writes JSON lines into a directory; see ``write_parquet``."""
+        return self._write_files("json", directory, partition_by, roll)
+
+    def _write_files(
+        self, form: str, directory: str, partition_by: Sequence[str] | None, roll: str | int
+    ) -> StreamSink:
+        from penstock.connectors.files import file_sink
+
+        spec = file_sink(
+            form, directory, partition_by, size_bytes(roll), schema=input_schema(self._source)
+        )
+        return self._end(WriteSink(spec), f"write_{form}")
+
+    def print(self) -> StreamSink:
+        """Writes rows to the task's log, and to the terminal on an embedded cluster."""
+        return self._end(WriteSink(graph_pb2.SinkSpec(print=graph_pb2.PrintSink())), "print")
+
+    def discard(self) -> StreamSink:
+        """Takes the rows and forgets them."""
+        return self._end(WriteSink(graph_pb2.SinkSpec(discard=graph_pb2.DiscardSink())), "discard")
+
+    def collect(self, limit: int | None = None) -> CollectedRows:
+        """Brings the rows back to this process.
+
+        Args:
+            limit: rows at most; None = all.
+        """
+        if limit is not None and limit < 1:
+            raise JobRejected(
+                f"collect: limit is {limit}; it must be at least 1, or None for all rows"
+            )
+        rows = self._builder.collect(input_schema(self._source), limit or 0)
+        spec = graph_pb2.CollectSink(collect_id=rows.collect_id, limit=limit or 0)
+        self._end(WriteSink(graph_pb2.SinkSpec(collect=spec)), "collect")
+        return rows
+
+    def sink(self, sink: Sink) -> StreamSink:
+        """Hands the batches to a sink of the user's own."""
+        from penstock.connectors.sink import Sink as SinkContract
+
+        if not isinstance(sink, SinkContract):
+            hint = (
+                f"{sink.__name__}()" if isinstance(sink, type) else "an object of a class of yours"
+            )
+            raise JobRejected(
+                f"sink: {sink!r} is no penstock.Sink; derive a class from ps.Sink and pass {hint}"
+            )
+        operation = WriteSink(graph_pb2.SinkSpec(custom=graph_pb2.Function()), function=sink)
+        return self._end(operation, type(sink).__name__)
+
+    def _end(self, operation: WriteSink, label: str) -> StreamSink:
+        node = self._builder.add(
+            operation,
+            (self._source,),
+            label=label,
+            schema=input_schema(self._source),
+            has_event_time=False,
+        )
+        return StreamSink(self._builder, node)

@@ -1,0 +1,1 @@
+"""Readers and writers behind the source and sink operators."""

@@ -1,0 +1,104 @@
+"""From the columns of a file to the columns of a source's rows.
+
+The declared schema says what the source promises; each file is checked against it when it is opened: a
+missing column is an error, others are ignored, a type that can be cast is cast batch by batch. Columns
+that a ``key=value`` directory gives win over the file's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from penstock.connectors.listing import partition_values
+from penstock.connectors.messages import name_list, nearest_name, shorten
+from penstock.errors import TaskFailure
+
+
+class ColumnPlan:
+    """How the rows of one file get the source's columns.
+
+    Attributes:
+        output: schema of the source's rows.
+        file_schema: the declared columns that are read from the file, in order of ``output``.
+    """
+
+    def __init__(self, output: pa.Schema, path: str, base: str) -> None:
+        self.output = output
+        self._path = path
+        texts = partition_values(base, path)
+        self._constants = {
+            field.name: self._constant(field, texts[field.name])
+            for field in output
+            if field.name in texts
+        }
+        self.file_schema = pa.schema([f for f in output if f.name not in self._constants])
+
+    def _constant(self, field: pa.Field, text: str | None) -> pa.Scalar:
+        try:
+            return pa.scalar(text, pa.string()).cast(field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise TaskFailure(
+                f'{self._path}: the directory says {field.name}="{text}", which is not {field.type}'
+            ) from error
+
+    def check_present(self, file_schema: pa.Schema) -> None:
+        """Refuses a file without a declared column, or with one of a type that cannot be cast.
+
+        Raises:
+            TaskFailure: names file, column and the nearest name.
+        """
+        self.check_names(file_schema.names)
+        for field in self.file_schema:
+            self._check_castable(field, file_schema.field(field.name).type)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Refuses a file that has columns of these names only, where a declared one is missing.
+
+        Raises:
+            TaskFailure: names file, column and the nearest name.
+        """
+        for name in self.file_schema.names:
+            if name not in names:
+                raise TaskFailure(
+                    f'{self._path}: has no column "{name}"{nearest_name(name, names)}; its columns: '
+                    f"{name_list(names)}; every file of a source must have all its columns"
+                )
+
+    def _check_castable(self, field: pa.Field, actual: pa.DataType) -> None:
+        if actual == field.type:
+            return
+        try:
+            pa.nulls(0, actual).cast(field.type)
+        except pa.ArrowNotImplementedError as error:
+            raise TaskFailure(
+                f'{self._path}: column "{field.name}" is {actual}, the source declares {field.type}; '
+                "give a schema= that fits all files"
+            ) from error
+
+    def assemble(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of the file, with at least the columns of ``file_schema``, as rows of the source.
+
+        Raises:
+            TaskFailure: a value cannot be cast to the declared type.
+        """
+        if batch.schema.equals(self.output):
+            return batch
+        arrays = [self._array(batch, field) for field in self.output]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.output)
+
+    def _array(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+        constant = self._constants.get(field.name)
+        if constant is not None:
+            return pa.repeat(constant, batch.num_rows)
+        array = batch.column(batch.schema.get_field_index(field.name))
+        if array.type == field.type:
+            return array
+        try:
+            return array.cast(field.type)
+        except pa.ArrowInvalid as error:
+            raise TaskFailure(
+                f'{self._path}: column "{field.name}" is {array.type} and does not fit the declared '
+                f"{field.type}: {shorten(str(error))}"
+            ) from error

@@ -1,0 +1,107 @@
+"""CSV with a header row: how its rows end, and why one is malformed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.connectors.csv_structure import row_ends
+from penstock.connectors.inference import parse_csv_header
+from penstock.connectors.messages import shorten
+from penstock.connectors.text_parsing import is_utf8, parse_csv
+from penstock.errors import JobRejected, TaskFailure
+from taskmanager.connectors.columns import ColumnPlan
+from taskmanager.connectors.text_format import Block, TextFormat, table_to_batch
+
+_CLOSED = "the block ends behind a row"
+_OPEN_QUOTE = "a quote is not closed"
+
+
+class CsvFormat(TextFormat):
+    """One CSV file: its header names the columns, in any order."""
+
+    bad_rows_span_lines = True
+
+    def __init__(
+        self, names: list[str], data_offset: int, first_line: int, schema: pa.Schema
+    ) -> None:
+        self._names = names
+        self._types = {field.name: field.type for field in schema}
+        # Without a column of the file's own to read, the rows still count.
+        self._columns = schema.names or names[:1]
+        self.data_offset = data_offset
+        self.first_line = first_line
+
+    @classmethod
+    def open(cls, path: str, head: bytes, plan: ColumnPlan) -> CsvFormat:
+        """Reads the header.
+
+        Raises:
+            TaskFailure: it is malformed or lacks a declared column.
+        """
+        try:
+            names, length = parse_csv_header(path, head)
+        except JobRejected as error:
+            raise TaskFailure(str(error)) from error
+        if names is None:
+            return cls([], len(head), 1, plan.file_schema)
+        plan.check_names(names)
+        return cls(names, length, 1 + head.count(b"\n", 0, length), plan.file_schema)
+
+    @override
+    def cut(self, text: bytes, *, at_end: bool) -> Block:
+        if at_end:
+            return Block(len(text))
+        if b'"' not in text:
+            return Block(text.rfind(b"\n") + 1)
+        ends = row_ends(text)
+        return Block(int(ends[-1]) if len(ends) else 0, structure=_CLOSED)
+
+    @override
+    def parse(self, text: bytes, structure: Any = None) -> pa.RecordBatch:
+        if structure is not _CLOSED and b'"' in text and not _is_closed(text):
+            # pyarrow would take what is left of the text for the field's value.
+            raise pa.ArrowInvalid(_OPEN_QUOTE)
+        return table_to_batch(parse_csv(text, self._names, self._types, self._columns))
+
+    @override
+    def rows(self, text: bytes) -> list[tuple[int, int]]:
+        ends = [int(end) for end in row_ends(text)]
+        if not ends or ends[-1] < len(text):
+            ends.append(len(text))
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    @override
+    def explain(self, row: bytes) -> str:
+        if not is_utf8(row):
+            return "not valid UTF-8"
+        if not _is_closed(row):
+            return f"malformed CSV: {_OPEN_QUOTE}"
+        texts = dict.fromkeys(self._names, pa.string())
+        try:
+            parse_csv(row, self._names, texts)
+        except pa.ArrowInvalid as error:
+            return f"malformed CSV: {_reason(error)}"
+        for name in self._columns:
+            try:
+                parse_csv(row, self._names, self._types, [name])
+            except pa.ArrowInvalid as error:
+                return f'column "{name}": {_reason(error)}'
+        return "malformed CSV"
+
+
+def _is_closed(text: bytes) -> bool:
+    """Whether the text does not end inside a quoted field."""
+    whole = text if text.endswith(b"\n") else text + b"\n"
+    ends = row_ends(whole)
+    return len(ends) > 0 and int(ends[-1]) == len(whole)
+
+
+def _reason(error: pa.ArrowInvalid) -> str:
+    """pyarrow's words without its own numbers of columns and rows."""
+    text = str(error).removeprefix("CSV parse error: ")
+    while text.startswith(("In CSV column", "Row #")):
+        text = text.partition(": ")[2]
+    return shorten(text)

@@ -1,0 +1,113 @@
+"""How rows become the bytes of one output file: Parquet, CSV, JSON lines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import BinaryIO
+
+import pyarrow as pa
+from typing_extensions import override
+
+from taskmanager.connectors.json_text import json_rows
+
+ROW_GROUP_ROWS = 128 * 1024
+ROW_GROUP_BYTES = 16 << 20
+
+EXTENSIONS = {"parquet": "parquet", "csv": "csv", "json": "json"}
+
+
+class FileEncoder(ABC):
+    """Encodes the rows of one file.
+
+    Attributes:
+        buffered_bytes: rows taken but not encoded yet.
+    """
+
+    buffered_bytes: int = 0
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Takes rows."""
+
+    def encode_buffered(self) -> None:  # noqa: B027 (optional)
+        """Encodes what is buffered."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Writes what is left and the file's end; the file stays open."""
+
+
+class ParquetEncoder(FileEncoder):
+    """Collects rows into row groups."""
+
+    def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
+        from pyarrow import parquet
+
+        self._writer = parquet.ParquetWriter(file, schema, compression="snappy")
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    @override
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._rows += batch.num_rows
+        self.buffered_bytes += batch.nbytes
+        if self._rows >= ROW_GROUP_ROWS or self.buffered_bytes >= ROW_GROUP_BYTES:
+            self.encode_buffered()
+
+    @override
+    def encode_buffered(self) -> None:
+        if self._batches:
+            table = pa.Table.from_batches(self._batches)
+            self._batches, self._rows, self.buffered_bytes = [], 0, 0
+            self._writer.write_table(table, row_group_size=table.num_rows)
+
+    @override
+    def finish(self) -> None:
+        self.encode_buffered()
+        self._writer.close()
+
+
+class CsvEncoder(FileEncoder):
+    """A header, then rows; nulls are empty, text is quoted."""
+
+    def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
+        from pyarrow import csv
+
+        self._writer = csv.CSVWriter(file, schema)
+
+    @override
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    @override
+    def finish(self) -> None:
+        self._writer.close()
+
+
+class JsonEncoder(FileEncoder):
+    """One object per line."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    @override
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._file.write(json_rows(batch))
+
+    @override
+    def finish(self) -> None:
+        pass
+
+
+def file_encoder(format: str, file: BinaryIO, schema: pa.Schema) -> FileEncoder:
+    """An encoder that writes to an open file.
+
+    Args:
+        format: "parquet" | "csv" | "json"
+        file: open for writing.
+        schema: of all batches.
+    """
+    if format == "parquet":
+        return ParquetEncoder(file, schema)
+    return CsvEncoder(file, schema) if format == "csv" else JsonEncoder(file)

@@ -1,0 +1,124 @@
+"""The file source: finds the splits, keeps watch where asked to, and opens a reader for each split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.connectors.listing import ListedFile, is_glob, list_files
+from penstock.connectors.messages import os_reason
+from penstock.connectors.source import Reader, Source, SourceContext, Split
+from penstock.errors import TaskFailure
+from penstock.pb import graph_pb2
+from penstock.schema import schema_from_bytes
+from taskmanager.connectors.arrow_reader import ArrowFileReader
+from taskmanager.connectors.columns import ColumnPlan
+from taskmanager.connectors.csv_format import CsvFormat
+from taskmanager.connectors.file_splits import FileSplit, parquet_splits, whole_file_split
+from taskmanager.connectors.json_format import open_json_format
+from taskmanager.connectors.parquet_reader import ParquetReader
+from taskmanager.connectors.text_reader import TextReader
+
+_NS_PER_MS = 1_000_000
+
+
+class FileSource(Source):
+    """Reads Parquet, CSV, JSON and Arrow files.
+
+    Watching takes a file once it has not changed for a whole interval: its last change is that old by
+    the clock, or two listings an interval apart show the same size and time. A file moved into place
+    keeps its old time, so it is taken at once. What is done to a file after that is not seen.
+    """
+
+    def __init__(self, spec: graph_pb2.FileSource) -> None:
+        self._format = spec.format
+        self._path = spec.path
+        self._watch_ms = spec.watch_interval_ms
+        declared = schema_from_bytes(spec.schema)
+        columns = list(spec.columns) or declared.names
+        self._schema = pa.schema([declared.field(name) for name in columns])
+        self._context: SourceContext | None = None
+        self._seen: dict[str, tuple[ListedFile, int]] = {}
+        self._taken: dict[str, list[Split]] = {}
+        self.bounded = self._watch_ms == 0
+
+    @property
+    @override
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    @override
+    def start(self, ctx: SourceContext) -> None:
+        self._context = ctx
+
+    @override
+    def discovery_interval_ms(self) -> int | None:
+        return self._watch_ms or None
+
+    @override
+    def discover(self, ctx: SourceContext) -> list[Split]:
+        for file in self._list():
+            if file.path not in self._taken and self._is_complete(file, ctx.now_ms()):
+                self._taken[file.path] = self._splits(file, ctx)
+        return [split for path in sorted(self._taken) for split in self._taken[path]]
+
+    def _list(self) -> list[ListedFile]:
+        try:
+            files = list_files(self._path)
+        except FileNotFoundError as error:
+            raise TaskFailure(
+                f"{self._path}: no such file or directory on this TaskManager; every TaskManager must "
+                "see the files under the same path"
+            ) from error
+        except OSError as error:
+            raise TaskFailure(f"{self._path}: cannot be read: {os_reason(error)}") from error
+        if not files and self.bounded:
+            raise TaskFailure(f"{self._path}: there are no files to read on this TaskManager")
+        return files
+
+    def _is_complete(self, file: ListedFile, now_ms: int) -> bool:
+        if self.bounded:
+            return True
+        before = self._seen.get(file.path)
+        if before is None or before[0] != file:
+            before = (file, now_ms)
+            self._seen[file.path] = before
+        still = max(now_ms - before[1], now_ms - file.modified_ns // _NS_PER_MS)
+        if still < self._watch_ms:
+            return False
+        del self._seen[file.path]
+        return True
+
+    def _splits(self, file: ListedFile, ctx: SourceContext) -> list[Split]:
+        if self._format == "parquet":
+            return parquet_splits(file, ctx.event_time_column)
+        return [whole_file_split(file)]
+
+    @override
+    def open(self, split: Split, position: bytes | None) -> Reader:
+        assert self._context is not None, "start() comes before open()"
+        part = FileSplit.decode(split.payload)
+        base = "" if is_glob(self._path) or Path(self._path).is_file() else self._path
+        plan = ColumnPlan(self._schema, part.path, base)
+        self._check_size(part)
+        if self._format == "parquet":
+            return ParquetReader(part, plan, position)
+        if self._format == "arrow":
+            return ArrowFileReader(part.path, plan, position)
+        opened = CsvFormat.open if self._format == "csv" else open_json_format
+        return TextReader(part, plan, opened, self._context.bad_record, position)
+
+    def _check_size(self, part: FileSplit) -> None:
+        try:
+            size = Path(part.path).stat().st_size
+        except OSError as error:
+            raise TaskFailure(
+                f"{part.path}: cannot be read on this TaskManager: {os_reason(error)}"
+            ) from error
+        if size < part.size_bytes:
+            raise TaskFailure(
+                f"{part.path}: was {part.size_bytes} bytes when it was found and is {size} now: it was "
+                "cut off or replaced while the job ran"
+            )

@@ -1,0 +1,142 @@
+"""Which splits a file source has: whole files, and groups of row groups of large Parquet files.
+
+A split's id is the file's path, with the row groups behind ``#`` where there are several splits of one
+file. The way a file is cut depends on the file alone, so that it is the same at every discovery.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.connectors.listing import ListedFile
+from penstock.connectors.messages import os_reason, shorten
+from penstock.connectors.source import Split
+from penstock.errors import TaskFailure
+
+SPLIT_BYTES = 4 << 20
+"""A Parquet file is cut between row groups into splits of about this size."""
+
+_EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
+_MS_PER_DAY = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class FileSplit:
+    """The payload of a split: row groups are first and behind-last, 0 and -1 for all of the file."""
+
+    path: str
+    size_bytes: int
+    first_row_group: int = 0
+    end_row_group: int = -1
+
+    def encode(self) -> bytes:
+        """As bytes for ``Split.payload``."""
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def decode(payload: bytes) -> FileSplit:
+        """Inverse of ``encode``."""
+        return FileSplit(**json.loads(payload))
+
+
+def whole_file_split(file: ListedFile) -> Split:
+    """The file as one split."""
+    payload = FileSplit(file.path, file.size_bytes).encode()
+    return Split(id=file.path, payload=payload, size=file.size_bytes)
+
+
+def parquet_splits(file: ListedFile, event_time_column: str) -> list[Split]:
+    """The file cut between row groups, with the lower bound of event times its statistics give.
+
+    Raises:
+        TaskFailure: the file cannot be read or is no Parquet file.
+    """
+    from pyarrow import parquet
+
+    try:
+        with Path(file.path).open("rb") as handle:
+            metadata = parquet.read_metadata(handle)
+    except OSError as error:
+        raise TaskFailure(f"{file.path}: cannot be read: {os_reason(error)}") from error
+    except pa.ArrowException as error:
+        raise TaskFailure(
+            f"{file.path}: not a readable Parquet file: {shorten(str(error))}"
+        ) from error
+    column = _column_index(metadata, event_time_column)
+    groups = _row_group_ranges(metadata)
+    splits: list[Split] = []
+    for first, end in groups:
+        whole = len(groups) == 1
+        payload = FileSplit(file.path, file.size_bytes, first, -1 if whole else end)
+        splits.append(
+            Split(
+                id=file.path if whole else f"{file.path}#{first}-{end - 1}",
+                payload=payload.encode(),
+                size=sum(_row_group_bytes(metadata, index) for index in range(first, end)),
+                min_event_time_ms=_min_event_time(metadata, column, first, end),
+            )
+        )
+    return splits
+
+
+def _row_group_ranges(metadata: Any) -> list[tuple[int, int]]:
+    ranges: list[tuple[int, int]] = []
+    first, size = 0, 0
+    for index in range(metadata.num_row_groups):
+        size += _row_group_bytes(metadata, index)
+        if size >= SPLIT_BYTES:
+            ranges.append((first, index + 1))
+            first, size = index + 1, 0
+    if first < metadata.num_row_groups:
+        ranges.append((first, metadata.num_row_groups))
+    return ranges
+
+
+def _row_group_bytes(metadata: Any, index: int) -> int:
+    group = metadata.row_group(index)
+    return sum(group.column(column).total_compressed_size for column in range(group.num_columns))
+
+
+def _column_index(metadata: Any, name: str) -> int:
+    """Index of the leaf column, -1 where there is none of that name."""
+    if not name:
+        return -1
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    return paths.index(name) if name in paths else -1
+
+
+def _min_event_time(metadata: Any, column: int, first: int, end: int) -> int | None:
+    """The smallest event time of the row groups; None where one has no statistics."""
+    if column < 0:
+        return None
+    smallest: list[int] = []
+    for index in range(first, end):
+        statistics = metadata.row_group(index).column(column).statistics
+        if statistics is None or not statistics.has_min_max:
+            return None
+        value = event_time_ms(statistics.min)
+        if value is None:
+            return None
+        smallest.append(value)
+    return min(smallest, default=None)
+
+
+def event_time_ms(value: Any) -> int | None:
+    """An event-time column's value in milliseconds since the epoch; None for what is none."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, dt.datetime):
+        zoned = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
+        since = zoned - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+        return since // dt.timedelta(milliseconds=1)
+    if isinstance(value, dt.date):
+        return (value.toordinal() - _EPOCH_DAY) * _MS_PER_DAY
+    return None

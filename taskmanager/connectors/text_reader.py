@@ -1,0 +1,264 @@
+"""Reads a text file block by block: whole blocks fast, malformed rows one by one.
+
+A block is a stretch of whole rows. It is parsed at once; when that fails, a smaller block is halved until
+the malformed rows stand alone, these are reported in their order, and the others are kept. The position
+is the block's byte range and the rows handed out of it: another reader parses the same block again, and
+does not report again what was reported before its first row went out. One call parses one block.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.connectors.messages import os_reason
+from penstock.connectors.source import END, EndOfSplit, Reader
+from penstock.errors import TaskFailure
+from taskmanager.connectors.columns import ColumnPlan
+from taskmanager.connectors.file_splits import FileSplit
+from taskmanager.connectors.recut import BatchCutter
+from taskmanager.connectors.text_format import (
+    Block,
+    OpenTextFormat,
+    TextFormat,
+    table_to_batch,
+)
+
+BLOCK_BYTES = 1 << 20
+"""Parsed in a few milliseconds."""
+
+SALVAGE_BYTES = 64 << 10
+"""Size of a block whose rows are looked at one by one."""
+
+ROW_BYTES_MAX = 16 << 20
+
+_HEAD_BYTES = 1 << 20
+_POSITION = struct.Struct("<qqqqq")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a block starts: byte offset, line number and number of the row."""
+
+    offset: int
+    line: int
+    row: int
+
+
+class TextReader(Reader):
+    """One CSV or JSON file."""
+
+    def __init__(
+        self,
+        split: FileSplit,
+        plan: ColumnPlan,
+        open_format: OpenTextFormat,
+        bad_record: Callable[[str, str, str], None],
+        position: bytes | None,
+    ) -> None:
+        self._path = split.path
+        self._size = split.size_bytes
+        self._plan = plan
+        self._report = bad_record
+        self._cutter = BatchCutter()
+        self._salvage_until = 0
+        self._bad_rows = 0
+        try:
+            self._file = Path(split.path).open("rb", buffering=0)  # noqa: SIM115 (closed by close())
+        except OSError as error:
+            raise TaskFailure(f"{split.path}: cannot be read: {os_reason(error)}") from error
+        try:
+            head = self._read_bytes(0, min(_HEAD_BYTES, self._size))
+            self._format: TextFormat = open_format(split.path, head, plan)
+            self._start = self._next = _Place(self._format.data_offset, self._format.first_line, 0)
+            if position is not None:
+                self._resume(position)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _resume(self, position: bytes) -> None:
+        start, end, given, line, row = _POSITION.unpack(position)
+        self._start = self._next = _Place(start, line, row)
+        if given:
+            text = self._read_bytes(start, end - start)
+            batch = self._parse(text, None, lambda _where, _text, _error: None)
+            self._advance(Block(len(text)), text, batch)
+            self._end = end
+            self._cutter.fill(batch, given)
+            self._given = given
+
+    @override
+    def read(self, max_rows: int) -> pa.RecordBatch | EndOfSplit | None:
+        if not self._cutter.remaining_rows:
+            if self._next.offset >= self._size:
+                return END
+            self._load()
+            if not self._cutter.remaining_rows:
+                return None
+        piece = self._cutter.take(max_rows)
+        self._given += piece.num_rows
+        return piece
+
+    @override
+    def next_read_at_ms(self) -> int | None:
+        # None was returned because a whole block held no good row: go on at once.
+        return 0
+
+    @override
+    def position(self) -> bytes:
+        if self._cutter.remaining_rows:
+            place = self._start
+            return _POSITION.pack(place.offset, self._end, self._given, place.line, place.row)
+        place = self._next
+        return _POSITION.pack(place.offset, place.offset, 0, place.line, place.row)
+
+    @override
+    def close(self) -> None:
+        self._file.close()
+
+    # ------------------------------------------------------------ blocks
+
+    def _load(self) -> None:
+        text, block = self._next_block()
+        self._start = self._next
+        batch = self._try_parse(text[: block.length], block)
+        if batch is None and block.length > SALVAGE_BYTES:
+            # Look at few rows at a time, so that a call stays short.
+            self._salvage_until = self._start.offset + block.length
+            small = self._format.cut(text[:SALVAGE_BYTES], at_end=False)
+            if small.length:
+                block = small
+                batch = self._try_parse(text[: block.length], block)
+        self._bad_rows = 0
+        if batch is None:
+            batch = self._salvage(text[: block.length], self._report)
+        self._advance(block, text, batch)
+        self._end = self._start.offset + block.length
+        self._check_end(block, text)
+        self._given = 0
+        self._cutter.fill(batch)
+
+    def _next_block(self) -> tuple[bytes, Block]:
+        offset = self._next.offset
+        length = SALVAGE_BYTES if offset < self._salvage_until else BLOCK_BYTES
+        while True:
+            text = self._read_bytes(offset, min(length, self._size - offset))
+            at_end = offset + len(text) >= self._size
+            block = self._format.cut(text, at_end=at_end)
+            if block.length:
+                return text, block
+            if length >= ROW_BYTES_MAX:
+                return text, self._forced_cut(text)
+            length *= 4
+
+    def _forced_cut(self, text: bytes) -> Block:
+        line_end = text.rfind(b"\n")
+        if line_end < 0 or self._format.must_close:
+            raise TaskFailure(
+                f"{self._path}:{self._next.line}: a row is longer than {ROW_BYTES_MAX} bytes, or a "
+                "quote or brace in it is never closed"
+            )
+        return Block(line_end + 1)
+
+    def _read_bytes(self, offset: int, length: int) -> bytes:
+        try:
+            data = os.pread(self._file.fileno(), length, offset)
+        except OSError as error:
+            raise TaskFailure(f"{self._path}: cannot be read: {os_reason(error)}") from error
+        if len(data) < length:
+            raise TaskFailure(
+                f"{self._path}: ends at byte {offset + len(data)}, but had {self._size} bytes when it "
+                "was found: it was cut off while the job ran"
+            )
+        return data
+
+    def _advance(self, block: Block, text: bytes, batch: pa.RecordBatch) -> None:
+        lines = text.count(b"\n", 0, block.length)
+        end = self._size if block.closed else self._start.offset + block.length
+        rows = batch.num_rows + self._bad_rows
+        self._next = _Place(end, self._start.line + lines, self._start.row + rows)
+
+    def _check_end(self, block: Block, text: bytes) -> None:
+        """Reports what stands behind the rows, and rows that do not end."""
+        end = self._start.offset + block.length
+        where = f"{self._path}:{self._next.line}"
+        if block.closed:
+            rest = text[block.length :].strip()
+            position = self._start.offset + len(text)
+            while not rest and position < self._size:
+                rest = self._read_bytes(position, min(BLOCK_BYTES, self._size - position)).strip()
+                position += BLOCK_BYTES
+            if rest:
+                self._report(
+                    where, rest[:1000].decode(errors="replace"), "text behind the end of the array"
+                )
+        elif self._format.must_close and end >= self._size and not self._bad_rows:
+            self._report(where, "", "the array is not closed: the file is cut off or malformed")
+
+    # ------------------------------------------------------------ rows
+
+    def _try_parse(self, text: bytes, block: Block) -> pa.RecordBatch | None:
+        try:
+            return self._plan.assemble(self._format.parse(text, block.structure))
+        except pa.ArrowInvalid:
+            return None
+
+    def _parse(
+        self, text: bytes, structure: object, report: Callable[[str, str, str], None]
+    ) -> pa.RecordBatch:
+        self._bad_rows = 0
+        batch = self._try_parse(text, Block(len(text), structure=structure))
+        return self._salvage(text, report) if batch is None else batch
+
+    def _salvage(self, text: bytes, report: Callable[[str, str, str], None]) -> pa.RecordBatch:
+        """The good rows of a block with malformed ones, which are reported in their order."""
+        good: list[pa.RecordBatch] = []
+        good_rows = 0
+        pending = [(0, len(text))]
+        while pending:
+            start, end = pending.pop()
+            part = text[start:end]
+            try:
+                batch = self._format.parse(part)
+            except pa.ArrowInvalid:
+                spans = self._format.rows(part)
+            else:
+                good.append(self._plan.assemble(batch))
+                good_rows += batch.num_rows
+                continue
+            if len(spans) > 1:
+                middle = len(spans) // 2
+                pending.append((start + spans[middle][0], start + spans[-1][1]))
+                pending.append((start + spans[0][0], start + spans[middle - 1][1]))
+                continue
+            begin, stop = spans[0] if spans else (0, len(part))
+            line_end = part.find(b"\n", begin) + 1
+            if self._format.bad_rows_span_lines and 0 < line_end < stop:
+                pending.append((start + line_end, start + stop))
+                stop = line_end
+            self._report_row(text, start + begin, start + stop, good_rows, report)
+        return table_to_batch(pa.Table.from_batches(good, schema=self._plan.output))
+
+    def _report_row(
+        self,
+        text: bytes,
+        start: int,
+        end: int,
+        good_rows: int,
+        report: Callable[[str, str, str], None],
+    ) -> None:
+        row = text[start:end].strip()
+        start += len(text[start:end]) - len(text[start:end].lstrip())
+        line = self._start.line + text.count(b"\n", 0, start)
+        number = self._start.row + good_rows + self._bad_rows
+        self._bad_rows += 1
+        noun = self._format.row_noun
+        where = f"{self._path}:{line}" + (f" ({noun} {number})" if noun else "")
+        report(where, row.decode(errors="replace"), self._format.explain(row))

@@ -1,0 +1,1 @@
+"""Parts of the TaskManager daemon that are neither slots nor RPC."""

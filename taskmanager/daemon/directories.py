@@ -1,0 +1,116 @@
+"""Directories that live as long as their process.
+
+Each holds a lock file that its owner keeps locked; the kernel unlocks it when the owner ends, however
+it ends. So a directory whose lock is free is left over from a dead process and may be removed, also
+when that process lived in another pid namespace.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from penstock.errors import ConfigurationError
+
+_LOCK_NAME = ".lock"
+_RUNTIME_PREFIX = "penstock-"
+_SOCKET_PATH_MAX_BYTES = 100
+_SOCKET_NAME_MAX_BYTES = len("/4294967295.sock")
+
+
+class OwnedDirectory:
+    """A directory of this process, removed by ``remove`` or, later, by a sweep."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """Makes the directory, private and locked; what a dead process left under its name goes.
+
+        Raises:
+            ConfigurationError: a living process owns it, or it cannot be made.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and not _remove_if_dead(path):
+                raise ConfigurationError(
+                    f"{path} belongs to a running process: choose another taskmanager.id or --dir"
+                )
+            # Made under another name, so that no sweep finds it without its lock.
+            temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
+            lock = os.open(temporary / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.rename(path)
+        except OSError as error:
+            raise ConfigurationError(f"the directory {path} cannot be made: {error}") from error
+        return cls(path, lock)
+
+    def remove(self) -> None:
+        """Removes the directory and what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def create_runtime_directory(name: str) -> OwnedDirectory:
+    """A private directory for Unix sockets, with a path short enough for them.
+
+    Raises:
+        ConfigurationError: neither the temporary directory nor /tmp will do.
+    """
+    for parent in (Path(tempfile.gettempdir()), Path("/tmp")):
+        path = parent / f"{_RUNTIME_PREFIX}{name}"
+        if len(os.fsencode(path)) + _SOCKET_NAME_MAX_BYTES < _SOCKET_PATH_MAX_BYTES:
+            return OwnedDirectory.create(path)
+    raise ConfigurationError(f"no directory for sockets has a short enough path: {name!r} is long")
+
+
+def sweep_runtime_directories() -> list[Path]:
+    """Removes the socket directories of this user's dead processes; returns what was removed."""
+    parents = {Path(tempfile.gettempdir()), Path("/tmp")}
+    return [
+        path
+        for parent in parents
+        for path in sorted(parent.glob(f"{_RUNTIME_PREFIX}*"))
+        if _is_own(path) and _remove_if_dead(path)
+    ]
+
+
+def sweep_work_directories(directory: Path) -> list[Path]:
+    """Removes the work directories of dead TaskManagers; returns what was removed."""
+    return [path for path in _work_directories(directory) if _remove_if_dead(path)]
+
+
+def _work_directories(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.glob("taskmanager-*")):
+        if (path / _LOCK_NAME).is_file():
+            yield path
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return status.st_uid == os.getuid() and path.is_dir() and not path.is_symlink()
+
+
+def _remove_if_dead(path: Path) -> bool:
+    try:
+        lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)

@@ -1,0 +1,48 @@
+"""Who this TaskManager is and what it has."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import secrets
+import socket
+
+from penstock.config import Configuration
+from penstock.errors import ConfigurationError
+from taskmanager.rpc.registration_runner import TaskManagerIdentity
+from taskmanager.slots.names import require_name
+
+_ID_LENGTH_MAX = 40
+
+
+def new_taskmanager_id(config: Configuration) -> str:
+    """The configured id, else one made of host, pid and chance.
+
+    Raises:
+        ConfigurationError: the configured id is not usable as a name.
+    """
+    if config.taskmanager_id:
+        if len(config.taskmanager_id) > _ID_LENGTH_MAX:
+            raise ConfigurationError(f"taskmanager.id is longer than {_ID_LENGTH_MAX} characters")
+        require_name("taskmanager.id", config.taskmanager_id)
+        return config.taskmanager_id
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:16].strip("-")
+    return f"{host or 'host'}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def identify(
+    taskmanager_id: str, rpc_address: str, slots: int, packages: dict[str, str]
+) -> TaskManagerIdentity:
+    """What the JobManager is told at registration."""
+    return TaskManagerIdentity(
+        taskmanager_id=taskmanager_id,
+        rpc_address=rpc_address,
+        slots=slots,
+        pid=os.getpid(),
+        version=packages.get("penstock", ""),
+        python_version=".".join(platform.python_version_tuple()[:2]),
+        cloudpickle_version=importlib.metadata.version("cloudpickle"),
+        packages=tuple(f"{name}=={version}" for name, version in sorted(packages.items())),
+    )

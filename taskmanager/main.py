@@ -1,0 +1,339 @@
+"""The TaskManager daemon: puts its parts together, serves, and undoes everything at its end.
+
+    python -P -m taskmanager --dir DIR [-D key=value ...] [--jobmanager HOST:PORT[,HOST:PORT]]
+
+Everything that is started is undone in reverse order when the daemon is told to end, when it cannot
+go on, and when it fails while starting: slots, forkserver, server, registration file, directories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+
+from common.addresses import format_address
+from common.auth import load_token, require_token, server_interceptors
+from common.clock import SystemClock
+from common.grpc_options import server_options
+from common.log import configure_logging, get_logger
+from common.metrics import METRICS_OFF, AttemptMetricsCollector, MetricsServer
+from common.pb import internal_pb2
+from common.pb.internal_pb2_grpc import add_TaskManagerInternalServicer_to_server
+from common.process import (
+    DaemonArguments,
+    DaemonRegistration,
+    host_id,
+    parse_daemon_arguments,
+    stop_requests,
+)
+from penstock.config import Configuration
+from penstock.errors import ConfigurationError, StreamError
+from penstock.grpc_errors import ErrorServerInterceptor
+from taskmanager.daemon.background import Background
+from taskmanager.daemon.directories import (
+    OwnedDirectory,
+    create_runtime_directory,
+    sweep_runtime_directories,
+    sweep_work_directories,
+)
+from taskmanager.daemon.identity import identify, new_taskmanager_id
+from taskmanager.daemon.slot_environment import slot_variables
+from taskmanager.rpc.jobmanager_client import JobManagerClient
+from taskmanager.rpc.registration_runner import RegistrationRunner
+from taskmanager.rpc.result_forwarder import ResultForwarder
+from taskmanager.rpc.taskmanager_servicer import TaskManagerServicer
+from taskmanager.slots.artifact_store import ArtifactStore
+from taskmanager.slots.fork_child import TERMINAL_VARIABLE
+from taskmanager.slots.forkserver_runner import ForkserverRunner
+from taskmanager.slots.requirements import installed_packages
+from taskmanager.slots.slot_supervisor_runner import SlotEnvironment, SlotSupervisor
+from taskmanager.slots.slot_table import SlotTable
+
+_ROLE = "taskmanager"
+_GOODBYE_TIMEOUT_S = 0.5
+_SERVER_GRACE_S = 0.2
+_STDOUT = 1
+
+
+class TaskManagerDaemon:
+    """One TaskManager.
+
+    Args:
+        arguments: the command line.
+        config: the configuration.
+        taskmanager_id: its name in the cluster.
+        environment: environment variables.
+        forkserver_arguments: for tests that run other code in slots.
+    """
+
+    def __init__(
+        self,
+        arguments: DaemonArguments,
+        config: Configuration,
+        taskmanager_id: str,
+        environment: Mapping[str, str],
+        forkserver_arguments: Sequence[str] = (),
+    ) -> None:
+        self._directory = arguments.directory
+        self._jobmanagers = arguments.jobmanager_addresses(config)
+        self._config = config
+        self._id = taskmanager_id
+        self._environment = environment
+        self._forkserver_arguments = forkserver_arguments
+        self._log = get_logger(__name__)
+
+    async def run(self) -> None:
+        """Serves until cancelled.
+
+        Raises:
+            StreamError: it cannot start, or the JobManager does not take it.
+        """
+        token = load_token(self._config.security_token_file, self._environment)
+        require_token(self._config.taskmanager_bind_host, token, "taskmanager.bind-host")
+        async with AsyncExitStack() as resources:
+            work = self._own_directories(resources)
+            runtime = create_runtime_directory(f"{os.getpid()}-{secrets.token_hex(4)}")
+            resources.callback(runtime.remove)
+            async with asyncio.TaskGroup() as group, AsyncExitStack() as services:
+                failed = await self._start(group, services, work.path, runtime.path, token)
+                raise await failed
+
+    def _own_directories(self, resources: AsyncExitStack) -> OwnedDirectory:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for path in (*sweep_runtime_directories(), *sweep_work_directories(self._directory)):
+            self._log.info("directory.swept", path=str(path))
+        work = OwnedDirectory.create(self._directory / f"{_ROLE}-{self._id}")
+        resources.callback(work.remove)
+        return work
+
+    async def _start(
+        self,
+        group: asyncio.TaskGroup,
+        services: AsyncExitStack,
+        work: Path,
+        runtime: Path,
+        token: str,
+    ) -> asyncio.Future[Exception]:
+        """Starts everything; ``services`` knows how to end it.
+
+        Returns:
+            Resolved with the error when the daemon cannot go on.
+        """
+        config, clock, background = self._config, SystemClock(), Background(group)
+        logs = self._directory / "logs"
+        forkserver = ForkserverRunner(
+            slot_variables(self._environment, self._directory / "cache"),
+            logs / f"{_ROLE}-{self._id}-forkserver.log",
+            self._forkserver_arguments,
+        )
+        services.push_async_callback(forkserver.stop)
+        await forkserver.start()
+
+        client = JobManagerClient(self._jobmanagers, token, config.rpc_timeout_ms / 1000)
+        services.push_async_callback(client.close)
+        packages = await asyncio.to_thread(installed_packages)
+        table = SlotTable(config.taskmanager_slots)
+
+        def report_event(event: internal_pb2.TaskEvent) -> None:
+            registration.report(event)
+
+        supervisor = SlotSupervisor(
+            environment=SlotEnvironment(
+                taskmanager_id=self._id,
+                host_id=host_id(config.taskmanager_host, runtime.parent),
+                config=config,
+                log_directory=logs / "jobs",
+                socket_directory=runtime,
+                work_directory=work,
+                packages=packages,
+                terminal_fd=self._terminal(),
+                token=token,
+            ),
+            table=table,
+            forkserver=forkserver,
+            artifacts=ArtifactStore(work, client.download_artifact, background),
+            background=background,
+            clock=clock,
+            report_event=report_event,
+            take_results=ResultForwarder(client, background, lambda: table.leader_epoch).take,
+        )
+
+        async def adopt_epoch(leader_epoch: int) -> None:
+            await supervisor.drop(
+                table.adopt_epoch(leader_epoch), f"leader epoch {leader_epoch} has begun"
+            )
+
+        async def enter(leader_epoch: int) -> None:
+            await adopt_epoch(leader_epoch)
+            # The JobManager may call before its answer to the registration has arrived.
+            await registration.wait_registered()
+
+        server = grpc.aio.server(
+            options=server_options(),
+            interceptors=[*server_interceptors(token), ErrorServerInterceptor()],
+        )
+        add_TaskManagerInternalServicer_to_server(
+            TaskManagerServicer(supervisor, enter, logs / "jobs"), server
+        )
+        port = self._bind(server)
+        address = format_address(config.taskmanager_host, port)
+        registration = RegistrationRunner(
+            identity=identify(self._id, address, config.taskmanager_slots, packages),
+            client=client,
+            clock=clock,
+            new_incarnation=lambda: secrets.token_hex(8),
+            metrics=supervisor.metrics,
+            held_slots=supervisor.held_slots,
+            adopt_epoch=adopt_epoch,
+            drop_all=supervisor.drop_all,
+        )
+        await server.start()
+        services.push_async_callback(server.stop, _SERVER_GRACE_S)
+        self._start_metrics(services, address, supervisor, table, forkserver)
+
+        loops = [group.create_task(forkserver.run(), name="forkserver")]
+        failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        loops.append(
+            group.create_task(_until_failed(registration.run(), failed), name="registration")
+        )
+
+        async def end() -> None:
+            # The loops first: what ends now must be neither started nor registered again.
+            await registration.say_goodbye("the TaskManager was told to end", _GOODBYE_TIMEOUT_S)
+            loops[1].cancel()
+            await supervisor.drop_all("the TaskManager was told to end")
+            loops[0].cancel()
+            await asyncio.wait(loops)
+
+        services.push_async_callback(end)
+        self._log.info("taskmanager.started", id=self._id, address=address, pid=os.getpid())
+        return failed
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        wanted = format_address(
+            self._config.taskmanager_bind_host, self._config.taskmanager_rpc_port
+        )
+        try:
+            return server.add_insecure_port(wanted)
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"the TaskManager cannot listen on {wanted}: the port is in use or the address is "
+                "not this machine's; choose another taskmanager.rpc.port (0 takes a free one) or "
+                "taskmanager.bind-host"
+            ) from error
+
+    def _start_metrics(
+        self,
+        services: AsyncExitStack,
+        address: str,
+        supervisor: SlotSupervisor,
+        table: SlotTable,
+        forkserver: ForkserverRunner,
+    ) -> None:
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        registry.register(AttemptMetricsCollector(supervisor.metrics))
+        slots = Gauge("penstock_slots", "Slots by state.", ["state"], registry=registry)
+        slots.labels("total").set_function(lambda: table.capacity)
+        slots.labels("free").set_function(lambda: table.free_count)
+        restarts = Gauge(
+            "penstock_forkserver_restarts",
+            "Forkservers that had to be replaced.",
+            registry=registry,
+        )
+        restarts.set_function(lambda: forkserver.restart_count)
+        metrics = MetricsServer(
+            registry, self._config.taskmanager_bind_host, self._config.taskmanager_metrics_port
+        )
+        port = metrics.start()
+        services.push_async_callback(asyncio.to_thread, metrics.stop)
+        metrics_address = (
+            "" if port == METRICS_OFF else format_address(self._config.taskmanager_host, port)
+        )
+        registration_file = DaemonRegistration(self._directory, _ROLE, self._id)
+        services.callback(registration_file.remove)
+        registration_file.write(address, metrics_address)
+
+    def _terminal(self) -> int | None:
+        """Descriptor that print sinks write to besides their logs."""
+        if not self._config.print_to_terminal:
+            return None
+        text = self._environment.get(TERMINAL_VARIABLE, str(_STDOUT))
+        try:
+            descriptor = int(text)
+            os.fstat(descriptor)
+        except (ValueError, OSError) as error:
+            raise ConfigurationError(
+                f"{TERMINAL_VARIABLE}={text} is no open file descriptor of this process"
+            ) from error
+        return descriptor
+
+
+async def _until_failed(loop: Coroutine[Any, Any, None], failed: asyncio.Future[Exception]) -> None:
+    try:
+        await loop
+    except StreamError as error:
+        failed.set_result(error)
+
+
+async def _run(daemon: TaskManagerDaemon) -> None:
+    """Runs the daemon until a signal or its parent's end asks it to stop."""
+    with stop_requests() as stop:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(daemon.run(), name="taskmanager")
+            stopping = group.create_task(stop.wait(), name="stop")
+            await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+            running.cancel()
+            stopping.cancel()
+
+
+def main(argv: Sequence[str] | None = None, forkserver_arguments: Sequence[str] = ()) -> int:
+    """Runs the TaskManager.
+
+    Args:
+        argv: the command line without the program's name.
+        forkserver_arguments: for tests that run other code in slots.
+
+    Returns:
+        0 when it was told to end, 1 when it could not start or go on, 2 for wrong use.
+    """
+    log = get_logger(__name__)
+    try:
+        arguments = parse_daemon_arguments(_ROLE, sys.argv[1:] if argv is None else argv)
+        config = arguments.load_configuration()
+        taskmanager_id = new_taskmanager_id(config)
+        log_file = arguments.directory / "logs" / f"{_ROLE}-{taskmanager_id}.log"
+        configure_logging(_ROLE, log_file, config.log_level)
+    except StreamError as error:
+        print(f"taskmanager: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
+        return 2
+    try:
+        daemon = TaskManagerDaemon(
+            arguments, config, taskmanager_id, os.environ, forkserver_arguments
+        )
+        asyncio.run(_run(daemon))
+    except* StreamError as failures:
+        reasons = [str(failure) for failure in _leaves(failures)]
+    else:
+        reasons = []
+    for reason in reasons:
+        log.error("taskmanager.failed", reason=reason)
+    log.info("taskmanager.stopped")
+    return 1 if reasons else 0
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves

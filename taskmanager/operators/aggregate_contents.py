@@ -1,0 +1,214 @@
+"""Windows that hold aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from typing_extensions import override
+
+from common.elements import OperatorOutput
+from penstock.pb import graph_pb2
+from penstock.schema import EVENT_TIME, schema_from_bytes
+from penstock.storage.key_encoding import KeyBatch
+from penstock.window_schemas import is_partial
+from taskmanager.kernels import AccumulatorOverflowError, RecordTable
+from taskmanager.operators.aggregation import AggregateInputs, Aggregation
+from taskmanager.operators.key_columns import KeyColumns
+from taskmanager.operators.operator import OperatorContext
+from taskmanager.operators.window_contents import (
+    FiredInstances,
+    InstanceContents,
+    Int64Array,
+    Rows,
+    SliceContents,
+    constant_time,
+)
+from taskmanager.state.backend import AggregateDescriptor
+from taskmanager.state.group_table import GroupTable, TableRows
+from taskmanager.state.instances import InstanceTable
+
+_SLICES = "slices"
+_FIRING = "firing"
+_INSTANCES = "instances"
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateRows:
+    """Keys and inputs of a batch."""
+
+    keys: KeyBatch
+    inputs: AggregateInputs
+
+    def select(self, rows: Rows | None) -> AggregateRows:
+        """Some of the rows, None = all."""
+        if rows is None:
+            return self
+        if isinstance(rows, slice):
+            return AggregateRows(self.keys.slice(rows.start, rows.stop), self.inputs.select(rows))
+        return AggregateRows(self.keys.take(rows), self.inputs.select(rows))
+
+
+class BoundAggregation:
+    """The aggregation of an operator with its keys and its output schema."""
+
+    def __init__(
+        self,
+        operator: graph_pb2.Operator,
+        keys: Sequence[str],
+        aggregates: Sequence[graph_pb2.Aggregate],
+    ) -> None:
+        self.keys = KeyColumns(keys, schema_from_bytes(operator.input_schema))
+        self.aggregation = Aggregation(aggregates, operator, self.keys)
+        self.schema = schema_from_bytes(operator.output_schema)
+        self.has_event_time = EVENT_TIME in self.schema.names
+        self.descriptor = AggregateDescriptor(
+            tuple(self.keys.types), tuple(self.aggregation.kinds), self.aggregation.new_columns
+        )
+
+    def prepare(self, batch: pa.RecordBatch) -> AggregateRows:
+        """Keys and inputs of a batch of rows or partial rows."""
+        aggregation = self.aggregation
+        if is_partial(batch.schema):
+            inputs = aggregation.partial_inputs(batch)
+        else:
+            inputs = aggregation.inputs(batch)
+        return AggregateRows(self.keys.encode(batch), inputs)
+
+    def result(
+        self, rows: TableRows, window: list[pa.Array], event_times: pa.Array | None
+    ) -> pa.RecordBatch:
+        """The output batch of some keys: keys, window columns, aggregates, event times."""
+        arrays = [*self.keys.outputs(rows.keys), *window, *self.aggregation.results(rows)]
+        if event_times is not None:
+            arrays.append(event_times)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+class AggregateSlices(SliceContents[AggregateRows]):
+    """Aggregates of tumbling and sliding windows: one table per slice."""
+
+    def __init__(
+        self,
+        operator: graph_pb2.Operator,
+        keys: Sequence[str],
+        aggregates: Sequence[graph_pb2.Aggregate],
+    ) -> None:
+        self._bound = BoundAggregation(operator, keys, aggregates)
+
+    @override
+    def prepare(self, batch: pa.RecordBatch) -> AggregateRows:
+        return self._bound.prepare(batch)
+
+    @override
+    def add(self, start: int, prepared: AggregateRows, rows: Rows | None) -> None:
+        part = prepared.select(rows)
+        try:
+            self._table(_SLICES, start).update(part.keys, part.inputs)
+        except AccumulatorOverflowError as error:
+            raise self._bound.aggregation.overflow(error, part.keys) from error
+
+    @override
+    def begin_firing(self, end: int, slices: Sequence[int], last_use: Sequence[bool]) -> None:
+        if len(slices) == 1 and last_use[0]:
+            self.context.state.move(_SLICES, slices[0], _FIRING, end)
+            return
+        target = self._table(_FIRING, end)
+        for start in slices:
+            self._merge(target, self._table(_SLICES, start), None)
+
+    @override
+    def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
+        for rows in self._table(_FIRING, end).chunks(self.context.config.batch_rows):
+            yield self._result(rows, start, end)
+        self.context.state.drop(_FIRING, end)
+
+    @override
+    def emit_updated(
+        self,
+        start: int,
+        end: int,
+        slices: Sequence[int],
+        updated: Sequence[tuple[AggregateRows, Rows | None]],
+    ) -> Iterator[OperatorOutput]:
+        descriptor = self._bound.descriptor
+        touched = RecordTable(descriptor.key_types, [], with_index=True)
+        for prepared, rows in updated:
+            touched.lookup_or_insert(prepared.select(rows).keys)
+        merged = GroupTable(descriptor.key_types, descriptor.kinds, descriptor.new_columns())
+        for slice_start in slices:
+            self._merge(merged, self._table(_SLICES, slice_start), touched.key_batch())
+        for chunk in merged.chunks(self.context.config.batch_rows):
+            yield self._result(chunk, start, end)
+
+    @override
+    def drop(self, start: int) -> None:
+        self.context.state.drop(_SLICES, start)
+
+    def _table(self, name: str, namespace: int) -> GroupTable:
+        return self.context.state.group_table(name, namespace, self._bound.descriptor)
+
+    def _merge(self, target: GroupTable, source: GroupTable, only: KeyBatch | None) -> None:
+        try:
+            target.merge(source, only)
+        except AccumulatorOverflowError as error:
+            raise self._bound.aggregation.overflow(error, source.keys(only)) from error
+
+    def _result(self, rows: TableRows, start: int, end: int) -> pa.RecordBatch:
+        count = len(rows.keys[0])
+        window = [constant_time(start, count), constant_time(end, count)]
+        event_times = None
+        if self._bound.has_event_time:
+            event_times = pa.repeat(pa.scalar(end - 1, pa.int64()), count)
+        return self._bound.result(rows, window, event_times)
+
+
+class AggregateInstances(InstanceContents):
+    """Aggregates of sessions and count windows."""
+
+    def __init__(
+        self,
+        operator: graph_pb2.Operator,
+        keys: Sequence[str],
+        aggregates: Sequence[graph_pb2.Aggregate],
+    ) -> None:
+        self._bound = BoundAggregation(operator, keys, aggregates)
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._table: InstanceTable = context.state.instance_table(
+            _INSTANCES, self._bound.descriptor
+        )
+
+    @override
+    def add(self, instances: Int64Array, batch: pa.RecordBatch) -> None:
+        try:
+            self._table.update(instances, self._bound.aggregation.inputs(batch))
+        except AccumulatorOverflowError as error:
+            keys = self._bound.keys.encode(batch)
+            raise self._bound.aggregation.overflow(error, keys) from error
+
+    @override
+    def merge(self, source: Int64Array, target: Int64Array) -> None:
+        try:
+            self._table.merge(source, target)
+        except AccumulatorOverflowError as error:
+            raise self._bound.aggregation.overflow_in(error.accumulator, "") from error
+
+    @override
+    def emit(self, fired: FiredInstances) -> Iterator[tuple[int, OperatorOutput]]:
+        size = self.context.config.batch_rows
+        for start in range(0, len(fired), size):
+            part = fired.slice(start, min(start + size, len(fired)))
+            rows = self._table.rows(part.instances, part.keys)
+            event_times = None
+            if self._bound.has_event_time and part.event_times is not None:
+                event_times = pa.array(part.event_times)
+            result = self._bound.result(rows, part.window_columns(), event_times)
+            yield start + len(part), result
+
+    @override
+    def clear(self, instances: Int64Array) -> None:
+        self._table.clear(instances)

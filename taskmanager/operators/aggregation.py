@@ -1,0 +1,235 @@
+"""The aggregates of one operator: what they read of a batch, and how results come of their state.
+
+``Aggregation`` is the translation between columns and accumulators; it holds no state itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.aggregate_layout import (
+    GroupColumnSpec,
+    Slot,
+    SlotKind,
+    SlotResult,
+    aggregate_layout,
+)
+from penstock.aggregates import CUSTOM, Aggregate
+from penstock.errors import BadRecord
+from penstock.pb import graph_pb2
+from penstock.schema import schema_from_bytes
+from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import fixed_array, fixed_values, null_rows, plain_array
+from penstock.window_schemas import first_accumulator
+from taskmanager.kernels import AccumulatorKind, AccumulatorOverflowError
+from taskmanager.operators.custom_aggregate import CustomAggregate
+from taskmanager.operators.key_columns import KeyColumns, as_type
+from taskmanager.operators.user_function import load_function
+from taskmanager.state.group_columns import GroupColumn, group_column
+from taskmanager.state.group_table import TableRows
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+Values = npt.NDArray[Any]
+Rows = slice | Int64Array
+
+_UNSIGNED = frozenset({SlotKind.MIN_UINT64, SlotKind.MAX_UINT64})
+_FLOATING = frozenset({SlotKind.SUM_FLOAT64, SlotKind.MIN_FLOAT64, SlotKind.MAX_FLOAT64})
+
+
+@dataclass(slots=True)
+class AggregateInputs:
+    """What the aggregates read of n rows.
+
+    Attributes:
+        values: per slot the values (int64, uint64 or float64), None for counts.
+        valid: per slot which values are there, None = all.
+        columns: per group column an Arrow array, or a batch for aggregates of rows.
+        sequence: int64[n], the rows' places in the order of arrival; empty without group columns.
+        is_partial: the rows are partial rows: ``values`` are accumulators to merge.
+    """
+
+    values: list[Values | None]
+    valid: list[BoolArray | None]
+    columns: list[Any]
+    sequence: Int64Array
+    is_partial: bool = False
+
+    def select(self, rows: Rows) -> AggregateInputs:
+        """The inputs of some of the rows."""
+        return AggregateInputs(
+            [None if v is None else v[rows] for v in self.values],
+            [None if v is None else v[rows] for v in self.valid],
+            [_select(column, rows) for column in self.columns],
+            self.sequence[rows] if self.columns else self.sequence,
+            self.is_partial,
+        )
+
+
+def _select(column: Any, rows: Rows) -> Any:
+    if isinstance(rows, slice):
+        return column.slice(rows.start, rows.stop - rows.start)
+    return column.take(pa.array(rows))
+
+
+class Aggregation:
+    """The aggregates of an operator, bound to the schema of its input.
+
+    Args:
+        protos: the aggregates as they travelled.
+        operator: the operator they belong to (name and schemas).
+        keys: for errors that name a key.
+    """
+
+    def __init__(
+        self, protos: Sequence[graph_pb2.Aggregate], operator: graph_pb2.Operator, keys: KeyColumns
+    ) -> None:
+        schema = schema_from_bytes(operator.input_schema)
+        outputs = schema_from_bytes(operator.output_schema)
+        self._operator = operator.name
+        self._keys = keys
+        aggregates = {
+            proto.name: Aggregate.from_proto(
+                proto,
+                load_function=lambda function: load_function(function, operator.name),
+                output_type=_declared_type(outputs, proto),
+            )
+            for proto in protos
+        }
+        self.layout = aggregate_layout(aggregates, schema)
+        self.kinds = [AccumulatorKind(slot.kind.value) for slot in self.layout.slots]
+        self._arrived = 0
+
+    def new_columns(self) -> list[GroupColumn]:
+        """Empty group columns for a new table."""
+        return [self._new_column(spec) for spec in self.layout.group_columns]
+
+    def _new_column(self, spec: GroupColumnSpec) -> GroupColumn:
+        if spec.function == CUSTOM:
+            return CustomAggregate(spec, self._operator)
+        return group_column(spec)
+
+    def inputs(self, batch: pa.RecordBatch) -> AggregateInputs:
+        """What the aggregates read of a batch of rows."""
+        values: list[Values | None] = []
+        valid: list[BoolArray | None] = []
+        read: dict[str, tuple[pa.Array, BoolArray | None]] = {}
+        numbers: dict[tuple[str, np.dtype[Any]], Values] = {}
+        for slot, kind in zip(self.layout.slots, self.kinds, strict=True):
+            if slot.column is None:
+                values.append(None)
+                valid.append(None)
+                continue
+            if slot.column not in read:
+                array = plain_array(batch.column(slot.column))
+                nulls = null_rows(array)
+                read[slot.column] = array, None if nulls is None else ~nulls
+            array, is_valid = read[slot.column]
+            valid.append(is_valid)
+            if kind is AccumulatorKind.COUNT:
+                values.append(None)
+                continue
+            what = slot.column, kind.dtype
+            if what not in numbers:
+                numbers[what] = self._numbers(slot, array)
+            values.append(numbers[what])
+        columns: list[Any] = [
+            batch if spec.column is None else plain_array(batch.column(spec.column))
+            for spec in self.layout.group_columns
+        ]
+        sequence = np.empty(0, np.int64)
+        if columns:
+            sequence = np.arange(self._arrived, self._arrived + batch.num_rows)
+            self._arrived += batch.num_rows
+        return AggregateInputs(values, valid, columns, sequence)
+
+    def partial_inputs(self, batch: pa.RecordBatch) -> AggregateInputs:
+        """What the aggregates read of a partial batch."""
+        values: list[Values | None] = []
+        valid: list[BoolArray | None] = []
+        first = first_accumulator(batch.schema)
+        for i in range(first, first + len(self.kinds)):
+            column = batch.column(i)
+            nulls = null_rows(column)
+            values.append((column if nulls is None else column.fill_null(0)).to_numpy())
+            valid.append(None if nulls is None else ~nulls)
+        return AggregateInputs(values, valid, [], np.empty(0, np.int64), True)
+
+    def _numbers(self, slot: Slot, array: pa.Array) -> Values:
+        if slot.kind in _FLOATING:
+            if not pt.is_float64(array.type):
+                array = array.cast(pa.float64(), safe=False)
+            if array.null_count:
+                array = array.fill_null(0.0)
+            return array.to_numpy()
+        words = fixed_values(array)
+        if slot.kind in _UNSIGNED:
+            return words.view(np.uint64)
+        if pt.is_uint64(array.type) and len(words) and words.min() < 0:
+            raise BadRecord(
+                f"the sum of column {slot.column!r} is an int64, but a value is "
+                f"{int(words.view(np.uint64).max())}: cast the column to float64 before it is summed",
+                operator=self._operator,
+            )
+        return words
+
+    def results(self, rows: TableRows) -> list[pa.Array]:
+        """The aggregates' output columns."""
+        return [
+            rows.columns[result] if isinstance(result, int) else _slot_result(result, rows)
+            for result in self.layout.results
+        ]
+
+    def overflow(self, error: AccumulatorOverflowError, keys: KeyBatch) -> BadRecord:
+        """The error of a sum that left the range of int64."""
+        return self.overflow_in(error.accumulator, self._keys.describe(keys, error.row))
+
+    def overflow_in(self, slot: int, key: str) -> BadRecord:
+        """The same, for a slot and a key that is already described."""
+        names = [
+            r.name for r in self.layout.results if isinstance(r, SlotResult) and r.slot == slot
+        ]
+        column = self.layout.slots[slot].column
+        return BadRecord(
+            f"aggregate {', '.join(names)}: the sum of column {column!r} leaves the range of int64"
+            f"{f' for key {key}' if key else ''}; cast the column to float64 before it is summed",
+            operator=self._operator,
+            row=key,
+        )
+
+
+def accumulator_columns(
+    numbers: Sequence[Values], validity: Sequence[BoolArray | None]
+) -> list[pa.Array]:
+    """The slots of g groups as the columns of a partial batch."""
+    return [
+        pa.array(values, mask=None if valid is None else ~valid)
+        for values, valid in zip(numbers, validity, strict=False)
+    ]
+
+
+def _slot_result(result: SlotResult, rows: TableRows) -> pa.Array:
+    numbers, valid = rows.accumulators[result.slot], rows.validity[result.slot]
+    empty = None if valid is None else ~valid
+    if result.divisor >= 0:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            numbers = numbers / rows.accumulators[result.divisor]
+    kind = result.output_type
+    if numbers.dtype == np.float64:
+        return as_type(pa.array(numbers, mask=empty), kind)
+    if pt.is_int64(kind):
+        return pa.array(numbers, mask=empty)
+    return fixed_array(kind, numbers.view(np.int64), empty)
+
+
+def _declared_type(schema: pa.Schema, proto: graph_pb2.Aggregate) -> pa.DataType | None:
+    if proto.function != CUSTOM:
+        return None
+    return schema.field(proto.name).type

@@ -1,0 +1,114 @@
+"""Count windows: every n rows of a key, in order of arrival. What is incomplete stays unsaid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from typing_extensions import override
+
+from common.elements import OperatorOutput
+from penstock.pb import graph_pb2
+from penstock.schema import EVENT_TIME, schema_from_bytes
+from taskmanager.operators.key_columns import KeyColumns
+from taskmanager.operators.operator import Operator, OperatorContext
+from taskmanager.operators.window_contents import FiredInstances, InstanceContents
+from taskmanager.state.count_table import CountTable
+
+Int64Array = npt.NDArray[np.int64]
+
+_COUNTS = "counts"
+
+
+class CountWindowOperator(Operator):
+    """Cuts each key's rows into windows of n, and emits those that are complete."""
+
+    def __init__(
+        self,
+        spec: graph_pb2.Operator,
+        window: graph_pb2.WindowSpec,
+        keys: list[str],
+        contents: InstanceContents,
+    ) -> None:
+        schema = schema_from_bytes(spec.input_schema)
+        self._rows_per_window: int = window.count
+        self._keys = KeyColumns(keys, schema)
+        self._has_event_time = EVENT_TIME in schema.names
+        self._contents = contents
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._contents.open(context)
+
+    @override
+    def close(self) -> None:
+        self._contents.close()
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
+        size = self._rows_per_window
+        table: CountTable = self.context.state.count_table(_COUNTS, self._keys.types)
+        keys = table.key_indices(self._keys.encode(batch))
+        order = np.argsort(keys, kind="stable")
+        sorted_keys = keys[order]
+        key_starts = np.flatnonzero(np.diff(sorted_keys, prepend=-1))
+        key_counts = np.diff(np.append(key_starts, len(order)))
+        batch_keys = sorted_keys[key_starts]
+
+        # Place of each row counted from the start of its key's open window.
+        place = np.arange(len(order)) - np.repeat(key_starts - table.filled[batch_keys], key_counts)
+        window = place // size
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = (np.diff(sorted_keys) != 0) | (np.diff(window) != 0)
+        firsts = np.flatnonzero(is_first)
+        lasts = np.append(firsts[1:], len(order)) - 1
+        part_keys, part_windows = sorted_keys[firsts], window[firsts]
+
+        instances = table.instance[part_keys]
+        is_new = (part_windows > 0) | (instances < 0)
+        instances[is_new] = table.numbers.allocate(int(is_new.sum()))
+        of_row = np.empty(len(order), np.int64)
+        of_row[order] = np.repeat(instances, np.diff(np.append(firsts, len(order))))
+        self._contents.add(of_row, batch)
+
+        is_complete = (place[lasts] + 1) % size == 0
+        indices = table.window_index[part_keys] + part_windows
+        filled = table.filled[batch_keys] + key_counts
+        table.window_index[batch_keys] += filled // size
+        table.filled[batch_keys] = filled % size
+        table.instance[part_keys] = -1
+        table.instance[part_keys[~is_complete]] = instances[~is_complete]
+
+        last_rows = order[lasts[is_complete]]
+        by_arrival = np.argsort(last_rows)
+        complete = np.flatnonzero(is_complete)[by_arrival]
+        if len(complete):
+            event_times = None
+            if self._has_event_time:
+                event_times = batch.column(EVENT_TIME).to_numpy()[last_rows[by_arrival]]
+            yield from self._emit(
+                FiredInstances(
+                    instances[complete],
+                    table.keys(part_keys[complete]),
+                    indices[complete],
+                    None,
+                    event_times,
+                )
+            )
+
+    def _emit(self, fired: FiredInstances) -> Iterator[OperatorOutput]:
+        done = 0
+        for now_done, output in self._contents.emit(fired):
+            self._forget(fired.instances[done:now_done])
+            done = now_done
+            yield output
+        self._forget(fired.instances[done:])
+
+    def _forget(self, instances: Int64Array) -> None:
+        if len(instances):
+            self._contents.clear(instances)
+            table: CountTable = self.context.state.count_table(_COUNTS, self._keys.types)
+            table.numbers.release(instances)

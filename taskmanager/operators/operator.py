@@ -1,0 +1,120 @@
+"""The contract between an operator and the chain that runs it.
+
+An operator is called on the mailbox thread only, never by two threads, never re-entrantly, and it
+never waits. Each call returns an iterable of what it emits; a call that may emit much or run long
+is a generator, so that the chain can stop between two elements: after every ``yield`` the operator's
+state must be consistent (a timer is removed as its rows are emitted).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from common.clock import Clock
+from common.elements import OperatorOutput, OriginEnded, StreamStatus, Watermark
+from penstock.config import Configuration
+from penstock.pb import client_pb2
+
+if TYPE_CHECKING:
+    from taskmanager.alignment.origins import Origins
+    from taskmanager.state.backend import KeyedStateBackend
+    from taskmanager.task.metrics import SubtaskCounters
+
+NOTHING: tuple[OperatorOutput, ...] = ()
+
+
+@dataclass(slots=True)
+class OperatorContext:
+    """What an operator knows about its place, and the few things it may ask for.
+
+    Attributes:
+        register_timer: asks for a call of ``on_timer`` at the given wall-clock millisecond; the
+            earliest of all requests wins, later ones are asked for again in ``on_timer``.
+        wake: thread-safe; the subtask may be able to go on (data arrived, a sink has room).
+        run_in_background: runs the first function on an I/O thread and hands its result, or what it
+            raised, to the second on the mailbox thread.
+        send_results: ships a chunk of a collect sink to the JobManager; answered by ``ResultsTaken``.
+        artifact_paths: artifact id -> local file.
+        origins: where the rows being processed come from (a split of the source, or a channel).
+    """
+
+    job_id: str
+    job_name: str
+    vertex_id: str
+    operator_uid: str
+    operator_name: str
+    subtask_index: int
+    parallelism: int
+    max_parallelism: int
+    attempt: int
+    config: Configuration
+    clock: Clock
+    counters: SubtaskCounters
+    state: KeyedStateBackend
+    register_timer: Callable[[int], None]
+    wake: Callable[[], None]
+    run_in_background: Callable[[Callable[[], Any], Callable[[Any], None]], None]
+    send_results: Callable[[str, client_pb2.ResultChunk], None]
+    origins: Origins
+    artifact_paths: dict[str, str] = field(default_factory=dict)
+
+
+class Operator:
+    """Base of all operators: passes everything through."""
+
+    context: OperatorContext
+
+    def open(self, context: OperatorContext) -> None:
+        """Called once, before anything else, in state INITIALIZING; may take its time."""
+        self.context = context
+
+    def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
+        """Handles one batch of at least one row; yields what it emits."""
+        return (batch,)
+
+    def on_watermark(self, watermark: Watermark) -> Iterable[OperatorOutput]:
+        """Handles progress of event time; must yield the watermark once its firing is done."""
+        return (watermark,)
+
+    def on_stream_status(self, status: StreamStatus) -> Iterable[OperatorOutput]:
+        """Handles a change between idle and active; passes it on."""
+        return (status,)
+
+    def on_origin_ended(self, ended: OriginEnded) -> Iterable[OperatorOutput]:
+        """Handles the end of a split or channel; passes it on to the end of the chain."""
+        return (ended,)
+
+    def on_idle(self) -> Iterable[OperatorOutput]:
+        """Called when the input has nothing more for now: yields what was held for company."""
+        return NOTHING
+
+    def on_timer(self, now_ms: int) -> Iterable[OperatorOutput]:
+        """Called at or after the wall-clock time asked for with ``context.register_timer``."""
+        return NOTHING
+
+    def on_end_of_data(self) -> Iterable[OperatorOutput]:
+        """Called once after the last batch and the last watermark; yields what is left."""
+        return NOTHING
+
+    def is_available(self) -> bool:
+        """False while a batch could not be taken without growing a queue (sinks that ship rows)."""
+        return True
+
+    def is_drained(self) -> bool:
+        """True when nothing handed to this operator is still under way (asked at end of data)."""
+        return True
+
+    def commit_output(self) -> None:
+        """All attempts of the job have reached the end of their data: makes the output visible."""
+
+    @property
+    def needs_commit(self) -> bool:
+        """True where ``commit_output`` must be called before the subtask may finish."""
+        return False
+
+    def close(self) -> None:
+        """Called once at the end, whatever the end; releases files, sockets and temporary output."""

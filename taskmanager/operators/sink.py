@@ -1,0 +1,166 @@
+"""Sinks at the end of a chain: writers that run here, and the collect sink that ships rows."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+
+import pyarrow as pa
+from typing_extensions import override
+
+from common.elements import OperatorOutput
+from common.pb import internal_pb2
+from penstock.connectors.sink import SinkContext
+from penstock.errors import TaskFailure
+from penstock.pb import client_pb2, graph_pb2
+from penstock.schema import user_batch
+from taskmanager.connectors.factory import build_sink_writer
+from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+
+_CHUNKS_UNDER_WAY_MAX = 4
+
+
+class SinkOperator(Operator):
+    """Hands batches to a sink writer and commits its output when the whole job has ended well."""
+
+    def __init__(self, spec: graph_pb2.Operator) -> None:
+        self._spec = spec
+        self._committables: list[bytes] = []
+        self._is_dirty = False
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._writer = build_sink_writer(self._spec.sink, self._spec)
+        self._writer.open(
+            SinkContext(
+                job_id=context.job_id,
+                operator_name=context.operator_name,
+                operator_uid=context.operator_uid,
+                subtask_index=context.subtask_index,
+                parallelism=context.parallelism,
+                attempt=context.attempt,
+            )
+        )
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
+        self._is_dirty = True
+        try:
+            self._writer.write(user_batch(batch))
+        except TaskFailure:
+            raise
+        except Exception as error:
+            raise self._failure("write", error) from error
+        self.context.counters.records_out += batch.num_rows
+        return NOTHING
+
+    @override
+    def on_idle(self) -> Iterable[OperatorOutput]:
+        self._flush()
+        return NOTHING
+
+    @override
+    def on_end_of_data(self) -> Iterable[OperatorOutput]:
+        self._flush()
+        try:
+            self._committables = self._writer.prepare_commit()
+        except Exception as error:
+            raise self._failure("prepare its output", error) from error
+        return NOTHING
+
+    @property
+    @override
+    def needs_commit(self) -> bool:
+        return bool(self._committables)
+
+    @override
+    def commit_output(self) -> None:
+        try:
+            self._writer.commit(self._committables)
+        except Exception as error:
+            raise self._failure("commit its output", error) from error
+        self._committables = []
+
+    @override
+    def close(self) -> None:
+        try:
+            if self._committables:
+                self._writer.abort(self._committables)
+        finally:
+            self._writer.close()
+
+    def _flush(self) -> None:
+        if not self._is_dirty:
+            return
+        self._is_dirty = False
+        try:
+            self._writer.flush()
+        except Exception as error:
+            raise self._failure("flush", error) from error
+
+    def _failure(self, action: str, error: Exception) -> TaskFailure:
+        return TaskFailure(
+            f"sink {self._spec.name} could not {action}: {type(error).__name__}: {error}",
+            operator=self._spec.name,
+            user_traceback=traceback.format_exc(),
+        )
+
+
+class CollectOperator(Operator):
+    """Ships rows to the JobManager, from where the client fetches them.
+
+    At most ``_CHUNKS_UNDER_WAY_MAX`` chunks are on their way; until one is taken the chain waits,
+    and with it everything upstream.
+    """
+
+    def __init__(self, spec: graph_pb2.Operator) -> None:
+        self._collect_id = spec.sink.collect.collect_id
+        self._limit = spec.sink.collect.limit
+        self._sent_rows = 0
+        self._next_sequence = 0
+        self._taken_sequence = -1
+        self._is_satisfied = False
+
+    @property
+    def collect_id(self) -> str:
+        """Names this collect within the job."""
+        return self._collect_id
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
+        rows = user_batch(batch)
+        if self._limit:
+            rows = rows.slice(0, max(0, self._limit - self._sent_rows))
+        self._sent_rows += rows.num_rows
+        if rows.num_rows and not self._is_satisfied:
+            chunk = client_pb2.ResultChunk(
+                subtask_index=self.context.subtask_index,
+                sequence=self._next_sequence,
+                arrow=_to_ipc(rows),
+            )
+            self._next_sequence += 1
+            self.context.send_results(self._collect_id, chunk)
+        self.context.counters.records_out += rows.num_rows
+        return NOTHING
+
+    def on_results_taken(self, taken: internal_pb2.ResultsTaken) -> None:
+        """A chunk has arrived: there is room for another."""
+        self._taken_sequence = max(self._taken_sequence, taken.sequence)
+        self._is_satisfied = self._is_satisfied or taken.satisfied
+        self.context.wake()
+
+    @override
+    def is_available(self) -> bool:
+        return self._next_sequence - self._taken_sequence - 1 < _CHUNKS_UNDER_WAY_MAX
+
+    @override
+    def is_drained(self) -> bool:
+        return self._taken_sequence + 1 >= self._next_sequence
+
+
+def _to_ipc(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())

@@ -1,0 +1,176 @@
+"""Tumbling and sliding windows in event and processing time: when rows count, and when windows fire.
+
+A batch that lies in one slice, the usual case, is handled whole; others are taken apart by slice. The
+contents of the slices are the business of ``SliceContents``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from typing_extensions import override
+
+from common.elements import MAX_TIMESTAMP_MS, OperatorOutput, Watermark
+from penstock.errors import BadRecord
+from penstock.pb import graph_pb2
+from penstock.schema import EVENT_TIME
+from penstock.window_schemas import SLICE, is_partial
+from taskmanager.kernels import slice_starts, split_by_slice, time_bounds
+from taskmanager.operators.late_rows import handle_late_rows
+from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.slice_timeline import SliceTimeline
+from taskmanager.operators.window_contents import Rows, SliceContents
+
+Int64Array = npt.NDArray[np.int64]
+
+TIME_LIMIT_MS = 2**62
+"""Times beyond it, in either direction, are no times."""
+
+
+class _SlicedWindowOperator(Operator):
+    """What both time domains share."""
+
+    def __init__(
+        self,
+        spec: graph_pb2.Operator,
+        window: graph_pb2.WindowSpec,
+        contents: SliceContents[Any],
+    ) -> None:
+        self._name = spec.name
+        self._window = window
+        self._contents = contents
+        self._timeline = SliceTimeline(window)
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._contents.open(context)
+
+    @override
+    def close(self) -> None:
+        self._contents.close()
+
+    def _add(self, start: int, prepared: Any, rows: Rows | None) -> None:
+        self._timeline.add(start)
+        self._contents.add(start, prepared, rows)
+
+    def _advance(self, time_ms: int) -> Iterator[OperatorOutput]:
+        """Fires the windows that are due, the earliest first, then moves time on."""
+        timeline, contents = self._timeline, self._contents
+        while (end := timeline.next_due(time_ms)) is not None:
+            slices = timeline.slices_of(end)
+            contents.begin_firing(end, slices, [timeline.is_last_use(s, end) for s in slices])
+            timeline.fire_next(end)
+            self._expire()
+            yield from contents.emit_firing(end - timeline.size_ms, end)
+        timeline.advance(time_ms)
+        self._expire()
+
+    def _expire(self) -> None:
+        for start in self._timeline.expire():
+            self._contents.drop(start)
+
+
+class EventTimeWindowOperator(_SlicedWindowOperator):
+    """Windows of event time, which watermarks fire."""
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
+        timeline = self._timeline
+        times = self._times(batch)
+        smallest, largest = time_bounds(times)
+        if smallest < -TIME_LIMIT_MS or largest > TIME_LIMIT_MS:
+            raise BadRecord(
+                f"an event time of {smallest if smallest < 0 else largest} ms is out of range",
+                operator=self._name,
+            )
+        first, last = timeline.slice_of(smallest), timeline.slice_of(largest)
+        if first == last and first >= timeline.first_in_time_slice():
+            prepared = self._contents.prepare(batch)
+            self._add(first, prepared, None)
+            return self._emit_updated(prepared, [(first, None)])
+        return self._process_parts(batch, times, first)
+
+    def _times(self, batch: pa.RecordBatch) -> Int64Array:
+        """What says where the rows lie; the start of a slice lies in it."""
+        column = batch.column(SLICE if is_partial(batch.schema) else EVENT_TIME)
+        times: Int64Array = column.to_numpy()
+        return times
+
+    def _process_parts(
+        self, batch: pa.RecordBatch, times: Int64Array, first: int
+    ) -> Iterator[OperatorOutput]:
+        timeline = self._timeline
+        size_ms, offset_ms = timeline.slice_ms, timeline.offset_ms
+        in_time = timeline.first_in_time_slice()
+        if first < in_time:
+            is_late = slice_starts(times, size_ms, offset_ms) < in_time
+            late = batch.filter(pa.array(is_late))
+            batch, times = batch.filter(pa.array(~is_late)), times[~is_late]
+            yield from handle_late_rows(late, self._window, self.context)
+            if not len(times):
+                return
+        prepared = self._contents.prepare(batch)
+        split = split_by_slice(times, size_ms, offset_ms)
+        parts: list[tuple[int, Rows | None]] = []
+        for i, start in enumerate(split.starts.tolist()):
+            rows = (
+                None if split.order is None else split.order[split.bounds[i] : split.bounds[i + 1]]
+            )
+            self._add(start, prepared, rows)
+            parts.append((start, rows))
+        yield from self._emit_updated(prepared, parts)
+
+    def _emit_updated(
+        self, prepared: Any, parts: list[tuple[int, Rows | None]]
+    ) -> Iterable[OperatorOutput]:
+        """Fires again the windows that had fired before these rows came."""
+        if not self._window.allowed_lateness_ms:
+            return NOTHING
+        updated: dict[int, list[tuple[Any, Rows | None]]] = {}
+        for start, rows in parts:
+            for end in self._timeline.fired_windows_of(start):
+                updated.setdefault(end, []).append((prepared, rows))
+        return self._emit_windows(updated) if updated else NOTHING
+
+    def _emit_windows(
+        self, updated: dict[int, list[tuple[Any, Rows | None]]]
+    ) -> Iterator[OperatorOutput]:
+        for end, parts in sorted(updated.items()):
+            slices = self._timeline.slices_of(end)
+            start = end - self._timeline.size_ms
+            yield from self._contents.emit_updated(start, end, slices, parts)
+
+    @override
+    def on_watermark(self, watermark: Watermark) -> Iterator[OperatorOutput]:
+        yield from self._advance(watermark.timestamp_ms)
+        yield watermark
+
+
+class ProcessingTimeWindowOperator(_SlicedWindowOperator):
+    """Windows of the machine's clock, which timers fire; what is open fires at the end of data."""
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
+        now_ms = max(self.context.clock.now_ms(), self._timeline.watermark_ms + 1)
+        self._add(self._timeline.slice_of(now_ms), self._contents.prepare(batch), None)
+        self._register_timer()
+        return NOTHING
+
+    @override
+    def on_timer(self, now_ms: int) -> Iterator[OperatorOutput]:
+        yield from self._advance(now_ms - 1)
+        self._register_timer()
+
+    @override
+    def on_end_of_data(self) -> Iterator[OperatorOutput]:
+        yield from self._advance(MAX_TIMESTAMP_MS)
+
+    def _register_timer(self) -> None:
+        end = self._timeline.next_due(MAX_TIMESTAMP_MS)
+        if end is not None:
+            self.context.register_timer(end)

@@ -1,0 +1,231 @@
+"""The head of a source's chain: discovers splits, takes the ones assigned, reads them one by one.
+
+Subtask 0 discovers and reports to the JobManager, which assigns every split to one subtask. Splits
+are read in the order of assignment, those with the smallest event times first where these are known.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+
+from common.elements import OperatorOutput, OriginEnded, SideOutput
+from common.pb import internal_pb2
+from penstock.connectors.source import END, Reader, SourceContext, Split
+from penstock.errors import BadRecord, TaskFailure
+from penstock.pb import graph_pb2
+from penstock.schema import schema_from_bytes
+from taskmanager.connectors.factory import build_source
+from taskmanager.operators.operator import NOTHING, OperatorContext
+
+BAD_RECORD_SCHEMA = pa.schema(
+    [("where", pa.string()), ("text", pa.string()), ("error", pa.string())]
+)
+"""Rows of a source's side output for bad records."""
+
+T = TypeVar("T")
+ReportSplits = Callable[[internal_pb2.SplitsDiscovered], None]
+
+
+class SourceOperator:
+    """Reads the splits of one subtask of a source."""
+
+    def __init__(self, spec: graph_pb2.Operator, event_time_column: str) -> None:
+        self._spec = spec
+        self._event_time_column = event_time_column
+        self._schema = schema_from_bytes(spec.output_schema)
+        self._splits: deque[Split] = deque()
+        self._reader: Reader | None = None
+        self._split: Split | None = None
+        self._bad: list[tuple[str, str, str]] = []
+        self._next_discovery_at_ms: int | None = None
+        self._reported: set[str] = set()
+
+    def open(self, context: OperatorContext, report_splits: ReportSplits) -> None:
+        """Starts the source; subtask 0 begins to discover."""
+        self._context = context
+        self._report_splits = report_splits
+        self._source = self._guard(lambda: build_source(self._spec.source, self._spec))
+        context.origins.bounded = self._source.bounded
+        self._source_context = SourceContext(
+            job_id=context.job_id,
+            operator_name=context.operator_name,
+            subtask_index=context.subtask_index,
+            parallelism=context.parallelism,
+            wake=context.wake,
+            now_ms=context.clock.now_ms,
+            bad_record=self._on_bad_record,
+            artifact_paths=context.artifact_paths,
+            event_time_column=self._event_time_column,
+            batch_rows=context.config.batch_rows,
+        )
+        self._guard(lambda: self._source.start(self._source_context))
+        if context.subtask_index == 0:
+            self._discover()
+
+    def _discover(self) -> None:
+        self._next_discovery_at_ms = None
+        self._context.run_in_background(
+            lambda: self._guard(lambda: self._source.discover(self._source_context)),
+            self._on_discovered,
+        )
+
+    def _on_discovered(self, splits: Sequence[Split]) -> None:
+        interval_ms = self._source.discovery_interval_ms()
+        new = [split for split in splits if split.id not in self._reported]
+        if new or not self._reported or interval_ms is None:
+            self._report_splits(
+                internal_pb2.SplitsDiscovered(
+                    operator_uid=self._spec.uid,
+                    splits=[_split_to_proto(split) for split in new],
+                    final=interval_ms is None,
+                )
+            )
+        self._reported.update(split.id for split in new)
+        if interval_ms is not None:
+            self._next_discovery_at_ms = self._context.clock.now_ms() + interval_ms
+            self._context.register_timer(self._next_discovery_at_ms)
+
+    def on_timer(self, now_ms: int) -> None:
+        """Lists again where it is time to; paced readers are asked again by ``poll``."""
+        due_at_ms = self._next_discovery_at_ms
+        if due_at_ms is None:
+            return
+        if now_ms >= due_at_ms:
+            self._discover()
+        else:
+            self._context.register_timer(due_at_ms)
+
+    def add_splits(self, command: internal_pb2.AddSplits) -> None:
+        """Takes splits that the JobManager assigned to this subtask."""
+        origins = self._context.origins
+        for proto in command.splits:
+            split = _split_from_proto(proto)
+            self._splits.append(split)
+            origins.add(split.id, split.min_event_time_ms)
+        if all(split.min_event_time_ms is not None for split in self._splits):
+            self._splits = deque(
+                sorted(self._splits, key=lambda split: split.min_event_time_ms or 0)
+            )
+        origins.all_known = origins.all_known or command.final
+        self._context.wake()
+
+    @property
+    def is_finished(self) -> bool:
+        """True when every split is read and no more will come."""
+        return (
+            self._context.origins.all_known
+            and self._source.bounded
+            and self._reader is None
+            and not self._splits
+        )
+
+    def poll(self) -> Iterable[OperatorOutput] | None:
+        """The next rows, or None when there are none for now."""
+        if self._reader is None and not self._open_next():
+            return None
+        reader, split = self._reader, self._split
+        assert reader is not None
+        assert split is not None
+        read = self._guard(lambda: reader.read(self._context.config.batch_rows))
+        bad = self._take_bad_records()
+        if read is END:
+            self._guard(reader.close)
+            self._reader = self._split = None
+            self._context.origins.end(split.id)
+            return (*bad, OriginEnded(split.id))
+        if read is None:
+            next_at_ms = reader.next_read_at_ms()
+            if next_at_ms is not None:
+                self._context.register_timer(next_at_ms)
+            return bad or None
+        if not isinstance(read, pa.RecordBatch):
+            raise TaskFailure(
+                f"read() returned {type(read).__name__}, not a RecordBatch, None or ps.END",
+                operator=self._spec.name,
+            )
+        if read.num_rows == 0:
+            return bad or NOTHING
+        self._context.counters.records_in += read.num_rows
+        return (*bad, self._conform(read))
+
+    def _open_next(self) -> bool:
+        if not self._splits:
+            return False
+        split = self._splits.popleft()
+        self._reader = self._guard(lambda: self._source.open(split, None))
+        self._split = split
+        self._context.origins.start(split.id)
+        return True
+
+    def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.schema.equals(self._schema):
+            return batch
+        try:
+            return batch.select(self._schema.names).cast(self._schema)
+        except (KeyError, pa.ArrowInvalid) as error:
+            raise BadRecord(
+                f"the source returned {_describe(batch.schema)}, its schema is"
+                f" {_describe(self._schema)}: {error}",
+                operator=self._spec.name,
+            ) from error
+
+    def _on_bad_record(self, where: str, text: str, error: str) -> None:
+        action = self._spec.on_error.action
+        if action == graph_pb2.ERROR_ACTION_FAIL:
+            raise BadRecord(f"{where}: {error}", operator=self._spec.name, row=text[:500])
+        self._context.counters.bad_records += 1
+        if action == graph_pb2.ERROR_ACTION_SIDE_OUTPUT:
+            self._bad.append((where, text, error))
+
+    def _take_bad_records(self) -> tuple[SideOutput, ...]:
+        if not self._bad:
+            return ()
+        columns = [list(column) for column in zip(*self._bad, strict=True)]
+        self._bad = []
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(column, pa.string()) for column in columns], schema=BAD_RECORD_SCHEMA
+        )
+        return (SideOutput(self._spec.on_error.tag, batch),)
+
+    def _guard(self, call: Callable[[], T]) -> T:
+        """Turns what connector code raises into a failure that names the operator."""
+        try:
+            return call()
+        except TaskFailure as failure:
+            failure.operator = failure.operator or self._spec.name
+            raise
+        except Exception as error:
+            raise TaskFailure(
+                f"{type(error).__name__}: {error}",
+                operator=self._spec.name,
+                user_traceback=traceback.format_exc(),
+            ) from error
+
+    def close(self) -> None:
+        """Closes the reader that is open."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+def _split_to_proto(split: Split) -> internal_pb2.Split:
+    return internal_pb2.Split(
+        id=split.id,
+        payload=split.payload,
+        size=split.size,
+        min_event_time_ms=split.min_event_time_ms,
+    )
+
+
+def _split_from_proto(proto: internal_pb2.Split) -> Split:
+    bound = proto.min_event_time_ms if proto.HasField("min_event_time_ms") else None
+    return Split(proto.id, proto.payload, proto.size, bound)
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

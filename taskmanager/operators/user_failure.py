@@ -1,0 +1,49 @@
+"""What a user's function raised, as the failure of the task."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import penstock
+import taskmanager
+from penstock.column_values import short_repr
+from penstock.errors import TaskFailure
+
+_OWN_DIRECTORIES = tuple(
+    f"{Path(p).resolve()}/" for m in (penstock, taskmanager) for p in m.__path__
+)
+_ROW_CHARACTERS = 500
+
+
+def user_failure(error: Exception, *, operator: str, function: str, row: object) -> TaskFailure:
+    """The failure to raise ``from`` the error.
+
+    Args:
+        error: what the function raised.
+        operator: name of the operator.
+        function: name of the function.
+        row: what it was called with.
+    """
+    if isinstance(error, TaskFailure):
+        return error
+    text = short_repr(row, _ROW_CHARACTERS)
+    return TaskFailure(
+        f"operator {operator!r}: {function} raised {type(error).__name__}: {error}",
+        operator=operator,
+        row=text,
+        user_traceback="".join(
+            traceback.format_exception(type(error), error, _user_part(error.__traceback__))
+        ),
+    )
+
+
+def _user_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is not ours; all of it where every frame is."""
+    start = trace
+    while start is not None:
+        if not start.tb_frame.f_code.co_filename.startswith(_OWN_DIRECTORIES):
+            return start
+        start = start.tb_next
+    return trace

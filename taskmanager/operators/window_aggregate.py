@@ -1,0 +1,25 @@
+"""From the specification of an aggregation of windows to the operator that runs it."""
+
+from __future__ import annotations
+
+from penstock.pb import graph_pb2
+from penstock.windows import is_sliced
+from taskmanager.operators.aggregate_contents import AggregateInstances, AggregateSlices
+from taskmanager.operators.operator import Operator
+from taskmanager.operators.pre_aggregate import PreAggregateOperator
+from taskmanager.operators.window_timing import instance_window_operator, sliced_window_operator
+
+
+def window_aggregate_operator(spec: graph_pb2.Operator) -> Operator:
+    """The operator of a ``WindowAggregateSpec``."""
+    aggregate = spec.window_aggregate
+    if aggregate.phase == graph_pb2.AGGREGATION_PHASE_PARTIAL:
+        return PreAggregateOperator(
+            spec, list(aggregate.keys), list(aggregate.aggregates), aggregate.window
+        )
+    keys, aggregates = list(aggregate.keys), list(aggregate.aggregates)
+    if is_sliced(aggregate.window):
+        slices = AggregateSlices(spec, keys, aggregates)
+        return sliced_window_operator(spec, aggregate.window, slices)
+    instances = AggregateInstances(spec, keys, aggregates)
+    return instance_window_operator(spec, aggregate.window, keys, instances)

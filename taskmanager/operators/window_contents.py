@@ -1,0 +1,148 @@
+"""What lies in windows, as their timing sees it: something that takes rows and is emitted.
+
+``sliced_window`` and the session and count operators decide *when*; implementations of these two
+classes (aggregates, or the rows for a function) decide *what*.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from common.elements import OperatorOutput
+from penstock.window_schemas import WINDOW_TIME_TYPE
+from taskmanager.operators.operator import OperatorContext
+
+Int64Array = npt.NDArray[np.int64]
+Rows = slice | Int64Array
+P = TypeVar("P")
+
+
+class SliceContents(ABC, Generic[P]):
+    """Contents of tumbling and sliding windows, kept by slice.
+
+    ``P`` is what a batch becomes before it is taken apart by slice.
+    """
+
+    def open(self, context: OperatorContext) -> None:
+        """Called once before anything else."""
+        self.context = context
+
+    def close(self) -> None:
+        """Called once at the end, whatever the end."""
+
+    @abstractmethod
+    def prepare(self, batch: pa.RecordBatch) -> P:
+        """Reads keys and inputs of a batch (rows or partial rows)."""
+
+    @abstractmethod
+    def add(self, start: int, prepared: P, rows: Rows | None) -> None:
+        """Adds rows (None = all) to the slice that starts at ``start``."""
+
+    @abstractmethod
+    def begin_firing(self, end: int, slices: Sequence[int], last_use: Sequence[bool]) -> None:
+        """Takes together what the window that ends at ``end`` is made of.
+
+        Args:
+            slices: starts of its slices that have rows.
+            last_use: per slice, True where nothing needs it any more: it may be used up.
+        """
+
+    @abstractmethod
+    def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
+        """Emits what ``begin_firing`` took together, batch by batch."""
+
+    @abstractmethod
+    def emit_updated(
+        self, start: int, end: int, slices: Sequence[int], updated: Sequence[tuple[P, Rows | None]]
+    ) -> Iterator[OperatorOutput]:
+        """Emits a window that has fired before again, for the keys of the updated rows."""
+
+    @abstractmethod
+    def drop(self, start: int) -> None:
+        """Forgets a slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class FiredInstances:
+    """Sessions or count windows that fire.
+
+    Attributes:
+        instances: their numbers.
+        keys: per key column the key of each.
+        starts: int64[n] first millisecond; window index for count windows.
+        ends: int64[n] first millisecond after; None for count windows.
+        event_times: int64[n] event times of the results, None where the stream carries none.
+    """
+
+    instances: Int64Array
+    keys: list[pa.Array]
+    starts: Int64Array
+    ends: Int64Array | None
+    event_times: Int64Array | None
+
+    def __len__(self) -> int:
+        return len(self.instances)
+
+    def slice(self, start: int, stop: int) -> FiredInstances:
+        """Windows ``start .. stop - 1``."""
+        rows = slice(start, stop)
+        return FiredInstances(
+            self.instances[rows],
+            [array.slice(start, stop - start) for array in self.keys],
+            self.starts[rows],
+            None if self.ends is None else self.ends[rows],
+            None if self.event_times is None else self.event_times[rows],
+        )
+
+    def window_columns(self) -> list[pa.Array]:
+        """``window_start`` and ``window_end``, or ``window_index``."""
+        if self.ends is None:
+            return [pa.array(self.starts)]
+        return [times(self.starts), times(self.ends)]
+
+
+class InstanceContents(ABC):
+    """Contents of windows that belong to one key each: sessions and count windows, by number."""
+
+    def open(self, context: OperatorContext) -> None:
+        """Called once before anything else."""
+        self.context = context
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Called once at the end, whatever the end."""
+
+    @abstractmethod
+    def add(self, instances: Int64Array, batch: pa.RecordBatch) -> None:
+        """Adds the batch's rows, each to its instance."""
+
+    @abstractmethod
+    def merge(self, source: Int64Array, target: Int64Array) -> None:
+        """Adds instance ``source[i]`` to ``target[i]`` and empties the sources."""
+
+    @abstractmethod
+    def emit(self, fired: FiredInstances) -> Iterator[tuple[int, OperatorOutput]]:
+        """The results of windows, each with how many of the windows are done by then.
+
+        The state of those that are done may be cleared before the next result is asked for.
+        """
+
+    @abstractmethod
+    def clear(self, instances: Int64Array) -> None:
+        """Empties the instances."""
+
+
+def times(values: Int64Array) -> pa.Array:
+    """int64[n] milliseconds as a column of window bounds."""
+    return pa.array(values).view(WINDOW_TIME_TYPE)
+
+
+def constant_time(value: int, length: int) -> pa.Array:
+    """``length`` times the same window bound."""
+    return pa.repeat(pa.scalar(value, pa.int64()), length).view(WINDOW_TIME_TYPE)

@@ -1,0 +1,1 @@
+"""What the TaskManager and the JobManager say to each other."""

@@ -1,0 +1,138 @@
+"""Calls to the JobManager: one channel per address, deadlines, our error classes.
+
+A call either returns, or raises one of our errors; ``StoreTransient`` (unreachable, deadline) is the
+one that may be tried again. Which address leads is found out by registering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from common.auth import token_client_interceptors
+from common.grpc_options import channel_options
+from common.pb import internal_pb2, internal_pb2_grpc
+from penstock.errors import StoreTransient, StreamError
+from penstock.grpc_errors import error_from_rpc
+
+_Answer = TypeVar("_Answer")
+_PIECE_TIMEOUT_S = 30.0
+
+
+class JobManagerClient:
+    """The JobManagers at some addresses, one of which is being talked to.
+
+    Args:
+        addresses: host:port each.
+        token: the cluster's secret, "" without one.
+        timeout_s: deadline of a call that names none.
+    """
+
+    def __init__(self, addresses: Sequence[str], token: str, timeout_s: float) -> None:
+        assert addresses, "there is at least one JobManager"
+        self._addresses = list(addresses)
+        self._current = 0
+        self._timeout_s = timeout_s
+        self._token = token
+        self._channel: grpc.aio.Channel | None = None
+
+    @property
+    def address(self) -> str:
+        """The address being talked to."""
+        return self._addresses[self._current]
+
+    async def switch(self) -> None:
+        """Talks to the next address from now on."""
+        await self.close()
+        self._current = (self._current + 1) % len(self._addresses)
+
+    async def close(self) -> None:
+        """Closes the channel; calls under way fail."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def register(
+        self, request: internal_pb2.RegisterTaskManagerRequest
+    ) -> internal_pb2.RegisterTaskManagerResponse:
+        """Offers this TaskManager's slots."""
+        return await self._call(self._stub().RegisterTaskManager, request)
+
+    async def heartbeat(
+        self, request: internal_pb2.HeartbeatRequest, timeout_s: float
+    ) -> internal_pb2.HeartbeatResponse:
+        """Says that this TaskManager lives."""
+        return await self._call(self._stub().Heartbeat, request, timeout_s)
+
+    async def report(self, request: internal_pb2.ReportTaskEventsRequest) -> None:
+        """Hands events over; when this returns, they are the JobManager's."""
+        await self._call(self._stub().ReportTaskEvents, request)
+
+    async def push_results(
+        self, request: internal_pb2.PushResultsRequest, timeout_s: float
+    ) -> internal_pb2.PushResultsResponse:
+        """Hands rows over; returns when there is room for more."""
+        return await self._call(self._stub().PushResults, request, timeout_s)
+
+    async def goodbye(self, request: internal_pb2.GoodbyeRequest, timeout_s: float) -> None:
+        """Says that this TaskManager ends."""
+        await self._call(self._stub().Goodbye, request, timeout_s)
+
+    async def download_artifact(self, artifact_id: str) -> AsyncIterator[bytes]:
+        """The pieces of an artifact.
+
+        Raises:
+            StreamError: the JobManager does not have it, or stopped sending.
+        """
+        call = self._stub().DownloadArtifact(internal_pb2.DownloadArtifactRequest(id=artifact_id))
+        pieces = aiter(call)
+        try:
+            while True:
+                async with asyncio.timeout(_PIECE_TIMEOUT_S):
+                    piece = await anext(pieces)
+                yield piece.data
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise StoreTransient(
+                f"artifact {artifact_id}: the JobManager at {self.address} sent nothing for "
+                f"{_PIECE_TIMEOUT_S:.0f} s"
+            ) from error
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        finally:
+            call.cancel()
+
+    def _stub(self) -> internal_pb2_grpc.JobManagerInternalAsyncStub:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(
+                self.address,
+                options=channel_options(),
+                interceptors=token_client_interceptors(self._token),
+            )
+        stub: internal_pb2_grpc.JobManagerInternalAsyncStub = (
+            internal_pb2_grpc.JobManagerInternalStub(self._channel)
+        )
+        return stub
+
+    async def _call(
+        self,
+        method: Callable[..., Awaitable[_Answer]],
+        request: object,
+        timeout_s: float | None = None,
+    ) -> _Answer:
+        try:
+            return await method(request, timeout=timeout_s or self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        except grpc.aio.UsageError as error:
+            raise StoreTransient(f"the channel to {self.address} was closed") from error
+
+
+def is_transient(error: StreamError) -> bool:
+    """True when the same call may succeed later."""
+    return isinstance(error, StoreTransient)

@@ -1,0 +1,290 @@
+"""This TaskManager's registration with the JobManager: made, kept, lost, made again.
+
+While it holds, heartbeats go out and events are reported, in order, until acknowledged. It is lost
+when the JobManager does not know this TaskManager any more, leads no more, or has not answered for
+``heartbeat.timeout``. Then whatever ran for it is ended, and registering begins again, for ever.
+
+Invariants: at a registration nothing of an earlier one is left (slots, events); each registration
+has an incarnation of its own, so that the JobManager knows the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from common.clock import Clock
+from common.log import get_logger
+from common.pb import internal_pb2
+from penstock.errors import (
+    Fenced,
+    JobManagerUnreachable,
+    ProtocolMismatch,
+    StreamError,
+    Unauthenticated,
+)
+from taskmanager.rpc.event_outbox import EventOutbox
+from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
+from taskmanager.task.lifecycle import TERMINAL
+
+_RETRY_FIRST_S = 0.1
+_RETRY_MAX_S = 2.0
+_RETRY_REPORT_S = 0.2
+
+
+class RegistrationLost(Exception):  # noqa: N818 - named after what happened
+    """The JobManager does not count on this TaskManager any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManagerIdentity:
+    """What the JobManager is told about this TaskManager."""
+
+    taskmanager_id: str
+    rpc_address: str
+    slots: int
+    pid: int
+    version: str
+    python_version: str
+    cloudpickle_version: str
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A registration that holds."""
+
+    incarnation: str
+    leader_epoch: int
+    cluster_id: str
+    heartbeat_interval_s: float
+    heartbeat_timeout_s: float
+
+
+class RegistrationRunner:
+    """Keeps this TaskManager registered.
+
+    Args:
+        identity: what the JobManager is told.
+        client: calls to the JobManager.
+        clock: measures silence.
+        new_incarnation: makes a fresh id.
+        metrics: latest metrics of all attempts.
+        held_slots: slots held for jobs.
+        adopt_epoch: told the leader epoch of each registration; raises ``Fenced`` for an old one.
+        drop_all: ends everything that runs, with the reason; returns when it has ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: TaskManagerIdentity,
+        client: JobManagerClient,
+        clock: Clock,
+        new_incarnation: Callable[[], str],
+        metrics: Callable[[], Sequence[internal_pb2.AttemptMetrics]],
+        held_slots: Callable[[], Sequence[internal_pb2.HeldSlot]],
+        adopt_epoch: Callable[[int], Awaitable[None]],
+        drop_all: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._identity = identity
+        self._client = client
+        self._clock = clock
+        self._new_incarnation = new_incarnation
+        self._metrics = metrics
+        self._held_slots = held_slots
+        self._adopt_epoch = adopt_epoch
+        self._drop_all = drop_all
+        self._outbox = EventOutbox()
+        self._events_waiting = asyncio.Event()
+        self._registered = asyncio.Event()
+        self._registration: Registration | None = None
+        self._last_answer_ns = 0
+        self._log = get_logger(__name__)
+
+    # ------------------------------------------------------------ for the rest of the daemon
+
+    @property
+    def registration(self) -> Registration | None:
+        """The registration that holds, None while there is none."""
+        return self._registration
+
+    async def wait_registered(self) -> None:
+        """Returns when a registration holds."""
+        await self._registered.wait()
+
+    def report(self, event: internal_pb2.TaskEvent) -> None:
+        """Queues an event for the JobManager."""
+        self._outbox.append(event)
+        self._events_waiting.set()
+
+    async def say_goodbye(self, reason: str, timeout_s: float) -> None:
+        """Tells the JobManager that this TaskManager ends; it may not hear."""
+        registration = self._registration
+        if registration is None:
+            return
+        try:
+            await self._client.goodbye(
+                internal_pb2.GoodbyeRequest(
+                    taskmanager_id=self._identity.taskmanager_id,
+                    incarnation=registration.incarnation,
+                    reason=reason,
+                ),
+                timeout_s,
+            )
+        except StreamError as error:
+            self._log.info("goodbye.unheard", reason=str(error))
+
+    # ------------------------------------------------------------ the loop
+
+    async def run(self) -> None:
+        """Registers, serves, and registers again, until cancelled.
+
+        Raises:
+            ProtocolMismatch: the JobManager takes no TaskManager of this version.
+            Unauthenticated: the token is missing or wrong.
+        """
+        while True:
+            registration = await self._register()
+            self._log.info(
+                "taskmanager.registered",
+                jobmanager=self._client.address,
+                leader_epoch=registration.leader_epoch,
+                cluster_id=registration.cluster_id,
+            )
+            reason = await self._serve(registration)
+            self._log.warning("jobmanager.lost", reason=reason)
+            self._registered.clear()
+            self._registration = None
+            await self._drop_all(reason)
+            self._outbox.clear()
+
+    async def _register(self) -> Registration:
+        incarnation = self._new_incarnation()
+        own = self._identity
+        request = internal_pb2.RegisterTaskManagerRequest(
+            taskmanager_id=own.taskmanager_id,
+            rpc_address=own.rpc_address,
+            slots=own.slots,
+            python_version=own.python_version,
+            cloudpickle_version=own.cloudpickle_version,
+            version=own.version,
+            pid=own.pid,
+            incarnation=incarnation,
+            packages=own.packages,
+        )
+        response: internal_pb2.RegisterTaskManagerResponse | None = None
+        retry_s = _RETRY_FIRST_S
+        while response is None:
+            try:
+                answer = await self._client.register(request)
+                await self._adopt_epoch(answer.leader_epoch)
+                response = answer
+                continue
+            except (ProtocolMismatch, Unauthenticated):
+                raise
+            except StreamError as error:
+                if not is_transient(error) and not isinstance(
+                    error, (Fenced, JobManagerUnreachable)
+                ):
+                    self._log.error("registration.refused", reason=str(error))
+                else:
+                    self._log.info("registration.retried", reason=str(error))
+            await self._client.switch()
+            await asyncio.sleep(retry_s)
+            retry_s = min(retry_s * 2, _RETRY_MAX_S)
+        self._registration = Registration(
+            incarnation,
+            response.leader_epoch,
+            response.cluster_id,
+            response.heartbeat_interval_ms / 1000,
+            response.heartbeat_timeout_ms / 1000,
+        )
+        self._last_answer_ns = self._clock.monotonic_ns()
+        self._registered.set()
+        return self._registration
+
+    async def _serve(self, registration: Registration) -> str:
+        """Keeps the registration; returns why it was lost."""
+        reason = ""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send_heartbeats(registration))
+                group.create_task(self._report_events(registration))
+        except* RegistrationLost as lost:
+            reason = str(lost.exceptions[0])
+        assert reason, "the loops end only by losing the registration"
+        return reason
+
+    # ------------------------------------------------------------ heartbeats
+
+    async def _send_heartbeats(self, registration: Registration) -> None:
+        while True:
+            await self._heartbeat(registration)
+            await asyncio.sleep(registration.heartbeat_interval_s)
+
+    async def _heartbeat(self, registration: Registration) -> None:
+        silence_s = (self._clock.monotonic_ns() - self._last_answer_ns) / 1e9
+        left_s = registration.heartbeat_timeout_s - silence_s
+        if left_s <= 0:
+            raise RegistrationLost(
+                f"the JobManager at {self._client.address} has not answered for "
+                f"{silence_s:.1f} s (heartbeat.timeout)"
+            )
+        request = internal_pb2.HeartbeatRequest(
+            taskmanager_id=self._identity.taskmanager_id,
+            incarnation=registration.incarnation,
+            leader_epoch=registration.leader_epoch,
+            metrics=self._metrics(),
+            held_slots=self._held_slots(),
+        )
+        # A call that hangs leaves time for another.
+        timeout_s = max(min(left_s, registration.heartbeat_timeout_s / 2), 0.01)
+        try:
+            response = await self._client.heartbeat(request, timeout_s)
+        except StreamError as error:
+            self._raise_unless_transient(error)
+            self._log.info("heartbeat.failed", reason=str(error))
+            return
+        if not response.known:
+            raise RegistrationLost("the JobManager does not know this TaskManager any more")
+        self._last_answer_ns = self._clock.monotonic_ns()
+
+    def _raise_unless_transient(self, error: StreamError) -> None:
+        if not is_transient(error):
+            raise RegistrationLost(f"the JobManager refused: {error}") from error
+
+    # ------------------------------------------------------------ events
+
+    async def _report_events(self, registration: Registration) -> None:
+        while True:
+            await self._events_waiting.wait()
+            if self._outbox.is_overfull:
+                raise RegistrationLost("the JobManager does not take task events any more")
+            batch = self._outbox.next_batch()
+            if not batch:
+                self._events_waiting.clear()
+                continue
+            request = internal_pb2.ReportTaskEventsRequest(
+                taskmanager_id=self._identity.taskmanager_id,
+                incarnation=registration.incarnation,
+                leader_epoch=registration.leader_epoch,
+                events=batch,
+            )
+            if any(_is_last_word(event) for event in batch):
+                # Ahead of the end of an attempt, its last metrics.
+                await self._heartbeat(registration)
+            try:
+                await self._client.report(request)
+            except StreamError as error:
+                self._raise_unless_transient(error)
+                self._log.info("report.retried", count=len(batch), reason=str(error))
+                await asyncio.sleep(_RETRY_REPORT_S)
+                continue
+            self._last_answer_ns = self._clock.monotonic_ns()
+            self._outbox.acknowledge(len(batch))
+
+
+def _is_last_word(event: internal_pb2.TaskEvent) -> bool:
+    return event.WhichOneof("event") == "state_changed" and event.state_changed.state in TERMINAL

@@ -1,0 +1,1 @@
+"""Slots: which there are, who holds them, and the processes behind them."""

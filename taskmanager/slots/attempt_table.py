@@ -1,0 +1,137 @@
+"""The execution attempts in one slot process and their last known states (pure).
+
+It decides which of a slot's reports go on to the JobManager, and what is reported for attempts that
+can no longer speak for themselves. Invariant: each attempt gets exactly one terminal event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from common.pb import internal_pb2
+from penstock.pb import client_pb2
+from penstock.pb.client_pb2 import (
+    ATTEMPT_STATE_CANCELED,
+    ATTEMPT_STATE_CANCELING,
+    ATTEMPT_STATE_DEPLOYING,
+    ATTEMPT_STATE_FAILED,
+    AttemptState,
+)
+from taskmanager.task.lifecycle import TERMINAL
+
+AttemptKey = tuple[str, str, int, int]
+"""Job, vertex, subtask index, attempt."""
+
+
+def key_of(attempt: internal_pb2.AttemptId) -> AttemptKey:
+    """The attempt's id as a key of mappings."""
+    return (attempt.job_id, attempt.vertex, attempt.subtask_index, attempt.attempt)
+
+
+def describe(attempt: internal_pb2.AttemptId) -> str:
+    """The attempt as a person reads it."""
+    return f"{attempt.vertex}/{attempt.subtask_index} (attempt {attempt.attempt})"
+
+
+@dataclass(slots=True)
+class _Record:
+    attempt: internal_pb2.AttemptId
+    state: AttemptState.ValueType
+    is_cancelled: bool = False
+
+
+def state_event(
+    attempt: internal_pb2.AttemptId,
+    state: AttemptState.ValueType,
+    failure: client_pb2.FailureCause | None = None,
+) -> internal_pb2.TaskEvent:
+    """The event that an attempt has reached a state."""
+    return internal_pb2.TaskEvent(
+        attempt=attempt,
+        state_changed=internal_pb2.AttemptStateChanged(state=state, failure=failure),
+    )
+
+
+class AttemptTable:
+    """The attempts of one slot process."""
+
+    def __init__(self) -> None:
+        self._records: dict[AttemptKey, _Record] = {}
+
+    def deployed(self, attempt: internal_pb2.AttemptId) -> bool:
+        """Takes in an attempt; False when it is here already (a repeated call)."""
+        if key_of(attempt) in self._records:
+            return False
+        # A copy: the message it is part of would stay in memory with it.
+        own = internal_pb2.AttemptId()
+        own.CopyFrom(attempt)
+        self._records[key_of(attempt)] = _Record(own, ATTEMPT_STATE_DEPLOYING)
+        return True
+
+    def cancelled(self, attempt: internal_pb2.AttemptId) -> bool:
+        """Notes that an attempt shall end; False when it is unknown, has ended, or knows."""
+        record = self._records.get(key_of(attempt))
+        if record is None or record.is_cancelled or record.state in TERMINAL:
+            return False
+        record.is_cancelled = True
+        return True
+
+    def contains(self, attempt: internal_pb2.AttemptId) -> bool:
+        """True when the attempt was deployed here, whatever its state."""
+        return key_of(attempt) in self._records
+
+    def is_terminal(self, attempt: internal_pb2.AttemptId) -> bool:
+        """True when the attempt has ended."""
+        record = self._records.get(key_of(attempt))
+        return record is not None and record.state in TERMINAL
+
+    def observe(self, event: internal_pb2.TaskEvent) -> bool:
+        """Takes in what the slot reports.
+
+        Returns:
+            True when it goes on to the JobManager; what an unknown or ended attempt says does not.
+        """
+        record = self._records.get(key_of(event.attempt))
+        if record is None or record.state in TERMINAL:
+            return False
+        if event.WhichOneof("event") == "state_changed":
+            record.state = event.state_changed.state
+        return True
+
+    def process_ended(
+        self, cause: str, taskmanager_id: str, now_ms: int, *, is_asked_for: bool
+    ) -> list[internal_pb2.TaskEvent]:
+        """The terminal events of all attempts that the process took with it.
+
+        Args:
+            cause: how the process ended.
+            taskmanager_id: where it ran.
+            now_ms: when.
+            is_asked_for: the JobManager gave the slot up, so that nothing has failed.
+        """
+        events: list[internal_pb2.TaskEvent] = []
+        for record in self._open():
+            if is_asked_for or record.is_cancelled or record.state == ATTEMPT_STATE_CANCELING:
+                record.state = ATTEMPT_STATE_CANCELED
+                events.append(state_event(record.attempt, record.state))
+                continue
+            record.state = ATTEMPT_STATE_FAILED
+            failure = client_pb2.FailureCause(
+                error_class="TaskFailure",
+                message=cause,
+                vertex=record.attempt.vertex,
+                subtask_index=record.attempt.subtask_index,
+                attempt=record.attempt.attempt,
+                taskmanager_id=taskmanager_id,
+                timestamp_ms=now_ms,
+            )
+            events.append(state_event(record.attempt, record.state, failure))
+        return events
+
+    def attempt_keys(self) -> tuple[AttemptKey, ...]:
+        """All attempts that were ever deployed here."""
+        return tuple(self._records)
+
+    def _open(self) -> Iterable[_Record]:
+        return [record for record in self._records.values() if record.state not in TERMINAL]

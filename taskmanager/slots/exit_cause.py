@@ -1,0 +1,52 @@
+"""How a process ended, in the user's words."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_TAIL_BYTES = 4096
+_TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SlotExit:
+    """The end of a slot process.
+
+    Attributes:
+        pid: the process.
+        status: exit status, minus the number of the signal, or None when it is not known.
+        reason: a sentence without its full stop.
+    """
+
+    pid: int
+    status: int | None
+    reason: str
+
+
+def describe_status(status: int) -> str:
+    """ "was killed by SIGKILL" or "exited with status 3".
+
+    Args:
+        status: exit status, or minus the number of the signal.
+    """
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"was killed by {name}"
+
+
+def log_tail(log_file: Path) -> str:
+    """The last lines of a log file, "" when there are none."""
+    try:
+        with log_file.open("rb") as log:
+            size = log.seek(0, 2)
+            log.seek(max(0, size - _TAIL_BYTES))
+            text = log.read(_TAIL_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])

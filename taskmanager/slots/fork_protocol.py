@@ -1,0 +1,91 @@
+"""What the daemon and its forkserver say to each other.
+
+One message is one datagram on a ``SOCK_SEQPACKET`` socket pair, so that a message and the file
+descriptors sent with it stay together; its end is the end of the forkserver. Messages are small JSON
+objects. This module is imported by the forkserver before anything else: it stays light.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+MESSAGE_SIZE_MAX_BYTES = 64 * 1024
+DESCRIPTORS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Fork a slot process. Sent with its descriptors: control socket, log file[, terminal]."""
+
+    request_id: int
+    slot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Send SIGKILL to a slot process, unless it has ended already."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The imports are done; slot processes can be forked."""
+
+    import_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """Answer to ``Fork``: the slot process runs."""
+
+    request_id: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkFailed:
+    """Answer to ``Fork``: there is no process, and why."""
+
+    request_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A slot process has ended.
+
+    Attributes:
+        pid: the process.
+        status: exit status, or minus the number of the signal that killed it.
+    """
+
+    pid: int
+    status: int
+
+
+Request = Fork | Kill
+Report = Ready | Forked | ForkFailed | Exited
+
+_CLASSES: dict[str, type[Request | Report]] = {
+    cls.__name__: cls for cls in (Fork, Kill, Ready, Forked, ForkFailed, Exited)
+}
+
+
+def encode(message: Request | Report) -> bytes:
+    """The message as a datagram."""
+    return json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
+
+
+def decode(datagram: bytes) -> Request | Report:
+    """Inverse of ``encode``.
+
+    Raises:
+        ValueError: the datagram is no message of this protocol.
+    """
+    try:
+        fields = json.loads(datagram)
+        return _CLASSES[fields.pop("kind")](**fields)
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        raise ValueError(f"not a message of the forkserver: {datagram[:200]!r}") from error

@@ -1,0 +1,183 @@
+"""The forkserver: a process with everything imported, from which slot processes are forked.
+
+Started by the daemon as ``python -P -m taskmanager.slots.forkserver``. Invariants: it has exactly
+one thread at each fork (threads do not survive a fork, the locks they hold do), it never opens a
+gRPC channel, and it ends when the daemon does: by the parent-death signal, and by the end of the
+socket. What it forks dies with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.process import die_with_parent
+from taskmanager.slots.fork_child import EntryPoint, run_child
+from taskmanager.slots.fork_protocol import (
+    DESCRIPTORS_MAX,
+    MESSAGE_SIZE_MAX_BYTES,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    Kill,
+    Ready,
+    Report,
+    decode,
+    encode,
+)
+
+PRELOADED_MODULES = (
+    "pyarrow",
+    "pyarrow.compute",
+    "pyarrow.csv",
+    "pyarrow.dataset",
+    "pyarrow.json",
+    "pyarrow.parquet",
+    "numpy",
+    "numba",
+    "cloudpickle",
+    "penstock",
+    "taskmanager.operators.factory",
+)
+"""Imported once here, so that no slot process has to."""
+
+
+class Forkserver:
+    """The loop: fork on request, report what ended.
+
+    Args:
+        control: the daemon's end of the world, a ``SOCK_SEQPACKET`` socket.
+        entry: runs a slot in its process.
+    """
+
+    def __init__(self, control: socket.socket, entry: EntryPoint) -> None:
+        self._control = control
+        self._entry = entry
+        self._children: set[int] = set()
+
+    def serve(self, import_ms: int) -> None:
+        """Serves until the daemon closes the socket."""
+        wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._report(Ready(import_ms))
+        while True:
+            readable, _, _ = select.select([self._control.fileno(), wakeup_read], [], [])
+            if wakeup_read in readable:
+                os.read(wakeup_read, 4096)
+            self._reap()
+            if self._control.fileno() in readable and not self._serve_one():
+                return
+
+    def _serve_one(self) -> bool:
+        """Serves one request; False when the daemon has gone."""
+        datagram, descriptors, _flags, _address = socket.recv_fds(
+            self._control, MESSAGE_SIZE_MAX_BYTES, DESCRIPTORS_MAX
+        )
+        if not datagram:
+            return False
+        try:
+            match decode(datagram):
+                case Fork() as request:
+                    self._report(self._fork(request, descriptors))
+                case Kill(pid) if pid in self._children:
+                    # A child that was not waited for keeps its pid: nobody else can be hit.
+                    os.kill(pid, signal.SIGKILL)
+                case _:
+                    pass  # the process to kill has ended already, and that is on its way
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def _fork(self, request: Fork, descriptors: Sequence[int]) -> Report:
+        threads = thread_count()
+        if threads != 1:
+            return ForkFailed(
+                request.request_id,
+                f"the forkserver has {threads} threads, and only a process with one can be forked "
+                "safely: a library started threads when it was imported (a sitecustomize, or "
+                "OMP_NUM_THREADS and the like changed?)",
+            )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        forkserver_pid = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            return ForkFailed(request.request_id, f"fork: {error}")
+        if pid == 0:
+            run_child(self._entry, descriptors, forkserver_pid)
+        self._children.add(pid)
+        return Forked(request.request_id, pid)
+
+    def _reap(self) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._children.discard(pid)
+            self._report(Exited(pid, os.waitstatus_to_exitcode(status)))
+
+    def _report(self, report: Report) -> None:
+        self._control.sendall(encode(report))
+
+
+def thread_count() -> int:
+    """Threads of this process, as the kernel counts them."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def _load(name: str) -> Any:
+    """The object behind ``module:attribute``."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Imports, warms up, serves.
+
+    Returns:
+        The exit status.
+    """
+    parser = argparse.ArgumentParser(prog="python -P -m taskmanager.slots.forkserver")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--entry", default="taskmanager.task.slot_process:run")
+    parser.add_argument("--warm-up", default="taskmanager.kernels:warm_up")
+    parser.add_argument("--preload", default=",".join(PRELOADED_MODULES))
+    arguments = parser.parse_args(argv)
+
+    die_with_parent(arguments.parent_pid)
+    # A terminal's Ctrl-C and a SIGTERM to the process group are the daemon's to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.disable()
+    started_ns = time.monotonic_ns()
+    for module in filter(None, arguments.preload.split(",")):
+        importlib.import_module(module)
+    entry: EntryPoint = _load(arguments.entry)
+    if arguments.warm_up:
+        warm_up: Callable[[], object] = _load(arguments.warm_up)
+        warm_up()
+    gc.collect()
+    gc.freeze()
+    import_ms = (time.monotonic_ns() - started_ns) // 1_000_000
+    with socket.socket(fileno=arguments.control_fd) as control:
+        Forkserver(control, entry).serve(import_ms)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,325 @@
+"""The daemon's side of the forkserver: starts it, asks it for slot processes, starts it again.
+
+Invariants: there is at most one forkserver; the future of every slot process it forked is resolved
+exactly once, with its exit status or with the forkserver's end (slots die with it); when ``run``
+returns, the forkserver process has been waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.log import get_logger
+from penstock.errors import StreamError, TaskFailure
+from taskmanager.slots.exit_cause import SlotExit, describe_status, log_tail
+from taskmanager.slots.fork_protocol import (
+    MESSAGE_SIZE_MAX_BYTES,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    Kill,
+    Ready,
+    Request,
+    decode,
+    encode,
+)
+
+_START_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 1.0
+_BACKOFF_FIRST_S = 0.2
+_BACKOFF_MAX_S = 10.0
+
+
+@dataclass(slots=True)
+class SlotChild:
+    """A forked slot process; ``exited`` is resolved when it has ended."""
+
+    pid: int
+    exited: asyncio.Future[SlotExit]
+
+
+@dataclass(slots=True)
+class _Generation:
+    """One forkserver process and what hangs on it."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    ready: asyncio.Future[int]
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: dict[int, asyncio.Future[SlotChild]] = field(default_factory=dict)
+    children: dict[int, asyncio.Future[SlotExit]] = field(default_factory=dict)
+    outgoing: deque[tuple[bytes, tuple[int, ...]]] = field(default_factory=deque)
+
+
+class ForkserverRunner:
+    """Keeps one forkserver running.
+
+    Args:
+        environment: environment of the forkserver and of its slots.
+        log_file: takes what the forkserver itself prints.
+        arguments: further arguments of ``taskmanager.slots.forkserver``.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], log_file: Path, arguments: Sequence[str] = ()
+    ) -> None:
+        self._environment = dict(environment)
+        self._log_file = log_file
+        self._arguments = list(arguments)
+        self._generation: _Generation | None = None
+        self._available = asyncio.Event()
+        self._next_request_id = 0
+        self._log = get_logger(__name__)
+        self.restart_count = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The forkserver's process id, None while there is none."""
+        return None if self._generation is None else self._generation.process.pid
+
+    async def start(self) -> None:
+        """Starts the first forkserver and waits until its imports are done.
+
+        Raises:
+            StreamError: it ended, or was not ready in time; the message has the end of its log.
+        """
+        await self._start_generation()
+
+    async def run(self) -> None:
+        """Keeps a forkserver running, until cancelled. ``start`` comes first."""
+        backoff_s = _BACKOFF_FIRST_S
+        try:
+            while True:
+                generation = self._generation
+                if generation is not None:
+                    await generation.ended.wait()
+                    await self._discard()
+                    self.restart_count += 1
+                try:
+                    await self._start_generation()
+                    backoff_s = _BACKOFF_FIRST_S
+                except StreamError as error:
+                    self._log.error("forkserver.failed", reason=str(error))
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Ends the forkserver, and with it whatever it forked; harmless when there is none."""
+        if self._generation is not None:
+            await self._discard()
+
+    async def fork(self, slot_id: str, descriptors: Sequence[int]) -> SlotChild:
+        """Forks a slot process; waits while a forkserver is being started.
+
+        Args:
+            slot_id: for messages.
+            descriptors: control socket, log file[, terminal]; the caller closes its own copies.
+
+        Raises:
+            TaskFailure: the process could not be forked.
+        """
+        await self._available.wait()
+        generation = self._generation
+        assert generation is not None
+        self._next_request_id += 1
+        request_id = self._next_request_id
+        answer: asyncio.Future[SlotChild] = asyncio.get_running_loop().create_future()
+        generation.requests[request_id] = answer
+        # The caller may close its descriptors before the message has left.
+        copies = tuple(os.dup(descriptor) for descriptor in descriptors)
+        self._send(generation, Fork(request_id, slot_id), copies)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            # The child's control socket has no other end any more: it ends by itself.
+            generation.requests.pop(request_id, None)
+            raise
+
+    def kill(self, child: SlotChild) -> None:
+        """Sends SIGKILL to a slot process, unless it has ended."""
+        generation = self._generation
+        if generation is not None and generation.children.get(child.pid) is child.exited:
+            self._send(generation, Kill(child.pid), ())
+
+    # ------------------------------------------------------------ one forkserver process
+
+    async def _start_generation(self) -> None:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        command = [sys.executable, "-P", "-m", "taskmanager.slots.forkserver"]
+        command += ["--control-fd", str(theirs.fileno()), "--parent-pid", str(os.getpid())]
+        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, self._log_file.open("ab") as log:
+            # On the main thread, which lives as long as the daemon: see die_with_parent.
+            process = subprocess.Popen(  # noqa: ASYNC220 - returns when exec has happened
+                [*command, *self._arguments],
+                env=self._environment,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._log.info("forkserver.starting", pid=process.pid)
+        generation = _Generation(process, ours, loop.create_future())
+        self._generation = generation
+        loop.add_reader(ours, self._receive, generation)
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                import_ms = await generation.ready
+        except TimeoutError:
+            await self._discard()
+            raise StreamError(
+                f"the forkserver was not ready within {_START_TIMEOUT_S:.0f} s: the machine is too "
+                f"busy, or an import hangs; see {self._log_file}"
+            ) from None
+        except BaseException:
+            await self._discard()
+            raise
+        self._log.info("forkserver.started", pid=process.pid, duration_ms=import_ms)
+        self._available.set()
+
+    async def _discard(self) -> None:
+        """Ends the current forkserver process, if it has not, and waits for it."""
+        generation = self._generation
+        assert generation is not None
+        self._available.clear()
+        self._generation = None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(generation.control)
+        loop.remove_writer(generation.control)
+        generation.control.close()
+        for _, descriptors in generation.outgoing:
+            _close(descriptors)
+        generation.outgoing.clear()
+        try:
+            await _wait(generation.process, _END_TIMEOUT_S)
+        except BaseException:
+            generation.process.kill()
+            generation.process.wait()
+            raise
+        self._resolve(generation)
+
+    def _resolve(self, generation: _Generation) -> None:
+        """Tells everybody who waits for this forkserver that it has ended."""
+        ending = describe_status(generation.process.returncode)
+        reason = f"the forkserver (process {generation.process.pid}) {ending}"
+        for request in generation.requests.values():
+            if not request.done():
+                request.set_exception(TaskFailure(f"no slot process could be started: {reason}"))
+        generation.requests.clear()
+        for pid, exited in generation.children.items():
+            if not exited.done():
+                exited.set_result(SlotExit(pid, None, f"slot process {pid} died, because {reason}"))
+        generation.children.clear()
+
+    # ------------------------------------------------------------ messages
+
+    def _send(
+        self, generation: _Generation, request: Request, descriptors: tuple[int, ...]
+    ) -> None:
+        generation.outgoing.append((encode(request), descriptors))
+        self._flush(generation)
+
+    def _flush(self, generation: _Generation) -> None:
+        loop = asyncio.get_running_loop()
+        while generation.outgoing:
+            datagram, descriptors = generation.outgoing[0]
+            try:
+                socket.send_fds(generation.control, [datagram], list(descriptors))
+            except BlockingIOError:
+                loop.add_writer(generation.control, self._flush, generation)
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                # It has ended; the reader is about to notice, and answers those who wait.
+                break
+            generation.outgoing.popleft()
+            _close(descriptors)
+        loop.remove_writer(generation.control)
+
+    def _receive(self, generation: _Generation) -> None:
+        try:
+            datagram = generation.control.recv(MESSAGE_SIZE_MAX_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            datagram = b""
+        if not datagram:
+            self._ended(generation)
+            return
+        match decode(datagram):
+            case Ready(import_ms):
+                generation.ready.set_result(import_ms)
+            case Forked(request_id, pid):
+                exited = asyncio.get_running_loop().create_future()
+                generation.children[pid] = exited
+                request = generation.requests.pop(request_id, None)
+                if request is not None and not request.done():
+                    request.set_result(SlotChild(pid, exited))
+            case ForkFailed(request_id, reason):
+                request = generation.requests.pop(request_id, None)
+                if request is not None and not request.done():
+                    request.set_exception(
+                        TaskFailure(f"no slot process could be started: {reason}")
+                    )
+            case Exited(pid, status):
+                exited = generation.children.pop(pid)
+                exited.set_result(
+                    SlotExit(pid, status, f"slot process {pid} {describe_status(status)}")
+                )
+            case Fork() | Kill():
+                raise ValueError("the forkserver sent a request")
+
+    def _ended(self, generation: _Generation) -> None:
+        asyncio.get_running_loop().remove_reader(generation.control)
+        self._available.clear()
+        if not generation.ready.done():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                generation.process.wait(_END_TIMEOUT_S)
+            status = generation.process.returncode
+            ending = "closed its socket" if status is None else describe_status(status)
+            generation.ready.set_exception(
+                StreamError(
+                    f"the forkserver {ending} before it was ready; {self._log_file} ends with:\n"
+                    f"{log_tail(self._log_file)}"
+                )
+            )
+        else:
+            self._log.error("forkserver.lost", pid=generation.process.pid)
+        generation.ended.set()
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+async def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Waits for the process without blocking the loop; kills it when it takes too long."""
+    loop = asyncio.get_running_loop()
+    if process.poll() is not None:
+        return
+    ended = asyncio.Event()
+    descriptor = os.pidfd_open(process.pid)
+    loop.add_reader(descriptor, ended.set)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await ended.wait()
+    except TimeoutError:
+        process.kill()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    process.wait()

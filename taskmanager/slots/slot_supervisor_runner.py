@@ -1,0 +1,405 @@
+"""Everything that runs in this TaskManager's slots: starts, feeds, cancels and ends slot processes.
+
+It joins the slot table (who holds what), the forkserver (processes), the artifact store (files) and
+the slot processes. Invariants: a slot of the table is released only after its process has ended; an
+attempt that the JobManager asked for gets exactly one terminal event, whatever happens to its slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.clock import Clock
+from common.log import get_logger
+from common.pb import internal_pb2
+from penstock.config import Configuration
+from penstock.errors import NoResourceAvailable, TaskFailure
+from penstock.pb import client_pb2
+from penstock.pb.client_pb2 import ATTEMPT_STATE_CANCELED, ATTEMPT_STATE_FAILED
+from taskmanager.daemon.background import Background, BackgroundWork
+from taskmanager.slots.artifact_store import ArtifactStore, JobFiles
+from taskmanager.slots.attempt_table import AttemptKey, key_of, state_event
+from taskmanager.slots.forkserver_runner import ForkserverRunner
+from taskmanager.slots.names import require_name
+from taskmanager.slots.requirements import check_requirements
+from taskmanager.slots.slot_channel import SlotChannel
+from taskmanager.slots.slot_process_runner import ReportEvent, SlotProcessRunner, TakeResults
+from taskmanager.slots.slot_table import SlotTable
+
+_STOP_GRACE_S = 1.0
+_DROP_GRACE_S = 0.5
+_READY_TIMEOUT_S = 30.0
+_CLOSED_ATTEMPTS_MAX = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class SlotEnvironment:
+    """What is the same for all slots of this TaskManager.
+
+    Attributes:
+        log_directory: holds one directory per job.
+        socket_directory: private, with a short path.
+        work_directory: holds one directory per slot.
+        terminal_fd: where print sinks write besides their log, None = nowhere.
+        token: the cluster's secret, "" without one.
+    """
+
+    taskmanager_id: str
+    host_id: str
+    config: Configuration
+    log_directory: Path
+    socket_directory: Path
+    work_directory: Path
+    packages: Mapping[str, str]
+    terminal_fd: int | None = None
+    token: str = ""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A held slot; ``work`` starts its process."""
+
+    job_id: str
+    config: Configuration
+    work: BackgroundWork[internal_pb2.DataEndpoint] | None = None
+    runner: SlotProcessRunner | None = None
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SlotSupervisor:
+    """Runs the slots.
+
+    Args:
+        environment: what all slots share.
+        table: who holds which slot.
+        forkserver: makes processes.
+        artifacts: files of jobs.
+        background: owns the tasks.
+        clock: stamps failures.
+        report_event: takes events for the JobManager.
+        take_results: takes rows of collect sinks.
+    """
+
+    def __init__(
+        self,
+        *,
+        environment: SlotEnvironment,
+        table: SlotTable,
+        forkserver: ForkserverRunner,
+        artifacts: ArtifactStore,
+        background: Background,
+        clock: Clock,
+        report_event: ReportEvent,
+        take_results: TakeResults,
+    ) -> None:
+        self._environment = environment
+        self._table = table
+        self._forkserver = forkserver
+        self._artifacts = artifacts
+        self._background = background
+        self._clock = clock
+        self._report_event = report_event
+        self._take_results = take_results
+        self._slots: dict[str, _Slot] = {}
+        self._last_causes: dict[str, str] = {}
+        self._closed: OrderedDict[AttemptKey, None] = OrderedDict()
+        self._socket_count = 0
+        self._log = get_logger(__name__)
+
+    # ------------------------------------------------------------ what it says
+
+    def metrics(self) -> tuple[internal_pb2.AttemptMetrics, ...]:
+        """The latest metrics of every attempt whose slot is held; may be called from any thread."""
+        return tuple(
+            entry
+            for slot in tuple(self._slots.values())
+            if slot.runner is not None
+            for entry in tuple(slot.runner.metrics.values())
+        )
+
+    def held_slots(self) -> list[internal_pb2.HeldSlot]:
+        """What the heartbeat says about slots."""
+        return [
+            internal_pb2.HeldSlot(slot_id=slot_id, job_id=job_id)
+            for slot_id, job_id in self._table.held()
+        ]
+
+    # ------------------------------------------------------------ slots
+
+    async def allocate(
+        self, request: internal_pb2.AllocateSlotsRequest
+    ) -> list[internal_pb2.DataEndpoint]:
+        """Starts a process for each slot, unless it has one; repeating it is harmless.
+
+        Raises:
+            JobRejected: a requirement is not met, or the request is malformed.
+            NoResourceAvailable: a slot is not to be had.
+            TaskFailure: a process did not start.
+        """
+        check_requirements(
+            request.requirements, self._environment.packages, self._environment.taskmanager_id
+        )
+        config = self._environment.config.merged(dict(request.config))
+        allocation = self._table.allocate(request.job_id, request.slot_ids)
+        while allocation.wait_for:
+            await self._wait_for_any(allocation.wait_for)
+            allocation = self._table.allocate(request.job_id, request.slot_ids)
+        for slot_id in allocation.new:
+            slot = _Slot(request.job_id, config)
+            self._slots[slot_id] = slot
+            self._last_causes.pop(slot_id, None)
+            slot.work = self._background.start(
+                self._start(slot_id, slot, request), f"start of slot {slot_id}"
+            )
+        return [await self._endpoint(slot_id) for slot_id in request.slot_ids]
+
+    async def _endpoint(self, slot_id: str) -> internal_pb2.DataEndpoint:
+        slot = self._slots.get(slot_id)
+        if slot is None or slot.work is None:
+            cause = self._last_causes.get(slot_id, "it was freed meanwhile")
+            raise TaskFailure(f"slot {slot_id} has no process: {cause}")
+        return await slot.work.wait()
+
+    async def _wait_for_any(self, slot_ids: Sequence[str]) -> None:
+        for slot_id in slot_ids:
+            slot = self._slots.get(slot_id)
+            if slot is not None:
+                await slot.gone.wait()
+                return
+        raise NoResourceAvailable(f"slots {', '.join(slot_ids)} are stopping and have no process")
+
+    async def _start(
+        self, slot_id: str, slot: _Slot, request: internal_pb2.AllocateSlotsRequest
+    ) -> internal_pb2.DataEndpoint:
+        try:
+            files = await self._artifacts.prepare(slot.job_id, request.artifacts)
+            runner = await self._fork(slot_id, slot)
+        except BaseException as error:
+            self._release(slot_id, slot, f"it could not be started: {error}")
+            raise
+        slot.runner = runner
+        configuration = self._configuration(slot_id, slot, files)
+        self._background.start(
+            self._supervise(slot, runner, Path(configuration.unix_socket_path)), f"slot {slot_id}"
+        )
+        return await runner.configure(configuration, _READY_TIMEOUT_S)
+
+    async def _fork(self, slot_id: str, slot: _Slot) -> SlotProcessRunner:
+        log_file = self._job_logs(slot.job_id) / f"slot-{slot_id}.log"
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair()
+        log = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptors = [theirs.fileno(), log]
+        if self._environment.terminal_fd is not None:
+            descriptors.append(self._environment.terminal_fd)
+        try:
+            child = await self._forkserver.fork(slot_id, descriptors)
+            channel = await SlotChannel.open(ours)
+        except BaseException:
+            ours.close()  # which ends the process, if there is one
+            raise
+        finally:
+            theirs.close()
+            os.close(log)
+        return SlotProcessRunner(
+            slot_id=slot_id,
+            job_id=slot.job_id,
+            taskmanager_id=self._environment.taskmanager_id,
+            child=child,
+            channel=channel,
+            log_file=log_file,
+            forkserver=self._forkserver,
+            clock=self._clock,
+            report_event=self._report_event,
+            take_results=self._take_results,
+        )
+
+    def _configuration(
+        self, slot_id: str, slot: _Slot, files: JobFiles
+    ) -> internal_pb2.SlotConfiguration:
+        own = self._environment
+        unix_path = ""
+        if own.config.taskmanager_local_sockets:
+            # Numbered, not named after the slot: the path must stay short.
+            self._socket_count += 1
+            unix_path = str(own.socket_directory / f"{self._socket_count}.sock")
+        return internal_pb2.SlotConfiguration(
+            job_id=slot.job_id,
+            slot_id=slot_id,
+            taskmanager_id=own.taskmanager_id,
+            host_id=own.host_id,
+            leader_epoch=self._table.leader_epoch,
+            unix_socket_path=unix_path,
+            tcp_bind_host=own.config.taskmanager_bind_host,
+            tcp_advertised_host=own.config.taskmanager_host,
+            code_paths=files.code_paths,
+            artifact_paths=files.artifact_paths,
+            log_directory=str(self._job_logs(slot.job_id)),
+            work_directory=str(own.work_directory / "slots" / slot_id),
+            config=slot.config.to_mapping(),
+            token=own.token,
+        )
+
+    def _job_logs(self, job_id: str) -> Path:
+        return self._environment.log_directory / require_name("job id", job_id)
+
+    async def _supervise(self, slot: _Slot, runner: SlotProcessRunner, unix_path: Path) -> None:
+        self._log.info("slot.started", slot_id=runner.slot_id, job_id=slot.job_id, pid=runner.pid)
+        cause = "its supervision ended"
+        try:
+            cause = await runner.run()
+        finally:
+            runner.kill(cause)
+            if unix_path.name:
+                unix_path.unlink(missing_ok=True)  # noqa: ASYNC240 - a socket's name
+            for key in runner.attempts.attempt_keys():
+                self._close_attempt(key)
+            self._release(runner.slot_id, slot, cause)
+
+    def _release(self, slot_id: str, slot: _Slot, cause: str) -> None:
+        if self._slots.get(slot_id) is slot:
+            del self._slots[slot_id]
+            self._table.released(slot_id)
+            self._last_causes[slot_id] = cause
+        slot.gone.set()
+
+    # ------------------------------------------------------------ attempts
+
+    async def deploy(self, tasks: Sequence[internal_pb2.TaskDeployment]) -> None:
+        """Starts attempts in their slots; what cannot be started is reported FAILED."""
+        for task in tasks:
+            if key_of(task.attempt) in self._closed:
+                continue  # cancelled before it came, or its slot ended: both are reported
+            runner = self._runner(task.slot_id, task.attempt.job_id)
+            if runner is None:
+                cause = self._last_causes.get(
+                    task.slot_id, f"slot {task.slot_id} is not held by job {task.attempt.job_id}"
+                )
+                self._report_closed(task.attempt, cause)
+            else:
+                await runner.deploy(task)
+
+    async def cancel(self, attempts: Sequence[internal_pb2.AttemptId]) -> None:
+        """Begins to cancel attempts; one that never came is CANCELED at once, and stays away."""
+        by_slot: dict[str, list[internal_pb2.AttemptId]] = {}
+        for attempt in attempts:
+            slot_id = self._slot_of(attempt)
+            if slot_id is not None:
+                by_slot.setdefault(slot_id, []).append(attempt)
+            elif key_of(attempt) not in self._closed:
+                self._close_attempt(key_of(attempt))
+                self._report_event(state_event(attempt, ATTEMPT_STATE_CANCELED))
+        for slot_id, own in by_slot.items():
+            slot = self._slots[slot_id]
+            assert slot.runner is not None
+            self._background.start(
+                slot.runner.cancel(own, slot.config.task_cancellation_timeout_ms),
+                f"cancellation in slot {slot_id}",
+            )
+
+    async def send_commands(self, commands: Sequence[internal_pb2.TaskCommand]) -> None:
+        """Passes commands on; those for attempts that have ended are dropped."""
+        for command in commands:
+            slot_id = self._slot_of(command.attempt)
+            runner = None if slot_id is None else self._slots[slot_id].runner
+            if runner is None or runner.attempts.is_terminal(command.attempt):
+                self._log.debug("command.dropped", reason="the attempt has ended")
+            else:
+                await runner.send(internal_pb2.SlotCommand(task_command=command))
+
+    def _slot_of(self, attempt: internal_pb2.AttemptId) -> str | None:
+        for slot_id, slot in self._slots.items():
+            if slot.runner is not None and slot.runner.attempts.contains(attempt):
+                return slot_id
+        return None
+
+    def _runner(self, slot_id: str, job_id: str) -> SlotProcessRunner | None:
+        slot = self._slots.get(slot_id)
+        if slot is None or slot.job_id != job_id or not self._table.is_allocated(slot_id):
+            return None
+        return slot.runner
+
+    def _report_closed(self, attempt: internal_pb2.AttemptId, cause: str) -> None:
+        self._close_attempt(key_of(attempt))
+        failure = client_pb2.FailureCause(
+            error_class="TaskFailure",
+            message=f"the attempt could not be started: {cause}",
+            vertex=attempt.vertex,
+            subtask_index=attempt.subtask_index,
+            attempt=attempt.attempt,
+            taskmanager_id=self._environment.taskmanager_id,
+            timestamp_ms=self._clock.now_ms(),
+        )
+        self._report_event(state_event(attempt, ATTEMPT_STATE_FAILED, failure))
+
+    def _close_attempt(self, key: AttemptKey) -> None:
+        self._closed[key] = None
+        while len(self._closed) > _CLOSED_ATTEMPTS_MAX:
+            self._closed.popitem(last=False)
+
+    # ------------------------------------------------------------ the end of slots
+
+    async def free(self, job_id: str, slot_ids: Sequence[str]) -> None:
+        """Ends slots of a job; returns when their processes have ended.
+
+        Args:
+            job_id: whose slots.
+            slot_ids: which, empty = all.
+        """
+        await self._stop(self._table.stop(job_id, slot_ids), _STOP_GRACE_S, is_silent=False)
+        still_stopping = [
+            slot
+            for slot_id, slot in self._slots.items()
+            if slot.job_id == job_id and (not slot_ids or slot_id in slot_ids)
+        ]
+        for slot in still_stopping:
+            await slot.gone.wait()
+        if not self._table.slots_of(job_id):
+            await self._artifacts.release(job_id)
+
+    async def drop_all(self, reason: str) -> None:
+        """Ends every slot, silently: whoever they worked for is gone."""
+        slot_ids = self._table.stop_all()
+        await self.drop(slot_ids, reason)
+        for slot in list(self._slots.values()):
+            await slot.gone.wait()
+
+    async def drop(self, slot_ids: Sequence[str], reason: str) -> None:
+        """Ends slots that the table has marked as stopping, silently."""
+        if not slot_ids:
+            return
+        self._log.warning("slots.dropped", count=len(slot_ids), reason=reason)
+        jobs = {self._slots[slot_id].job_id for slot_id in slot_ids if slot_id in self._slots}
+        await self._stop(slot_ids, _DROP_GRACE_S, is_silent=True)
+        for job_id in jobs:
+            if not self._table.slots_of(job_id):
+                await self._artifacts.release(job_id)
+
+    async def _stop(self, slot_ids: Sequence[str], grace_s: float, *, is_silent: bool) -> None:
+        work = [
+            self._background.start(
+                self._stop_one(slot_id, self._slots[slot_id], grace_s, is_silent=is_silent),
+                f"end of slot {slot_id}",
+            )
+            for slot_id in slot_ids
+            if slot_id in self._slots
+        ]
+        for item in work:
+            await item.wait()
+
+    async def _stop_one(
+        self, slot_id: str, slot: _Slot, grace_s: float, *, is_silent: bool
+    ) -> None:
+        if slot.runner is None and slot.work is not None:
+            await slot.work.cancel()
+        if slot.runner is None:
+            self._release(slot_id, slot, "it was freed before it had started")
+        else:
+            await slot.runner.stop(grace_s, is_silent=is_silent)
+        await slot.gone.wait()

@@ -1,0 +1,191 @@
+"""Who holds which slot of this TaskManager (pure).
+
+Invariants (``check``): at most ``capacity`` slots are held; a slot is held by one job at a time; all
+held slots belong to one leader epoch, the newest one known; a slot that is stopping is held until
+its process has ended.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import Fenced, NoResourceAvailable
+from taskmanager.slots.names import require_name
+
+
+class SlotState(enum.Enum):
+    """What a held slot is doing."""
+
+    ALLOCATED = "allocated"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What is to be done for a request.
+
+    Attributes:
+        new: slots to start.
+        existing: slots the job holds already, from an earlier request.
+        wait_for: slots whose processes must end first; the request is then made again.
+    """
+
+    new: tuple[str, ...] = ()
+    existing: tuple[str, ...] = ()
+    wait_for: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Held:
+    job_id: str
+    state: SlotState
+
+
+class SlotTable:
+    """The slots of one TaskManager.
+
+    Args:
+        capacity: number of slots.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._leader_epoch = 0
+        self._held: dict[str, _Held] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots."""
+        return self._capacity
+
+    @property
+    def free_count(self) -> int:
+        """Slots that nobody holds."""
+        return self._capacity - len(self._held)
+
+    @property
+    def leader_epoch(self) -> int:
+        """The newest leader epoch known."""
+        return self._leader_epoch
+
+    def held(self) -> tuple[tuple[str, str], ...]:
+        """Slot id and job id of each slot that is allocated; not of those that are stopping."""
+        return tuple(
+            (slot_id, held.job_id)
+            for slot_id, held in self._held.items()
+            if held.state is SlotState.ALLOCATED
+        )
+
+    def slots_of(self, job_id: str) -> tuple[str, ...]:
+        """The allocated slots of a job."""
+        return tuple(slot_id for slot_id, holder in self.held() if holder == job_id)
+
+    def is_allocated(self, slot_id: str) -> bool:
+        """True while a job holds the slot and it is not stopping."""
+        held = self._held.get(slot_id)
+        return held is not None and held.state is SlotState.ALLOCATED
+
+    def adopt_epoch(self, leader_epoch: int) -> tuple[str, ...]:
+        """Checks the fence of a call.
+
+        Returns:
+            The slots to stop: those of older leaders, when this epoch is new.
+
+        Raises:
+            Fenced: the caller's epoch is older than one known.
+        """
+        if leader_epoch < self._leader_epoch:
+            raise Fenced(
+                f"leader epoch {leader_epoch} is over: this TaskManager follows epoch "
+                f"{self._leader_epoch}"
+            )
+        if leader_epoch == self._leader_epoch:
+            return ()
+        self._leader_epoch = leader_epoch
+        return self._stop(slot_id for slot_id, _ in self.held())
+
+    def allocate(self, job_id: str, slot_ids: Sequence[str]) -> Allocation:
+        """Gives slots to a job; repeating it is harmless.
+
+        Raises:
+            NoResourceAvailable: another job holds one of them, or there are not so many.
+            JobRejected: an id is not usable as a name.
+        """
+        require_name("job id", job_id)
+        wanted = tuple(dict.fromkeys(slot_ids))
+        existing: list[str] = []
+        new: list[str] = []
+        wait_for: list[str] = []
+        for slot_id in wanted:
+            require_name("slot id", slot_id)
+            held = self._held.get(slot_id)
+            if held is None:
+                new.append(slot_id)
+            elif held.state is SlotState.STOPPING:
+                wait_for.append(slot_id)
+            elif held.job_id == job_id:
+                existing.append(slot_id)
+            else:
+                raise NoResourceAvailable(
+                    f"slot {slot_id} is held by job {held.job_id}; job {job_id} cannot have it"
+                )
+        if wait_for:
+            return Allocation(wait_for=tuple(wait_for))
+        if len(new) > self.free_count:
+            stopping = self.stopping()
+            if len(new) <= self.free_count + len(stopping):
+                return Allocation(wait_for=stopping)
+            raise NoResourceAvailable(
+                f"job {job_id} asks for {len(new)} slots, {self.free_count} of {self._capacity} "
+                "are free"
+            )
+        for slot_id in new:
+            self._held[slot_id] = _Held(job_id, SlotState.ALLOCATED)
+        return Allocation(tuple(new), tuple(existing))
+
+    def stop(self, job_id: str, slot_ids: Sequence[str]) -> tuple[str, ...]:
+        """Marks slots of a job as stopping.
+
+        Args:
+            job_id: the job that gives them up; slots of other jobs are left alone.
+            slot_ids: the slots, empty = all of the job.
+
+        Returns:
+            The slots that were allocated until now.
+        """
+        chosen = slot_ids or self.slots_of(job_id)
+        return self._stop(
+            slot_id
+            for slot_id in chosen
+            if slot_id in self._held and self._held[slot_id].job_id == job_id
+        )
+
+    def stop_all(self) -> tuple[str, ...]:
+        """Marks every slot as stopping; returns those that were allocated until now."""
+        return self._stop(slot_id for slot_id, _ in self.held())
+
+    def stopping(self) -> tuple[str, ...]:
+        """Slots whose processes are being ended."""
+        return tuple(
+            slot_id for slot_id, held in self._held.items() if held.state is SlotState.STOPPING
+        )
+
+    def released(self, slot_id: str) -> None:
+        """The slot's process has ended: the slot is free."""
+        self._held.pop(slot_id, None)
+
+    def _stop(self, slot_ids: Iterable[str]) -> tuple[str, ...]:
+        stopped: list[str] = []
+        for slot_id in list(slot_ids):
+            held = self._held[slot_id]
+            if held.state is SlotState.ALLOCATED:
+                held.state = SlotState.STOPPING
+                stopped.append(slot_id)
+        return tuple(stopped)
+
+    def check(self) -> None:
+        """Asserts the invariants named at the head of the file."""
+        assert 0 <= len(self._held) <= self._capacity, "more slots are held than there are"
+        assert set(self.stopping()).isdisjoint(slot_id for slot_id, _ in self.held())

@@ -1,0 +1,402 @@
+"""What is kept per group where a number is not enough: first, last, lists, strings.
+
+Groups are small integers that the owner gives out (the dense index of a key, the number of a session).
+A column takes a batch at a time, in order of arrival; ``sequence`` numbers rows over everything an
+operator has seen, so that parts of a group that were kept apart (slices, sessions) merge to what they
+would have been in one piece. All methods take whole index vectors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from typing_extensions import override
+
+from penstock.aggregate_layout import GroupColumnSpec
+from penstock.errors import BadRecord
+from taskmanager.kernels import RecordTable, encode_keys
+from taskmanager.state.value_log import GroupedLog, ValueLog
+
+Int64Array = npt.NDArray[np.int64]
+
+_COMPACT_ABOVE = 1 << 15
+
+_SUM_DIGITS = 75
+"""Digits of a sum of decimals on its way: one less than the most, so that two of them can be added."""
+
+
+class GroupColumn(ABC):
+    """One aggregate's state for all groups of a table. A group that was never updated is empty."""
+
+    def __init__(self, spec: GroupColumnSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def update(self, groups: Int64Array, sequence: Int64Array, values: Any) -> None:
+        """Adds n values.
+
+        Args:
+            groups: int64[n], the group of each.
+            sequence: int64[n], its place in the order of arrival, ascending.
+            values: n values (an Arrow array of plain type).
+        """
+
+    @abstractmethod
+    def merge(self, other: GroupColumn, source: Int64Array, target: Int64Array) -> None:
+        """Adds other's group ``source[i]`` to group ``target[i]``; ``other`` may be this column.
+
+        Several sources may go to one target; no group is both source and target.
+        """
+
+    @abstractmethod
+    def clear(self, groups: Int64Array) -> None:
+        """Makes the groups empty."""
+
+    @abstractmethod
+    def results(self, groups: Int64Array) -> pa.Array:
+        """The value of each group."""
+
+    @property
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Approximate size."""
+
+
+class _SlotColumn(GroupColumn):
+    """Base of columns that keep one Arrow value per group: a position in a log, -1 = none."""
+
+    def __init__(self, spec: GroupColumnSpec, value_type: pa.DataType) -> None:
+        super().__init__(spec)
+        self._value_type = value_type
+        self._log = ValueLog(value_type)
+        self._position = np.full(64, -1, np.int64)
+
+    def _reserve(self, groups: Int64Array) -> None:
+        size = int(groups.max(initial=-1)) + 1
+        if size > len(self._position):
+            grown = np.full(max(size, 2 * len(self._position)), -1, np.int64)
+            grown[: len(self._position)] = self._position
+            self._position = grown
+
+    def _store(self, groups: Int64Array, values: pa.Array) -> None:
+        """Sets the value of each of the (different) groups."""
+        first = self._log.append(values)
+        self._position[groups] = np.arange(first, first + len(values))
+        if len(self._log) > max(2 * len(self._position), _COMPACT_ABOVE):
+            used = np.flatnonzero(self._position >= 0)
+            self._log.keep(self._position[used])
+            self._position[used] = np.arange(len(used))
+
+    @override
+    def clear(self, groups: Int64Array) -> None:
+        self._reserve(groups)
+        self._position[groups] = -1
+
+    @override
+    def results(self, groups: Int64Array) -> pa.Array:
+        self._reserve(groups)
+        values = self._log.take(self._position[groups])
+        return (
+            values if values.type == self.spec.output_type else values.cast(self.spec.output_type)
+        )
+
+    @property
+    @override
+    def memory_bytes(self) -> int:
+        return self._log.memory_bytes + self._position.nbytes
+
+
+class FirstOrLast(_SlotColumn):
+    """The value that arrived first or last, nulls skipped."""
+
+    def __init__(self, spec: GroupColumnSpec) -> None:
+        assert spec.input_type is not None
+        super().__init__(spec, spec.input_type)
+        self._is_last = spec.function == "last"
+        self._sequence = np.zeros(64, np.int64)
+
+    @override
+    def _reserve(self, groups: Int64Array) -> None:
+        super()._reserve(groups)
+        if len(self._sequence) < len(self._position):
+            grown = np.zeros(len(self._position), np.int64)
+            grown[: len(self._sequence)] = self._sequence
+            self._sequence = grown
+
+    @override
+    def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
+        self._reserve(groups)
+        rows = np.arange(len(groups)) if not values.null_count else _valid_rows(values)
+        if not self._is_last:
+            rows = rows[::-1]
+        # The last of several writes to one element stays, so that each group finds its winner.
+        best = np.empty(len(self._position), np.int64)
+        best[groups[rows]] = rows
+        winners = rows[best[groups[rows]] == rows]
+        self._replace(groups[winners], sequence[winners], values, winners)
+
+    @override
+    def merge(self, other: GroupColumn, source: Int64Array, target: Int64Array) -> None:
+        assert isinstance(other, FirstOrLast)
+        self._reserve(target)
+        other._reserve(source)
+        present = other._position[source] >= 0
+        source, target = source[present], target[present]
+        sequence = other._sequence[source]
+        order = np.argsort(sequence, kind="stable")
+        order = order if self._is_last else order[::-1]
+        best = np.empty(len(self._position), np.int64)
+        best[target[order]] = order
+        winners = order[best[target[order]] == order]
+        values = other._log.take(other._position[source[winners]])
+        self._replace(target[winners], sequence[winners], values, np.arange(len(winners)))
+
+    def _replace(
+        self, groups: Int64Array, sequence: Int64Array, values: pa.Array, rows: Int64Array
+    ) -> None:
+        """Stores ``values[rows]`` where they come before (or after) what the groups hold."""
+        held = self._sequence[groups]
+        better = sequence > held if self._is_last else sequence < held
+        better |= self._position[groups] < 0
+        groups = groups[better]
+        self._sequence[groups] = sequence[better]
+        self._store(groups, values.take(pa.array(rows[better])))
+
+
+class Folded(_SlotColumn):
+    """Smallest, largest or sum of values that are no machine numbers: strings, binary, decimals."""
+
+    def __init__(self, spec: GroupColumnSpec) -> None:
+        value_type = spec.input_type
+        assert value_type is not None
+        if spec.function == "sum":
+            value_type = pa.decimal256(_SUM_DIGITS, value_type.scale)
+        super().__init__(spec, value_type)
+
+    @override
+    def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
+        self._reserve(groups)
+        if values.null_count:
+            rows = _valid_rows(values)
+            groups, values = groups[rows], values.take(pa.array(rows))
+        self._fold(groups, values)
+
+    @override
+    def merge(self, other: GroupColumn, source: Int64Array, target: Int64Array) -> None:
+        assert isinstance(other, Folded)
+        self._reserve(target)
+        other._reserve(source)
+        present = other._position[source] >= 0
+        source, target = source[present], target[present]
+        self._fold(target, other._log.take(other._position[source]))
+
+    def _fold(self, groups: Int64Array, values: pa.Array) -> None:
+        if not len(groups):
+            return
+        unique, part = self._by_group(groups, values)
+        held = self._position[unique] >= 0
+        if held.any():
+            old = self._log.take(self._position[unique])
+            part = self._combine(old, part, held)
+        self._store(unique, part)
+
+    def _by_group(self, groups: Int64Array, values: pa.Array) -> tuple[Int64Array, pa.Array]:
+        if self.spec.function == "sum":
+            values = self._checked_cast(values, self._value_type)
+            table = pa.table({"group": groups, "value": values})
+            grouped = table.group_by("group").aggregate([("value", "sum")])
+            part = grouped.column("value_sum").combine_chunks()
+            return grouped.column("group").to_numpy(), self._checked_cast(part, self._value_type)
+        # Sorted by group and value, the extreme is the first of each group.
+        table = pa.table({"group": groups, "value": values})
+        direction = "ascending" if self.spec.function == "min" else "descending"
+        order = pc.sort_indices(table, [("group", "ascending"), ("value", direction)]).to_numpy()
+        sorted_groups = groups[order]
+        firsts = np.flatnonzero(np.diff(sorted_groups, prepend=-1))
+        return sorted_groups[firsts], values.take(pa.array(order[firsts]))
+
+    def _combine(self, old: pa.Array, part: pa.Array, held: npt.NDArray[np.bool_]) -> pa.Array:
+        if self.spec.function == "sum":
+            return self._checked_cast(pc.add(pc.fill_null(old, 0), part), self._value_type)
+        compare = pc.less if self.spec.function == "min" else pc.greater
+        keep_old = pc.fill_null(compare(old, part), False)
+        return pc.if_else(pc.and_(keep_old, pa.array(held)), old, part)
+
+    @override
+    def results(self, groups: Int64Array) -> pa.Array:
+        self._reserve(groups)
+        values = self._log.take(self._position[groups])
+        return self._checked_cast(values, self.spec.output_type)
+
+    def _checked_cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
+        if values.type == kind:
+            return values
+        try:
+            return values.cast(kind)
+        except pa.ArrowInvalid as error:
+            raise self._overflow() from error
+
+    def _overflow(self) -> BadRecord:
+        return BadRecord(
+            f"aggregate {self.spec.name!r}: the sum of column {self.spec.column!r} has more digits "
+            f"than {self.spec.output_type} holds; cast the column to a float before the aggregation"
+        )
+
+
+class DistinctCount(GroupColumn):
+    """How many different values a group has: a table of (group, value) and a count per group.
+
+    In the table a group goes by a number of its own, which it gets anew after ``clear``: what a cleared
+    group leaves behind belongs to nobody, and is dropped when it is more than what is alive.
+    """
+
+    def __init__(self, spec: GroupColumnSpec) -> None:
+        super().__init__(spec)
+        assert spec.input_type is not None
+        self._key_types = [pa.int64(), spec.input_type]
+        self._pairs = RecordTable(self._key_types, [], with_index=True)
+        self._count = np.zeros(64, np.int64)
+        self._number = np.full(64, -1, np.int64)
+        self._next_number = 0
+        self._dead_count = 0
+
+    @override
+    def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
+        if values.null_count:
+            rows = _valid_rows(values)
+            groups, values = groups[rows], values.take(pa.array(rows))
+        self._add(groups, values)
+
+    def _add(self, groups: Int64Array, values: pa.Array) -> None:
+        if not len(groups):
+            return
+        self._reserve(groups)
+        unnumbered = np.unique(groups[self._number[groups] < 0])
+        self._number[unnumbered] = np.arange(len(unnumbered)) + self._next_number
+        self._next_number += len(unnumbered)
+        before = len(self._pairs)
+        pairs = encode_keys([pa.array(self._number[groups]), values])
+        index = self._pairs.lookup_or_insert(pairs)
+        new = index >= before
+        if new.any():
+            _, rows = np.unique(index[new], return_index=True)
+            np.add.at(self._count, groups[new][rows], 1)
+
+    def _reserve(self, groups: Int64Array) -> None:
+        missing = int(groups.max(initial=-1)) + 1 - len(self._count)
+        if missing > 0:
+            missing = max(missing, len(self._count))
+            self._count = np.append(self._count, np.zeros(missing, np.int64))
+            self._number = np.append(self._number, np.full(missing, -1, np.int64))
+
+    @override
+    def merge(self, other: GroupColumn, source: Int64Array, target: Int64Array) -> None:
+        assert isinstance(other, DistinctCount)
+        other._reserve(source)
+        present = other._number[source] >= 0
+        if not present.any():
+            return
+        target_of = np.full(other._next_number, -1, np.int64)
+        target_of[other._number[source[present]]] = target[present]
+        numbers, values = other._pairs.keys()
+        moved = target_of[numbers.to_numpy()]
+        rows = np.flatnonzero(moved >= 0)
+        self._add(moved[rows], values.take(pa.array(rows)))
+
+    @override
+    def clear(self, groups: Int64Array) -> None:
+        self._reserve(groups)
+        self._dead_count += int(self._count[groups].sum())
+        self._count[groups] = 0
+        self._number[groups] = -1
+        if self._dead_count > max(len(self._pairs) // 2, _COMPACT_ABOVE):
+            self._compact()
+
+    def _compact(self) -> None:
+        live = np.flatnonzero(self._number >= 0)
+        group_of = np.full(self._next_number, -1, np.int64)
+        group_of[self._number[live]] = live
+        numbers, values = self._pairs.keys()
+        groups = group_of[numbers.to_numpy()]
+        rows = np.flatnonzero(groups >= 0)
+        self._pairs = RecordTable(self._key_types, [], with_index=True)
+        self._count[:] = 0
+        self._number[:] = -1
+        self._next_number = self._dead_count = 0
+        self._add(groups[rows], values.take(pa.array(rows)))
+
+    @override
+    def results(self, groups: Int64Array) -> pa.Array:
+        self._reserve(groups)
+        return pa.array(self._count[groups])
+
+    @property
+    @override
+    def memory_bytes(self) -> int:
+        return self._pairs.memory_bytes() + self._count.nbytes + self._number.nbytes
+
+
+class CollectedList(GroupColumn):
+    """All values, in order of arrival, nulls skipped."""
+
+    def __init__(self, spec: GroupColumnSpec) -> None:
+        super().__init__(spec)
+        assert spec.input_type is not None
+        self._log = GroupedLog(spec.input_type)
+
+    @override
+    def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
+        if values.null_count:
+            rows = _valid_rows(values)
+            groups, sequence = groups[rows], sequence[rows]
+            values = values.take(pa.array(rows))
+        self._log.append(groups, sequence, values)
+
+    @override
+    def merge(self, other: GroupColumn, source: Int64Array, target: Int64Array) -> None:
+        assert isinstance(other, CollectedList)
+        self._log.merge(other._log, source, target)
+
+    @override
+    def clear(self, groups: Int64Array) -> None:
+        self._log.clear(groups)
+
+    @override
+    def results(self, groups: Int64Array) -> pa.Array:
+        counts, _, values = self._log.gather(groups)
+        offsets = np.zeros(len(groups) + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        value_type = self.spec.output_type.value_type
+        values = values if values.type == value_type else values.cast(value_type)
+        return pa.ListArray.from_arrays(pa.array(offsets), values).cast(self.spec.output_type)
+
+    @property
+    @override
+    def memory_bytes(self) -> int:
+        return self._log.memory_bytes()
+
+
+_COLUMN_TYPES: dict[str, type[FirstOrLast | Folded | DistinctCount | CollectedList]] = {
+    "first": FirstOrLast,
+    "last": FirstOrLast,
+    "min": Folded,
+    "max": Folded,
+    "sum": Folded,
+    "count_distinct": DistinctCount,
+    "collect_list": CollectedList,
+}
+
+
+def group_column(spec: GroupColumnSpec) -> GroupColumn:
+    """An empty column for a built-in aggregate."""
+    return _COLUMN_TYPES[spec.function](spec)
+
+
+def _valid_rows(values: pa.Array) -> Int64Array:
+    rows: Int64Array = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
+    return rows

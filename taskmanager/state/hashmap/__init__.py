@@ -1,0 +1,1 @@
+"""State kept in the memory of the slot process."""

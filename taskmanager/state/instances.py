@@ -1,0 +1,94 @@
+"""Numbers for things that come and go (sessions, open count windows), and aggregates by number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.storage.key_encoding import KeyBatch
+from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, encode_keys
+from taskmanager.state.group_columns import GroupColumn
+from taskmanager.state.group_table import TableInputs, TableRows
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class NumberPool:
+    """Gives out the numbers 0, 1, 2, ...; those that were given back first."""
+
+    def __init__(self) -> None:
+        self.bound = 0
+        self._free = np.empty(0, np.int64)
+
+    def allocate(self, count: int) -> Int64Array:
+        """``count`` different numbers that are not in use."""
+        reused = min(count, len(self._free))
+        split = len(self._free) - reused
+        numbers = np.append(self._free[split:], np.arange(count - reused) + self.bound)
+        self._free = self._free[:split]
+        self.bound += count - reused
+        return numbers
+
+    def release(self, numbers: Int64Array) -> None:
+        """Takes numbers back."""
+        self._free = np.append(self._free, numbers)
+
+
+class InstanceTable:
+    """Aggregates of numbered instances.
+
+    Args:
+        kinds: what the numbers are.
+        columns: empty group columns.
+    """
+
+    def __init__(self, kinds: Sequence[AccumulatorKind], columns: list[GroupColumn]) -> None:
+        self._records = RecordTable([pa.int64()], kinds) if kinds else None
+        self._columns = columns
+
+    def memory_bytes(self) -> int:
+        """Approximate size."""
+        records = 0 if self._records is None else self._records.memory_bytes()
+        return records + sum(column.memory_bytes for column in self._columns)
+
+    def update(self, instances: Int64Array, inputs: TableInputs) -> None:
+        """Adds n rows, each to its instance.
+
+        Raises:
+            AccumulatorOverflowError: a sum left the range of int64.
+        """
+        if self._records is not None:
+            self._records.accumulate(_keys(instances), inputs.values, inputs.valid)
+        for column, values in zip(self._columns, inputs.columns, strict=True):
+            column.update(instances, inputs.sequence, values)
+
+    def merge(self, source: Int64Array, target: Int64Array) -> None:
+        """Adds instance ``source[i]`` to ``target[i]`` and empties the sources."""
+        if self._records is not None:
+            gathered = self._records.gather(_keys(source))
+            self._records.merge_rows(Rows(_keys(target), gathered.accumulators, gathered.validity))
+        for column in self._columns:
+            column.merge(column, source, target)
+        self.clear(source)
+
+    def rows(self, instances: Int64Array, keys: list[pa.Array]) -> TableRows:
+        """The state of instances that have rows, with the keys they belong to."""
+        columns = [column.results(instances) for column in self._columns]
+        if self._records is None:
+            return TableRows(keys, [], [], columns)
+        gathered = self._records.gather(_keys(instances))
+        return TableRows(keys, gathered.accumulators, gathered.validity, columns)
+
+    def clear(self, instances: Int64Array) -> None:
+        """Empties the instances."""
+        if self._records is not None:
+            self._records.remove(_keys(instances))
+        for column in self._columns:
+            column.clear(instances)
+
+
+def _keys(instances: Int64Array) -> KeyBatch:
+    return encode_keys([pa.array(instances)])

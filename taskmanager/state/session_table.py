@@ -1,0 +1,306 @@
+"""The open sessions of all keys: intervals of time that grow together when they touch.
+
+Sessions of one key are disjoint and do not touch. They are chained from the latest to the earliest, so
+that a batch looks only at those that are not over before its first row of that key. Everything is done
+for a whole batch at once, with a number of array operations that does not depend on its rows.
+
+Invariants, per key: along the chain starts and ends fall; expired sessions are the end of the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.storage.key_encoding import KeyBatch
+from taskmanager.state.instances import NumberPool
+from taskmanager.state.key_index import KeyIndex
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+_NEVER = np.int64(2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUpdate:
+    """What a batch did to the sessions.
+
+    Attributes:
+        of_row: int64[n], the session of each row.
+        source: sessions that became part of others, and are no more.
+        target: those others, one per source.
+        touched: sessions that have got rows, different ones.
+    """
+
+    of_row: Int64Array
+    source: Int64Array
+    target: Int64Array
+    touched: Int64Array
+
+
+class SessionTable:
+    """Numbered sessions per key.
+
+    Args:
+        key_types: types of the key columns.
+        gap_ms: a session ends this long after its last row.
+    """
+
+    def __init__(self, key_types: Sequence[pa.DataType], gap_ms: int) -> None:
+        self._gap_ms = gap_ms
+        self._keys = KeyIndex(key_types)
+        self._numbers = NumberPool()
+        self._head = np.full(64, -1, np.int64)
+        self._start = np.zeros(64, np.int64)
+        self._end = np.full(64, _NEVER, np.int64)
+        self._key = np.zeros(64, np.int64)
+        self._earlier = np.full(64, -1, np.int64)
+        self._later = np.full(64, -1, np.int64)
+        self._fired = np.zeros(64, np.bool_)
+        self._count = 0
+        # Lower bounds of the ends, so that most watermarks need no look at all sessions.
+        self._first_end_to_fire = int(_NEVER)
+        self._first_end_to_expire = int(_NEVER)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def memory_bytes(self) -> int:
+        """Approximate size."""
+        arrays = (self._start, self._end, self._key, self._earlier, self._later, self._fired)
+        return self._keys.memory_bytes() + self._head.nbytes + sum(a.nbytes for a in arrays)
+
+    def key_indices(self, keys: KeyBatch) -> Int64Array:
+        """The numbers of keys, for ``add`` and ``intervals``: int64[n]."""
+        indices = self._keys.indices(keys)
+        if self._keys.bound > len(self._head):
+            self._head = _extended(self._head, self._keys.bound, -1)
+        return indices
+
+    def keys(self, sessions: Int64Array) -> list[pa.Array]:
+        """The keys of sessions, per key column n values."""
+        return self._keys.keys(self._key[sessions])
+
+    def starts(self, sessions: Int64Array) -> Int64Array:
+        """First milliseconds."""
+        return self._start[sessions]
+
+    def ends(self, sessions: Int64Array) -> Int64Array:
+        """First milliseconds after."""
+        return self._end[sessions]
+
+    def intervals(self, key: int) -> list[tuple[int, int]]:
+        """(start, end) of the sessions of one key, the latest first."""
+        found = []
+        session = int(self._head[key])
+        while session >= 0:
+            found.append((int(self._start[session]), int(self._end[session])))
+            session = int(self._earlier[session])
+        return found
+
+    def add(self, keys: Int64Array, times: Int64Array) -> SessionUpdate:
+        """Puts rows into sessions, new ones and grown ones.
+
+        Args:
+            keys: int64[n] of ``key_indices``.
+            times: int64[n] milliseconds.
+        """
+        order = np.lexsort((times, keys))
+        sorted_keys, sorted_times = keys[order], times[order]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = (np.diff(sorted_keys) != 0) | (np.diff(sorted_times) > self._gap_ms)
+        firsts = np.flatnonzero(is_first)
+        lasts = np.append(firsts[1:], len(order)) - 1
+        new_keys, new_starts = sorted_keys[firsts], sorted_times[firsts]
+        new_ends = sorted_times[lasts] + self._gap_ms
+
+        met, rest_of, key_list = self._met(new_keys, new_starts)
+        all_keys = np.concatenate((new_keys, self._key[met]))
+        starts = np.concatenate((new_starts, self._start[met]))
+        ends = np.concatenate((new_ends, self._end[met]))
+        numbers = np.concatenate((np.full(len(firsts), -1, np.int64), met))
+
+        component, by_start, is_head = _components(all_keys, starts, ends)
+        heads = np.flatnonzero(is_head)
+        component_keys = all_keys[by_start[heads]]
+        component_starts = starts[by_start[heads]]
+        component_ends = np.full(len(heads), -_NEVER, np.int64)
+        np.maximum.at(component_ends, component, ends)
+
+        session = self._sessions_of(component, numbers, len(heads))
+        is_source = (numbers >= 0) & (session[component] != numbers)
+        source, target = numbers[is_source], session[component[is_source]]
+
+        touched = np.unique(component[: len(firsts)])
+        touched_sessions = session[touched]
+        self._key[session] = component_keys
+        self._start[session] = component_starts
+        self._end[session] = component_ends
+        self._fired[touched_sessions] = False
+        self._chain(session, component_keys, key_list, rest_of)
+        self._release(source)
+        earliest = int(component_ends[touched].min())
+        self._first_end_to_fire = min(self._first_end_to_fire, earliest)
+        self._first_end_to_expire = min(self._first_end_to_expire, earliest)
+
+        of_row = np.empty(len(order), np.int64)
+        of_row[order] = session[component[np.cumsum(is_first) - 1]]
+        return SessionUpdate(of_row, source, target, touched_sessions)
+
+    def _met(
+        self, new_keys: Int64Array, new_starts: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """The sessions that new ones may touch: those that do not end before a key's first row.
+
+        Returns:
+            These sessions; per key of the batch the latest session that is over before; the keys.
+        """
+        is_first = np.ones(len(new_keys), np.bool_)
+        is_first[1:] = np.diff(new_keys) != 0
+        keys, earliest = new_keys[is_first], new_starts[is_first]
+        rest_of = self._head[keys]
+        met: list[Int64Array] = []
+        looking = np.flatnonzero(rest_of >= 0)
+        while len(looking):
+            current = rest_of[looking]
+            near = self._end[current] >= earliest[looking]
+            looking, current = looking[near], current[near]
+            met.append(current)
+            rest_of[looking] = self._earlier[current]
+            looking = looking[rest_of[looking] >= 0]
+        return np.concatenate(met) if met else np.empty(0, np.int64), rest_of, keys
+
+    def _sessions_of(self, component: Int64Array, numbers: Int64Array, count: int) -> Int64Array:
+        """The session of each component: one that it contains, else a new one."""
+        session = np.full(count, -1, np.int64)
+        known = numbers >= 0
+        session[component[known]] = numbers[known]
+        new = np.flatnonzero(session < 0)
+        session[new] = self._numbers.allocate(len(new))
+        self._count += len(new)
+        bound = self._numbers.bound
+        if bound > len(self._start):
+            self._start = _extended(self._start, bound, 0)
+            self._end = _extended(self._end, bound, int(_NEVER))
+            self._key = _extended(self._key, bound, 0)
+            self._earlier = _extended(self._earlier, bound, -1)
+            self._later = _extended(self._later, bound, -1)
+            fired = np.zeros(len(self._start), np.bool_)
+            fired[: len(self._fired)] = self._fired
+            self._fired = fired
+        return session
+
+    def _chain(
+        self,
+        session: Int64Array,
+        component_keys: Int64Array,
+        keys: Int64Array,
+        rest_of: Int64Array,
+    ) -> None:
+        """Links the sessions, which come sorted by key and start, in front of each key's rest."""
+        is_first = np.ones(len(session), np.bool_)
+        is_first[1:] = np.diff(component_keys) != 0
+        is_last = np.append(is_first[1:], True)
+        earlier = np.empty(len(session), np.int64)
+        earlier[1:] = session[:-1]
+        earlier[is_first] = rest_of
+        later = np.empty(len(session), np.int64)
+        later[:-1] = session[1:]
+        later[is_last] = -1
+        self._earlier[session] = earlier
+        self._later[session] = later
+        has_rest = rest_of >= 0
+        self._later[rest_of[has_rest]] = session[is_first][has_rest]
+        self._head[keys] = session[is_last]
+
+    def due(self, watermark_ms: int) -> Int64Array:
+        """Sessions that end at or before watermark + 1 and have not fired, by their end."""
+        if self._first_end_to_fire - 1 > watermark_ms:
+            return np.empty(0, np.int64)
+        bound = self._numbers.bound
+        ends = self._end[:bound]
+        waiting = ~self._fired[:bound] & (ends != _NEVER)
+        is_due = waiting & (ends - 1 <= watermark_ms)
+        left = ends[waiting & ~is_due]
+        self._first_end_to_fire = int(left.min(initial=_NEVER))
+        return self.by_end(np.flatnonzero(is_due))
+
+    def by_end(self, sessions: Int64Array) -> Int64Array:
+        """The sessions in the order in which they fire."""
+        return sessions[np.lexsort((self._start[sessions], self._end[sessions]))]
+
+    def mark_fired(self, sessions: Int64Array) -> None:
+        """The sessions have fired and stay until they expire."""
+        self._fired[sessions] = True
+
+    def expired(self, watermark_ms: int, lateness_ms: int) -> Int64Array:
+        """Fired sessions that take no rows any more."""
+        last_end = watermark_ms - lateness_ms + 1
+        if self._first_end_to_expire > last_end:
+            return np.empty(0, np.int64)
+        bound = self._numbers.bound
+        ends = self._end[:bound]
+        is_expired = self._fired[:bound] & (ends <= last_end)
+        self._first_end_to_expire = int(ends[~is_expired].min(initial=_NEVER))
+        return np.flatnonzero(is_expired)
+
+    def remove(self, sessions: Int64Array) -> None:
+        """Forgets sessions, and keys that have no other.
+
+        Of a key's sessions the earliest ones are removed first.
+        """
+        if not len(sessions):
+            return
+        later = self._later[sessions]
+        self._earlier[later[later >= 0]] = -1
+        ended = self._key[sessions[later < 0]]
+        self._head[ended] = -1
+        self._release(sessions)
+        self._keys.remove(ended)
+
+    def forget_unused(self, keys: Int64Array) -> None:
+        """Forgets those of the (different) keys that have no session: their rows were late."""
+        self._keys.remove(keys[self._head[keys] < 0])
+
+    def _release(self, sessions: Int64Array) -> None:
+        self._end[sessions] = _NEVER
+        self._fired[sessions] = False
+        self._numbers.release(sessions)
+        self._count -= len(sessions)
+
+    def next_end(self) -> int | None:
+        """A time at or before the end of the first session that is to fire, None = there is none."""
+        return None if self._first_end_to_fire == _NEVER else self._first_end_to_fire
+
+
+def _components(
+    keys: Int64Array, starts: Int64Array, ends: Int64Array
+) -> tuple[Int64Array, Int64Array, BoolArray]:
+    """Groups intervals of one key that touch each other, directly or through others.
+
+    Returns:
+        Per interval the number of its group; the intervals' order by key and start, in which groups
+        are numbered; and per interval of that order whether it is the first of its group.
+    """
+    by_start = np.lexsort((starts, keys))
+    by_end = np.lexsort((ends, keys))
+    # The rank of (key, end): its running maximum stays within a key, as ranks rise from key to key.
+    rank = np.empty(len(keys), np.int64)
+    rank[by_end] = np.arange(len(keys))
+    furthest = ends[by_end[np.maximum.accumulate(rank[by_start])]]
+    is_head = np.ones(len(keys), np.bool_)
+    is_head[1:] = (np.diff(keys[by_start]) != 0) | (starts[by_start][1:] > furthest[:-1])
+    component = np.empty(len(keys), np.int64)
+    component[by_start] = np.cumsum(is_head) - 1
+    return component, by_start, is_head
+
+
+def _extended(array: Int64Array, length: int, fill: int) -> Int64Array:
+    extended = np.full(max(2 * len(array), length), fill, np.int64)
+    extended[: len(array)] = array
+    return extended

@@ -1,0 +1,1 @@
+"""What runs in a slot process: the mailbox, the subtasks, their chains."""

@@ -1,0 +1,268 @@
+"""One execution attempt as the daemon sees it: its states, its failure, its log.
+
+This is the boundary of a task: whatever user code, connectors or operators raise ends this attempt
+as FAILED with a cause, and nothing else.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+import structlog
+
+from common.clock import Clock
+from common.pb import internal_pb2
+from penstock.errors import TaskFailure
+from penstock.pb import client_pb2
+from penstock.pb.client_pb2 import (
+    ATTEMPT_STATE_CANCELED,
+    ATTEMPT_STATE_CANCELING,
+    ATTEMPT_STATE_DEPLOYING,
+    ATTEMPT_STATE_FAILED,
+    ATTEMPT_STATE_FINISHED,
+    ATTEMPT_STATE_INITIALIZING,
+    ATTEMPT_STATE_RUNNING,
+)
+from taskmanager.operators.sink import CollectOperator
+from taskmanager.operators.source import SourceOperator
+from taskmanager.task.lifecycle import Lifecycle
+from taskmanager.task.metrics import SubtaskCounters
+from taskmanager.task.subtask import Progress, Subtask
+from taskmanager.task.user_output import AttemptOutput
+
+_log = structlog.get_logger()
+
+
+class SubtaskParts(Protocol):
+    """What a deployment is turned into, in two steps."""
+
+    counters: SubtaskCounters
+
+    def build(self, execution: Execution) -> Subtask:
+        """Opens gate and operators (state INITIALIZING)."""
+
+    @property
+    def source(self) -> SourceOperator | None:
+        """The source at the head of the chain, once built."""
+
+    @property
+    def collects(self) -> list[CollectOperator]:
+        """The collect sinks of the chain, once built."""
+
+    def release(self) -> None:
+        """Releases what was made before ``build``."""
+
+
+class Execution:
+    """Runs one attempt from its deployment to its terminal state."""
+
+    def __init__(
+        self,
+        deployment: internal_pb2.TaskDeployment,
+        parts: SubtaskParts,
+        *,
+        report: Callable[[internal_pb2.SlotReport], None],
+        clock: Clock,
+        taskmanager_id: str,
+        output: AttemptOutput | None = None,
+        log: TextIO | None = None,
+    ) -> None:
+        self.attempt = deployment.attempt
+        self._vertex_name = deployment.vertex.name
+        self._parts = parts
+        self._report = report
+        self._clock = clock
+        self._taskmanager_id = taskmanager_id
+        self._output = output
+        self._log_file = log
+        self._lifecycle = Lifecycle()
+        self._subtask: Subtask | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """True in a terminal state."""
+        return self._lifecycle.is_terminal
+
+    # -- work
+
+    def step(self) -> Progress:
+        """Does one bounded piece of work."""
+        if self.has_ended:
+            return Progress.ENDED
+        with self._boundary():
+            if self._lifecycle.state == ATTEMPT_STATE_DEPLOYING:
+                self._move_to(ATTEMPT_STATE_INITIALIZING)
+                return Progress.MORE
+            if self._subtask is None:
+                self._subtask = self._parts.build(self)
+                self._move_to(ATTEMPT_STATE_RUNNING)
+                return Progress.MORE
+            progress = self._subtask.step()
+            if progress is Progress.READY_TO_COMMIT:
+                self._report_event(end_of_data=internal_pb2.EndOfDataReached())
+            elif progress is Progress.ENDED:
+                self._finish()
+            return progress
+        return Progress.ENDED
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Runs an action for this attempt within its boundary; nothing once it has ended."""
+        if not self.has_ended:
+            with self._boundary():
+                action()
+
+    def handle(self, command: internal_pb2.TaskCommand) -> None:
+        """Carries out a command of the JobManager."""
+        kind = command.WhichOneof("command")
+        if kind == "add_splits":
+            self.run(lambda: self._add_splits(command.add_splits))
+        elif kind == "commit_output":
+            self.run(self._commit_output)
+
+    def results_taken(self, taken: internal_pb2.ResultsTaken) -> None:
+        """A chunk of a collect sink has arrived."""
+        for collect in self._parts.collects:
+            if collect.collect_id == taken.collect_id:
+                collect.on_results_taken(taken)
+
+    def _add_splits(self, command: internal_pb2.AddSplits) -> None:
+        source = self._parts.source
+        if source is None:
+            raise TaskFailure(f"splits for {self._vertex_name}, which has no source running")
+        source.add_splits(command)
+
+    def _commit_output(self) -> None:
+        assert self._subtask is not None, "commit before the end of data"
+        self._subtask.commit_output()
+        self._finish()
+
+    # -- deadlines
+
+    def next_deadline_ms(self) -> int | None:
+        """Wall-clock time of the earliest timer."""
+        return self._subtask.next_deadline_ms() if self._subtask is not None else None
+
+    def flush_deadline_ns(self) -> int | None:
+        """Monotonic time at which a batch that is being filled has to leave."""
+        return self._subtask.flush_deadline_ns() if self._subtask is not None else None
+
+    def flush_if_due(self, now_ns: int) -> None:
+        """Sends batches that have waited for the buffer timeout."""
+        if self._subtask is not None:
+            self._subtask.flush_if_due(now_ns)
+
+    # -- ends
+
+    def cancel(self) -> None:
+        """Ends the attempt where it stands."""
+        if self.has_ended:
+            return
+        self._move_to(ATTEMPT_STATE_CANCELING)
+        self._close()
+        self._move_to(ATTEMPT_STATE_CANCELED)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the attempt as FAILED with this cause."""
+        if self.has_ended:
+            return
+        cause = self._cause_of(error)
+        if self._log_file is not None:
+            self._log_file.write(f"{cause.traceback or cause.message}\n")
+        self._close()
+        self._move_to(ATTEMPT_STATE_FAILED, cause)
+
+    def _finish(self) -> None:
+        errors = self._close()
+        if errors:
+            self._move_to(ATTEMPT_STATE_FAILED, self._cause_of(errors[0]))
+        else:
+            self._move_to(ATTEMPT_STATE_FINISHED)
+
+    def _close(self) -> list[Exception]:
+        errors = self._subtask.close() if self._subtask is not None else []
+        if self._subtask is None:
+            self._parts.release()
+        for error in errors:
+            _log.warning(
+                "subtask.close_failed",
+                job_id=self.attempt.job_id,
+                vertex=self.attempt.vertex,
+                subtask_index=self.attempt.subtask_index,
+                reason=str(error),
+            )
+        if self._log_file is not None:
+            if self._output is not None:
+                self._output.switch_to(None)
+            self._log_file.close()
+            self._log_file = None
+        return errors
+
+    @contextmanager
+    def _boundary(self) -> Iterator[None]:
+        if self._output is not None:
+            self._output.switch_to(self._log_file)
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary of a task
+            self.fail(error)
+        finally:
+            if self._output is not None:
+                self._output.switch_to(None)
+
+    # -- reports
+
+    def metrics(self) -> internal_pb2.AttemptMetrics:
+        """The counters of this attempt."""
+        return internal_pb2.AttemptMetrics(
+            attempt=self.attempt, metrics=self._parts.counters.to_proto()
+        )
+
+    def report_splits(self, discovered: internal_pb2.SplitsDiscovered) -> None:
+        """Sends discovered splits to the JobManager."""
+        self._report_event(splits_discovered=discovered)
+
+    def _move_to(
+        self,
+        state: client_pb2.AttemptState.ValueType,
+        failure: client_pb2.FailureCause | None = None,
+    ) -> None:
+        self._lifecycle.move_to(state)
+        if self._lifecycle.is_terminal:  # the last counters go ahead of the end
+            metrics = internal_pb2.SlotMetrics(attempts=[self.metrics()])
+            self._report(internal_pb2.SlotReport(metrics=metrics))
+        changed = internal_pb2.AttemptStateChanged(state=state, failure=failure)
+        self._report_event(state_changed=changed)
+
+    def _report_event(
+        self,
+        *,
+        state_changed: internal_pb2.AttemptStateChanged | None = None,
+        splits_discovered: internal_pb2.SplitsDiscovered | None = None,
+        end_of_data: internal_pb2.EndOfDataReached | None = None,
+    ) -> None:
+        event = internal_pb2.TaskEvent(
+            attempt=self.attempt,
+            state_changed=state_changed,
+            splits_discovered=splits_discovered,
+            end_of_data=end_of_data,
+        )
+        self._report(internal_pb2.SlotReport(task_event=event))
+
+    def _cause_of(self, error: BaseException) -> client_pb2.FailureCause:
+        is_ours = isinstance(error, TaskFailure)
+        text = "".join(traceback.format_exception(error))
+        return client_pb2.FailureCause(
+            error_class=type(error).__name__ if is_ours else "TaskFailure",
+            message=str(error) if is_ours else f"{type(error).__name__}: {error}",
+            traceback=error.user_traceback if isinstance(error, TaskFailure) else text,
+            vertex=self._vertex_name,
+            subtask_index=self.attempt.subtask_index,
+            attempt=self.attempt.attempt,
+            operator=error.operator if isinstance(error, TaskFailure) else "",
+            row=error.row if isinstance(error, TaskFailure) else "",
+            taskmanager_id=self._taskmanager_id,
+            timestamp_ms=self._clock.now_ms(),
+        )

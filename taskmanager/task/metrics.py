@@ -1,0 +1,39 @@
+"""Counters of one subtask: plain integers that only the mailbox thread writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.elements import MIN_TIMESTAMP_MS
+from penstock.pb import client_pb2
+
+
+@dataclass(slots=True)
+class SubtaskCounters:
+    """What a subtask did since its attempt began; times in nanoseconds of the mailbox thread."""
+
+    records_in: int = 0
+    records_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    busy_ns: int = 0
+    idle_ns: int = 0
+    back_pressured_ns: int = 0
+    watermark_ms: int = MIN_TIMESTAMP_MS
+    late_records: int = 0
+    bad_records: int = 0
+
+    def to_proto(self) -> client_pb2.SubtaskMetrics:
+        """The counters as they are reported."""
+        return client_pb2.SubtaskMetrics(
+            records_in=self.records_in,
+            records_out=self.records_out,
+            bytes_in=self.bytes_in,
+            bytes_out=self.bytes_out,
+            busy_ms=self.busy_ns // 1_000_000,
+            idle_ms=self.idle_ns // 1_000_000,
+            back_pressured_ms=self.back_pressured_ns // 1_000_000,
+            watermark_ms=self.watermark_ms,
+            late_records=self.late_records,
+            bad_records=self.bad_records,
+        )

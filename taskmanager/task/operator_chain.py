@@ -1,0 +1,216 @@
+"""Runs one chain of operators, element by element, and can stop between any two of them.
+
+Invariants:
+- An element is carried to the ends of the chain before the next one of the same operator follows it
+  (depth first), so order holds on every path.
+- Nothing is emitted while one of the chain's outputs cannot take a batch; what a single operator
+  call has already produced waits as an iterator on the stack, it is not queued.
+- The chain never waits and never runs longer than one operator call or time slice beyond its stop.
+
+A record passes here between the input gate (or the source) and the result partitions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+import pyarrow as pa
+
+from common.elements import (
+    ControlElement,
+    OperatorOutput,
+    OriginEnded,
+    Pause,
+    SideOutput,
+    StreamElement,
+    StreamStatus,
+    Watermark,
+)
+from taskmanager.operators.operator import Operator
+
+SOURCE = -1
+"""Node that stands for the chain's input."""
+
+
+class Output(Protocol):
+    """Where rows leave the chain: a result partition."""
+
+    def is_available(self) -> bool:
+        """False while a batch could not be taken without growing a queue."""
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        """Takes a batch."""
+
+    def emit_control(self, element: ControlElement) -> None:
+        """Takes a control element, behind the batches taken before."""
+
+
+class ChainState(Enum):
+    """What ``OperatorChain.run`` came to."""
+
+    DONE = auto()
+    PAUSED = auto()
+    BLOCKED = auto()
+
+
+class OperatorChain:
+    """A tree of operators that share a thread and hand each other batches by reference.
+
+    Args:
+        operators: in topological order.
+        parents: per operator the index of the one that feeds it (``SOURCE`` for the first) and the
+            side output it reads ("" = main).
+        outputs: (index of the feeding operator, side tag, where it goes).
+    """
+
+    def __init__(
+        self,
+        operators: Sequence[Operator],
+        parents: Sequence[tuple[int, str]],
+        outputs: Sequence[tuple[int, str, Output]],
+    ) -> None:
+        self._operators = operators
+        nodes = range(SOURCE, len(operators))
+        self._children: dict[int, list[int]] = {node: [] for node in nodes}
+        self._side_children: dict[tuple[int, str], list[int]] = {}
+        for node, (parent, tag) in enumerate(parents):
+            if tag:
+                self._side_children.setdefault((parent, tag), []).append(node)
+            else:
+                self._children[parent].append(node)
+        self._outputs: dict[int, list[Output]] = {node: [] for node in nodes}
+        self._side_outputs: dict[tuple[int, str], list[Output]] = {}
+        for node, tag, output in outputs:
+            if tag:
+                self._side_outputs.setdefault((node, tag), []).append(output)
+            else:
+                self._outputs[node].append(output)
+        self._all_outputs = [output for _, _, output in outputs]
+        self._bounded_operators = [
+            operator for operator in operators if _overrides(operator, "is_available")
+        ]
+        self._idle_nodes = [
+            node for node, operator in enumerate(operators) if _overrides(operator, "on_idle")
+        ]
+        self._stack: list[tuple[int, Iterator[OperatorOutput]]] = []
+        self._later: deque[tuple[int, Iterable[OperatorOutput]]] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """True while something given to the chain has not reached its ends."""
+        return bool(self._stack or self._later)
+
+    def can_emit(self) -> bool:
+        """True when every output can take a batch."""
+        for output in self._all_outputs:
+            if not output.is_available():
+                return False
+        return all(operator.is_available() for operator in self._bounded_operators)
+
+    def start(self, node: int, elements: Iterable[OperatorOutput]) -> None:
+        """Lets ``node`` emit the elements (``SOURCE`` = they enter the chain)."""
+        self._stack.append((node, iter(elements)))
+
+    def start_end_of_data(self) -> None:
+        """Lets each operator emit what it still holds, upstream ones first."""
+        for node, operator in enumerate(self._operators):
+            self._later.append((node, _lazily(operator)))
+
+    def start_idle(self) -> None:
+        """Lets operators emit what they hold back while more is coming."""
+        for node in self._idle_nodes:
+            self._later.append((node, self._operators[node].on_idle()))
+
+    def run(self) -> ChainState:
+        """Goes on until all has left the chain, an output is full, or an operator pauses."""
+        stack = self._stack
+        while True:
+            if not stack:
+                if not self._later:
+                    return ChainState.DONE
+                node, elements = self._later.popleft()
+                stack.append((node, iter(elements)))
+            if not self.can_emit():
+                return ChainState.BLOCKED
+            node, iterator = stack[-1]
+            element = next(iterator, None)
+            if element is None:
+                stack.pop()
+            elif isinstance(element, Pause):
+                return ChainState.PAUSED
+            else:
+                self._deliver(node, element)
+
+    def _deliver(self, node: int, element: OperatorOutput) -> None:
+        if isinstance(element, pa.RecordBatch):
+            if element.num_rows:
+                self._deliver_batch(self._children[node], self._outputs[node], element)
+        elif isinstance(element, SideOutput):
+            if element.batch.num_rows:
+                key = (node, element.tag)
+                self._deliver_batch(
+                    self._side_children.get(key, ()),
+                    self._side_outputs.get(key, ()),
+                    element.batch,
+                )
+        elif not isinstance(element, Pause):
+            self._deliver_control(node, element)
+
+    def _deliver_batch(
+        self, children: Sequence[int], outputs: Sequence[Output], batch: pa.RecordBatch
+    ) -> None:
+        for output in outputs:
+            output.emit(batch)
+        for child in reversed(children):
+            self._stack.append((child, iter(self._operators[child].process(batch))))
+
+    def _deliver_control(self, node: int, element: ControlElement | OriginEnded) -> None:
+        """Control elements take every way: main and side outputs alike."""
+        side_children = [
+            child
+            for (parent, _), nodes in self._side_children.items()
+            if parent == node
+            for child in nodes
+        ]
+        for child in reversed([*self._children[node], *side_children]):
+            self._stack.append((child, iter(_handle(self._operators[child], element))))
+        if isinstance(element, OriginEnded):
+            return
+        side_outputs = [
+            output
+            for (parent, _), outputs in self._side_outputs.items()
+            if parent == node
+            for output in outputs
+        ]
+        for output in (*self._outputs[node], *side_outputs):
+            output.emit_control(element)
+
+    def close(self) -> None:
+        """Drops what is under way; generators end where they stand."""
+        while self._stack:
+            _, iterator = self._stack.pop()
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+        self._later.clear()
+
+
+def _handle(operator: Operator, element: StreamElement | OriginEnded) -> Iterable[OperatorOutput]:
+    if isinstance(element, Watermark):
+        return operator.on_watermark(element)
+    if isinstance(element, StreamStatus):
+        return operator.on_stream_status(element)
+    if isinstance(element, OriginEnded):
+        return operator.on_origin_ended(element)
+    return (element,)
+
+
+def _lazily(operator: Operator) -> Iterator[OperatorOutput]:
+    yield from operator.on_end_of_data()
+
+
+def _overrides(operator: Operator, method: str) -> bool:
+    return getattr(type(operator), method) is not getattr(Operator, method)

@@ -1,0 +1,141 @@
+"""Entry point of a slot process: puts the parts of a slot together and runs its mailbox.
+
+Forked by the forkserver, so everything imported here is loaded once for all slots. Threads: the
+mailbox (this one), the data exchange's I/O thread, the control channel's, and at most
+``_IO_THREADS_MAX`` for listing files and the like.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import structlog
+
+from common.clock import SystemClock
+from common.pb import internal_pb2
+from penstock.config import Configuration
+from taskmanager.network.connection_runner import SocketTransport
+from taskmanager.network.exchange import DataExchange, SlotIdentity
+from taskmanager.task.control_channel import ControlChannel, read_command
+from taskmanager.task.deployment import Deployment, SlotServices
+from taskmanager.task.execution import Execution
+from taskmanager.task.mailbox import Mailbox
+from taskmanager.task.slot_runtime import SlotRuntime
+from taskmanager.task.user_output import AttemptOutput, capture, open_log
+
+_IO_THREADS_MAX = 2
+_GRACE_S = 2.0
+
+_log = structlog.get_logger()
+
+
+def run(connection: socket.socket) -> None:
+    """Serves one slot until its line to the daemon ends or it is told to shut down."""
+    first = read_command(connection)
+    if first is None or first.WhichOneof("command") != "configure":
+        return
+    configuration = first.configure
+    _prepare_imports(configuration)
+    output = capture()
+    clock, mailbox = SystemClock(), Mailbox()
+    config = Configuration.from_mapping(dict(configuration.config))
+    exchange = DataExchange(
+        config,
+        SlotIdentity(
+            configuration.job_id,
+            configuration.slot_id,
+            configuration.host_id,
+            configuration.leader_epoch,
+            configuration.token,
+        ),
+        mailbox.post,
+        clock,
+        SocketTransport(),
+    )
+    with ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io") as executor:
+        runtime: SlotRuntime
+        channel = ControlChannel(
+            connection,
+            lambda command: mailbox.post(lambda: runtime.handle(command)),
+            lambda: _end_soon(mailbox, runtime),
+        )
+        services = SlotServices(
+            config=config,
+            clock=clock,
+            exchange=exchange,
+            executor=executor,
+            post=mailbox.post,
+            report=channel.send,
+            artifact_paths=dict(configuration.artifact_paths),
+        )
+        builder = _ExecutionBuilder(services, configuration, output)
+        runtime = SlotRuntime(clock, mailbox, exchange, builder, channel.send)
+        endpoint = exchange.listen(
+            configuration.unix_socket_path,
+            configuration.tcp_bind_host,
+            configuration.tcp_advertised_host,
+        )
+        channel.start()
+        channel.send(internal_pb2.SlotReport(ready=endpoint))
+        try:
+            runtime.run()
+        finally:
+            exchange.close()
+            channel.close(_GRACE_S)
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
+class _ExecutionBuilder:
+    """Builds executions that log to a file of their own."""
+
+    def __init__(
+        self,
+        services: SlotServices,
+        configuration: internal_pb2.SlotConfiguration,
+        output: AttemptOutput,
+    ) -> None:
+        self._services = services
+        self._configuration = configuration
+        self._output = output
+
+    def __call__(
+        self, deployment: internal_pb2.TaskDeployment, schedule: Callable[[], None]
+    ) -> Execution:
+        attempt = deployment.attempt
+        parts = Deployment(deployment, self._services, schedule)
+        execution = Execution(
+            deployment,
+            parts,
+            report=self._services.report,
+            clock=self._services.clock,
+            taskmanager_id=self._configuration.taskmanager_id,
+            output=self._output,
+            log=open_log(
+                Path(self._configuration.log_directory),
+                attempt.vertex,
+                attempt.subtask_index,
+                attempt.attempt,
+            ),
+        )
+        execution.run(lambda: parts.create_partitions(execution))
+        return execution
+
+
+def _prepare_imports(configuration: internal_pb2.SlotConfiguration) -> None:
+    """The user's modules come first, ours stay ours (they are loaded already)."""
+    sys.path[:0] = list(configuration.code_paths)
+    Path(configuration.work_directory).mkdir(parents=True, exist_ok=True)
+
+
+def _end_soon(mailbox: Mailbox, runtime: SlotRuntime) -> None:
+    """The daemon is gone: stop, and do not let a function that hangs prevent it."""
+    mailbox.post(runtime.stop)
+    timer = threading.Timer(_GRACE_S, os._exit, args=(1,))
+    timer.daemon = True
+    timer.start()

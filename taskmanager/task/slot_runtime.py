@@ -1,0 +1,205 @@
+"""The mailbox loop of a slot: runs all the subtasks of one slot on one thread.
+
+``run_one`` does the next piece of work (a mail, a due timer, or one step of a subtask) and returns;
+it never waits, so that a test can step the slot from outside and on simulated time. ``run`` is the
+loop of a real slot process: it waits for mail when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from common.clock import Clock
+from common.pb import internal_pb2
+from taskmanager.task.execution import Execution
+from taskmanager.task.mailbox import Mailbox
+from taskmanager.task.subtask import Progress
+
+_MAIL_BEFORE_STEP_MAX = 64
+_METRICS_INTERVAL_MS = 1000
+
+
+class ExecutionFactory(Protocol):
+    """Builds the execution of a deployment."""
+
+    def __call__(
+        self, deployment: internal_pb2.TaskDeployment, schedule: Callable[[], None]
+    ) -> Execution:
+        """A new execution; ``schedule`` (any thread) asks for a step."""
+
+
+class Waits(Protocol):
+    """Something that waits for answers with deadlines: the data exchange."""
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """Monotonic time at which ``tick`` has something to do."""
+
+    def tick(self, now_ns: int) -> None:
+        """Ends the waits whose deadline has passed."""
+
+
+class SlotRuntime:
+    """Owns the subtasks of a slot and gives each of them its turn."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        mailbox: Mailbox,
+        exchange: Waits,
+        build_execution: ExecutionFactory,
+        report: Callable[[internal_pb2.SlotReport], None],
+    ) -> None:
+        self._clock = clock
+        self._mailbox = mailbox
+        self._exchange = exchange
+        self._build_execution = build_execution
+        self._report = report
+        self._executions: dict[tuple[str, int, int], Execution] = {}
+        self._ready: deque[tuple[str, int, int]] = deque()
+        self._is_ready: set[tuple[str, int, int]] = set()
+        self._next_metrics_at_ms = clock.now_ms() + _METRICS_INTERVAL_MS
+        self._is_stopped = False
+
+    # -- commands
+
+    def handle(self, command: internal_pb2.SlotCommand) -> None:
+        """Carries out a command of the daemon."""
+        kind = command.WhichOneof("command")
+        if kind == "deploy":
+            self._deploy(command.deploy)
+        elif kind == "cancel":
+            self._with_execution(command.cancel, lambda execution: execution.cancel())
+        elif kind == "task_command":
+            task_command = command.task_command
+            self._with_execution(
+                task_command.attempt, lambda execution: execution.handle(task_command)
+            )
+        elif kind == "results_taken":
+            taken = command.results_taken
+            self._with_execution(taken.attempt, lambda execution: execution.results_taken(taken))
+        elif kind == "shutdown":
+            self.stop()
+
+    def _deploy(self, deployment: internal_pb2.TaskDeployment) -> None:
+        key = _key(deployment.attempt)
+        if key in self._executions:
+            return
+        execution = self._build_execution(deployment, lambda: self._schedule(key))
+        self._executions[key] = execution
+        self._schedule(key)
+
+    def _with_execution(
+        self, attempt: internal_pb2.AttemptId, action: Callable[[Execution], None]
+    ) -> None:
+        execution = self._executions.get(_key(attempt))
+        if execution is not None:
+            action(execution)
+            self._forget_if_ended(_key(attempt))
+
+    def _schedule(self, key: tuple[str, int, int]) -> None:
+        if key not in self._is_ready and key in self._executions:
+            self._is_ready.add(key)
+            self._ready.append(key)
+
+    def _forget_if_ended(self, key: tuple[str, int, int]) -> None:
+        execution = self._executions.get(key)
+        if execution is not None and execution.has_ended:
+            del self._executions[key]
+
+    # -- loop
+
+    def run_one(self) -> bool:
+        """Does the next piece of work; False when there is none at this time."""
+        mail = self._mailbox.take()
+        if mail is not None:
+            mail()
+            return True
+        if self._wake_due():
+            return True
+        if not self._ready:
+            return False
+        self._step_next()
+        return True
+
+    def run(self) -> None:
+        """Works until ``stop``; waits for mail where there is nothing to do."""
+        while not self._is_stopped:
+            for _ in range(_MAIL_BEFORE_STEP_MAX):
+                mail = self._mailbox.take()
+                if mail is None:
+                    break
+                mail()
+            self._wake_due()
+            if self._ready:
+                self._step_next()
+            elif not self._is_stopped:
+                mail = self._mailbox.wait(self._seconds_to_next_deadline())
+                if mail is not None:
+                    mail()
+
+    def stop(self) -> None:
+        """Ends the loop; every subtask that still runs is cancelled."""
+        self._is_stopped = True
+        for execution in list(self._executions.values()):
+            execution.cancel()
+        self._executions.clear()
+
+    def _step_next(self) -> None:
+        key = self._ready.popleft()
+        self._is_ready.discard(key)
+        execution = self._executions.get(key)
+        if execution is None:
+            return
+        if execution.step() is Progress.MORE:
+            self._schedule(key)
+        self._forget_if_ended(key)
+
+    def _wake_due(self) -> bool:
+        """Schedules what a timer or the buffer timeout is due for."""
+        now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
+        has_woken = False
+        wait_ns = self._exchange.next_deadline_ns
+        if wait_ns is not None and wait_ns <= now_ns:
+            self._exchange.tick(now_ns)
+        for key, execution in self._executions.items():
+            execution.flush_if_due(now_ns)
+            deadline_ms = execution.next_deadline_ms()
+            if deadline_ms is not None and deadline_ms <= now_ms and key not in self._is_ready:
+                self._schedule(key)
+                has_woken = True
+        if now_ms >= self._next_metrics_at_ms:
+            self._next_metrics_at_ms = now_ms + _METRICS_INTERVAL_MS
+            self._report_metrics(list(self._executions.values()))
+        return has_woken
+
+    def next_deadline_ms(self) -> int:
+        """Wall-clock time at which there is something to do even without mail."""
+        now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
+        deadline_ms = self._next_metrics_at_ms
+        deadlines_ns = [self._exchange.next_deadline_ns]
+        for execution in self._executions.values():
+            timer_ms = execution.next_deadline_ms()
+            if timer_ms is not None:
+                deadline_ms = min(deadline_ms, timer_ms)
+            deadlines_ns.append(execution.flush_deadline_ns())
+        for deadline_ns in deadlines_ns:
+            if deadline_ns is not None:
+                deadline_ms = min(deadline_ms, now_ms + max(0, deadline_ns - now_ns) // 1_000_000)
+        return deadline_ms
+
+    def _seconds_to_next_deadline(self) -> float:
+        return max(self.next_deadline_ms() - self._clock.now_ms(), 0.5) / 1000
+
+    def _report_metrics(self, executions: list[Execution]) -> None:
+        if executions:
+            metrics = internal_pb2.SlotMetrics(
+                attempts=[execution.metrics() for execution in executions]
+            )
+            self._report(internal_pb2.SlotReport(metrics=metrics))
+
+
+def _key(attempt: internal_pb2.AttemptId) -> tuple[str, int, int]:
+    return attempt.vertex, attempt.subtask_index, attempt.attempt

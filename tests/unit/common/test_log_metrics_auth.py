@@ -1,0 +1,199 @@
+"""Aim: what a daemon writes and shows, and whom it lets in."""
+
+# ruff: noqa: N802 - gRPC names its methods
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import grpc.aio
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.auth import (
+    load_token,
+    require_token,
+    server_interceptors,
+    token_client_interceptors,
+    token_metadata,
+)
+from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+from common.grpc_options import channel_options, server_options
+from common.log import configure_logging, get_logger
+from common.metrics import METRICS_OFF, AttemptMetricsCollector, MetricsServer
+from common.pb import internal_pb2, internal_pb2_grpc
+from penstock.errors import ConfigurationError, Unauthenticated
+from penstock.grpc_errors import error_from_rpc
+from penstock.pb import client_pb2
+
+
+@pytest.fixture
+def clean_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        if handler not in handlers:
+            handler.close()
+    for handler in handlers:
+        root.addHandler(handler)
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("clean_logging")
+def test_log_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # pytest's own handlers are the root's: configure_logging replaces them here only.
+    log_file = tmp_path / "logs" / "jm.log"
+    logging.getLogger().handlers.clear()
+    early = get_logger("early")
+    configure_logging("jobmanager", log_file, "info")
+    early.info("job.started", job_id="j", duration_ms=3)
+    early.debug("not.shown")
+    logging.getLogger("grpc").warning("from %s", "grpc")
+    try:
+        int("what")
+    except ValueError:
+        early.exception("job.crashed")
+    lines = [json.loads(line) for line in log_file.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["job.started", "from grpc", "job.crashed"]
+    assert lines[0] | {"timestamp": ""} == {
+        "event": "job.started",
+        "job_id": "j",
+        "duration_ms": 3,
+        "role": "jobmanager",
+        "level": "info",
+        "logger": "early",
+        "timestamp": "",
+    }
+    assert lines[1]["logger"] == "grpc"
+    assert "ValueError: invalid literal" in lines[2]["exception"]
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for line in (*lines, *shown):
+        del line["timestamp"]
+    assert shown == lines
+    with pytest.raises(ConfigurationError, match="loud"):
+        configure_logging("jobmanager", None, "loud")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        configure_logging("jobmanager", tmp_path / "file" / "x.log", "info")
+
+
+def attempt_metrics(subtask: int, **values: int) -> internal_pb2.AttemptMetrics:
+    return internal_pb2.AttemptMetrics(
+        attempt=internal_pb2.AttemptId(job_id="j", vertex="v0", subtask_index=subtask, attempt=2),
+        metrics=client_pb2.SubtaskMetrics(**values),
+    )
+
+
+def test_metrics_endpoint() -> None:
+    attempts = [
+        attempt_metrics(0, records_in=5, busy_ms=1500, watermark_ms=MIN_TIMESTAMP_MS),
+        attempt_metrics(1, bytes_out=7, watermark_ms=MAX_TIMESTAMP_MS),
+        attempt_metrics(2, watermark_ms=2500),
+    ]
+    registry = CollectorRegistry()
+    registry.register(AttemptMetricsCollector(lambda: tuple(attempts)))
+    server = MetricsServer(registry, "127.0.0.1", 0)
+    port = server.start()
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            text = page.read().decode()
+        with pytest.raises(ConfigurationError, match="cannot listen"):
+            MetricsServer(registry, "127.0.0.1", port).start()
+    finally:
+        server.stop()
+    server.stop()
+    samples = {
+        (sample.name, sample.labels["subtask_index"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels["job_id"] == "j" and sample.labels["vertex"] == "v0"
+    }
+    assert samples["penstock_subtask_records_in_total", "0"] == 5
+    assert samples["penstock_subtask_busy_seconds_total", "0"] == 1.5
+    assert samples["penstock_subtask_out_bytes_total", "1"] == 7
+    watermark = "penstock_subtask_watermark_timestamp_seconds"
+    assert (watermark, "0") not in samples
+    assert samples[watermark, "1"] == float("inf")
+    assert samples[watermark, "2"] == 2.5
+    assert MetricsServer(registry, "127.0.0.1", METRICS_OFF).start() == METRICS_OFF
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # the port is free again
+
+
+def test_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(" from-the-file\n")
+    assert load_token(str(file), {"PENSTOCK_TOKEN": "from-the-environment"}) == "from-the-file"
+    assert load_token("", {"PENSTOCK_TOKEN": "from-the-environment"}) == "from-the-environment"
+    assert load_token("", {}) == ""
+    assert token_metadata("") == ()
+    for bad in ("", "short", "two\nlines-of-text", "umlaut-äöü-äöü"):
+        file.write_text(bad)
+        with pytest.raises(ConfigurationError, match="token"):
+            load_token(str(file), {})
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_token(str(tmp_path / "none"), {})
+    require_token("127.0.0.1", "", "x.bind-host")
+    require_token("0.0.0.0", "a-secret-token", "x.bind-host")
+    with pytest.raises(ConfigurationError, match=r"x\.bind-host = '0\.0\.0\.0'"):
+        require_token("0.0.0.0", "", "x.bind-host")
+
+
+class Service(internal_pb2_grpc.TaskManagerInternalServicer):
+    async def FreeSlots(self, request: Any, context: Any) -> Any:
+        return internal_pb2.FreeSlotsResponse()
+
+    async def ReadTaskLogs(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield client_pb2.LogChunk(data=b"x")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "is_let_in"), [("the-right-one", True), ("the-wrong-one", False), ("", False)]
+)
+def test_only_the_token_lets_in(theirs: str, is_let_in: bool) -> None:
+    async def work() -> None:
+        server = grpc.aio.server(
+            options=server_options(), interceptors=server_interceptors("the-right-one")
+        )
+        internal_pb2_grpc.add_TaskManagerInternalServicer_to_server(Service(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        channel = grpc.aio.insecure_channel(
+            f"127.0.0.1:{port}",
+            options=channel_options(),
+            interceptors=token_client_interceptors(theirs),
+        )
+        stub: Any = internal_pb2_grpc.TaskManagerInternalStub(channel)
+        try:
+            async with asyncio.timeout(10):
+                if is_let_in:
+                    await stub.FreeSlots(internal_pb2.FreeSlotsRequest())
+                    chunks = [
+                        chunk
+                        async for chunk in stub.ReadTaskLogs(internal_pb2.ReadTaskLogsRequest())
+                    ]
+                    assert [chunk.data for chunk in chunks] == [b"x"]
+                    return
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.FreeSlots(internal_pb2.FreeSlotsRequest())
+                assert isinstance(error_from_rpc(caught.value), Unauthenticated)
+                with pytest.raises(grpc.aio.AioRpcError):
+                    async for _ in stub.ReadTaskLogs(internal_pb2.ReadTaskLogsRequest()):
+                        pass
+        finally:
+            await channel.close()
+            await server.stop(0)
+
+    asyncio.run(work())

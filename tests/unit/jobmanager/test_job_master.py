@@ -1,0 +1,368 @@
+"""The machine of a job: its story by hand, and its invariants under random interleavings.
+
+The random test plays cluster: it answers effects with the events a cluster could send, in any order,
+mixed with failures, losses, cancellations, duplicates and stale reports.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.dispatcher.job_state import TRANSITIONS as JOB_TRANSITIONS
+from jobmanager.dispatcher.job_state import JobState, is_terminal
+from jobmanager.failover.failure_cause import FailureCause, more_telling
+from jobmanager.graph import execution_attempt
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, ExecutionAttempt
+from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
+from jobmanager.scheduler.deployment import Endpoint
+from jobmanager.scheduler.slots import Slot
+from penstock.connectors.source import Split
+from penstock.errors import InvariantViolation
+from penstock.pb import client_pb2
+
+PLAN = JobPlan(
+    (VertexPlan("v0", 2, source_uids=("src",)), VertexPlan("v1", 2)),
+    (EdgePlan("e0", "v0", "v1", Partitioning.HASH),),
+)
+SLOTS = (Slot("a-0", "a", "1"), Slot("b-0", "b", "1"))
+KEYS = [AttemptKey(v, i, 0) for v in ("v0", "v1") for i in (0, 1)]
+CAUSE = FailureCause("TaskFailure", "it broke")
+
+
+def deployed() -> JobMaster:
+    master = JobMaster(PLAN)
+    assert master.step(m.JobStarted()) == [m.RequestSlots(2)]
+    assert master.step(m.SlotsGranted(SLOTS)) == [
+        m.AllocateSlots("a", ("a-0",)),
+        m.AllocateSlots("b", ("b-0",)),
+    ]
+    assert master.step(m.SlotsAllocated("a", (Endpoint("a-0"),))) == []
+    effects = master.step(m.SlotsAllocated("b", (Endpoint("b-0"),)))
+    assert [type(e) for e in effects] == [m.DeployTasks, m.DeployTasks]
+    return master
+
+
+def running() -> JobMaster:
+    master = deployed()
+    effects: list[m.JobEffect] = []
+    for key in KEYS:
+        assert master.state is JobState.CREATED
+        effects = master.step(m.AttemptReported(key, AttemptState.RUNNING))
+    assert effects == [m.PublishState(JobState.RUNNING)]
+    return master
+
+
+def report_all(master: JobMaster, state: AttemptState) -> list[m.JobEffect]:
+    return [e for key in KEYS for e in master.step(m.AttemptReported(key, state))]
+
+
+def test_states_have_the_numbers_of_the_protocol() -> None:
+    assert {f"JOB_STATE_{s.name}": s.value for s in JobState} == dict(client_pb2.JobState.items())
+    assert {f"ATTEMPT_STATE_{s.name}": s.value for s in AttemptState} == dict(
+        client_pb2.AttemptState.items()
+    )
+    assert set(JOB_TRANSITIONS) == set(JobState)
+    assert set(execution_attempt.TRANSITIONS) == set(AttemptState)
+
+
+def test_commit_goes_out_once_when_the_last_has_reached_the_end() -> None:
+    master = running()
+    assert master.step(m.AttemptReported(KEYS[0], AttemptState.FINISHED)) == []
+    assert master.step(m.EndOfDataReported(KEYS[2])) == []
+    assert master.step(m.EndOfDataReported(KEYS[3])) == []
+    assert master.step(m.EndOfDataReported(KEYS[3])) == []
+    assert master.step(m.AttemptReported(KEYS[1], AttemptState.FINISHED)) == [
+        m.SendCommands("a", (m.CommitOutput(KEYS[2]),)),
+        m.SendCommands("b", (m.CommitOutput(KEYS[3]),)),
+    ]
+    assert master.step(m.AttemptReported(KEYS[2], AttemptState.FINISHED)) == []
+    assert master.step(m.AttemptReported(KEYS[3], AttemptState.FINISHED)) == [
+        m.PublishState(JobState.FINISHED),
+        m.FreeSlots(SLOTS[:1]),
+        m.FreeSlots(SLOTS[1:]),
+    ]
+    assert master.dropped_events == 1
+
+
+def test_an_early_end_of_data_waits_until_everything_runs() -> None:
+    master = deployed()
+    for key in KEYS:
+        assert master.step(m.EndOfDataReported(key)) == []
+    effects = report_all(master, AttemptState.RUNNING)
+    assert effects[0] == m.PublishState(JobState.RUNNING)
+    assert sum(len(e.commands) for e in effects[1:] if isinstance(e, m.SendCommands)) == 4
+
+
+def test_splits_go_to_the_subtasks_that_read_them() -> None:
+    master = running()
+    found = (Split("x", size=2), Split("y", size=1))
+    assert master.step(m.SplitsReported(KEYS[0], "src", found, True)) == [
+        m.SendCommands("a", (m.AddSplits(KEYS[0], "src", found[:1], True),)),
+        m.SendCommands("b", (m.AddSplits(KEYS[1], "src", found[1:], True),)),
+    ]
+    assert master.step(m.SplitsReported(KEYS[0], "src", found, True)) == []
+    assert master.dropped_events == 1
+
+
+def test_splits_of_what_is_no_source_fail_the_job() -> None:
+    master = running()
+    master.step(m.SplitsReported(KEYS[2], "src", (), True))
+    assert master.state is JobState.FAILING
+    assert master.failure is not None
+    assert "is no source" in master.failure.message
+
+
+def test_a_failure_cancels_the_others_and_an_original_cause_replaces_a_consequence() -> None:
+    master = running()
+    lost = FailureCause("PartitionUnavailable", "connection reset")
+    effects = master.step(m.AttemptReported(KEYS[2], AttemptState.FAILED, lost))
+    assert effects == [
+        m.PublishState(JobState.FAILING),
+        m.CancelTasks("a", (KEYS[0],)),
+        m.CancelTasks("b", (KEYS[1], KEYS[3])),
+        m.AwaitCancellation(),
+    ]
+    master.step(m.AttemptReported(KEYS[1], AttemptState.FAILED, CAUSE))
+    assert master.failure == CAUSE
+    master.step(m.AttemptReported(KEYS[0], AttemptState.CANCELED))
+    effects = master.step(m.TaskManagerLost("b", FailureCause("TaskManagerLost", "gone")))
+    assert effects == [m.PublishState(JobState.FAILED), m.FreeSlots(SLOTS[:1])]
+    assert master.failure == CAUSE
+
+
+def test_which_cause_is_shown() -> None:
+    consequence = FailureCause("PartitionUnavailable", "p")
+    lost = FailureCause("TaskManagerLost", "l")
+    assert more_telling(None, consequence) is consequence
+    assert more_telling(consequence, lost) is lost
+    assert more_telling(lost, CAUSE) is CAUSE
+    assert more_telling(CAUSE, lost) is CAUSE
+    assert more_telling(CAUSE, FailureCause("BadRecord", "later")) is CAUSE
+
+
+@pytest.mark.parametrize("when", ["before", "waiting", "allocating", "deployed", "running"])
+def test_cancel_in_every_state(when: str) -> None:
+    master = JobMaster(PLAN) if when in ("before", "waiting", "allocating") else deployed()
+    if when in ("waiting", "allocating"):
+        master.step(m.JobStarted())
+    if when == "allocating":
+        master.step(m.SlotsGranted(SLOTS))
+    if when == "running":
+        report_all(master, AttemptState.RUNNING)
+    effects = master.step(m.CancelRequested())
+    assert effects[0] == m.PublishState(JobState.CANCELLING)
+    if when == "waiting":
+        assert m.WithdrawRequest() in effects
+        # The grant was on its way already.
+        assert master.step(m.SlotsGranted(SLOTS)) == [
+            m.FreeSlots(SLOTS[:1]),
+            m.FreeSlots(SLOTS[1:]),
+        ]
+    if when in ("deployed", "running"):
+        assert report_all(master, AttemptState.RUNNING) == []
+        effects = report_all(master, AttemptState.CANCELED)
+    assert m.PublishState(JobState.CANCELED) in effects
+    assert master.step(m.JobStarted()) == []
+    assert master.step(m.CancelRequested()) == []
+    master.check()
+
+
+def test_a_cancellation_that_comes_after_everything_has_finished_changes_nothing() -> None:
+    master = running()
+    master.step(m.CancelRequested())
+    effects = report_all(master, AttemptState.FINISHED)
+    assert m.PublishState(JobState.FINISHED) in effects
+
+
+def test_attempts_that_do_not_end_in_time_are_given_up() -> None:
+    master = running()
+    assert master.step(m.CancellationOverdue()) == []
+    master.step(m.CancelRequested())
+    effects = master.step(m.CancellationOverdue())
+    assert effects[0] == m.PublishState(JobState.CANCELED)
+    assert len(effects) == 3
+
+
+def test_a_lost_taskmanager_does_not_matter_to_a_job_that_has_nothing_there() -> None:
+    master = JobMaster(PLAN)
+    master.step(m.JobStarted())
+    lost = m.TaskManagerLost("a", FailureCause("TaskManagerLost", "gone"))
+    assert master.step(lost) == []
+    # It comes back, and its new slots are freed in the end.
+    master.step(m.SlotsGranted(SLOTS))
+    effects = master.step(m.CancelRequested())
+    assert [e for e in effects if isinstance(e, m.FreeSlots)] == [
+        m.FreeSlots(SLOTS[:1]),
+        m.FreeSlots(SLOTS[1:]),
+    ]
+
+
+def test_slots_without_an_address_fail_the_job() -> None:
+    master = JobMaster(PLAN)
+    master.step(m.JobStarted())
+    master.step(m.SlotsGranted(SLOTS))
+    master.step(m.SlotsAllocated("a", ()))
+    master.step(m.SlotsAllocated("b", (Endpoint("b-0"),)))
+    assert master.state is JobState.FAILED
+    assert master.failure is not None
+    assert "a-0" in master.failure.message
+
+
+def test_an_illegal_transition_tells_the_story() -> None:
+    with pytest.raises(InvariantViolation, match="FINISHED cannot become RUNNING"):
+        ExecutionAttempt(KEYS[0], AttemptState.FINISHED).become(AttemptState.RUNNING)
+    master = JobMaster(PLAN)
+    master.step(m.JobStarted())
+    master.step(m.SlotsGranted(SLOTS))
+    with pytest.raises(InvariantViolation, match=r"granted twice.*JobStarted"):
+        master.step(m.SlotsGranted(SLOTS))
+
+
+class _World:
+    """A cluster that may do anything a real one could, in any order."""
+
+    def __init__(self, seed: int, mishaps: float) -> None:
+        self.random = random.Random(seed)
+        self.mishaps = mishaps
+        self.master = JobMaster(PLAN)
+        self.pending: list[m.JobEvent] = [m.JobStarted()]
+        self.alive: dict[AttemptKey, AttemptState] = {}
+        self.published: list[JobState] = []
+        self.granted: tuple[Slot, ...] = ()
+        self.freed: Counter[Slot] = Counter()
+        self.lost: set[str] = set()
+        self.commits = 0
+
+    def deliver(self, event: m.JobEvent) -> None:
+        for effect in self.master.step(event):
+            self.perform(effect)
+        self.master.check()
+
+    def perform(self, effect: m.JobEffect) -> None:
+        match effect:
+            case m.RequestSlots():
+                if self.mishap():
+                    self.pending.append(m.SlotsRefused(2, 1, 1, 1, 100))
+                else:
+                    self.granted = SLOTS
+                    self.pending.append(m.SlotsGranted(SLOTS))
+            case m.AllocateSlots(taskmanager_id, slot_ids):
+                ok = m.SlotsAllocated(taskmanager_id, tuple(Endpoint(s) for s in slot_ids))
+                self.pending.append(self.or_failure(taskmanager_id, ok))
+            case m.DeployTasks(taskmanager_id, tasks):
+                assert {t.slot_id for t in tasks} <= {s.slot_id for s in self.granted}
+                assert self.granted
+                for task in tasks:
+                    assert task.attempt not in self.alive, "deployed once"
+                    self.alive[task.attempt] = AttemptState.DEPLOYING
+                if self.mishap():
+                    self.pending.append(m.CallFailed(taskmanager_id, CAUSE))
+            case m.SendCommands(_, commands):
+                for command in commands:
+                    if isinstance(command, m.CommitOutput):
+                        self.commits += 1
+                        attempts = list(self.master.graph.current())
+                        assert all(a.done_or_waiting for a in attempts)
+                        self.pending.append(m.AttemptReported(command.key, AttemptState.FINISHED))
+            case m.CancelTasks(taskmanager_id, keys):
+                if self.mishap():
+                    self.pending.append(m.CallFailed(taskmanager_id, CAUSE))
+                else:
+                    self.pending += [m.AttemptReported(k, AttemptState.CANCELED) for k in keys]
+            case m.AwaitCancellation():
+                if self.mishap():
+                    self.pending.append(m.CancellationOverdue())
+            case m.FreeSlots(slots):
+                self.freed.update(slots)
+            case m.PublishState(state):
+                self.published.append(state)
+            case m.WithdrawRequest():
+                pass  # too late: the grant is on its way
+
+    def or_failure(self, taskmanager_id: str, event: m.JobEvent) -> m.JobEvent:
+        return m.CallFailed(taskmanager_id, CAUSE) if self.mishap() else event
+
+    def mishap(self) -> bool:
+        return self.random.random() < self.mishaps
+
+    def progress(self) -> list[m.JobEvent]:
+        """What each living attempt does next."""
+        events: list[m.JobEvent] = []
+        for key, state in self.alive.items():
+            if state is AttemptState.DEPLOYING:
+                events.append(m.AttemptReported(key, AttemptState.INITIALIZING))
+            elif state is AttemptState.INITIALIZING:
+                events.append(m.AttemptReported(key, AttemptState.RUNNING))
+            elif state is AttemptState.RUNNING and key.vertex == "v1":
+                events.append(m.EndOfDataReported(key))
+            elif state is AttemptState.RUNNING:
+                events.append(m.AttemptReported(key, AttemptState.FINISHED))
+        return events
+
+    def next_event(self) -> m.JobEvent | None:
+        choices = [*self.pending, *self.progress()]
+        if not choices:
+            return None
+        if self.mishap():
+            return self.disturbance()
+        event = self.random.choice(choices)
+        if event in self.pending:
+            self.pending.remove(event)
+        elif isinstance(event, m.AttemptReported):
+            self.alive[event.key] = event.state
+        elif isinstance(event, m.EndOfDataReported):
+            self.alive[event.key] = AttemptState.FINISHED  # it says nothing more by itself
+        return event
+
+    def disturbance(self) -> m.JobEvent:
+        key = self.random.choice([*KEYS, AttemptKey("v0", 0, 7), AttemptKey("v9", 0, 0)])
+        taskmanager_id = self.random.choice("ab")
+        disturbances: list[m.JobEvent] = [
+            m.CancelRequested(),
+            m.FailureRequested(CAUSE),
+            m.TaskManagerLost(taskmanager_id, CAUSE),
+            m.AttemptReported(key, AttemptState.FAILED, CAUSE),
+            m.AttemptReported(key, AttemptState.RUNNING),
+            m.AttemptReported(key, AttemptState.CREATED),
+            m.SplitsReported(KEYS[0], "src", (Split("s"),), True),
+            m.CancellationOverdue(),
+        ]
+        event = self.random.choice(disturbances)
+        granted = self.granted and not any(isinstance(e, m.SlotsGranted) for e in self.pending)
+        if isinstance(event, m.TaskManagerLost) and granted and not self.master.ended:
+            self.lost.add(event.taskmanager_id)
+        return event
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.05, 0.3]))
+def test_any_interleaving_ends_in_exactly_one_terminal_state(seed: int, mishaps: float) -> None:
+    world = _World(seed, mishaps)
+    for _ in range(300):
+        event = world.next_event()
+        if event is None:
+            break
+        world.deliver(event)
+    # Whatever did not come by itself comes from the deadline.
+    if not world.master.ended:
+        world.deliver(m.CancelRequested())
+        world.deliver(m.CancellationOverdue())
+    world.mishaps = 0.0
+    while world.pending:
+        world.deliver(world.pending.pop(0))
+    assert world.master.ended
+    assert [is_terminal(state) for state in world.published].count(True) == 1
+    assert is_terminal(world.published[-1])
+    if mishaps == 0.0:
+        assert world.published == [JobState.RUNNING, JobState.FINISHED]
+        assert world.commits == 2
+    assert world.commits <= 2
+    for slot in world.granted:
+        assert world.freed[slot] == (0 if slot.taskmanager_id in world.lost else 1), slot

@@ -1,0 +1,314 @@
+"""What lies on disk and in buffers: leader epoch, unfinished jobs, collect buffers, admission."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+
+from common.clock import SystemClock
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.dispatcher.admission import CodeStamp, TaskManagerFacts, admission_problem
+from jobmanager.dispatcher.job_master_runner import Inbox
+from jobmanager.job_store import JobStore
+from jobmanager.main import serving
+from jobmanager.metrics import build_registry
+from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict
+from jobmanager.results.results_store import ResultsStore
+from jobmanager.rpc.taskmanager_client import in_batches
+from penstock.config import Configuration
+from penstock.errors import (
+    ConfigurationError,
+    Fenced,
+    JobRejected,
+    StoreCorrupt,
+    StoreNotFound,
+    StreamError,
+)
+from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
+
+
+def config(**settings: object) -> Configuration:
+    values = {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1}
+    return Configuration.from_mapping({**values, **settings})
+
+
+def test_the_epoch_grows_and_one_jobmanager_uses_a_directory(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    with pytest.raises(ConfigurationError, match="another JobManager is running"):
+        JobStore(tmp_path)
+    store.save("ab", graph_pb2.JobGraph(name="j"))
+    store.close()
+    later = JobStore(tmp_path)
+    assert (store.leader_epoch, later.leader_epoch) == (1, 2)
+    assert later.cluster_id == store.cluster_id
+    assert [(job.job_id, job.graph.name) for job in later.unfinished()] == [("ab", "j")]
+    later.remove("ab")
+    later.remove("ab")
+    assert later.unfinished() == []
+    later.close()
+    (tmp_path / "leader_epoch").write_text("??")
+    with pytest.raises(StoreCorrupt, match="does not hold a number"):
+        JobStore(tmp_path)
+
+
+def test_jobs_of_a_killed_jobmanager_are_shown_as_failed(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobmanager")
+    store.save("ab" * 16, graph_pb2.JobGraph(name="lost"))
+    (tmp_path / "jobmanager" / "jobs" / "cd.pb").write_bytes(b"\xff\xff")
+    store.close()
+
+    async def look() -> list[client_pb2.JobDetails]:
+        async with serving(config(), tmp_path, SystemClock()) as jobmanager:
+            text = generate_latest(build_registry(jobmanager.dispatcher, jobmanager.cluster))
+            assert b'penstock_jobmanager_jobs{state="FAILED"} 2.0' in text
+            assert b"penstock_jobmanager_slots_free 0.0" in text
+            return [record.details() for record in jobmanager.dispatcher.records()]
+
+    found = asyncio.run(look())
+    assert {details.summary.state for details in found} == {client_pb2.JOB_STATE_FAILED}
+    assert "submit it again" in found[0].failure.message
+    assert not list((tmp_path / "jobmanager" / "jobs").glob("*.pb"))
+
+
+def start_daemon(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    root = Path(__file__).parents[3]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "jobmanager", "--dir", str(directory), *arguments],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_port_in_use_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with start_daemon(tmp_path, "-D", f"jobmanager.rpc.port={port}") as daemon:
+            _, stderr = daemon.communicate(timeout=20)
+    assert daemon.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in stderr
+    assert not list(tmp_path.glob("run/*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_daemon_registers_and_ends_on_signals(tmp_path: Path, number: int) -> None:
+    with start_daemon(tmp_path, "-D", "jobmanager.rpc.port=0") as daemon:
+        assert daemon.stdout is not None
+        started = next(line for line in daemon.stdout if "jobmanager.started" in line)
+        (file,) = tmp_path.glob("run/jobmanager-*.json")
+        registered = json.loads(file.read_text())
+        assert registered["pid"] == daemon.pid
+        assert registered["address"] == json.loads(started)["address"]
+        with urllib.request.urlopen(f"http://{registered['metrics_address']}/metrics") as response:
+            assert b"penstock_jobmanager_slots 0.0" in response.read()
+        daemon.send_signal(number)
+        _, stderr = daemon.communicate(timeout=20)
+    assert (daemon.returncode, stderr) == (0, "")
+    assert not file.exists()
+    assert list(tmp_path.glob("logs/jobmanager-*.log"))
+
+
+def test_a_door_to_the_world_needs_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+
+    async def start(host: str) -> None:
+        settings: dict[str, object] = {"jobmanager.bind-host": host}
+        async with serving(config(**settings), tmp_path, SystemClock()):
+            raise AssertionError("it started")
+
+    with pytest.raises(ConfigurationError, match="no token"):
+        asyncio.run(start("0.0.0.0"))
+    monkeypatch.setenv("PENSTOCK_TOKEN", "0123456789")
+    with pytest.raises(StreamError, match="EADDRNOTAVAIL"):
+        asyncio.run(start("192.0.2.1"))
+
+
+def test_a_call_without_the_token_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TOKEN", "0123456789")
+
+    async def call() -> grpc.StatusCode:
+        async with (
+            serving(config(), tmp_path, SystemClock()) as jobmanager,
+            grpc.aio.insecure_channel(f"127.0.0.1:{jobmanager.port}") as channel,
+        ):
+            client = client_pb2_grpc.JobManagerStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await client.Hello(client_pb2.HelloRequest())
+            return error.value.code()
+
+    assert asyncio.run(call()) is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_the_inbox_is_bounded_for_reports_only_and_ends_with_its_actor() -> None:
+    async def scenario() -> None:
+        inbox = Inbox(reports_max=2)
+        for _ in range(3):
+            inbox.post(m.CancelRequested())
+        async with asyncio.TaskGroup() as tasks:
+            late = [tasks.create_task(inbox.report(m.JobStarted())) for _ in range(2)]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await asyncio.shield(late[0])
+            assert await inbox.get() == m.CancelRequested()
+            assert await inbox.get() == m.CancelRequested()
+            await late[0]
+            assert len(inbox) in (2, 3)
+            inbox.close()
+        inbox.post(m.JobStarted())
+        assert inbox.dropped_events >= 1
+
+    asyncio.run(scenario())
+
+
+def test_large_deployments_are_sent_in_several_calls() -> None:
+    artifacts = [graph_pb2.Artifact(name="x" * size) for size in (10, 10, 100, 10)]
+    batches = in_batches(artifacts, 40)
+    assert [len(batch) for batch in batches] == [2, 1, 1]
+    assert [a for batch in batches for a in batch] == artifacts
+    assert in_batches([], 40) == []
+
+
+# ---------------------------------------------------------------- results
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 30)), max_size=40),
+    st.integers(0, 40),
+)
+def test_a_collect_buffer_is_bounded_ordered_and_without_duplicates(
+    pushes: list[tuple[int, int, int]], limit: int
+) -> None:
+    """Each push may repeat old chunks; a full buffer is emptied, like a client that reads."""
+    buffer = CollectBuffer(capacity_bytes=40, limit=limit)
+    next_sequence = [0, 0, 0]
+    came: list[Chunk] = []
+    for subtask, repeat, size in pushes:
+        sequence = max(0, next_sequence[subtask] - repeat)
+        verdict = buffer.verdict(subtask, sequence, size)
+        if verdict is Verdict.FULL:
+            while chunk := buffer.pop():
+                came.append(chunk)
+            verdict = buffer.verdict(subtask, sequence, size)
+        assert (verdict is Verdict.DUPLICATE) == (sequence < next_sequence[subtask])
+        if verdict is Verdict.TAKEN:
+            rows = size if buffer.rows_wanted is None else min(size, buffer.rows_wanted)
+            buffer.take(Chunk(subtask, sequence, bytes(size), rows))
+            next_sequence[subtask] += 1
+        assert buffer.held_bytes <= 40
+    while chunk := buffer.pop():
+        came.append(chunk)
+    for subtask in range(3):
+        sequences = [c.sequence for c in came if c.subtask_index == subtask]
+        assert sequences == list(range(next_sequence[subtask]))
+    if limit:
+        assert sum(c.rows for c in came) <= limit
+    assert buffer.held_bytes == 0
+
+
+def ipc(values: list[int]) -> bytes:
+    batch = pa.record_batch({"x": pa.array(values, pa.int64())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def rows(data: bytes) -> list[int]:
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()["x"].to_pylist()
+
+
+def test_a_limit_cuts_the_last_chunk_and_satisfies_the_rest() -> None:
+    async def scenario() -> None:
+        store = ResultsStore()
+        store.open("j", {"c": 5})
+
+        def chunk(subtask: int, sequence: int, values: list[int]) -> client_pb2.ResultChunk:
+            return client_pb2.ResultChunk(
+                subtask_index=subtask, sequence=sequence, arrow=ipc(values)
+            )
+
+        assert not await store.push("j", "c", chunk(0, 0, [1, 2, 3]), 1)
+        assert await store.push("j", "c", chunk(1, 0, [4, 5, 6]), 1)
+        assert await store.push("j", "c", chunk(1, 1, [7]), 1)
+        store.end("j")
+        got = [rows(c.arrow) async for c in store.fetch("j", "c")]
+        assert got == [[1, 2, 3], [4, 5]]
+        assert await store.push("j", "c", chunk(1, 2, [8]), 1)
+        with pytest.raises(Fenced):
+            await store.push("j", "other", chunk(0, 0, []), 1)
+        store.forget("j")
+        with pytest.raises(StoreNotFound):
+            await anext(aiter(store.fetch("j", "c")))
+
+    asyncio.run(scenario())
+
+
+def test_rows_nobody_fetches_are_bounded_and_a_sink_has_one_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jobmanager.results.results_store.ENDED_BYTES_MAX", 1000)
+
+    async def scenario() -> None:
+        store = ResultsStore()
+        chunk = client_pb2.ResultChunk(arrow=ipc(list(range(60))))
+        for job_id in ("old", "new"):
+            store.open(job_id, {"c": 0})
+            await store.push(job_id, "c", chunk, 1)
+            store.end(job_id)
+        with pytest.raises(StoreNotFound, match="nobody fetched"):
+            await anext(aiter(store.fetch("old", "c")))
+        first = aiter(store.fetch("new", "c"))
+        await anext(first)
+        with pytest.raises(JobRejected, match="read already"):
+            await anext(aiter(store.fetch("new", "c")))
+        await first.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+
+
+# ---------------------------------------------------------------- admission
+
+
+@pytest.mark.parametrize(
+    ("stamp", "text"),
+    [
+        (CodeStamp(), None),
+        (CodeStamp("3.11", "3.1.2", ("numpy>=2", "Foo.Bar", "odd")), None),
+        (CodeStamp("3.11.4", "3.1.2", ("none; python_version < '3.11'",)), None),
+        (CodeStamp("3.12", "3.1.2"), "Python 3.12"),
+        (CodeStamp("3.11", "3.0.0"), "cloudpickle==3.1.2"),
+        (CodeStamp(requirements=("numpy<2", "scipy")), "2.4 is installed; scipy is not installed"),
+        (CodeStamp(requirements=("odd>1",)), "not-a-version is installed"),
+        (CodeStamp(requirements=("a b c",)), "malformed"),
+    ],
+)
+def test_admission(stamp: CodeStamp, text: str | None) -> None:
+    facts = TaskManagerFacts(
+        "tm1", "3.11.9", "3.1.2", ("numpy==2.4", "foo-bar==1", "odd==not-a-version")
+    )
+    problem = admission_problem(stamp, [facts])
+    if text is None:
+        assert problem is None
+    else:
+        assert text in str(problem)
+    assert admission_problem(stamp, []) is None or "malformed" in str(problem)

@@ -1,0 +1,144 @@
+"""The slot pool and the heartbeat monitor: decisions by hand, invariants under any interleaving."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobmanager.liveness.heartbeat import HeartbeatMonitor
+from jobmanager.scheduler import slots as s
+
+
+def pool_of(**slots: int) -> s.SlotPool:
+    pool = s.SlotPool()
+    for taskmanager_id, count in slots.items():
+        assert pool.step(s.TaskManagerAdded(taskmanager_id, "1", count)) == []
+    return pool
+
+
+def granted(effects: list[s.SlotEffect]) -> tuple[s.Slot, ...]:
+    (grant,) = effects
+    assert isinstance(grant, s.GrantSlots)
+    return grant.slots
+
+
+def test_slots_are_spread_over_the_least_loaded() -> None:
+    pool = pool_of(a=4, b=2)
+    slots = granted(pool.step(s.SlotsRequested("j", 3, 100)))
+    assert [slot.slot_id for slot in slots] == ["a-0", "b-0", "a-1"]
+    assert (pool.total, pool.free, pool.counts("a"), pool.counts("?")) == (6, 3, (4, 2), (0, 0))
+    assert pool.holds("j", "a", "a-1")
+    assert not pool.holds("j", "a", "a-3")
+
+
+def test_requests_are_served_in_order_and_a_large_one_is_not_overtaken() -> None:
+    pool = pool_of(a=2)
+    first = granted(pool.step(s.SlotsRequested("first", 1, 100)))
+    assert pool.step(s.SlotsRequested("large", 2, 100)) == []
+    assert pool.step(s.SlotsRequested("small", 1, 100)) == []
+    assert pool.waiting == 2
+    assert granted(pool.step(s.SlotsFreed("first", first)))
+    assert pool.step(s.TimePassed(99)) == []
+    assert pool.step(s.TimePassed(100)) == [s.RefuseRequest("small", 1, 2, 0, 1)]
+
+
+def test_who_waits_behind_a_refused_request_is_served() -> None:
+    pool = pool_of(a=1)
+    assert pool.step(s.SlotsRequested("large", 2, 50)) == []
+    assert pool.step(s.SlotsRequested("small", 1, 100)) == []
+    refusal, grant = pool.step(s.TimePassed(50))
+    assert refusal == s.RefuseRequest("large", 2, 1, 1, 1)
+    assert isinstance(grant, s.GrantSlots)
+
+
+def test_a_new_incarnation_loses_the_slots_of_the_old() -> None:
+    pool = pool_of(a=1)
+    old = granted(pool.step(s.SlotsRequested("j", 1, 100)))
+    assert pool.step(s.TaskManagerAdded("a", "1", 1)) == []
+    assert pool.free == 0
+    assert pool.step(s.TaskManagerAdded("a", "2", 1)) == []
+    assert (pool.free, pool.held_by("j")) == (1, ())
+    assert pool.step(s.SlotsFreed("j", old)) == []
+    assert (pool.free, pool.dropped_events) == (1, 1)
+
+
+EVENTS = st.one_of(
+    st.builds(s.TaskManagerAdded, st.sampled_from("ab"), st.sampled_from("12"), st.integers(1, 3)),
+    st.builds(s.TaskManagerRemoved, st.sampled_from("ab")),
+    st.tuples(st.just("request"), st.sampled_from("xyz"), st.integers(1, 4)),
+    st.tuples(st.just("free"), st.sampled_from("xyz")),
+    st.builds(s.RequestWithdrawn, st.sampled_from("xyz")),
+    st.builds(s.TimePassed, st.integers(0, 20)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(EVENTS, max_size=40))
+def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
+    """Every request has one answer at most; the held slots are what a dumb ledger says."""
+    pool = s.SlotPool()
+    ledger: dict[str, list[s.Slot]] = {}
+    open_requests: dict[str, int] = {}
+    incarnations: dict[str, str] = {}
+    for event in events:
+        match event:
+            case ("request", str(job), int(count)):
+                if job in open_requests or ledger.get(job):
+                    continue
+                open_requests[job] = count
+                effects = pool.step(s.SlotsRequested(job, count, 10))
+            case ("free", str(job)):
+                effects = pool.step(s.SlotsFreed(job, tuple(ledger.pop(job, []))))
+            case s.RequestWithdrawn(job):
+                open_requests.pop(job, None)
+                effects = pool.step(event)
+            case s.TaskManagerAdded(taskmanager_id, incarnation):
+                if incarnations.get(taskmanager_id) != incarnation:
+                    for held in ledger.values():
+                        held[:] = [h for h in held if h.taskmanager_id != taskmanager_id]
+                incarnations[taskmanager_id] = incarnation
+                effects = pool.step(event)
+            case s.TaskManagerRemoved(taskmanager_id):
+                incarnations.pop(taskmanager_id, None)
+                for held in ledger.values():
+                    held[:] = [h for h in held if h.taskmanager_id != taskmanager_id]
+                effects = pool.step(event)
+            case s.TimePassed():
+                effects = pool.step(event)
+            case _:
+                raise AssertionError(event)
+        for effect in effects:
+            count = open_requests.pop(effect.job_id)
+            if isinstance(effect, s.GrantSlots):
+                assert len(effect.slots) == count
+                ledger.setdefault(effect.job_id, []).extend(effect.slots)
+            else:
+                assert effect.needed == count
+        pool.check()
+        for job in "xyz":
+            assert sorted(pool.held_by(job), key=str) == sorted(ledger.get(job, []), key=str)
+        assert pool.waiting == len(open_requests)
+        assert pool.next_deadline_ms() == (10 if open_requests else None)
+
+
+def test_silence_is_looked_at_twice() -> None:
+    monitor = HeartbeatMonitor(interval_ms=10, timeout_ms=50)
+    assert monitor.next_deadline_ms() is None
+    monitor.register("a", "1", 0)
+    monitor.register("b", "1", 0)
+    assert monitor.expire(39) == []
+    assert monitor.expire(40) == []
+    assert monitor.beat("b", "1", 45)
+    assert monitor.expire(50) == ["a"]
+    assert not monitor.beat("a", "1", 51)
+    assert not monitor.beat("b", "2", 51)
+    assert monitor.next_deadline_ms() == 85
+
+
+def test_a_monitor_that_slept_waits_for_the_heartbeats_in_its_sockets() -> None:
+    monitor = HeartbeatMonitor(interval_ms=10, timeout_ms=50)
+    monitor.register("a", "1", 0)
+    assert monitor.expire(1000) == []  # slept before the first look
+    assert monitor.expire(2000) == []  # and between the two
+    assert monitor.expire(2010) == ["a"]
+    monitor.remove("a")

@@ -1,0 +1,224 @@
+"""The table of errors and gRPC status, and the client against servers that are not what it expects."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from common.clock import SystemClock
+from jobmanager.main import serving
+from penstock import errors
+from penstock.client import Client
+from penstock.config import Configuration
+from penstock.grpc_errors import (
+    STATUS_BY_CLASS,
+    error_from_status,
+    named_error,
+    status_of,
+)
+from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
+
+
+@pytest.mark.parametrize("cls", STATUS_BY_CLASS)
+def test_every_class_comes_back(cls: type[errors.StreamError]) -> None:
+    status = status_of(cls("what happened: ü"))
+    back = error_from_status(status.code, status.details, status.metadata)
+    assert type(back) is cls
+    assert str(back) == "what happened: ü"
+    assert type(named_error(cls.__name__, "x")) is cls
+
+
+def test_fields_travel_and_long_texts_are_cut_at_the_right_end() -> None:
+    error = errors.JobFailed(
+        "x" * 9000, job_id="j", vertex="v1", row="Row(ü)", user_traceback="first" + "y" * 20_000
+    )
+    status = status_of(error)
+    assert len(status.details) < 4200
+    back = error_from_status(status.code, status.details, status.metadata)
+    assert isinstance(back, errors.JobFailed)
+    assert (back.job_id, back.vertex, back.row) == ("j", "v1", "Row(ü)")
+    assert not back.user_traceback.startswith("first")
+
+
+def test_unlisted_subclasses_and_foreign_statuses() -> None:
+    class Special(errors.BadRecord):
+        pass
+
+    assert error_from_status(*_parts(Special("s"))).__class__ is errors.BadRecord
+    foreign = error_from_status(grpc.StatusCode.UNAVAILABLE, "refused", ())
+    assert type(foreign) is errors.StoreTransient
+    assert "UNAVAILABLE: refused" in str(foreign)
+    newer = error_from_status(
+        grpc.StatusCode.ABORTED, "m", (("penstock-error-class", "FromTheFuture"),)
+    )
+    assert "FromTheFuture" in str(newer)
+    assert type(named_error("FromTheFuture", "x")) is errors.StreamError
+
+
+def _parts(error: errors.StreamError) -> tuple[Any, str, Any]:
+    status = status_of(error)
+    return status.code, status.details, status.metadata
+
+
+@contextmanager
+def grpc_server(add: Callable[[grpc.Server], None]) -> Iterator[str]:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    add(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_nobody_answers() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with Client(f"{address},{address}") as client, pytest.raises(errors.JobManagerUnreachable) as e:
+        client.jobs()
+    assert address in str(e.value)
+    assert "penstock cluster start" in str(e.value)
+    with pytest.raises(errors.JobManagerUnreachable):
+        Client(" , ")
+
+
+def test_a_server_that_is_not_penstock() -> None:
+    with (
+        grpc_server(lambda server: None) as address,
+        Client(address) as client,
+        pytest.raises(errors.ProtocolMismatch, match="no JobManager of this version"),
+    ):
+        client.hello()
+
+
+def test_a_jobmanager_of_another_protocol() -> None:
+    class Other(client_pb2_grpc.JobManagerServicer):
+        def Hello(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+            return client_pb2.HelloResponse(protocol_version=99, server_version="9.9")
+
+    def add(server: grpc.Server) -> None:
+        client_pb2_grpc.add_JobManagerServicer_to_server(Other(), server)
+
+    with (
+        grpc_server(add) as address,
+        Client(address) as client,
+        pytest.raises(errors.ProtocolMismatch, match=r"penstock 9\.9.*speaks protocol 99"),
+    ):
+        client.hello()
+
+
+@contextmanager
+def jobmanager(directory: Path) -> Iterator[str]:
+    """A real JobManager on a thread of its own."""
+    address: futures.Future[str] = futures.Future()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        config = Configuration.from_mapping(
+            {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1}
+        )
+        async with serving(config, directory, SystemClock()) as running:
+            address.set_result(f"127.0.0.1:{running.port}")
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        yield address.result(timeout=10)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def test_the_client_against_a_real_jobmanager(tmp_path: Path) -> None:
+    with jobmanager(tmp_path / "cluster") as address:
+        nobody = f"127.0.0.1:{free_port()}"
+        with Client(f"{nobody},{address}") as client:
+            assert client.hello().leader_epoch == 1
+            assert client.jobs() == []
+            assert client.cluster().slots_total == 0
+            file = tmp_path / "data.bin"
+            file.write_bytes(b"x" * 3_000_000)
+            artifact = graph_pb2.Artifact(id=hashlib.sha256(file.read_bytes()).hexdigest())
+            assert client.upload_artifacts([(artifact, file)]) == 1
+            assert client.upload_artifacts([(artifact, file)]) == 0
+            graph = graph_pb2.JobGraph(
+                name="waits",
+                artifacts=[artifact],
+                vertices=[
+                    graph_pb2.Vertex(
+                        id="v0",
+                        parallelism=1,
+                        operators=[
+                            graph_pb2.Operator(
+                                sink=graph_pb2.SinkSpec(
+                                    collect=graph_pb2.CollectSink(collect_id="c")
+                                )
+                            )
+                        ],
+                    )
+                ],
+            )
+            job_id = "ab" * 16
+            assert client.submit(job_id, graph) == job_id
+            assert client.job("ab").summary.name == "waits"
+            with pytest.raises(errors.JobNotFound, match="there is no job ff"):
+                client.job("ff")
+            with pytest.raises(errors.JobRejected, match="32 lower-case hex"):
+                client.submit("XYZ", graph)
+            states = []
+            for details in client.watch(job_id):
+                states.append(details.summary.state)
+                if len(states) == 1:
+                    client.cancel(job_id)
+            assert states[0] == client_pb2.JOB_STATE_CREATED
+            assert states[-1] == client_pb2.JOB_STATE_CANCELED
+            assert list(client.fetch_results(job_id, "c")) == []
+            with pytest.raises(errors.StoreNotFound, match="no collect sink 'd'"):
+                list(client.fetch_results(job_id, "d"))
+            assert list(client.logs(job_id)) == []
+        closed = Client(address)
+        closed.hello()
+    with closed, pytest.raises(errors.JobManagerUnreachable):
+        closed.jobs()
+
+
+def test_fetched_chunks_become_batches() -> None:
+    batch = pa.record_batch({"x": [1, 2]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+        writer.write_batch(batch)
+    data = sink.getvalue().to_pybytes()
+
+    class Fixed(client_pb2_grpc.JobManagerServicer):
+        def Hello(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+            return client_pb2.HelloResponse(protocol_version=1)
+
+        def FetchResults(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+            yield client_pb2.ResultChunk(subtask_index=3, arrow=data)
+
+    def add(server: grpc.Server) -> None:
+        client_pb2_grpc.add_JobManagerServicer_to_server(Fixed(), server)
+
+    with grpc_server(add) as address, Client(address) as client:
+        assert list(client.fetch_results("j", "c")) == [(3, batch), (3, batch)]

@@ -1,0 +1,376 @@
+"""Expressions: values against DuckDB, typing errors in the user's words, protobuf round trip."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import pickle
+from decimal import Decimal
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import BadRecord, ExpressionError
+from penstock.expressions import BadRow, Expr, col, evaluate_each, fn, lit, when
+from penstock.pb import graph_pb2
+from penstock.schema import EVENT_TIME
+
+BATCH = pa.record_batch(
+    {
+        "x": pa.array([7, -7, None, 3]),
+        "y": pa.array([2.5, -1.5, 0.0, None]),
+        "s": pa.array(["a", "5", None, "d"]),
+        "i8": pa.array([1, 2, 3, 100], pa.int8()),
+        "u": pa.array([1, 2, 3, None], pa.uint16()),
+        "f32": pa.array([0.5, 1.5, None, 2.0], pa.float32()),
+        "t": pa.array([0, 1000, None, 86_400_000], pa.timestamp("ms", "UTC")),
+        "d": pa.array([0, 1, None, 3], pa.date32()),
+        "l": pa.array([[1], [2, 3], None, [4]]),
+        "st": pa.array([{"a": 1, "b": "z"}, None, {"a": 3, "b": None}, {"a": 4, "b": "q"}]),
+        "m": pa.array([[("k", 1)], [], None, [("k", 2)]], pa.map_(pa.string(), pa.int64())),
+        "c": pa.array(["u", "v", "u", None]).dictionary_encode(),
+        "b": pa.array([True, False, None, True]),
+        "dec": pa.array([Decimal("1.25"), Decimal("-2.50"), None, Decimal("9.99")]),
+        EVENT_TIME: pa.array([1, 2, 3, 4]),
+    }
+)
+UTC = dt.UTC
+
+
+def values(expression: Expr, batch: pa.RecordBatch = BATCH) -> list[object]:
+    compiled = expression.compile(batch.schema)
+    result = compiled(batch)
+    result.validate(full=True)
+    assert len(result) == batch.num_rows
+    assert result.type == compiled.type == expression.type(batch.schema)
+    again = Expr.from_proto(
+        graph_pb2.Expression.FromString(expression.to_proto().SerializeToString())
+    )
+    assert str(again) == str(expression)
+    assert again.compile(batch.schema)(batch).equals(result) or "nan" in str(result)
+    computed: list[object] = result.to_pylist()
+    return computed
+
+
+CASES: list[tuple[Expr, str, list[object]]] = [
+    (col("x") + 1, "x + 1", [8, -6, None, 4]),
+    (1 - col("x"), "1 - x", [-6, 8, None, -2]),
+    (col("x") * 0.5 > 1, "x * 0.5 > 1", [True, False, None, True]),
+    (col("x") / 2, "x / 2", [3.5, -3.5, None, 1.5]),
+    (col("x") / 0, "x / 0", [float("inf"), float("-inf"), None, float("inf")]),
+    (col("x") // 2, "x // 2", [3, -4, None, 1]),
+    (col("x") % 3, "x % 3", [1, 2, None, 0]),
+    (col("x") % -3, "x % -3", [-2, -1, None, 0]),
+    (col("u") // 2, "u // 2", [0, 1, 1, None]),
+    (col("u") % 2, "u % 2", [1, 0, 1, None]),
+    (col("y") // 1, "y // 1", [2.0, -2.0, 0.0, None]),
+    (col("y") % 2, "y % 2", [0.5, 0.5, 0.0, None]),
+    (-(col("x") + 1), "-(x + 1)", [-8, 6, None, -4]),
+    (abs(col("x")), "abs(x)", [7, 7, None, 3]),
+    (col("x") ** 2, "x ** 2", [49, 49, None, 9]),
+    (
+        (col("x") > 0) & (col("y") > 0) | ~col("b"),
+        "(x > 0) & (y > 0) | ~b",
+        [True, True, None, None],
+    ),
+    (col("x") & 3, "x & 3", [3, 1, None, 3]),
+    (~col("i8"), "~i8", [-2, -3, -4, -101]),
+    (col("b") ^ True, "b ^ True", [False, True, None, False]),
+    (col("s") + "_" + col("s"), "s + '_' + s", ["a_a", "5_5", None, "d_d"]),
+    ("p" + col("s"), "'p' + s", ["pa", "p5", None, "pd"]),
+    (col("y").cast("int64"), "cast(y, int64)", [2, -1, 0, None]),
+    (col("dec").cast("int32"), "cast(dec, int32)", [1, -2, None, 9]),
+    (
+        col("dec").cast("decimal128(10, 1)"),
+        "cast(dec, decimal128(10, 1))",
+        [Decimal("1.2"), Decimal("-2.5"), None, Decimal("9.9")],
+    ),
+    (col("x").cast("decimal128(3, 1)"), "cast(x, decimal128(3, 1))", [Decimal("7.0"), Decimal("-7.0"), None, Decimal("3.0")]),
+    (col("t").cast("int64"), "cast(t, int64)", [0, 1000, None, 86_400_000]),
+    (col("x").is_null(), "is_null(x)", [False, False, True, False]),
+    (col("x").is_not_null(), "is_valid(x)", [True, True, False, True]),
+    (col("x").fill_null(0), "coalesce(x, 0)", [7, -7, 0, 3]),
+    (col("x").isin([7, 3]), "is_in(x, value_set=[7, 3])", [True, False, False, True]),
+    (col("i8").isin([1, 1000]), "is_in(i8, value_set=[1, 1000])", [True, False, False, False]),
+    (
+        col("t").isin(["1970-01-02"]),
+        "is_in(t, value_set=['1970-01-02'])",
+        [False, False, False, True],
+    ),
+    (col("x").between(0, 5), "(x >= 0) & (x <= 5)", [False, False, None, True]),
+    (col("y").round(0), "round(y, ndigits=0)", [2.0, -2.0, 0.0, None]),
+    (col("y").round(ndigits=0, round_mode="half_up"), "round(y, ndigits=0, round_mode='half_up')", [3.0, -1.0, 0.0, None]),
+    (col("s").utf8_upper(), "utf8_upper(s)", ["A", "5", None, "D"]),
+    (
+        col("s").replace_substring(pattern="a", replacement="b"),
+        "replace_substring(s, pattern='a', replacement='b')",
+        ["b", "5", None, "d"],
+    ),
+    (col("t").strftime("%Y-%j"), "strftime(t, format='%Y-%j')", ["1970-001", "1970-001", None, "1970-002"]),
+    (col("t").year(), "year(t)", [1970, 1970, None, 1970]),
+    (col("t") > "1970-01-01T00:00:00.5", "t > '1970-01-01T00:00:00.5'", [False, True, None, True]),
+    (col("d") >= "1970-01-02", "d >= '1970-01-02'", [False, True, None, True]),
+    (fn.if_else(col("x") > 0, "p", "n"), "if_else(x > 0, 'p', 'n')", ["p", "n", None, "p"]),
+    (
+        when(col("x") > 5, "big").when(col("x") > 0, "small").otherwise("neg"),
+        "when(x > 5, 'big').when(x > 0, 'small').otherwise('neg')",
+        ["big", "neg", "neg", "small"],
+    ),
+    (col("l")[0], "l[0]", [1, 2, None, 4]),
+    (col("l").list_value_length(), "list_value_length(l)", [1, 2, None, 1]),
+    (col("st")["a"], "st['a']", [1, None, 3, 4]),
+    (col("st").field("b"), "st['b']", ["z", None, None, "q"]),
+    (col("m")["k"], "m['k']", [1, None, None, 2]),
+    (col("c") == "u", "c == 'u'", [True, False, True, None]),
+    (col("c").utf8_upper(), "utf8_upper(c)", ["U", "V", "U", None]),
+    (lit(3) * 4, "3 * 4", [12] * 4),
+    (lit({"a": 1}), "{'a': 1}", [{"a": 1}] * 4),
+    (fn.max_element_wise(col("x"), 5), "max_element_wise(x, 5)", [7, 5, 5, 5]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expression", "text", "expected"), CASES, ids=[c[1] for c in CASES])
+def test_values_and_text(expression: Expr, text: str, expected: list[object]) -> None:
+    assert str(expression) == text
+    assert values(expression) == expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (col("i8") + 1, pa.int8()),
+        (col("i8") + 1000, pa.int64()),
+        (col("x") / 2, pa.float64()),
+        (col("f32") * 0.1, pa.float32()),
+        (col("f32") / col("f32"), pa.float32()),
+        (col("t") + dt.timedelta(seconds=1), pa.timestamp("ms", "UTC")),
+        (col("t") - col("t"), pa.duration("ms")),
+        (fn.coalesce(col("i8"), 0), pa.int8()),
+        (fn.if_else(col("b"), col("i8"), 0.5), pa.float64()),
+        (col("s").cast("timestamp[ms, tz=UTC]"), pa.timestamp("ms", "UTC")),
+        (lit(None), pa.null()),
+        (lit(3).cast("int8"), pa.int8()),
+    ],
+    ids=str,
+)
+def test_types(expression: Expr, expected: pa.DataType) -> None:
+    assert expression.type(BATCH.schema) == expected
+    assert Expr.from_proto(expression.to_proto()).type(BATCH.schema) == expected
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: col("prize").type(pa.schema([("price", pa.int64())])), "did you mean 'price'"),
+        (lambda: (col("s") + 1).type(BATCH.schema), "s is string, 1 is int64"),
+        (
+            lambda: ((col("x") > 0) & (col("s") > 1)).type(BATCH.schema),
+            r"s > 1.*in the expression \(x > 0\) & \(s > 1\)",
+        ),
+        (lambda: (col("t") > "banana").type(BATCH.schema), "'banana'.*2024-05-01"),
+        (lambda: col("st")["zz"].type(BATCH.schema), "no field 'zz'; its fields are a, b"),
+        (lambda: col("x")["a"].type(BATCH.schema), "int64 has no items"),
+        (lambda: col("l")[-1].type(BATCH.schema), "number from 0"),
+        (lambda: col("x").cast("int99"), "no type 'int99'"),
+        (lambda: col("x").roound(), "did you mean 'round'"),
+        (lambda: col("x").cumulative_sum(), "window"),
+        (lambda: fn.random(1), "replayed"),
+        (lambda: col("s").replace_substring("a"), "replace_substring"),
+        (lambda: col("x").round(1, "up", 3, 4), "round"),
+        (lambda: col("x").abs(wrong=1), "no options"),
+        (lambda: fn.if_else(col("b"), 1), "takes 3 arguments"),
+        (lambda: col("x").round(col("x")), "must be a value"),
+        (lambda: col("x").isin(5), "list of values"),
+        (lambda: bool(col("x") > 1), "&, | and ~"),
+        (lambda: 0 < col("x") < 5, "&, | and ~"),
+        (lambda: col("x") == None, "is_null"),  # noqa: E711
+        (lambda: lit(object()), "cannot be a value"),
+        (lambda: col(""), "name of a column"),
+        (lambda: (lit(1) // 0).type(BATCH.schema), "divide by zero"),
+    ],
+)
+def test_errors_while_the_graph_is_built(build: object, message: str) -> None:
+    with pytest.raises(ExpressionError, match=message):
+        build()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("expression", "row_index", "message"),
+    [
+        (col("s").cast("int64"), 0, "'a'"),
+        (col("i8") + 100, 3, "overflow"),
+        (col("x") // 0, 0, "divide by zero"),
+        (col("x") * 2**62, 0, "overflow"),
+        ((col("y") * 1e300).cast("int64"), 0, "cast"),
+        (col("y").cast("int64", safe=True), 0, "2.5"),
+        (col("y").cast("float32", safe=True) * 0 + (col("y") / 3).cast("float32", safe=True), 0, "change"),
+        ((col("x") * 1000).cast("int8"), 0, "7000"),
+        (col("dec").cast("decimal128(1, 0)") + (col("dec") * 100).cast("decimal128(2, 0)"), 0, "precision"),
+        (col("t").cast("date32", safe=True), 1, "change"),
+        (col("l")[1], 0, "out of bounds"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_computed_name_the_row(
+    expression: Expr, row_index: int, message: str
+) -> None:
+    with pytest.raises(BadRow, match=message) as caught:
+        expression.compile(BATCH.schema)(BATCH)
+    assert caught.value.row_index == row_index
+    assert str(expression) in str(caught.value)
+    assert "'x'" in caught.value.row
+    assert EVENT_TIME not in caught.value.row
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=70))
+def test_evaluate_each_computes_what_can_be_computed(good: list[bool]) -> None:
+    batch = pa.record_batch({"s": [str(i) if ok else "bad" for i, ok in enumerate(good)]})
+    compiled = col("s").cast("int64").compile(batch.schema)
+    results, bad = evaluate_each(batch, lambda b: pa.record_batch({"n": compiled(b)}))
+    assert [v for r in results for v in r["n"].to_pylist()] == [
+        i for i, ok in enumerate(good) if ok
+    ]
+    assert [i for i, _ in bad] == [i for i, ok in enumerate(good) if not ok]
+    assert all(isinstance(e, BadRecord) for _, e in bad)
+
+
+SQL: list[tuple[Expr, str]] = [
+    (col("a") + col("b") * 2 - 1, "a + b * 2 - 1"),
+    (col("a") / col("b"), "CASE WHEN b <> 0 THEN a::DOUBLE / b WHEN b = 0 AND a > 0 THEN 'inf'::DOUBLE WHEN b = 0 AND a < 0 THEN '-inf'::DOUBLE WHEN b = 0 AND a = 0 THEN 'nan'::DOUBLE END"),
+    ((col("a") > col("b")) & (col("x") > 0.5), "a > b AND x > 0.5"),
+    ((col("a") > col("b")) | (col("x") > 0.5), "a > b OR x > 0.5"),
+    (~(col("a") == col("b")), "NOT (a = b)"),
+    (when(col("a") > 10, 1).when(col("b") > 10, 2).otherwise(3), "CASE WHEN a > 10 THEN 1 WHEN b > 10 THEN 2 ELSE 3 END"),
+    (fn.coalesce(col("a"), col("b"), 0), "coalesce(a, b, 0)"),
+    (col("a").isin([1, 2, 3]), "coalesce(a IN (1, 2, 3), false)"),
+    (col("x").cast("int64"), "trunc(x)::BIGINT"),
+    (col("s").utf8_length(), "length(s)"),
+    (col("s") + "!" , "s || '!'"),
+    (col("x").floor(), "floor(x)"),
+    (-col("a"), "-a"),
+]  # fmt: skip
+
+small = st.one_of(st.none(), st.integers(-50, 50))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            small,
+            small,
+            st.one_of(st.none(), st.floats(-1e6, 1e6, allow_nan=False)),
+            st.one_of(st.none(), st.text("abcä ", max_size=4)),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_values_are_those_of_duckdb(rows: list[tuple[object, ...]]) -> None:
+    a, b, x, s = zip(*rows, strict=True)
+    batch = pa.record_batch(
+        {
+            "a": pa.array(a, pa.int64()),
+            "b": pa.array(b, pa.int64()),
+            "x": pa.array(x, pa.float64()),
+            "s": pa.array(s, pa.string()),
+        }
+    )
+    table = pa.Table.from_batches([batch])
+    with duckdb.connect() as connection:
+        connection.register("t", table)
+        columns = ", ".join(f"{sql} AS c{i}" for i, (_, sql) in enumerate(SQL))
+        oracle = connection.sql(f"SELECT {columns} FROM t").fetchall()
+    for i, (expression, sql) in enumerate(SQL):
+        result = expression.compile(batch.schema)(batch).to_pylist()
+        for ours, theirs in zip(result, [row[i] for row in oracle], strict=True):
+            assert ours == theirs or (ours != ours and theirs != theirs), (str(expression), sql)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(-(2**63) + 1, 2**63 - 1), st.integers(-(2**63) + 1, 2**63 - 1))
+def test_integer_division_is_pythons(a: int, b: int) -> None:
+    batch = pa.record_batch({"a": pa.array([a]), "b": pa.array([b])})
+    for expression, python in (
+        (col("a") // col("b"), int.__floordiv__),
+        (col("a") % col("b"), int.__mod__),
+    ):
+        compiled = expression.compile(batch.schema)
+        if b == 0:
+            with pytest.raises(BadRow, match="divide by zero"):
+                compiled(batch)
+        else:
+            assert compiled(batch).to_pylist() == [python(a, b)]
+
+
+def test_literals_of_time_meet_columns_of_any_unit_and_zone() -> None:
+    naive = pa.record_batch({"t": pa.array([0, 1_500_000], pa.timestamp("us"))})
+    moment = dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert values(col("t") >= moment, naive) == [False, True]
+    assert values(col("t") >= moment.replace(tzinfo=None), BATCH) == [False, True, None, True]
+    finer = dt.datetime(1970, 1, 1, 0, 0, 0, 999_999, tzinfo=UTC)
+    assert values(col("t") > finer) == [False, True, None, True]
+    assert values(col("t") == dt.date(1970, 1, 2)) == [False, False, None, True]
+    assert values(col("t").isin([moment])) == [False, True, False, False]
+
+
+def test_columns_and_constants() -> None:
+    assert ((col("a") + 1) * col("b").abs()).columns() == {"a", "b"}
+    assert lit(1).columns() == frozenset()
+    six = (lit(2) * 3).compile(BATCH.schema).constant
+    assert six is not None
+    assert six.as_py() == 6
+    assert (col("x") * 3).compile(BATCH.schema).constant is None
+
+
+def test_expressions_hash_by_identity_and_copy() -> None:
+    expression = col("x") + 1
+    assert len({expression, expression, col("x") + 1}) == 2
+    for other in (copy.deepcopy(expression), pickle.loads(pickle.dumps(expression))):
+        assert str(other) == "x + 1"
+        assert other.to_proto() == expression.to_proto()
+    with pytest.raises(TypeError):
+        list(expression)
+    with pytest.raises(TypeError, match="isin"):
+        assert 3 in expression
+
+
+def test_empty_batches_and_no_rows() -> None:
+    empty = BATCH.slice(0, 0)
+    for expression, _, _ in CASES:
+        assert len(expression.compile(BATCH.schema)(empty)) == 0
+
+
+def test_all_functions_of_pyarrow_are_there() -> None:
+    for name in pc.list_functions():
+        if pc.get_function(name).kind == "scalar" and name != "random":
+            assert callable(getattr(fn, name))
+            assert callable(getattr(col("x"), name))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        graph_pb2.Expression(),
+        graph_pb2.Expression(literal=graph_pb2.Literal(arrow=b"nonsense")),
+        graph_pb2.Expression(call=graph_pb2.Call(function="no_such")),
+        graph_pb2.Expression(call=graph_pb2.Call(function="+", arguments=[col("x").to_proto()])),
+        graph_pb2.Expression(
+            call=graph_pb2.Call(
+                function="round", arguments=[col("x").to_proto()], options_json='{"bad": 1}'
+            )
+        ),
+        graph_pb2.Expression(
+            call=graph_pb2.Call(function="abs_checked", arguments=[], options_json="[1]")
+        ),
+        graph_pb2.Expression(cast=graph_pb2.Cast(argument=col("x").to_proto(), type=b"x")),
+    ],
+    ids=range(7),
+)
+def test_broken_messages_are_refused(message: graph_pb2.Expression) -> None:
+    with pytest.raises(ExpressionError):
+        Expr.from_proto(message)

@@ -1,0 +1,295 @@
+"""Rows and what functions return: every type there and back, strictness, errors that name the place."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import pickle
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from penstock.column_values import ValueMismatch, decode, encode
+from penstock.functions import Collector, MapFunction, WindowInfo, close_function, open_function
+from penstock.rows import RowBuilder, RowMismatch, event_time_of, row_maker, rows_of, schema_of
+from penstock.schema import EVENT_TIME
+
+BATCH = pa.record_batch(
+    {
+        "x": [1, 2, None],
+        "name": ["a", None, "c"],
+        "keys": [1.5, 2.5, 3.5],
+        "two words": [True, False, None],
+        EVENT_TIME: [10, 20, 30],
+    }
+)
+
+
+class Point(NamedTuple):
+    a: int
+    b: float | None = None
+
+
+@dataclasses.dataclass
+class Bid:
+    a: int
+    b: float | None = None
+
+
+def test_a_row_reads_its_columns() -> None:
+    row = rows_of(BATCH)[1]
+    assert (row.x, row.name, row["x"], row["two words"]) == (2, None, 2, False)
+    assert row["keys"] == 2.5
+    assert row.keys() == ("x", "name", "keys", "two words")  # a method stays a method
+    assert list(row) == list(row.keys())
+    assert {**row, "x": 5} == {"x": 5, "name": None, "keys": 2.5, "two words": False}
+    assert row.as_dict() == row._asdict()
+    assert "x" in row
+    assert EVENT_TIME not in row
+    assert len(row) == 4
+    assert repr(row) == "Row(x=2, name=None, keys=2.5, two words=False)"
+    assert event_time_of(row) == 20
+    assert schema_of(row).names == list(row)
+
+
+def test_rows_cannot_be_changed_and_can_be_kept() -> None:
+    rows = list(rows_of(BATCH))
+    with pytest.raises(AttributeError):
+        rows[0].x = 5
+    with pytest.raises(AttributeError):
+        rows[0].new = 5
+    with pytest.raises(AttributeError):
+        _ = rows[0].nmae
+    with pytest.raises(KeyError, match="did you mean 'name'"):
+        _ = rows[0]["nmae"]
+    assert [row.x for row in rows] == [1, 2, None]
+    assert rows[0] == rows_of(BATCH)[0] != rows[1]
+    assert len({*rows, *rows_of(BATCH)}) == 3
+    again = pickle.loads(pickle.dumps(rows[2]))
+    assert again == rows[2]
+    assert event_time_of(again) == 30
+    made = row_maker(["a", "b"])([1, "z"])
+    assert made.as_dict() == {"a": 1, "b": "z"}
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert event_time_of(made) is None
+
+
+def test_rows_are_a_sequence() -> None:
+    rows = rows_of(BATCH)
+    assert [r.x for r in rows[1:]] == [2, None]
+    assert rows[-1].x is None
+    assert len(rows[::2]) == 2
+    with pytest.raises(IndexError):
+        _ = rows[3]
+
+
+MIDNIGHT = dt.datetime(2024, 1, 1, tzinfo=dt.UTC).replace(tzinfo=None)
+COLUMNS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int64(), [1, None, -(2**63), 2**63 - 1]),
+    (pa.uint8(), [0, 255]),
+    (pa.float64(), [1.5, None, float("inf")]),
+    (pa.float32(), [1.5, 2.0]),
+    (pa.bool_(), [True, None]),
+    (pa.string(), ["ä", None, ""]),
+    (pa.large_string(), ["x"]),
+    (pa.binary(), [b"\x00", None]),
+    (pa.timestamp("ms"), [MIDNIGHT.replace(year=1), None, MIDNIGHT.replace(year=9999)]),
+    (pa.timestamp("s", "UTC"), [dt.datetime(2024, 5, 1, tzinfo=dt.UTC), None]),
+    (pa.timestamp("ns", "UTC"), [dt.datetime(2024, 5, 1, 1, 2, 3, 4, tzinfo=dt.UTC)]),
+    (pa.date32(), [dt.date(1969, 12, 31), None]),
+    (pa.date64(), [dt.date(2024, 2, 29)]),
+    (pa.time32("ms"), [dt.time(1, 2, 3, 4000), None]),
+    (pa.time64("ns"), [dt.time(1, 2, 3, 4)]),
+    (pa.duration("ms"), [dt.timedelta(seconds=-5), None]),
+    (pa.duration("ns"), [dt.timedelta(microseconds=7)]),
+    (pa.decimal128(10, 2), [Decimal("1.50"), None]),
+    (pa.list_(pa.int32()), [[1, None], [], None]),
+    (pa.list_(pa.timestamp("ns")), [[MIDNIGHT]]),
+    (pa.struct([("p", pa.int64()), ("q", pa.list_(pa.string()))]), [{"p": 1, "q": ["z"]}, None]),
+    (pa.map_(pa.string(), pa.int64()), [[("k", 1)], None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), COLUMNS, ids=[str(k) for k, _ in COLUMNS])
+def test_columns_there_and_back(kind: pa.DataType, values: list[Any]) -> None:
+    array = encode(values, pa.field("c", kind))
+    assert array.type == kind
+    assert decode(array) == values
+    assert decode(array.slice(1)) == values[1:]
+
+
+def test_dictionaries_zones_and_years() -> None:
+    assert decode(pa.array(["a", None, "a"]).dictionary_encode()) == ["a", None, "a"]
+    (berlin,) = decode(pa.array([0], pa.timestamp("ms", "Europe/Berlin")))
+    assert berlin.hour == 1
+    assert berlin == dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    for far in (pa.array([2**60], pa.timestamp("ms")), pa.array([2**30], pa.date32())):
+        with pytest.raises(ValueError, match="years 1 to 9999"):
+            decode(far)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), 1.5),
+        (pa.int64(), True),
+        (pa.int64(), "1"),
+        (pa.int8(), 300),
+        (pa.int64(), 2**63),
+        (pa.float64(), "1"),
+        (pa.float64(), True),
+        (pa.string(), 1),
+        (pa.bool_(), 1),
+        (pa.binary(), "text"),
+        (pa.timestamp("ms"), 1.5),
+        (pa.decimal128(5, 2), 1.5),
+        (pa.list_(pa.int64()), "12"),
+        (pa.list_(pa.int64()), [1.5]),
+        (pa.struct([("a", pa.int64())]), {"a": 1, "b": 2}),
+        (pa.struct([("a", pa.int64())]), {"a": 1.5}),
+        (pa.struct([("a", pa.int64())]), 5),
+    ],
+    ids=str,
+)
+def test_values_that_do_not_fit(kind: pa.DataType, value: object) -> None:
+    with pytest.raises(ValueMismatch, match=r"'c(\.a)?'") as caught:
+        encode([None, value], pa.field("c", kind))
+    assert caught.value.index in (0, 1)
+
+
+def test_nulls_only_where_they_may_be() -> None:
+    with pytest.raises(ValueMismatch, match="may not be null") as caught:
+        encode([1, None], pa.field("c", pa.int64(), nullable=False))
+    assert caught.value.index == 1
+
+
+SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.float64())])
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [{"a": 1, "b": 2.0}, {"b": 2.0, "a": 1}],
+        [(1, 2.0)] * 2,
+        [Bid(1, 2.0)] * 2,
+        [Point(1, 2.0)] * 2,
+        [{"a": 1, "b": 2.0}, (1, 2.0)],
+        [Bid(1, 2.0), Point(1, 2.0)],
+        list(rows_of(pa.record_batch({"b": [2.0, 2.0], "a": [1, 1]}))),
+    ],
+)
+def test_results_of_every_kind(results: list[object]) -> None:
+    builder = RowBuilder(SCHEMA)
+    builder.extend(results)
+    assert builder.build().to_pylist() == [{"a": 1, "b": 2.0}] * 2
+    assert len(builder) == 0
+    assert builder.build().num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({"a": 1, "bb": 2.0}, "unknown columns bb .did you mean 'b'"),
+        ({"b": 2.0}, "no value for a"),
+        ((1,), "a tuple of 1 values for 2 columns"),
+        (None, "None"),
+        (5, r"5 \(int\)"),
+        ({"a": None, "b": 1.0}, "'a' may not be null"),
+        ({"a": "x", "b": 1.0}, "column 'a' has type int64, got 'x'"),
+    ],
+)
+def test_results_that_are_no_row(result: object, message: str) -> None:
+    builder = RowBuilder(SCHEMA)
+    builder.append({"a": 1})
+    builder.append(result)
+    with pytest.raises(RowMismatch, match=message) as caught:
+        builder.build()
+    assert caught.value.index == 1
+    assert len(builder) == 2
+
+
+def test_one_column_takes_plain_values() -> None:
+    def build(kind: pa.DataType, *results: object) -> list[object]:
+        builder = RowBuilder(pa.schema([("v", kind)]))
+        builder.extend(results)
+        return [row["v"] for row in builder.build().to_pylist()]
+
+    assert build(pa.int64(), 1, {"v": 2}, (3,), None) == [1, 2, 3, None]
+    assert build(pa.int64(), 1, 2) == [1, 2]
+    assert build(pa.list_(pa.int64()), [1, 2], {"v": [3]}) == [[1, 2], [3]]
+    assert build(pa.struct([("p", pa.int64())]), {"p": 1}, {"v": {"p": 2}}) == [{"p": 1}, {"p": 2}]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"a": st.integers(-(2**63), 2**63 - 1), "b": st.one_of(st.none(), st.floats(width=32))}
+        )
+    ),
+    st.lists(st.sampled_from([dict, lambda d: Bid(**d), lambda d: Point(**d), lambda d: (d["a"], d["b"])])),
+)  # fmt: skip
+def test_mixed_results_equal_pyarrows(
+    rows: list[dict[str, Any]], makers: list[Callable[[dict[str, Any]], Any]]
+) -> None:
+    builder = RowBuilder(SCHEMA)
+    for i, row in enumerate(rows):
+        builder.append(makers[i % len(makers)](row) if makers else row)
+    expected = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+    assert str(builder.build().to_pylist()) == str(expected.to_pylist())
+
+
+def test_a_collector_takes_rows_and_columns() -> None:
+    out = Collector(SCHEMA, BATCH.schema.remove(4))
+    out.emit(a=1, b=2.0)
+    out.emit({"a": 2})
+    out.emit(Bid(3), b=4.0)
+    row = rows_of(BATCH)[0]
+    out.side("late", row)
+    batch = out.take()
+    assert batch is not None
+    assert batch.to_pylist() == [{"a": 1, "b": 2.0}, {"a": 2, "b": None}, {"a": 3, "b": 4.0}]
+    assert out.take() is None
+    ((tag, side),) = out.take_sides()
+    assert (tag, side.to_pylist()) == ("late", [row.as_dict()])
+    assert out.take_sides() == []
+    out.emit(a=1)
+    out.discard()
+    assert out.take() is None
+    with pytest.raises(TypeError, match="needs a dict"):
+        out.emit(5, a=1)
+
+
+def test_windows_and_hooks() -> None:
+    window = WindowInfo(start_ms=0, end_ms=1500)
+    assert window.end - window.start == dt.timedelta(milliseconds=1500)
+    assert window.start.tzinfo is dt.UTC
+    calls: list[object] = []
+
+    class WithContext(MapFunction):
+        @override
+        def open(self, ctx: Any) -> None:
+            calls.append(ctx)
+
+        @override
+        def close(self) -> None:
+            calls.append("closed")
+
+        @override
+        def __call__(self, row: Any) -> Any:
+            return row
+
+    class Plain:
+        def open(self) -> None:
+            calls.append("opened")
+
+    for function in (WithContext(), Plain(), len, lambda row: row):
+        open_function(function, "ctx")  # type: ignore[arg-type]
+        close_function(function)
+    assert calls == ["ctx", "closed", "opened"]

@@ -1,0 +1,78 @@
+"""Aim: directories go with their process, or with the next sweep, and never before.
+
+Method: locks held by this process stand for living owners, released ones for dead owners.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.config import Configuration
+from penstock.errors import ConfigurationError, JobRejected
+from taskmanager.daemon import directories
+from taskmanager.daemon.directories import OwnedDirectory, sweep_work_directories
+from taskmanager.daemon.identity import new_taskmanager_id
+from taskmanager.slots.requirements import check_requirements, installed_packages
+
+
+def abandon(directory: OwnedDirectory) -> None:
+    """What the kernel does when the owner is killed."""
+    os.close(directory._lock)
+
+
+def test_a_living_owner_keeps_its_directory(tmp_path: Path) -> None:
+    path = tmp_path / "taskmanager-a"
+    owned = OwnedDirectory.create(path)
+    (path / "file").touch()
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert sweep_work_directories(tmp_path) == []
+    with pytest.raises(ConfigurationError, match="belongs to a running process"):
+        OwnedDirectory.create(path)
+    owned.remove()
+    assert not path.exists()
+
+
+def test_what_a_dead_owner_left_is_swept_or_replaced(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        abandon(OwnedDirectory.create(tmp_path / f"taskmanager-{name}"))
+        (tmp_path / f"taskmanager-{name}" / "file").touch()
+    (tmp_path / "taskmanager-of-the-user").mkdir()
+    again = OwnedDirectory.create(tmp_path / "taskmanager-a")
+    assert not (tmp_path / "taskmanager-a" / "file").exists()
+    assert sweep_work_directories(tmp_path) == [tmp_path / "taskmanager-b"]
+    assert (tmp_path / "taskmanager-of-the-user").exists()
+    again.remove()
+
+
+def test_runtime_directories_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(directories.tempfile, "gettempdir", lambda: str(long))
+    runtime = directories.create_runtime_directory("test-of-directories")
+    assert runtime.path.parent == Path("/tmp")
+    abandon(runtime)
+    assert runtime.path in directories.sweep_runtime_directories()
+    with pytest.raises(ConfigurationError, match="short enough"):
+        directories.create_runtime_directory("x" * 100)
+
+
+def test_taskmanager_ids() -> None:
+    one, two = (new_taskmanager_id(Configuration()) for _ in range(2))
+    assert one != two
+    assert str(os.getpid()) in one
+    assert new_taskmanager_id(Configuration.from_mapping({"taskmanager.id": "tm-1"})) == "tm-1"
+    with pytest.raises(ConfigurationError, match="longer"):
+        new_taskmanager_id(Configuration.from_mapping({"taskmanager.id": "x" * 41}))
+
+
+def test_requirements() -> None:
+    installed = {"a-b": "1.5", "c": "2.0rc1"}
+    check_requirements(["A_b>=1", "a.b", "c>=1.9", "d; python_version < '3'"], installed, "tm")
+    with pytest.raises(JobRejected, match=r"a-b>=2 \(has 1\.5\), d \(not installed\)"):
+        check_requirements(["a-b>=2", "d", "c"], installed, "tm")
+    with pytest.raises(JobRejected, match="malformed"):
+        check_requirements(["a b c"], installed, "tm")
+    assert "pyarrow" in installed_packages()

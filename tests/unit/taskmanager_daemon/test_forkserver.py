@@ -1,0 +1,160 @@
+"""Aim: the forkserver forks only when that is safe, and the runner knows about every end.
+
+Method: real forkservers with small entry points.
+"""
+
+# ruff: noqa: PTH208 - descriptors are read as the kernel shows them
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import StreamError, TaskFailure
+from taskmanager.daemon.slot_environment import slot_variables
+from taskmanager.slots import fork_protocol
+from taskmanager.slots.forkserver_runner import ForkserverRunner, SlotChild
+
+
+@asynccontextmanager
+async def forked(
+    runner: ForkserverRunner, log: Path
+) -> AsyncIterator[tuple[SlotChild, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, log.open("ab") as file:
+        child = await runner.fork("s0", [theirs.fileno(), file.fileno()])
+        theirs.close()
+        yield child, ours
+
+
+def test_exits_are_reported(
+    tmp_path: Path, environment: Any, forkserver_arguments: list[str], go: Any
+) -> None:
+    async def work() -> None:
+        runner = ForkserverRunner(
+            slot_variables(environment(), tmp_path), tmp_path / "f.log", forkserver_arguments
+        )
+        descriptors = len(os.listdir("/proc/self/fd"))
+        await runner.start()
+        try:
+            # The end of the line is the end of the slot.
+            async with forked(runner, tmp_path / "s.log") as (child, _line):
+                pass
+            assert (await child.exited).status == 0
+            async with forked(runner, tmp_path / "s.log") as (child, _line):
+                runner.kill(child)
+                exit_of_killed = await child.exited
+                assert exit_of_killed.status == -signal.SIGKILL
+                assert exit_of_killed.reason == f"slot process {child.pid} was killed by SIGKILL"
+                runner.kill(child)  # harmless
+            async with (
+                forked(runner, tmp_path / "s.log") as (one, _),
+                forked(runner, tmp_path / "s.log") as (two, _),
+            ):
+                assert len({one.pid, two.pid, runner.pid}) == 3
+        finally:
+            await runner.stop()
+        assert (await two.exited).pid == two.pid
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+
+    go(work)
+
+
+def test_a_forkserver_with_threads_forks_nothing(tmp_path: Path, environment: Any, go: Any) -> None:
+    async def work() -> None:
+        arguments = ["--entry", "fake_slot:run", "--preload", ""]
+        runner = ForkserverRunner(
+            slot_variables(environment(), tmp_path),
+            tmp_path / "f.log",
+            [*arguments, "--warm-up", "fake_slot:warm_up_with_a_thread"],
+        )
+        await runner.start()
+        try:
+            with pytest.raises(TaskFailure, match=r"has [23] threads"):
+                async with forked(runner, tmp_path / "s.log"):
+                    pass
+        finally:
+            await runner.stop()
+
+    go(work)
+
+
+def test_one_that_cannot_start_says_why(tmp_path: Path, environment: Any, go: Any) -> None:
+    async def work() -> None:
+        runner = ForkserverRunner(
+            slot_variables(environment(), tmp_path),
+            tmp_path / "f.log",
+            ["--preload", "", "--entry", "no_such_module:run"],
+        )
+        with pytest.raises(StreamError, match="no_such_module"):
+            await runner.start()
+        assert runner.pid is None
+
+    go(work)
+
+
+def test_a_killed_forkserver_is_replaced_and_its_slots_are_gone(
+    tmp_path: Path, environment: Any, forkserver_arguments: list[str], go: Any
+) -> None:
+    async def work() -> None:
+        runner = ForkserverRunner(
+            slot_variables(environment(), tmp_path), tmp_path / "f.log", forkserver_arguments
+        )
+        await runner.start()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(runner.run())
+            async with forked(runner, tmp_path / "s.log") as (child, line):
+                first = runner.pid
+                assert first is not None
+                os.kill(first, signal.SIGKILL)
+                how = await child.exited
+                assert how.status is None
+                assert "SIGKILL" in how.reason
+                # Dead, not merely orphaned: its end of the line closes.
+                assert await asyncio.get_running_loop().run_in_executor(None, line.recv, 1) == b""
+            async with forked(runner, tmp_path / "s.log") as (child, _line):
+                assert runner.pid not in (None, first)
+                assert runner.restart_count == 1
+            await child.exited
+            running.cancel()
+        assert runner.pid is None
+
+    go(work)
+
+
+def test_the_environment_keeps_libraries_from_starting_threads(tmp_path: Path) -> None:
+    variables = slot_variables({"A": "b", "OMP_NUM_THREADS": "8"}, tmp_path)
+    assert variables["OMP_NUM_THREADS"] == "1"
+    assert variables["OPENBLAS_NUM_THREADS"] == "1"
+    assert variables["JE_ARROW_MALLOC_CONF"] == "background_thread:false"
+    assert variables["NUMBA_CACHE_DIR"] == str(tmp_path / "numba")
+    assert slot_variables({"NUMBA_CACHE_DIR": "/x"}, tmp_path)["NUMBA_CACHE_DIR"] == "/x"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        fork_protocol.Fork(1, "s"),
+        fork_protocol.Kill(3),
+        fork_protocol.Ready(4),
+        fork_protocol.Forked(1, 2),
+        fork_protocol.ForkFailed(1, "no"),
+        fork_protocol.Exited(1, -9),
+    ],
+)
+def test_messages_survive_the_way(message: Any) -> None:
+    assert fork_protocol.decode(fork_protocol.encode(message)) == message
+
+
+@pytest.mark.parametrize("datagram", [b"", b"{}", b"[]", b'{"kind": "No"}', b"\xff"])
+def test_other_datagrams_are_refused(datagram: bytes) -> None:
+    with pytest.raises(ValueError):
+        fork_protocol.decode(datagram)

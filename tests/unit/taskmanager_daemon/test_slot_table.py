@@ -1,0 +1,91 @@
+"""Aim: slots are held by one job at a time, in the newest epoch, and requests may be repeated.
+
+Method: hypothesis drives the table and a dumb twin (a mapping slot -> job) through the same calls.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import Fenced, JobRejected, NoResourceAvailable
+from taskmanager.slots.slot_table import SlotTable
+
+JOBS = st.sampled_from(["a", "b", "c"])
+SLOTS = st.lists(st.sampled_from(["s0", "s1", "s2", "s3"]), min_size=1, max_size=4, unique=True)
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), JOBS, SLOTS),
+        st.tuples(st.just("stop"), JOBS, SLOTS),
+        st.tuples(st.just("released"), JOBS, SLOTS),
+        st.tuples(st.just("epoch"), JOBS, SLOTS),
+    ),
+    max_size=40,
+)
+
+
+@given(CALLS)
+def test_any_sequence_of_calls_agrees_with_a_mapping(
+    calls: list[tuple[str, str, list[str]]],
+) -> None:
+    table, epoch = SlotTable(3), 0
+    allocated: dict[str, str] = {}
+    stopping: dict[str, str] = {}
+    for call, job, slots in calls:
+        if call == "allocate":
+            taken = any(allocated.get(slot, job) != job for slot in slots)
+            waits = any(slot in stopping for slot in slots)
+            new = [slot for slot in slots if slot not in allocated and slot not in stopping]
+            free = 3 - len(allocated) - len(stopping)
+            try:
+                allocation = table.allocate(job, slots)
+            except NoResourceAvailable:
+                assert taken or len(new) > free + len(stopping)
+            else:
+                assert not taken
+                if waits or len(new) > free:
+                    assert allocation.wait_for
+                    assert set(allocation.wait_for) <= set(stopping)
+                else:
+                    assert set(allocation.new) == set(new)
+                    assert set(allocation.existing) == set(slots) - set(new)
+                    allocated |= dict.fromkeys(new, job)
+        elif call == "stop":
+            stopped = table.stop(job, slots)
+            assert set(stopped) == {slot for slot in slots if allocated.get(slot) == job}
+            stopping |= {slot: allocated.pop(slot) for slot in stopped}
+        elif call == "released":
+            for slot in slots:
+                table.released(slot)
+                allocated.pop(slot, None)
+                stopping.pop(slot, None)
+        else:
+            epoch += 1
+            assert set(table.adopt_epoch(epoch)) == set(allocated)
+            stopping |= allocated
+            allocated.clear()
+            assert table.adopt_epoch(epoch) == ()
+            with pytest.raises(Fenced):
+                table.adopt_epoch(epoch - 1)
+        table.check()
+        assert dict(table.held()) == allocated
+        assert set(table.stopping()) == set(stopping)
+        assert table.free_count == 3 - len(allocated) - len(stopping)
+
+
+def test_all_of_a_jobs_slots_are_stopped_where_none_is_named() -> None:
+    table = SlotTable(3)
+    table.allocate("a", ["s0", "s1"])
+    table.allocate("b", ["s2"])
+    assert table.stop("a", []) == ("s0", "s1")
+    assert table.slots_of("b") == ("s2",)
+    assert table.stop_all() == ("s2",)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "x" * 201, "a\n"])
+def test_names_that_would_be_paths_are_refused(name: str) -> None:
+    with pytest.raises(JobRejected):
+        SlotTable(1).allocate(name, ["s0"])
+    with pytest.raises(JobRejected):
+        SlotTable(1).allocate("job", [name])
