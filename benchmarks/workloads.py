@@ -69,6 +69,7 @@ def w2(stream: ps.Stream) -> None:
         .key_by("auction")
         .window(ps.tumbling(WINDOW_MS))
         .aggregate(bids=ps.count(), total=ps.sum("price"), best=ps.max("price"))
+        .uid("w2-windows")
         .discard()
     )
 
@@ -129,14 +130,12 @@ def q5(stream: ps.Stream) -> None:
         .key_by("auction")
         .window(ps.sliding(WINDOW_MS, SLIDE_MS))
         .aggregate(bids=ps.count())
+        .uid("q5-counts")
         .rename(window_start="starts", window_end="ends")
     )
-    best = counts.map_batches(_most_bids, schema=counts.schema)
-    best.window(ps.tumbling(SLIDE_MS)).process(MostBids(), schema=counts.schema).discard()
-
-
-def _most_bids(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return keep_largest(batch, "ends", "bids")
+    counts.window(ps.tumbling(SLIDE_MS)).process(MostBids(), schema=counts.schema).uid(
+        "q5-most"
+    ).discard()
 
 
 class MostBids(ps.WindowFunction):
@@ -168,10 +167,11 @@ def q5_limit(batches: Batches) -> pa.Table:
 
 def q7(stream: ps.Stream) -> None:
     """The bids with the highest price of each window."""
-    bids = _with_time(stream)
     schema = pa.schema([(name, pa.int64()) for name in ("auction", "bidder", "price", "ts")])
-    best = bids.select("auction", "bidder", "price", "ts").map_batches(_highest, schema=schema)
-    best.window(ps.tumbling(WINDOW_MS)).process(Highest(), schema=schema).discard()
+    best = stream.select("auction", "bidder", "price", "ts").map_batches(_highest, schema=schema)
+    _with_time(best).window(ps.tumbling(WINDOW_MS)).process(Highest(), schema=schema).uid(
+        "q7-highest"
+    ).discard()
 
 
 def _highest(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.types as pt
+from typing_extensions import override
 
 from penstock.errors import ExpressionError, JobRejected
 from penstock.naming import nearest_hint
@@ -162,6 +163,7 @@ class Aggregate:
             custom = load_function(proto.custom)
         return Aggregate(proto.function, proto.column or None, custom, output_type)
 
+    @override
     def __str__(self) -> str:
         return f"{self.function}({'' if self.column is None else self.column})"
 

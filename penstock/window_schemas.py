@@ -77,7 +77,7 @@ def window_function_schema(
     input_schema: pa.Schema,
     keys: Sequence[str],
     window: graph_pb2.WindowSpec,
-    kind: graph_pb2.WindowFunctionKind,
+    kind: graph_pb2.WindowFunctionKind.ValueType,
     declared: pa.Schema | None = None,
 ) -> pa.Schema:
     """Output schema of ``.window(...).reduce(fn)`` and ``.window(...).process(fn)``.

@@ -203,10 +203,10 @@ def _offset(window: str, limit_name: str, value: Duration, limit_ms: int) -> int
     if isinstance(value, str):
         is_negative, length = value.lstrip().startswith("-"), value.lstrip().removeprefix("-")
         milliseconds = -duration_ms(length) if is_negative else duration_ms(length)
-    elif value < (timedelta() if isinstance(value, timedelta) else 0):
-        milliseconds = -duration_ms(-value)
+    elif isinstance(value, timedelta):
+        milliseconds = -duration_ms(-value) if value < timedelta() else duration_ms(value)
     else:
-        milliseconds = duration_ms(value)
+        milliseconds = -duration_ms(-value) if value < 0 else duration_ms(value)
     if abs(milliseconds) >= limit_ms:
         raise JobRejected(
             f"{window}: offset ({milliseconds} ms) must be shorter than {limit_name} ({limit_ms} ms)"

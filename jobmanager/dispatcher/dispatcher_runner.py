@@ -36,6 +36,7 @@ from jobmanager.rpc.job_record import JobRecord
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from penstock.config import Configuration
 from penstock.errors import JobNotFound, JobRejected
+from penstock.graph import validate
 from penstock.pb import client_pb2, graph_pb2
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
@@ -181,6 +182,7 @@ class DispatcherRunner:
         problem = plan_problem(plan)
         if problem is not None:
             raise JobRejected(f"job {graph.name!r}: {problem}")
+        validate(graph)
         config = self._config.merged(dict(graph.config))
         missing = set(self._artifacts.missing(artifact.id for artifact in graph.artifacts))
         names = [f"{a.name} ({a.id})" for a in graph.artifacts if a.id in missing]

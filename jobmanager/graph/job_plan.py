@@ -60,7 +60,7 @@ class JobPlan:
 def plan_problem(plan: JobPlan) -> str | None:
     """What makes the plan impossible to run, in the user's words; None = nothing.
 
-    Checks what deployment relies on; the full validation of a graph belongs to whoever builds it.
+    Checks what deployment relies on; what operators rely on is checked by ``penstock.graph.validate``.
     """
     if not plan.vertices:
         return "the job has no operators: add a source and a sink"

@@ -20,6 +20,7 @@ from penstock.cli.context import (
     print_json,
     reports_errors,
 )
+from penstock.code_shipping import import_paths
 from penstock.config import parse_override
 from penstock.errors import ConfigurationError, JobRejected, StreamError
 from penstock.graph import explain, plan_dict
@@ -74,7 +75,7 @@ def run(
     )
     with ProgressDisplay() as display, submission_override(override):
         override.on_progress = display
-        status = _run_script(script, arguments)
+        status = _run_script(script, arguments, py_files)
     if as_json:
         print_json({"jobs": _jobs(override)})
     elif status == 0:
@@ -106,7 +107,7 @@ def plan(
     )
     try:
         with submission_override(override):
-            status = _run_script(script, arguments)
+            status = _run_script(script, arguments, py_files)
     except PlanCollected as collected:
         if as_json:
             print_json(plan_dict(collected.graph))
@@ -118,9 +119,9 @@ def plan(
     sys.exit(status or EXIT_FAILED)
 
 
-def _run_script(script: Path, arguments: Sequence[str]) -> int:
+def _run_script(script: Path, arguments: Sequence[str], py_files: Sequence[Path]) -> int:
     """Runs the script as ``__main__``; returns the exit status it asks for."""
-    with _script_arguments(script, arguments):
+    with _script_arguments(script, arguments, py_files):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except StreamError as error:
@@ -154,10 +155,12 @@ def _print_script_error(script: Path) -> None:
 
 
 @contextlib.contextmanager
-def _script_arguments(script: Path, arguments: Sequence[str]) -> Iterator[None]:
+def _script_arguments(
+    script: Path, arguments: Sequence[str], py_files: Sequence[Path]
+) -> Iterator[None]:
     argv, path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.parent.absolute()))
+    sys.path[:0] = [str(script.parent.absolute()), *map(str, import_paths(py_files))]
     try:
         yield
     finally:

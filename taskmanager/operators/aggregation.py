@@ -211,7 +211,7 @@ def accumulator_columns(
     """The slots of g groups as the columns of a partial batch."""
     return [
         pa.array(values, mask=None if valid is None else ~valid)
-        for values, valid in zip(numbers, validity, strict=False)
+        for values, valid in zip(numbers, validity, strict=True)
     ]
 
 

@@ -8,7 +8,6 @@ number of batches that doubles with every failure; then it tries again, since ke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +17,20 @@ from typing_extensions import override
 from common.elements import OperatorOutput
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME, schema_from_bytes
+from penstock.storage.key_encoding import KeyBatch
 from penstock.window_schemas import partial_schema_of
+from penstock.windows import slice_ms
 from taskmanager.kernels import (
     AccumulatorKind,
     AccumulatorOverflowError,
     RecordTable,
     distinct,
-    encode_keys,
-    slice_span,
-    slice_starts,
+    split_by_slice,
 )
-from taskmanager.operators.aggregation import Aggregation, accumulator_columns
+from taskmanager.operators.aggregation import AggregateInputs, Aggregation, accumulator_columns
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import Operator
+from taskmanager.state.row_table import concatenated
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -38,6 +38,11 @@ _WORTHWHILE = 0.5
 _FIRST_REST_BATCHES = 16
 _LONGEST_REST_BATCHES = 1024
 _SAMPLE_ROWS = 1024
+_HOPELESS = 0.95
+"""Share of different keys in a sample from which on the whole batch is not tried."""
+
+_SLICES_MAX = 64
+"""A batch that lies in more slices is not worth taking apart."""
 
 
 class ReductionGauge:
@@ -84,19 +89,18 @@ class PreAggregateOperator(Operator):
         schema = schema_from_bytes(spec.input_schema)
         self._keys = KeyColumns(keys, schema)
         self._aggregation = Aggregation(aggregates, spec, self._keys)
-        self._is_window = window is not None
+        is_window = window is not None
         self._schema = partial_schema_of(
-            self._aggregation.layout, schema, keys, is_window=self._is_window
+            self._aggregation.layout, schema, keys, is_window=is_window
         )
-        self._has_event_time = not self._is_window and EVENT_TIME in schema.names
-        self._slice_ms = gcd(window.size_ms, window.slide_ms) if window is not None else 0
+        self._has_event_time = EVENT_TIME in schema.names
+        self._slice_ms = slice_ms(window) if window is not None else 0
         self._offset_ms = window.offset_ms % self._slice_ms if window is not None else 0
         self._gauge = ReductionGauge()
-        kinds = [*self._aggregation.kinds]
-        if self._is_window:
-            kinds.append(AccumulatorKind.COUNT)
-        self._kinds = kinds
-        self._tables: dict[bool, RecordTable] = {}
+        kinds = self._aggregation.kinds
+        if is_window:
+            kinds = [*kinds, AccumulatorKind.COUNT]  # the rows that each partial row stands for
+        self._table = RecordTable(self._keys.types, kinds)
 
     @override
     def process(self, batch: pa.RecordBatch) -> tuple[OperatorOutput, ...]:
@@ -109,63 +113,61 @@ class PreAggregateOperator(Operator):
         return (partial,)
 
     def _aggregated(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The partial batch, None where a sample shows that it would not be smaller."""
-        columns = self._keys.arrays(batch)
-        slices = self._slice_column(batch)
-        if isinstance(slices, pa.Array):
-            columns = [*columns, slices]
-        keys = encode_keys(columns)
+        """The partial batch, None where it would not be smaller."""
+        keys = self._keys.encode(batch)
         if batch.num_rows > 2 * _SAMPLE_ROWS:
             first, _ = distinct(keys.slice(0, _SAMPLE_ROWS))
-            if len(first) > 0.95 * _SAMPLE_ROWS:
+            if len(first) > _HOPELESS * _SAMPLE_ROWS:
                 return None
+        if self._slice_ms:
+            return self._aggregated_by_slice(batch, keys)
         inputs = self._aggregation.inputs(batch)
+        self._accumulate(keys, inputs)
+        first, group_of = distinct(keys)
+        rows = self._table.gather(keys.take(first))
+        self._table.clear()
+        arrays = [array.take(pa.array(first)) for array in self._keys.arrays(batch)]
+        arrays += accumulator_columns(rows.accumulators, rows.validity)
+        if self._has_event_time:
+            last = last_rows(group_of, len(first))
+            arrays.append(batch.column(EVENT_TIME).take(pa.array(last)))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _aggregated_by_slice(self, batch: pa.RecordBatch, keys: KeyBatch) -> pa.RecordBatch | None:
+        times = batch.column(EVENT_TIME).to_numpy()
+        split = split_by_slice(times, self._slice_ms, self._offset_ms)
+        if len(split.starts) > _SLICES_MAX:
+            return None
+        inputs = self._aggregation.inputs(batch)
+        if split.order is None:
+            return self._slice_batch(int(split.starts[0]), keys, inputs)
+        parts = []
+        for i, start in enumerate(split.starts.tolist()):
+            rows = split.order[split.bounds[i] : split.bounds[i + 1]]
+            parts.append(self._slice_batch(start, keys.take(rows), inputs.select(rows)))
+        return concatenated(parts)
+
+    def _slice_batch(self, start: int, keys: KeyBatch, inputs: AggregateInputs) -> pa.RecordBatch:
+        """The partial batch of rows that lie in one slice."""
+        self._accumulate(keys, inputs)
+        rows = self._table.rows()
+        self._table.clear()
+        arrays = [
+            *rows.keys.to_arrays(),
+            pa.repeat(pa.scalar(start, pa.int64()), len(rows.keys)),
+            pa.array(rows.accumulators[-1]),
+            *accumulator_columns(rows.accumulators[:-1], rows.validity[:-1]),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _accumulate(self, keys: KeyBatch, inputs: AggregateInputs) -> None:
         values, valid = inputs.values, inputs.valid
-        if self._is_window:
+        if self._slice_ms:
             values, valid = [*values, None], [*valid, None]
-        table = self._table([column.type for column in columns], isinstance(slices, pa.Array))
         try:
-            table.accumulate(keys, values, valid)
+            self._table.accumulate(keys, values, valid)
         except AccumulatorOverflowError as error:
             raise self._aggregation.overflow(error, keys) from error
-        if self._is_window:
-            rows = table.rows()
-            key_arrays, numbers, validity = rows.keys.to_arrays(), rows.accumulators, rows.validity
-            if isinstance(slices, int):
-                key_arrays.append(pa.repeat(pa.scalar(slices, pa.int64()), len(table)))
-            key_arrays.append(pa.array(numbers.pop()))
-            event_times = []
-        else:
-            first, group_of = distinct(keys)
-            gathered = table.gather(keys.take(first))
-            key_arrays = [column.take(pa.array(first)) for column in columns]
-            numbers, validity = gathered.accumulators, gathered.validity
-            event_times = self._event_times(batch, last_rows(group_of, len(first)))
-        slots = accumulator_columns(numbers, validity)
-        table.clear()
-        return pa.RecordBatch.from_arrays([*key_arrays, *slots, *event_times], schema=self._schema)
-
-    def _event_times(self, batch: pa.RecordBatch, rows: Int64Array) -> list[pa.Array]:
-        """The event time of each key's last row, where it is carried."""
-        if not self._has_event_time:
-            return []
-        return [batch.column(EVENT_TIME).take(pa.array(rows))]
-
-    def _slice_column(self, batch: pa.RecordBatch) -> pa.Array | int | None:
-        """The slice of each row, or the one slice of all; None without windows."""
-        if not self._is_window:
-            return None
-        times = batch.column(EVENT_TIME).to_numpy()
-        first, last = slice_span(times, self._slice_ms, self._offset_ms)
-        if first == last:
-            return first
-        return pa.array(slice_starts(times, self._slice_ms, self._offset_ms))
-
-    def _table(self, key_types: Sequence[pa.DataType], with_slices: bool) -> RecordTable:
-        table = self._tables.get(with_slices)
-        if table is None:
-            table = self._tables[with_slices] = RecordTable(key_types, self._kinds)
-        return table
 
 
 def last_rows(group_of: Int64Array, groups: int) -> Int64Array:

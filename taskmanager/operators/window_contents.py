@@ -115,7 +115,7 @@ class InstanceContents(ABC):
         """Called once before anything else."""
         self.context = context
 
-    def close(self) -> None:  # noqa: B027 - optional hook
+    def close(self) -> None:
         """Called once at the end, whatever the end."""
 
     @abstractmethod

@@ -38,14 +38,19 @@ def aggregate(function: str, column: str | None, rows: list[Row]) -> Any:
     if not values:
         return None
     numbers = [v for v in values if not (isinstance(v, float) and math.isnan(v))]
-    return {
-        "sum": lambda: sum(values),
-        "mean": lambda: sum(values) / len(values),
-        "min": lambda: min(numbers) if numbers else math.nan,
-        "max": lambda: max(numbers) if numbers else math.nan,
-        "first": lambda: values[0],
-        "last": lambda: values[-1],
-    }[function]()
+    match function:
+        case "sum":
+            return sum(values)
+        case "mean":
+            return sum(values) / len(values)
+        case "min":
+            return min(numbers) if numbers else math.nan
+        case "max":
+            return max(numbers) if numbers else math.nan
+        case "first":
+            return values[0]
+        case _:
+            return values[-1]
 
 
 @dataclass

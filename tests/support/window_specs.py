@@ -60,7 +60,7 @@ def window_aggregate_spec(
     aggregates: dict[str, Aggregate],
     *,
     schema: pa.Schema = SCHEMA,
-    phase: graph_pb2.AggregationPhase = graph_pb2.AGGREGATION_PHASE_COMPLETE,
+    phase: graph_pb2.AggregationPhase.ValueType = graph_pb2.AGGREGATION_PHASE_COMPLETE,
 ) -> graph_pb2.Operator:
     """A ``WindowAggregateSpec`` as the planner makes it."""
     output = window_aggregate_schema(schema, keys, window, aggregates)
@@ -84,7 +84,7 @@ def running_aggregate_spec(
     aggregates: dict[str, Aggregate],
     *,
     schema: pa.Schema = SCHEMA,
-    phase: graph_pb2.AggregationPhase = graph_pb2.AGGREGATION_PHASE_COMPLETE,
+    phase: graph_pb2.AggregationPhase.ValueType = graph_pb2.AGGREGATION_PHASE_COMPLETE,
 ) -> graph_pb2.Operator:
     """A ``RunningAggregateSpec`` as the planner makes it."""
     output = running_aggregate_schema(schema, keys, aggregates)

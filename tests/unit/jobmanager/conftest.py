@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pyarrow as pa
 import pytest
 from typing_extensions import override
 
@@ -18,6 +19,7 @@ from jobmanager.main import RunningJobManager, serving
 from penstock.config import Configuration
 from penstock.grpc_errors import ErrorServerInterceptor
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
+from penstock.schema import schema_to_bytes
 
 STATES = client_pb2.AttemptState
 
@@ -202,6 +204,8 @@ class Cluster:
 
 def job_graph(parallelism: int = 2, **fields: Any) -> graph_pb2.JobGraph:
     """source -> hash -> sink."""
+    schema = schema_to_bytes(pa.schema([("line", pa.string())]))
+    nothing = schema_to_bytes(pa.schema([]))
     return graph_pb2.JobGraph(
         name="test",
         vertices=[
@@ -210,8 +214,17 @@ def job_graph(parallelism: int = 2, **fields: Any) -> graph_pb2.JobGraph:
                 name="read",
                 parallelism=parallelism,
                 max_parallelism=128,
+                slot_group="default",
                 operators=[
-                    graph_pb2.Operator(uid="src", name="src", source=graph_pb2.SourceSpec())
+                    graph_pb2.Operator(
+                        uid="src",
+                        name="src",
+                        input_schema=nothing,
+                        output_schema=schema,
+                        source=graph_pb2.SourceSpec(
+                            socket=graph_pb2.SocketSource(host="127.0.0.1", port=1), bounded=True
+                        ),
+                    )
                 ],
             ),
             graph_pb2.Vertex(
@@ -219,10 +232,13 @@ def job_graph(parallelism: int = 2, **fields: Any) -> graph_pb2.JobGraph:
                 name="write",
                 parallelism=parallelism,
                 max_parallelism=128,
+                slot_group="default",
                 operators=[
                     graph_pb2.Operator(
                         uid="snk",
                         name="snk",
+                        input_schema=schema,
+                        output_schema=nothing,
                         sink=graph_pb2.SinkSpec(collect=graph_pb2.CollectSink(collect_id="c0")),
                     )
                 ],
@@ -234,7 +250,9 @@ def job_graph(parallelism: int = 2, **fields: Any) -> graph_pb2.JobGraph:
                 source_vertex="v0",
                 target_vertex="v1",
                 partitioning=graph_pb2.PARTITIONING_HASH,
-                key_columns=["k"],
+                key_columns=["line"],
+                source_output=graph_pb2.ChainInput(operator_index=0),
+                schema=schema,
             )
         ],
         **fields,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from typing_extensions import override
 
 import penstock.aggregates as agg
 from penstock.errors import BadRecord, TaskFailure
@@ -24,6 +25,7 @@ from tests.support.window_specs import running_aggregate_spec, window_aggregate_
 
 UTC = dt.UTC
 DAY = dt.date(2024, 2, 29)
+IN_TWO_SLICES = sliding(10, 5)
 NOON = dt.datetime(2024, 2, 29, 12, tzinfo=UTC)
 
 
@@ -41,7 +43,7 @@ def _run(
     kind: pa.DataType,
     values: list[Any],
     aggregates: dict[str, agg.Aggregate],
-    window: Window = sliding(10, 5),
+    window: Window = IN_TWO_SLICES,
 ) -> dict[str, Any]:
     """The aggregates of the values, which lie in two slices, as of the window that has them all."""
     schema = _schema(kind)
@@ -83,7 +85,12 @@ def _start_ms(row: dict[str, Any]) -> int:
             NOON + dt.timedelta(1),
         ),
         (pa.duration("ms"), [dt.timedelta(3), dt.timedelta(1)], dt.timedelta(1), dt.timedelta(3)),
-        (pa.decimal128(9, 2), [Decimal("1.20"), Decimal("-3.45")], Decimal("-3.45"), Decimal("1.20")),
+        (
+            pa.decimal128(9, 2),
+            [Decimal("1.20"), Decimal("-3.45")],
+            Decimal("-3.45"),
+            Decimal("1.20"),
+        ),
         (pa.string(), ["b", "", None], "", "b"),
         (pa.large_string(), ["b", "a"], "a", "b"),
         (pa.binary(), [b"\xff", b"\x00"], b"\x00", b"\xff"),
@@ -157,7 +164,14 @@ def test_a_group_of_nulls() -> None:
         "distinct": agg.count_distinct("v"),
         "n": agg.count("v"),
     }
-    empty = {"min": None, "first": None, "last": None, "list": [], "distinct": 0, "n": 0}
+    empty: dict[str, Any] = {
+        "min": None,
+        "first": None,
+        "last": None,
+        "list": [],
+        "distinct": 0,
+        "n": 0,
+    }
     assert _run(pa.int64(), [None, None], aggregates) == empty
     assert _run(pa.string(), [None, None], aggregates) == empty
 
@@ -172,7 +186,7 @@ def test_nested_values_can_be_first_last_and_collected() -> None:
 
 @pytest.mark.parametrize("window", [tumbling(10), sliding(20, 10), session(10), count_window(3)])
 def test_overflow_is_a_bad_record(window: Window) -> None:
-    with pytest.raises(BadRecord, match="total.*leaves the range of int64"):
+    with pytest.raises(BadRecord, match=r"total.*leaves the range of int64"):
         _run(pa.int64(), [2**62, 2**62, 2**62], {"total": agg.sum("v")}, window)
 
 
@@ -188,19 +202,23 @@ def test_a_decimal_sum_that_grows_too_long_is_a_bad_record() -> None:
 
 
 class Longest(agg.AggregateFunction):
+    @override
     def create_accumulator(self) -> list[str]:
         return []
 
+    @override
     def add(self, accumulator: list[str], value: Any) -> list[str]:
         accumulator.append(value)
         return accumulator
 
+    @override
     def merge(self, accumulator: list[str], other: list[str]) -> list[str]:
         if not accumulator:
             return other
         accumulator.extend(other)
         return accumulator
 
+    @override
     def result(self, accumulator: list[str]) -> str:
         return max(accumulator, key=len)
 
@@ -233,6 +251,7 @@ def test_custom_aggregates(window: Window) -> None:
 
 def test_a_custom_aggregate_that_raises_names_operator_row_and_line() -> None:
     class Broken(Longest):
+        @override
         def add(self, accumulator: list[str], value: Any) -> list[str]:
             raise ValueError("not this one")
 
@@ -245,8 +264,10 @@ def test_a_custom_aggregate_that_raises_names_operator_row_and_line() -> None:
 
 def test_a_custom_aggregate_that_forgets_to_return() -> None:
     class Forgetful(Longest):
+        @override
         def add(self, accumulator: list[str], value: Any) -> list[str]:
-            accumulator.append(value)  # type: ignore[return]
+            accumulator.append(value)
+            return None  # type: ignore[return-value]
 
     with pytest.raises(TaskFailure, match="add returned None"):
         _run(pa.string(), ["abc"], {"l": agg.aggregate(Forgetful(), "v", pa.string())})

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from penstock.errors import TaskFailure
 from penstock.functions import Collector, WindowFunction, WindowInfo
@@ -45,6 +46,7 @@ STREAMS = st.lists(
 
 
 class ListRows(WindowFunction):
+    @override
     def process(self, key: Any, window: WindowInfo, rows: Any, out: Collector) -> None:
         xs = [row.x for row in rows]
         out.emit(key=repr(key), start=window.start_ms, end=window.end_ms, xs=xs)
@@ -72,9 +74,7 @@ def test_equals_the_oracle(
         window_function_spec(spec, keys, function, declared=declared)
     )
     harness = OperatorHarness(operator)
-    oracle = WindowOracle(
-        keys, lateness, spec.size_ms, spec.slide_ms, spec.offset_ms, spec.gap_ms
-    )
+    oracle = WindowOracle(keys, lateness, spec.size_ms, spec.slide_ms, spec.offset_ms, spec.gap_ms)
     for element in [*stream, MAX_TIME]:
         if isinstance(element, int):
             if element < oracle.now:
@@ -129,6 +129,7 @@ def _text(row: dict[str, Any]) -> str:
 
 def test_count_windows_hand_their_rows_over() -> None:
     class Indexed(WindowFunction):
+        @override
         def process(self, key: Any, window: WindowInfo, rows: Any, out: Collector) -> None:
             out.emit(key=key, index=window.index, xs=[row.x for row in rows])
 
@@ -146,6 +147,7 @@ def test_count_windows_hand_their_rows_over() -> None:
 
 def test_a_function_may_emit_many_rows_and_none_and_side_outputs() -> None:
     class Many(WindowFunction):
+        @override
         def process(self, key: Any, window: WindowInfo, rows: Any, out: Collector) -> None:
             for _ in range(key):
                 out.emit(n=key)
@@ -164,6 +166,7 @@ def test_a_function_may_emit_many_rows_and_none_and_side_outputs() -> None:
 
 def test_what_the_function_raises_names_operator_row_and_line() -> None:
     class Broken(WindowFunction):
+        @override
         def process(self, key: Any, window: WindowInfo, rows: Any, out: Collector) -> None:
             raise ValueError("no such item")
 

@@ -64,9 +64,7 @@ def test_count_windows(batches: list[list[dict[str, Any]]], size: int, keyed: bo
     assert harness.take_rows() == []
 
 
-STEPS = st.lists(
-    st.tuples(st.integers(0, 15), st.lists(ROWS, min_size=1, max_size=6)), max_size=10
-)
+STEPS = st.lists(st.tuples(st.integers(0, 15), st.lists(ROWS, min_size=1, max_size=6)), max_size=10)
 
 
 @settings(max_examples=80, deadline=None)
@@ -83,9 +81,7 @@ def test_processing_time(
     harness = OperatorHarness(
         window_aggregate_operator(window_aggregate_spec(spec, keys, ALL)), now_ms=100
     )
-    oracle = WindowOracle(
-        keys, 0, spec.size_ms, spec.slide_ms, spec.offset_ms, spec.gap_ms
-    )
+    oracle = WindowOracle(keys, 0, spec.size_ms, spec.slide_ms, spec.offset_ms, spec.gap_ms)
     now, expected = 100, []
     for elapsed, rows in steps:
         now += elapsed
@@ -100,7 +96,9 @@ def test_processing_time(
     expected += oracle.watermark(MAX_TIME)
     harness.end()
     found = sorted(
-        repr({**row, "window_start": _ms(row["window_start"]), "window_end": _ms(row["window_end"])})
+        repr(
+            {**row, "window_start": _ms(row["window_start"]), "window_end": _ms(row["window_end"])}
+        )
         for row in harness.rows()
     )
     assert found == sorted(

@@ -83,9 +83,7 @@ def test_windows_partial_then_final_is_complete(
             partial.emitted.clear()
         else:
             final.push(batch_of(rows))
-        assert _text(final.take_rows(event_time=True)) == _text(
-            complete.take_rows(event_time=True)
-        )
+        assert _text(final.take_rows(event_time=True)) == _text(complete.take_rows(event_time=True))
     complete.end()
     final.end()
     assert _text(final.take_rows()) == _text(complete.take_rows())
@@ -190,7 +188,7 @@ def test_what_can_be_pre_aggregated() -> None:
 def _window_harness(
     spec: graph_pb2.WindowSpec,
     keys: tuple[str, ...],
-    phase: graph_pb2.AggregationPhase = graph_pb2.AGGREGATION_PHASE_COMPLETE,
+    phase: graph_pb2.AggregationPhase.ValueType = graph_pb2.AGGREGATION_PHASE_COMPLETE,
 ) -> OperatorHarness:
     operator = window_aggregate_spec(spec, keys, NUMBERS, phase=phase)
     return OperatorHarness(window_aggregate_operator(operator))
@@ -198,7 +196,7 @@ def _window_harness(
 
 def _running_harness(
     aggregates: dict[str, agg.Aggregate],
-    phase: graph_pb2.AggregationPhase = graph_pb2.AGGREGATION_PHASE_COMPLETE,
+    phase: graph_pb2.AggregationPhase.ValueType = graph_pb2.AGGREGATION_PHASE_COMPLETE,
 ) -> OperatorHarness:
     operator = running_aggregate_spec(("k",), aggregates, phase=phase)
     return OperatorHarness(running_aggregate_operator(operator))

@@ -1,0 +1,89 @@
+"""One real cluster for all integration tests: a JobManager and two TaskManagers with four slots each.
+
+Every wait has a deadline. What a failed test leaves running is cancelled, so that the next one finds
+its slots free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+import penstock as ps
+from penstock.client import Client
+from penstock.job import TERMINAL_STATES, JobHandle
+from penstock.local_cluster import LocalCluster
+from tests.support.jobs import DEADLINE_S
+
+TASKMANAGERS, SLOTS = 2, 4
+
+
+class NewEnvironment(Protocol):
+    """Makes environments on the cluster, with configuration."""
+
+    def __call__(self, parallelism: int = 2, **config: Any) -> ps.Environment: ...
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """The cluster."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
+    cluster.start(taskmanagers=TASKMANAGERS, slots=SLOTS, overrides={"jobmanager.rpc.port": "0"})
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def address(cluster: LocalCluster) -> str:
+    """Where its JobManager is."""
+    return next(daemon.address for daemon in cluster.daemons() if daemon.role == "jobmanager")
+
+
+@pytest.fixture(scope="session")
+def client(address: str) -> Iterator[Client]:
+    """A connection to its JobManager."""
+    with Client(address) as client:
+        yield client
+
+
+@pytest.fixture
+def new_env(address: str, client: Client) -> Iterator[NewEnvironment]:
+    """Environments; jobs that still run at the end of the test are cancelled."""
+    with contextlib.ExitStack() as stack:
+
+        def make(parallelism: int = 2, **config: Any) -> ps.Environment:
+            values = {key.replace("__", "-").replace("_", "."): v for key, v in config.items()}
+            return stack.enter_context(
+                ps.Environment(address, parallelism=parallelism, config=values)
+            )
+
+        yield make
+        for summary in client.jobs():
+            if summary.state not in TERMINAL_STATES:
+                handle = JobHandle(client, summary.job_id)
+                handle.cancel()
+                with contextlib.suppress(ps.JobCanceled, ps.JobFailed):
+                    handle.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def env(new_env: NewEnvironment) -> ps.Environment:
+    """An environment of parallelism 2."""
+    return new_env()
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Real data next to the checkout, or where PENSTOCK_TEST_DATA says."""
+    beside = Path(__file__).parents[2].parent / "shared" / "data"
+    directory = Path(os.environ.get("PENSTOCK_TEST_DATA", beside))
+    if not (directory / "flights-20k.json").exists():
+        pytest.skip(f"no real data: {directory} has no flights-20k.json (PENSTOCK_TEST_DATA=DIR)")
+    return directory
