@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -54,6 +54,7 @@ class ClusterCollector(Collector):
 def build_registry(dispatcher: DispatcherRunner, cluster: ClusterRunner) -> CollectorRegistry:
     """All metrics of the JobManager."""
     registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
     registry.register(ClusterCollector(lambda: dispatcher.counts, lambda: cluster.counts))
     registry.register(AttemptMetricsCollector(dispatcher.recent_metrics))
     return registry

@@ -20,7 +20,7 @@ from penstock.aggregates import (
 from penstock.cluster import Cluster, connect
 from penstock.collected import CollectedRow, CollectedRows
 from penstock.connectors.sink import Sink, SinkContext
-from penstock.connectors.source import END, Reader, Source, SourceContext, Split
+from penstock.connectors.source import END, EndOfSplit, Reader, Source, SourceContext, Split
 from penstock.environment import Environment, JobPlan
 from penstock.errors import (
     BadRecord,
@@ -62,6 +62,7 @@ __all__ = [
     "CollectedRows",
     "Collector",
     "ConfigurationError",
+    "EndOfSplit",
     "Environment",
     "Expr",
     "ExpressionError",

@@ -243,15 +243,17 @@ class TaskManagerDaemon:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(AttemptMetricsCollector(supervisor.metrics))
-        slots = Gauge("penstock_slots", "Slots by state.", ["state"], registry=registry)
-        slots.labels("total").set_function(lambda: table.capacity)
-        slots.labels("free").set_function(lambda: table.free_count)
-        restarts = Gauge(
-            "penstock_forkserver_restarts",
-            "Forkservers that had to be replaced.",
-            registry=registry,
-        )
-        restarts.set_function(lambda: forkserver.restart_count)
+        for name, help_text, read in (
+            ("slots", "Slots of this TaskManager.", lambda: table.capacity),
+            ("slots_free", "Slots that no job has.", lambda: table.free_count),
+            (
+                "forkserver_restarts",
+                "Fork servers that had to be replaced since the start.",
+                lambda: forkserver.restart_count,
+            ),
+        ):
+            gauge = Gauge(f"penstock_taskmanager_{name}", help_text, registry=registry)
+            gauge.set_function(read)
         metrics = MetricsServer(
             registry, self._config.taskmanager_bind_host, self._config.taskmanager_metrics_port
         )

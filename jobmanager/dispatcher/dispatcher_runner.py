@@ -287,9 +287,10 @@ class DispatcherRunner:
         """Details at once, at each change of state and every ``interval_ms``, 0 = never."""
         record = self.find(job_id)
         while True:
-            changed = record.changed
+            # Taken before the yield: the job goes on while the client is being told.
+            changed, has_ended = record.changed, record.ended
             yield record.details()
-            if record.ended:
+            if has_ended:
                 return
             try:
                 async with asyncio.timeout(interval_ms / 1000 if interval_ms > 0 else None):

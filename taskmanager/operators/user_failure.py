@@ -17,7 +17,9 @@ _OWN_DIRECTORIES = tuple(
 _ROW_CHARACTERS = 500
 
 
-def user_failure(error: Exception, *, operator: str, function: str, row: object) -> TaskFailure:
+def user_failure(
+    error: BaseException, *, operator: str, function: str, row: object
+) -> TaskFailure:
     """The failure to raise ``from`` the error.
 
     Args:
@@ -33,10 +35,30 @@ def user_failure(error: Exception, *, operator: str, function: str, row: object)
         f"operator {operator!r}: {function} raised {type(error).__name__}: {error}",
         operator=operator,
         row=text,
-        user_traceback="".join(
-            traceback.format_exception(type(error), error, _user_part(error.__traceback__))
-        ),
+        user_traceback=user_traceback(error),
     )
+
+
+def failure_of_operator(error: BaseException, operator: str) -> TaskFailure:
+    """What came out of an operator, as a failure that names it.
+
+    Args:
+        error: what was raised; a failure is given the operator's name where it has none.
+        operator: name of the operator.
+    """
+    if isinstance(error, TaskFailure):
+        error.operator = error.operator or operator
+        return error
+    return TaskFailure(
+        f"operator {operator!r} raised {type(error).__name__}: {error}",
+        operator=operator,
+        user_traceback=user_traceback(error),
+    )
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback as the user reads it: from the first frame on that is not ours."""
+    return "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__)))
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:

@@ -147,7 +147,11 @@ class Deployment:
         for origin in gate.origins:
             self._origins.start(origin)
         self._origins.all_known = True
-        return GateInput(gate, self._origins)
+        has_own_event_time = any(
+            operator.WhichOneof("spec") == "event_time"
+            for operator in self._deployment.vertex.operators
+        )
+        return GateInput(gate, self._origins, None if has_own_event_time else self.counters)
 
     def _context(
         self, subtask: Subtask, execution: Execution, node: int, spec: graph_pb2.Operator

@@ -13,9 +13,9 @@ A record passes here between the input gate (or the source) and the result parti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from common.elements import (
     Watermark,
 )
 from taskmanager.operators.operator import Operator
+from taskmanager.operators.user_failure import failure_of_operator
 
 SOURCE = -1
 """Node that stands for the chain's input."""
@@ -64,6 +65,7 @@ class OperatorChain:
         parents: per operator the index of the one that feeds it (``SOURCE`` for the first) and the
             side output it reads ("" = main).
         outputs: (index of the feeding operator, side tag, where it goes).
+        names: of the operators, for failures.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class OperatorChain:
         operators: Sequence[Operator],
         parents: Sequence[tuple[int, str]],
         outputs: Sequence[tuple[int, str, Output]],
+        names: Mapping[int, str] | None = None,
     ) -> None:
         self._operators = operators
+        self._names = names or {}
         nodes = range(SOURCE, len(operators))
         self._children: dict[int, list[int]] = {node: [] for node in nodes}
         self._side_children: dict[tuple[int, str], list[int]] = {}
@@ -125,7 +129,11 @@ class OperatorChain:
             self._later.append((node, self._operators[node].on_idle()))
 
     def run(self) -> ChainState:
-        """Goes on until all has left the chain, an output is full, or an operator pauses."""
+        """Goes on until all has left the chain, an output is full, or an operator pauses.
+
+        Raises:
+            TaskFailure: an operator raised; the failure names it.
+        """
         stack = self._stack
         while True:
             if not stack:
@@ -136,7 +144,10 @@ class OperatorChain:
             if not self.can_emit():
                 return ChainState.BLOCKED
             node, iterator = stack[-1]
-            element = next(iterator, None)
+            try:
+                element = next(iterator, None)
+            except BaseException as error:
+                self._fail(node, error)
             if element is None:
                 stack.pop()
             elif isinstance(element, Pause):
@@ -165,7 +176,14 @@ class OperatorChain:
         for output in outputs:
             output.emit(batch)
         for child in reversed(children):
-            self._stack.append((child, iter(self._operators[child].process(batch))))
+            try:
+                self._stack.append((child, iter(self._operators[child].process(batch))))
+            except BaseException as error:
+                self._fail(child, error)
+
+    def _fail(self, node: int, error: BaseException) -> NoReturn:
+        failure = failure_of_operator(error, self._names.get(node, ""))
+        raise failure from (None if failure is error else error)
 
     def _deliver_control(self, node: int, element: ControlElement | OriginEnded) -> None:
         """Control elements take every way: main and side outputs alike."""

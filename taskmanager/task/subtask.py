@@ -97,11 +97,20 @@ class SourceInput:
 
 
 class GateInput:
-    """The input of a chain behind an exchange."""
+    """The input of a chain behind an exchange.
 
-    def __init__(self, gate: InputGate, origins: Origins) -> None:
+    Args:
+        gate: the channels.
+        origins: told which of them the rows come from.
+        counters: get the watermark; None where the chain makes event time of its own.
+    """
+
+    def __init__(
+        self, gate: InputGate, origins: Origins, counters: SubtaskCounters | None = None
+    ) -> None:
         self._gate = gate
         self._origins = origins
+        self._counters = counters
 
     def poll(self) -> Iterable[OperatorOutput] | None:
         """The next element of any channel."""
@@ -114,6 +123,8 @@ class GateInput:
             self._origins.end(element.origin)
         else:
             self._origins.current = self._gate.current_origin
+            if isinstance(element, Watermark) and self._counters is not None:
+                self._counters.watermark_ms = element.timestamp_ms
         return (element,)
 
     @property

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 
@@ -24,9 +24,11 @@ TASKMANAGERS, SLOTS = 2, 4
 
 
 class NewEnvironment(Protocol):
-    """Makes environments on the cluster, with configuration."""
+    """Makes environments on the cluster."""
 
-    def __call__(self, parallelism: int = 2, **config: Any) -> ps.Environment: ...
+    def __call__(
+        self, parallelism: int = 2, config: Mapping[str, object] | None = None
+    ) -> ps.Environment: ...
 
 
 @pytest.fixture(scope="session")
@@ -58,10 +60,11 @@ def new_env(address: str, client: Client) -> Iterator[NewEnvironment]:
     """Environments; jobs that still run at the end of the test are cancelled."""
     with contextlib.ExitStack() as stack:
 
-        def make(parallelism: int = 2, **config: Any) -> ps.Environment:
-            values = {key.replace("__", "-").replace("_", "."): v for key, v in config.items()}
+        def make(
+            parallelism: int = 2, config: Mapping[str, object] | None = None
+        ) -> ps.Environment:
             return stack.enter_context(
-                ps.Environment(address, parallelism=parallelism, config=values)
+                ps.Environment(address, parallelism=parallelism, config=config)
             )
 
         yield make

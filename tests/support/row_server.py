@@ -6,6 +6,7 @@ block with a deadline, so that a test waits for what it wants to see and for not
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import socket
@@ -82,7 +83,8 @@ class RowReceiver:
         self._listener.close()
         self._threads[0].join(DEADLINE_S)
         for connection in self._connections:
-            connection.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # its thread has closed it
+                connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads[1:]:
             thread.join(DEADLINE_S)
 

@@ -21,6 +21,7 @@ from jobmanager.main import serving
 from penstock import errors
 from penstock.client import Client
 from penstock.config import Configuration
+from penstock.environment import Environment
 from penstock.grpc_errors import (
     STATUS_BY_CLASS,
     error_from_status,
@@ -161,23 +162,10 @@ def test_the_client_against_a_real_jobmanager(tmp_path: Path) -> None:
             artifact = graph_pb2.Artifact(id=hashlib.sha256(file.read_bytes()).hexdigest())
             assert client.upload_artifacts([(artifact, file)]) == 1
             assert client.upload_artifacts([(artifact, file)]) == 0
-            graph = graph_pb2.JobGraph(
-                name="waits",
-                artifacts=[artifact],
-                vertices=[
-                    graph_pb2.Vertex(
-                        id="v0",
-                        parallelism=1,
-                        operators=[
-                            graph_pb2.Operator(
-                                sink=graph_pb2.SinkSpec(
-                                    collect=graph_pb2.CollectSink(collect_id="c")
-                                )
-                            )
-                        ],
-                    )
-                ],
-            )
+            env = Environment()
+            env.read_socket("127.0.0.1", 1).collect()
+            graph = env.plan("waits").graph
+            graph.artifacts.append(artifact)
             job_id = "ab" * 16
             assert client.submit(job_id, graph) == job_id
             assert client.job("ab").summary.name == "waits"
@@ -192,7 +180,7 @@ def test_the_client_against_a_real_jobmanager(tmp_path: Path) -> None:
                     client.cancel(job_id)
             assert states[0] == client_pb2.JOB_STATE_CREATED
             assert states[-1] == client_pb2.JOB_STATE_CANCELED
-            assert list(client.fetch_results(job_id, "c")) == []
+            assert list(client.fetch_results(job_id, "collect-0")) == []
             with pytest.raises(errors.StoreNotFound, match="no collect sink 'd'"):
                 list(client.fetch_results(job_id, "d"))
             assert list(client.logs(job_id)) == []

@@ -141,7 +141,7 @@ def test_an_orderly_end(short_directory: Path, daemon: Any, go: Any, number: int
             assert registration["role"] == "taskmanager"
             with urlopen(f"http://{registration['metrics_address']}/metrics", timeout=5) as page:
                 text = page.read().decode()
-            assert 'penstock_slots{state="free"} 0.0' in text
+            assert "penstock_taskmanager_slots_free 0.0" in text
             process.send_signal(number)
             assert await ended([process.pid, forkserver, *slots], 5) < 3
             assert process.wait() == 0

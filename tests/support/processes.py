@@ -1,0 +1,392 @@
+"""Real processes in tests: started, waited for with a deadline, and checked to have left nothing.
+
+Nothing here sleeps. What is waited for is a descriptor that becomes readable (a pidfd, a pipe, a
+fifo, a change of a directory) or a call that returns.
+
+A ``Site`` is the place one test's processes live in: every process that is started there carries
+the site's mark in its environment, whatever becomes of its parent, and has its temporary files in
+the site's own directory. So ``Site.assert_nothing_left`` sees what others would miss: slot processes
+without a parent, sockets, directories.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MARK_VARIABLE = "PENSTOCK_TEST_SITE"
+DEADLINE_S = 30.0
+
+_IN_MODIFY, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x2, 0x80, 0x100, 0x200
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+# ---------------------------------------------------------------- waiting
+
+
+class Deadline:
+    """Time that is left; ``left()`` fails the test when there is none."""
+
+    def __init__(self, what: str, seconds: float = DEADLINE_S) -> None:
+        self._what = what
+        self._seconds = seconds
+        self._at = time.monotonic() + seconds
+
+    def left(self) -> float:
+        left = self._at - time.monotonic()
+        assert left > 0, f"{self._what}: not within {self._seconds:g} s"
+        return left
+
+
+def wait_readable(descriptor: int, deadline: Deadline) -> None:
+    """Blocks until the descriptor is readable."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while not poll.poll(deadline.left() * 1000):
+        deadline.left()
+
+
+def wait_ended(pid: int, seconds: float = DEADLINE_S) -> None:
+    """Blocks until the process has ended; one that is gone already has."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        wait_readable(handle, Deadline(f"the end of process {pid}", seconds))
+    finally:
+        os.close(handle)
+
+
+def wait_in_directory(
+    directory: Path, condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S
+) -> Any:
+    """Blocks until the condition holds; asked again whenever something changes in the directory.
+
+    Returns:
+        What the condition returned.
+    """
+    deadline = Deadline(what, seconds)
+    watch = _LIBC.inotify_init1(os.O_CLOEXEC)
+    assert watch >= 0
+    try:
+        mask = _IN_MODIFY | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
+        assert _LIBC.inotify_add_watch(watch, os.fsencode(directory), mask) >= 0, directory
+        while not (result := condition()):
+            wait_readable(watch, deadline)
+            os.read(watch, 1 << 16)
+        return result
+    finally:
+        os.close(watch)
+
+
+class Beacon:
+    """A fifo by which user code says that it has come somewhere: ``Beacon.tell(path, text)``."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = str(path)
+        # Open for writing, too: no end of file between two writers.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._seen = b""
+
+    def wait(self, seconds: float = DEADLINE_S) -> str:
+        """The next line that was told."""
+        deadline = Deadline(f"a line in {self.path}", seconds)
+        while b"\n" not in self._seen:
+            wait_readable(self._descriptor, deadline)
+            self._seen += os.read(self._descriptor, 4096)
+        line, _, self._seen = self._seen.partition(b"\n")
+        return line.decode()
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+# ---------------------------------------------------------------- processes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.stdout)
+
+
+class Program:
+    """A program that runs, in a process group of its own; its output is kept in files."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], directory: Path, output: Path
+    ) -> None:
+        output.mkdir(parents=True)
+        self._output = output
+        with (output / "stdout").open("wb") as stdout, (output / "stderr").open("wb") as stderr:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=dict(environment),
+                cwd=directory,
+                start_new_session=True,
+            )
+        self.pid = self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return (self._output / "stdout").read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return (self._output / "stderr").read_text(errors="replace")
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to the process alone."""
+        os.kill(self.pid, number)
+
+    def send_to_group(self, number: signal.Signals) -> None:
+        """A signal to the whole process group, as a terminal's Ctrl-C."""
+        os.killpg(self.pid, number)
+
+    def wait_for_line(self, text: str, seconds: float = DEADLINE_S) -> None:
+        """Blocks until the text was printed."""
+        wait_in_directory(
+            self._output,
+            lambda: text in self.stdout + self.stderr or self.process.poll() is not None,
+            f"{text!r} in the output",
+            seconds,
+        )
+        assert text in self.stdout + self.stderr, self.stdout + self.stderr
+
+    def wait(self, seconds: float = DEADLINE_S) -> Ended:
+        """Blocks until it has ended."""
+        wait_ended(self.pid, seconds)
+        return Ended(self.process.wait(), self.stdout, self.stderr)
+
+
+class Site:
+    """Where the processes of a test live.
+
+    Attributes:
+        directory: for the test's files and clusters.
+        temporary: the ``TMPDIR`` of the processes; short, so that sockets fit in it.
+        environment: of the processes.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.mark = uuid.uuid4().hex
+        self.temporary = Path(tempfile.mkdtemp(prefix="ps", dir="/tmp"))
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PENSTOCK_", "PYTEST_", "GRPC_"))
+        }
+        self.environment = {
+            **kept,
+            MARK_VARIABLE: self.mark,
+            "TMPDIR": str(self.temporary),
+            "PENSTOCK_DIR": str(directory / "default-cluster"),
+            "COLUMNS": "200",
+        }
+        self._programs: list[Program] = []
+
+    def start(
+        self,
+        *command: str,
+        environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> Program:
+        """Starts a program."""
+        output = self.directory / "output" / str(len(self._programs))
+        program = Program(
+            command,
+            {**self.environment, **(environment or {})},
+            directory or self.directory,
+            output,
+        )
+        self._programs.append(program)
+        return program
+
+    def start_python(self, *arguments: str, **options: Any) -> Program:
+        """Starts this Python."""
+        return self.start(sys.executable, *arguments, **options)
+
+    def start_penstock(self, *arguments: str, **options: Any) -> Program:
+        """Starts the command line."""
+        return self.start(sys.executable, "-P", "-m", "penstock.cli.main", *arguments, **options)
+
+    def penstock(self, *arguments: str, seconds: float = DEADLINE_S, **options: Any) -> Ended:
+        """Runs the command line to its end."""
+        return self.start_penstock(*arguments, **options).wait(seconds)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of the site, zombies left out."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if (
+                    process.status() != psutil.STATUS_ZOMBIE
+                    and process.environ().get(MARK_VARIABLE) == self.mark
+                ):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def wait_for_no_process(self, seconds: float = 10.0) -> None:
+        """Blocks until no process of the site lives."""
+        deadline = Deadline("the end of all processes", seconds)
+        while alive := self.processes():
+            told = [f"{process.pid}: {' '.join(process.cmdline()[:8])}" for process in alive]
+            deadline = Deadline(f"the end of {told}", deadline.left())
+            wait_ended(alive[0].pid, deadline.left())
+
+    def assert_nothing_left(self, seconds: float = 10.0) -> None:
+        """No process lives, no temporary file or socket is there."""
+        self.wait_for_no_process(seconds)
+        left = sorted(str(path) for path in self.temporary.rglob("*"))
+        assert left == [], left
+
+    def close(self) -> None:
+        """Ends what a failed test has left."""
+        for process in self.processes():
+            process.kill()
+        self.wait_for_no_process()
+        for program in self._programs:
+            program.process.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+@contextmanager
+def site(directory: Path) -> Iterator[Site]:
+    """A site for the time of the block."""
+    place = Site(directory)
+    try:
+        yield place
+    finally:
+        place.close()
+
+
+# ---------------------------------------------------------------- clusters
+
+
+class DaemonCluster:
+    """A local cluster of real daemons, started and stopped by the command line."""
+
+    def __init__(self, place: Site, name: str = "cluster") -> None:
+        self.site = place
+        self.directory = place.directory / name
+        self.jobmanager = ""
+
+    def start(
+        self,
+        *options: str,
+        taskmanagers: int = 1,
+        slots: int = 2,
+        without_privileges: bool = False,
+        **settings: str,
+    ) -> None:
+        """Starts what is missing.
+
+        Args:
+            without_privileges: root's daemons may then read and write only what its owner may.
+            settings: configuration; ``heartbeat_timeout="2s"`` is ``heartbeat.timeout``.
+        """
+        command = [sys.executable, "-P", "-m", "penstock.cli.main", "cluster", "start", "--json"]
+        command += ["--dir", str(self.directory)]
+        command += ["--taskmanagers", str(taskmanagers), "--slots", str(slots), *options]
+        for key, value in settings.items():
+            command += ["-D", f"{key.replace('__', '-').replace('_', '.')}={value}"]
+        if not (self.directory / "penstock.yaml").exists():
+            command += ["-D", "jobmanager.rpc.port=0"]
+        if without_privileges and os.getuid() == 0:
+            dropped = "-dac_override,-dac_read_search"
+            command = ["setpriv", "--bounding-set", dropped, "--", *command]
+        ended = self.site.start(*command).wait(90)
+        assert ended.status == 0, ended.stderr
+        self.jobmanager = ended.json["jobmanager"]
+
+    def daemons(self, role: str = "") -> list[dict[str, Any]]:
+        """What the registration files say, by id."""
+        found = [
+            json.loads(path.read_text()) for path in sorted((self.directory / "run").glob("*.json"))
+        ]
+        return [daemon for daemon in found if role in ("", daemon["role"])]
+
+    def pid(self, role: str, index: int = 0) -> int:
+        """Process id of a daemon."""
+        return int(self.daemons(role)[index]["pid"])
+
+    def slot_pids(self, taskmanager_pid: int) -> list[int]:
+        """The slot processes of a TaskManager."""
+        found = psutil.Process(taskmanager_pid).children(recursive=True)
+        return [
+            process.pid
+            for process in found
+            if process.ppid() != taskmanager_pid and process.status() != psutil.STATUS_ZOMBIE
+        ]
+
+    def assert_slots_ended(self, seconds: float = 10.0) -> None:
+        """No TaskManager has a slot process."""
+        for daemon in self.daemons("taskmanager"):
+            for pid in self.slot_pids(daemon["pid"]):
+                wait_ended(pid, seconds)
+
+    def wait_for_log(
+        self, role: str, event: str, seconds: float = DEADLINE_S, **fields: object
+    ) -> dict[str, Any]:
+        """Blocks until a daemon of the role has logged the event with these fields."""
+        logs = self.directory / "logs"
+
+        def find() -> dict[str, Any] | None:
+            for path in sorted(logs.glob(f"{role}-*.log")):
+                for line in path.read_text(errors="replace").splitlines():
+                    if f'"{event}"' not in line:
+                        continue
+                    entry: dict[str, Any] = json.loads(line)
+                    is_same = all(entry.get(key) == value for key, value in fields.items())
+                    if entry.get("event") == event and is_same:
+                        return entry
+            return None
+
+        found = wait_in_directory(logs, find, f"{event} in the logs of {role}", seconds)
+        assert isinstance(found, dict)
+        return found
+
+    def stop(self) -> Ended:
+        """Stops all daemons."""
+        ended = self.site.penstock("cluster", "stop", "--json", "--dir", str(self.directory))
+        assert ended.status == 0, ended.stderr
+        return ended
+
+    def assert_nothing_left(self) -> None:
+        """No registration, no work directory, no socket."""
+        assert list((self.directory / "run").iterdir()) == []
+        assert list(self.directory.glob("taskmanager-*")) == []
+        assert [p for p in self.directory.rglob("*") if p.is_socket() or p.name == ".lock"] == []
+        jobs = self.directory / "jobmanager" / "jobs"
+        assert not jobs.exists() or list(jobs.iterdir()) == []
