@@ -63,6 +63,8 @@ class JobFailed(StreamError):
     Attributes:
         job_id: the job.
         cause: name of the error class of the first failure.
+        vertex: id of the vertex it happened in, "" where it belongs to none.
+        subtask_index: the subtask of it, -1 where it belongs to none.
         operator: the operator it happened in, "" where it is not known.
         row: the offending row as text, "" where there is none.
         user_traceback: the traceback of the user's code, "" where there is none.

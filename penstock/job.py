@@ -240,7 +240,9 @@ def job_failed(details: client_pb2.JobDetails) -> JobFailed:
     ]
     if cause.vertex:
         where = f"operator {cause.operator!r}, " if cause.operator else ""
-        lines.append(f"  at {where}vertex {cause.vertex}, subtask {cause.subtask_index}")
+        names = [f" ({v.name})" for v in details.vertices if v.id == cause.vertex]
+        vertex = f"vertex {cause.vertex}{''.join(names)}"
+        lines.append(f"  at {where}{vertex}, subtask {cause.subtask_index}")
     if cause.row:
         lines.append(f"  row: {cause.row}")
     if cause.traceback:

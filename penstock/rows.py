@@ -206,7 +206,7 @@ def _batch_of(row: Row) -> pa.RecordBatch:
     return batch.slice(row._penstock_index, 1)
 
 
-def unknown_column(error: Exception) -> str:
+def unknown_column(error: BaseException) -> str:
     """What was wrong with an attribute that a row does not have, "" for any other error."""
     if not isinstance(error, AttributeError) or not isinstance(error.obj, Row):
         return ""

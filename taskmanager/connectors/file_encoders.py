@@ -29,7 +29,7 @@ class FileEncoder(ABC):
     def write(self, batch: pa.RecordBatch) -> None:
         """Takes rows."""
 
-    def encode_buffered(self) -> None:  # noqa: B027 (optional)
+    def encode_buffered(self) -> None:
         """Encodes what is buffered."""
 
     @abstractmethod

@@ -20,7 +20,7 @@ from taskmanager.connectors.user_code import calling_user_code
 class SinkWriter(ABC):
     """Writes the rows of one subtask. Called on the mailbox thread."""
 
-    def open(self, ctx: SinkContext) -> None:  # noqa: B027 (optional)
+    def open(self, ctx: SinkContext) -> None:
         """Called once, before the first ``write``."""
 
     @abstractmethod
@@ -35,13 +35,13 @@ class SinkWriter(ABC):
         """Makes all that was written safe; returns what ``commit`` must be given to show it."""
         return []
 
-    def commit(self, committables: list[bytes]) -> None:  # noqa: B027 (optional)
+    def commit(self, committables: list[bytes]) -> None:
         """Shows what was prepared; repeatable."""
 
-    def abort(self, committables: list[bytes]) -> None:  # noqa: B027 (optional)
+    def abort(self, committables: list[bytes]) -> None:
         """Removes what was prepared and will not be committed; repeatable."""
 
-    def close(self) -> None:  # noqa: B027 (optional)
+    def close(self) -> None:
         """Called once at the end, whatever the end; removes what has not been committed."""
 
 

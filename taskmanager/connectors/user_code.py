@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
+from taskmanager.operators.user_failure import user_traceback
 
 
 @contextmanager
@@ -25,11 +25,10 @@ def calling_user_code(what: str, operator: str) -> Iterator[None]:
     except TaskFailure:
         raise
     except Exception as error:
-        # The frame of this function says nothing to the user.
-        frames = error.__traceback__.tb_next if error.__traceback__ else None
-        text = "".join(traceback.format_exception(type(error), error, frames))
         raise TaskFailure(
-            f"{what} raised {type(error).__name__}: {error}", operator=operator, user_traceback=text
+            f"{what} raised {type(error).__name__}: {error}",
+            operator=operator,
+            user_traceback=user_traceback(error),
         ) from error
 
 

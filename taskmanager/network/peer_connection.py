@@ -16,7 +16,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from penstock.errors import InvariantViolation, PartitionUnavailable, TaskFailure
+from penstock.errors import InvariantViolation, PartitionUnavailable
 from taskmanager.network.credit import CreditError, SenderCredit
 from taskmanager.network.frames import (
     Frame,
@@ -166,7 +166,9 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         inputs, self._inputs = self._inputs, {}
         for channel in inputs.values():
             channel.fail(
-                TaskFailure(f"{channel.name}: the connection to {self.peer} is lost: {reason}")
+                PartitionUnavailable(
+                    f"{channel.name}: the connection to {self.peer} is lost: {reason}"
+                )
             )
         outputs, self._outputs = self._outputs, {}
         for reader in outputs.values():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from common.clock import Clock
-from common.elements import OperatorOutput, OriginEnded, StreamStatus, Watermark
+from common.elements import ControlElement, OperatorOutput, OriginEnded, StreamStatus, Watermark
 from penstock.config import Configuration
 from penstock.pb import client_pb2
 
@@ -83,6 +83,10 @@ class Operator:
     def on_stream_status(self, status: StreamStatus) -> Iterable[OperatorOutput]:
         """Handles a change between idle and active; passes it on."""
         return (status,)
+
+    def on_control(self, element: ControlElement) -> Iterable[OperatorOutput]:
+        """Handles any other control element (barrier, latency marker); passes it on."""
+        return (element,)
 
     def on_origin_ended(self, ended: OriginEnded) -> Iterable[OperatorOutput]:
         """Handles the end of a split or channel; passes it on to the end of the chain."""

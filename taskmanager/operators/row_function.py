@@ -92,7 +92,7 @@ class RowFunctionOperator(Operator):
                 row._penstock_columns = columns
                 row._penstock_index = index
                 add(function(row))
-        except Exception as e:  # noqa: BLE001 - the user's code may raise anything; the policy decides
+        except (Exception, SystemExit) as e:  # noqa: BLE001 - the user's code may raise anything; the policy decides
             bad.append(index)
             self._raised(columns[-1], index, e)
             return index + 1
@@ -132,7 +132,7 @@ class RowFunctionOperator(Operator):
                     if iterator is None:
                         iterator = self._iterate(make_row(kind, columns, index))
                     is_done = self._take(iterator, results)
-                except Exception as e:  # noqa: BLE001 - as in _call_rows
+                except (Exception, SystemExit) as e:  # noqa: BLE001 - as in _call_rows
                     self._raised(batch, index, e)
                     del results[first:], indexes[first:]  # what an earlier slice emitted is out
                     is_done, before = True, len(results)
@@ -168,7 +168,9 @@ class RowFunctionOperator(Operator):
                 return False
         return True
 
-    def _raised(self, batch: pa.RecordBatch, index: int, error: Exception) -> None:
+    def _raised(self, batch: pa.RecordBatch, index: int, error: Exception | SystemExit) -> None:
+        if isinstance(error, SystemExit):  # asks for the end, not for the next row
+            raise self._handle.failure(error, row=row_at(batch, index)) from error
         self._policy.handle(index, lambda: self._handle.failure(error, row=row_at(batch, index)))
 
 

@@ -18,7 +18,7 @@ from penstock.schema import EVENT_TIME
 from taskmanager.kernels import AccumulatorOverflowError, distinct
 from taskmanager.operators.aggregate_contents import BoundAggregation
 from taskmanager.operators.operator import Operator
-from taskmanager.operators.pre_aggregate import PreAggregateOperator, last_rows
+from taskmanager.operators.pre_aggregate import RunningPreAggregateOperator, last_rows
 from taskmanager.state.group_table import GroupTable
 
 _STATE = "running"
@@ -58,5 +58,5 @@ def running_aggregate_operator(spec: graph_pb2.Operator) -> Operator:
     aggregate = spec.running_aggregate
     keys, aggregates = list(aggregate.keys), list(aggregate.aggregates)
     if aggregate.phase == graph_pb2.AGGREGATION_PHASE_PARTIAL:
-        return PreAggregateOperator(spec, keys, aggregates, None)
+        return RunningPreAggregateOperator(spec, keys, aggregates)
     return RunningAggregateOperator(spec, keys, aggregates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from penstock.pb import client_pb2, graph_pb2
 from penstock.schema import user_batch
 from taskmanager.connectors.factory import build_sink_writer
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.user_failure import user_traceback
 
 _CHUNKS_UNDER_WAY_MAX = 4
 
@@ -103,7 +103,7 @@ class SinkOperator(Operator):
         return TaskFailure(
             f"sink {self._spec.name} could not {action}: {type(error).__name__}: {error}",
             operator=self._spec.name,
-            user_traceback=traceback.format_exc(),
+            user_traceback=user_traceback(error),
         )
 
 

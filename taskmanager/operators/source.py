@@ -6,7 +6,6 @@ are read in the order of assignment, those with the smallest event times first w
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -21,6 +20,7 @@ from penstock.pb import graph_pb2
 from penstock.schema import schema_from_bytes
 from taskmanager.connectors.factory import build_source
 from taskmanager.operators.operator import NOTHING, OperatorContext
+from taskmanager.operators.user_failure import user_traceback
 
 BAD_RECORD_SCHEMA = pa.schema(
     [("where", pa.string()), ("text", pa.string()), ("error", pa.string())]
@@ -44,6 +44,7 @@ class SourceOperator:
         self._bad: list[tuple[str, str, str]] = []
         self._next_discovery_at_ms: int | None = None
         self._reported: set[str] = set()
+        self._has_news = False
 
     def open(self, context: OperatorContext, report_splits: ReportSplits) -> None:
         """Starts the source; subtask 0 begins to discover."""
@@ -112,22 +113,23 @@ class SourceOperator:
                 sorted(self._splits, key=lambda split: split.min_event_time_ms or 0)
             )
         origins.all_known = origins.all_known or command.final
+        self._has_news = True
         self._context.wake()
 
     @property
     def is_finished(self) -> bool:
-        """True when every split is read and no more will come."""
-        return (
-            self._context.origins.all_known
-            and self._source.bounded
-            and self._reader is None
-            and not self._splits
-        )
+        """True when every split is read and no more will come.
+
+        Also of an unbounded source: one whose splits have all ended (a socket that the server has closed)
+        has nothing left to read.
+        """
+        return self._context.origins.all_known and self._reader is None and not self._splits
 
     def poll(self) -> Iterable[OperatorOutput] | None:
         """The next rows, or None when there are none for now."""
         if self._reader is None and not self._open_next():
-            return None
+            # A subtask that got no split says once that it is idle: it must hold nothing back.
+            return NOTHING if self._take_news() else None
         reader, split = self._reader, self._split
         assert reader is not None
         assert split is not None
@@ -152,6 +154,10 @@ class SourceOperator:
             return bad or NOTHING
         self._context.counters.records_in += read.num_rows
         return (*bad, self._conform(read))
+
+    def _take_news(self) -> bool:
+        has_news, self._has_news = self._has_news, False
+        return has_news
 
     def _open_next(self) -> bool:
         if not self._splits:
@@ -199,11 +205,11 @@ class SourceOperator:
         except TaskFailure as failure:
             failure.operator = failure.operator or self._spec.name
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TaskFailure(
                 f"{type(error).__name__}: {error}",
                 operator=self._spec.name,
-                user_traceback=traceback.format_exc(),
+                user_traceback=user_traceback(error),
             ) from error
 
     def close(self) -> None:

@@ -17,9 +17,7 @@ _OWN_DIRECTORIES = tuple(
 _ROW_CHARACTERS = 500
 
 
-def user_failure(
-    error: BaseException, *, operator: str, function: str, row: object
-) -> TaskFailure:
+def user_failure(error: BaseException, *, operator: str, function: str, row: object) -> TaskFailure:
     """The failure to raise ``from`` the error.
 
     Args:

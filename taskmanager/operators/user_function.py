@@ -47,7 +47,7 @@ class UserFunctionHandle:
         except Exception as error:
             raise self.failure(error, method="close") from error
 
-    def failure(self, error: Exception, *, row: object = None, method: str = "") -> TaskFailure:
+    def failure(self, error: BaseException, *, row: object = None, method: str = "") -> TaskFailure:
         """What the function raised, as a failure with the user's traceback.
 
         Args:
@@ -94,7 +94,7 @@ def open_user_function(function: object, name: str, context: OperatorContext) ->
         raise _failure(error, context.operator_name, f"{name}.open", None) from error
 
 
-def _failure(error: Exception, operator: str, function: str, row: object) -> TaskFailure:
+def _failure(error: BaseException, operator: str, function: str, row: object) -> TaskFailure:
     failure = user_failure(error, operator=operator, function=function, row=row)
     if failure is error:
         return failure

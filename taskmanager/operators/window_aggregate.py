@@ -6,7 +6,7 @@ from penstock.pb import graph_pb2
 from penstock.windows import is_sliced
 from taskmanager.operators.aggregate_contents import AggregateInstances, AggregateSlices
 from taskmanager.operators.operator import Operator
-from taskmanager.operators.pre_aggregate import PreAggregateOperator
+from taskmanager.operators.window_pre_aggregate import WindowPreAggregateOperator
 from taskmanager.operators.window_timing import instance_window_operator, sliced_window_operator
 
 
@@ -14,7 +14,7 @@ def window_aggregate_operator(spec: graph_pb2.Operator) -> Operator:
     """The operator of a ``WindowAggregateSpec``."""
     aggregate = spec.window_aggregate
     if aggregate.phase == graph_pb2.AGGREGATION_PHASE_PARTIAL:
-        return PreAggregateOperator(
+        return WindowPreAggregateOperator(
             spec, list(aggregate.keys), list(aggregate.aggregates), aggregate.window
         )
     keys, aggregates = list(aggregate.keys), list(aggregate.aggregates)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 _TAIL_BYTES = 4096
 _TAIL_LINES = 20
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,23 @@ def describe_status(status: int) -> str:
     except ValueError:
         name = f"signal {-status}"
     return f"was killed by {name}"
+
+
+def likely_cause(status: int | None) -> str:
+    """What most often ends a slot process like this, "" where nothing is to be guessed.
+
+    Args:
+        status: exit status, minus the number of the signal, or None when it is not known.
+    """
+    if status is None:
+        return ""
+    if status >= 0:
+        return "did a function of the job call os._exit, or a library of it exit?"
+    if -status == signal.SIGKILL:
+        return "somebody killed it, or the kernel did because memory ran out"
+    if -status in _CRASHES:
+        return "native code that a function of the job called has crashed"
+    return ""
 
 
 def log_tail(log_file: Path) -> str:

@@ -7,6 +7,7 @@ forkserver; it never returns into the forkserver's loop.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -69,6 +70,8 @@ def _become_slot(descriptors: Sequence[int], forkserver_pid: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     _close_all_but({0, 1, 2, control, *terminal})
+    # A crash in native code: the Python stack goes to the log, whose end the user is shown.
+    faulthandler.enable(file=2, all_threads=False)
     # Line by line, so that a crash loses nothing that was printed.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if terminal:

@@ -16,7 +16,7 @@ from common.log import get_logger
 from common.pb import internal_pb2
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.slots.attempt_table import AttemptKey, AttemptTable, describe, key_of
-from taskmanager.slots.exit_cause import log_tail
+from taskmanager.slots.exit_cause import likely_cause, log_tail
 from taskmanager.slots.forkserver_runner import ForkserverRunner, SlotChild
 from taskmanager.slots.slot_channel import SlotChannel
 
@@ -102,7 +102,9 @@ class SlotProcessRunner:
             finally:
                 reading.cancel()
                 self._channel.close()
-        cause = self._cause or self._child.exited.result().reason
+        ending = self._child.exited.result()
+        likely = "" if self._cause or self._given_up else likely_cause(ending.status)
+        cause = self._cause or ending.reason + (f" ({likely})" if likely else "")
         await self._end(cause)
         return cause
 

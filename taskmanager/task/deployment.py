@@ -22,6 +22,7 @@ from taskmanager.operators.factory import build_operator
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.sink import CollectOperator
 from taskmanager.operators.source import SourceOperator
+from taskmanager.operators.user_failure import failure_of_operator
 from taskmanager.state.hashmap.store import HashMapStateBackend
 from taskmanager.task.execution import Execution
 from taskmanager.task.metrics import SubtaskCounters
@@ -101,7 +102,8 @@ class Deployment:
             )
             for edge, partition in zip(self._deployment.outputs, self._partitions, strict=True)
         ]
-        chain = OperatorChain(operators, parents, outputs)
+        names = dict(enumerate((spec.name for spec in vertex.operators), start=-first))
+        chain = OperatorChain(operators, parents, outputs, names)
         chain_input: Input
         if has_source:
             self.source = SourceOperator(
@@ -129,7 +131,12 @@ class Deployment:
         specs: list[graph_pb2.Operator],
     ) -> None:
         for node in reversed(range(len(operators))):
-            operators[node].open(self._context(subtask, execution, node, specs[node]))
+            context = self._context(subtask, execution, node, specs[node])
+            try:
+                operators[node].open(context)
+            except (Exception, SystemExit) as error:
+                failure = failure_of_operator(error, specs[node].name)
+                raise failure from (error.__cause__ if failure is error else error)
         if self.source is not None:
             spec = self._deployment.vertex.operators[0]
             self.source.open(
@@ -163,7 +170,7 @@ class Deployment:
             def work() -> None:
                 try:
                     result = call()
-                except Exception as error:  # noqa: BLE001 - handed to the task's boundary
+                except BaseException as error:  # noqa: BLE001 - handed to the task's boundary
                     failure = error
                     services.post(lambda: execution.fail(failure))
                 else:

@@ -181,7 +181,7 @@ class Execution:
         else:
             self._move_to(ATTEMPT_STATE_FINISHED)
 
-    def _close(self) -> list[Exception]:
+    def _close(self) -> list[BaseException]:
         errors = self._subtask.close() if self._subtask is not None else []
         if self._subtask is None:
             self._parts.release()
@@ -206,7 +206,7 @@ class Execution:
             self._output.switch_to(self._log_file)
         try:
             yield
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary of a task
+        except BaseException as error:  # noqa: BLE001 - the boundary of a task
             self.fail(error)
         finally:
             if self._output is not None:
@@ -255,10 +255,10 @@ class Execution:
         is_ours = isinstance(error, TaskFailure)
         text = "".join(traceback.format_exception(error))
         return client_pb2.FailureCause(
-            error_class=type(error).__name__ if is_ours else "TaskFailure",
+            error_class=_public_class(error) if is_ours else "TaskFailure",
             message=str(error) if is_ours else f"{type(error).__name__}: {error}",
             traceback=error.user_traceback if isinstance(error, TaskFailure) else text,
-            vertex=self._vertex_name,
+            vertex=self.attempt.vertex,
             subtask_index=self.attempt.subtask_index,
             attempt=self.attempt.attempt,
             operator=error.operator if isinstance(error, TaskFailure) else "",
@@ -266,3 +266,10 @@ class Execution:
             taskmanager_id=self._taskmanager_id,
             timestamp_ms=self._clock.now_ms(),
         )
+
+
+def _public_class(error: BaseException) -> str:
+    """Name of the nearest class that users know: one of ``penstock.errors``."""
+    return next(
+        cls.__name__ for cls in type(error).__mro__ if cls.__module__ == TaskFailure.__module__
+    )

@@ -183,7 +183,9 @@ class OperatorChain:
 
     def _fail(self, node: int, error: BaseException) -> NoReturn:
         failure = failure_of_operator(error, self._names.get(node, ""))
-        raise failure from (None if failure is error else error)
+        if failure is error:
+            raise failure
+        raise failure from error
 
     def _deliver_control(self, node: int, element: ControlElement | OriginEnded) -> None:
         """Control elements take every way: main and side outputs alike."""
@@ -223,7 +225,7 @@ def _handle(operator: Operator, element: StreamElement | OriginEnded) -> Iterabl
         return operator.on_stream_status(element)
     if isinstance(element, OriginEnded):
         return operator.on_origin_ended(element)
-    return (element,)
+    return operator.on_control(element)
 
 
 def _lazily(operator: Operator) -> Iterator[OperatorOutput]:

@@ -293,15 +293,15 @@ class Subtask:
 
     # -- end
 
-    def close(self) -> list[Exception]:
+    def close(self) -> list[BaseException]:
         """Releases everything, whatever state it is in; returns what went wrong on the way."""
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
         closers: list[Callable[[], None]] = [self._chain.close, self._input.close]
         closers += [operator.close for operator in self._operators]
         closers += [partition.release for partition in self._partitions]
         for close in closers:
             try:
                 close()
-            except Exception as error:  # noqa: BLE001 - a task's boundary: the rest must be closed too
+            except BaseException as error:  # noqa: BLE001 - a task's boundary: the rest must be closed too
                 errors.append(error)
         return errors

@@ -126,6 +126,10 @@ class OperatorHarness:
         """Hands the operator a watermark."""
         self._run(self.operator.on_watermark(Watermark(timestamp_ms)))
 
+    def idle(self) -> None:
+        """Tells the operator that nothing more is coming for now."""
+        self._run(self.operator.on_idle())
+
     def advance_clock(self, now_ms: int) -> None:
         """Moves the clock, and calls the operator at every time it asked for on the way."""
         while self.timers and min(self.timers) <= now_ms:

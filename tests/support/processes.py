@@ -11,6 +11,7 @@ without a parent, sockets, directories.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -343,12 +344,13 @@ class DaemonCluster:
 
     def slot_pids(self, taskmanager_pid: int) -> list[int]:
         """The slot processes of a TaskManager."""
-        found = psutil.Process(taskmanager_pid).children(recursive=True)
-        return [
-            process.pid
-            for process in found
-            if process.ppid() != taskmanager_pid and process.status() != psutil.STATUS_ZOMBIE
-        ]
+        found = []
+        for process in psutil.Process(taskmanager_pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                is_forkserver = process.ppid() == taskmanager_pid
+                if not is_forkserver and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+        return found
 
     def assert_slots_ended(self, seconds: float = 10.0) -> None:
         """No TaskManager has a slot process."""
