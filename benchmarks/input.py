@@ -6,8 +6,9 @@ row, so that event time advances in all parts alike. Event times are slightly ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -65,7 +66,9 @@ def _batches(
             yield chunk.slice(offset, BATCH_ROWS)
 
 
-def _keys(keys: int, skew: float, random: np.random.Generator):  # noqa: ANN202
+def _keys(
+    keys: int, skew: float, random: np.random.Generator
+) -> Callable[[int], np.ndarray[Any, Any]]:
     """Draws keys: uniform, or Zipf distributed with exponent ``skew``."""
     if skew == 0:
         return lambda count: random.integers(0, keys, count)

@@ -38,7 +38,7 @@ class PacedReader(ps.Reader):
         self._started_ms = time.time_ns() // 1_000_000
 
     @override
-    def read(self, max_rows: int) -> pa.RecordBatch | None | ps.EndOfSplit:
+    def read(self, max_rows: int) -> pa.RecordBatch | ps.EndOfSplit | None:
         """The next row when it is its time."""
         if self._sent == self._rows:
             return ps.END
@@ -46,9 +46,7 @@ class PacedReader(ps.Reader):
             return None
         key = self._first + self._sent * self._step
         self._sent += 1
-        return pa.record_batch(
-            [pa.array([key]), pa.array([time.monotonic_ns()])], schema=_SCHEMA
-        )
+        return pa.record_batch([pa.array([key]), pa.array([time.monotonic_ns()])], schema=_SCHEMA)
 
     @override
     def next_read_at_ms(self) -> int:
@@ -75,8 +73,7 @@ class PacedSource(ps.Source):
         """One split per subtask."""
         parallelism = ctx.parallelism
         return [
-            ps.Split(f"{index}", f"{index},{parallelism}".encode())
-            for index in range(parallelism)
+            ps.Split(f"{index}", f"{index},{parallelism}".encode()) for index in range(parallelism)
         ]
 
     @override
@@ -116,7 +113,7 @@ class LatencySink(ps.Sink):
         path.write_text(json.dumps(self._latencies_us))
 
 
-def latency(cluster: LocalCluster, address: str) -> dict[str, object]:
+def latency(address: str) -> dict[str, object]:
     """Latency of single rows, defaults, parallelism 2."""
     with tempfile.TemporaryDirectory() as directory:
         env = ps.Environment(address, parallelism=2)
@@ -205,7 +202,7 @@ def main() -> None:
         for figure in (
             submit_to_running(address),
             idle_slot_memory(cluster, address),
-            latency(cluster, address),
+            latency(address),
         ):
             print(json.dumps(figure))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 import penstock as ps
 from penstock import col
@@ -141,7 +142,10 @@ def q5(stream: ps.Stream) -> None:
 class MostBids(ps.WindowFunction):
     """The rows of a window that have the largest count."""
 
-    def process(self, key, window, rows, out):  # noqa: ANN001, ANN201, ARG002
+    @override
+    def process(
+        self, key: object, window: ps.WindowInfo, rows: Sequence[ps.Row], out: ps.Collector
+    ) -> None:
         """Emits the best of the window."""
         best = max(row.bids for row in rows)
         for row in rows:
@@ -184,7 +188,10 @@ def _highest(batch: pa.RecordBatch) -> pa.RecordBatch:
 class Highest(ps.WindowFunction):
     """The rows of a window that have the highest price."""
 
-    def process(self, key, window, rows, out):  # noqa: ANN001, ANN201, ARG002
+    @override
+    def process(
+        self, key: object, window: ps.WindowInfo, rows: Sequence[ps.Row], out: ps.Collector
+    ) -> None:
         """Emits the best of the window."""
         best = max(row.price for row in rows)
         for row in rows:
@@ -215,7 +222,7 @@ def _group(table: pa.Table, keys: list[str], aggregates: list[tuple[str, str]]) 
     return table.group_by(keys, use_threads=False).aggregate(aggregates)
 
 
-def keep_largest(rows, group: str, value: str):  # noqa: ANN001, ANN201
+def keep_largest(rows: pa.RecordBatch, group: str, value: str) -> pa.RecordBatch:
     """The rows of a batch or table that have the largest ``value`` of their ``group``."""
     table = pa.table({"group": rows[group], "value": rows[value]})
     best = _group(table, ["group"], [("value", "max")])

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock.schema import EVENT_TIME as EVENT_TIME  # the reserved column's name
-
 MIN_TIMESTAMP_MS = -(2**63)
 """The watermark before there is one."""
 

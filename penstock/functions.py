@@ -38,10 +38,10 @@ class FunctionContext:
 class UserFunction(ABC):  # noqa: B024 - the abstract methods are those of the subclasses
     """A function with a life: ``open`` before the first row, ``close`` after the last."""
 
-    def open(self, ctx: FunctionContext) -> None:  # noqa: B027 - optional hook
+    def open(self, ctx: FunctionContext) -> None:
         """Called once per subtask before anything else; load models, open connections here."""
 
-    def close(self) -> None:  # noqa: B027 - optional hook
+    def close(self) -> None:
         """Called once per subtask at the end, whatever the end."""
 
 

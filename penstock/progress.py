@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
-from typing_extensions import Self
 
 from penstock.pb import client_pb2
 

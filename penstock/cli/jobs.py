@@ -98,7 +98,7 @@ def cancel(job: str, jobmanager: str | None, as_json: bool) -> None:
         job_id = client.job(job).summary.job_id
         client.cancel(job_id)
         details = client.job(job_id)
-        for details in client.watch(job_id, 0):  # noqa: B007, B020 - the last one counts
+        for details in client.watch(job_id, 0):  # noqa: B007 - the last one counts
             pass
     if as_json:
         print_json(summary_fields(details.summary))

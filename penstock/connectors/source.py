@@ -9,31 +9,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import pyarrow as pa
-from typing_extensions import override
 
 
-class _EndOfSplit:
+class EndOfSplit(Enum):
     """Type of ``ps.END``."""
 
-    _instance: _EndOfSplit | None = None
-
-    def __new__(cls) -> _EndOfSplit:
-        if cls._instance is None:
-            cls._instance = super().__new__(cls)
-        return cls._instance
-
-    @override
-    def __repr__(self) -> str:
-        return "ps.END"
+    END = "ps.END"
 
 
-END: Final = _EndOfSplit()
+END: Final = EndOfSplit.END
 """Returned by ``Reader.read`` when the split is done."""
-
-EndOfSplit = _EndOfSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +74,7 @@ class Reader(ABC):
     """Reads one split. Called on the mailbox thread: it never waits."""
 
     @abstractmethod
-    def read(self, max_rows: int) -> pa.RecordBatch | None | _EndOfSplit:
+    def read(self, max_rows: int) -> pa.RecordBatch | EndOfSplit | None:
         """The next rows, at most ``max_rows``; None = nothing now; ``ps.END`` = done."""
 
     @abstractmethod

@@ -82,7 +82,7 @@ def item_kernel(container: pa.DataType, key: pa.Scalar) -> Apply:
 
 
 def _function(name: str) -> Apply:
-    return pc.get_function(name).call  # type: ignore[no-any-return]
+    return pc.get_function(name).call
 
 
 def _of_first(name: str, options: Any) -> Apply:
@@ -101,7 +101,7 @@ def _add(types: Sequence[pa.DataType]) -> Apply:
 def _true_divide(types: Sequence[pa.DataType]) -> Apply:
     divide = pc.get_function("divide").call
     if not all(pt.is_integer(t) or pt.is_boolean(t) for t in types):
-        return divide  # type: ignore[no-any-return]
+        return divide
     to_float = pc.CastOptions(pa.float64(), allow_float_truncate=True)
     cast = pc.get_function("cast").call
     return lambda args: divide([cast([arg], to_float) for arg in args])

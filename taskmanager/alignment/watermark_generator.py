@@ -7,6 +7,7 @@ backwards. An origin is idle when it brought no row for ``idle_timeout_ms``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.elements import MIN_TIMESTAMP_MS
@@ -39,16 +40,19 @@ class WatermarkGenerator:
         progress.last_row_at_ms = now_ms
         progress.max_event_time_ms = max(progress.max_event_time_ms, max_event_time_ms)
 
-    def origin_ended(self, origin: str) -> None:
-        """The origin holds nothing back any more."""
-        self._progress.pop(origin, None)
+    def origin_ended(self, origin: str, now_ms: int) -> None:
+        """What the origin has said still counts; from now on it holds nothing back."""
+        if origin in self._progress:
+            self._advance_over([*self._active(now_ms), origin])
+            del self._progress[origin]
 
     def advance(self, now_ms: int) -> bool:
         """Recomputes watermark and idleness; True when the watermark has advanced."""
         active = self._active(now_ms)
         self.is_idle = not active and self._has_no_rows_to_wait_for()
-        if not active:
-            return False
+        return bool(active) and self._advance_over(active)
+
+    def _advance_over(self, active: Sequence[str]) -> bool:
         lowest = min(
             self._progress[origin].max_event_time_ms - self._out_of_orderness_ms - 1
             if origin in self._progress

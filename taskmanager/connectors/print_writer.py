@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TextIO
 
 import pyarrow as pa
 from typing_extensions import override
@@ -11,26 +12,40 @@ from penstock.connectors.sink import SinkContext
 from penstock.schema import user_batch
 from taskmanager.connectors.json_text import json_rows
 from taskmanager.connectors.sink_writer import SinkWriter
+from taskmanager.task.user_output import terminal
 
 
 class PrintWriter(SinkWriter):
-    """Prints to standard output, a batch at a time: a batch's lines stay together."""
+    """Prints to standard output, and to the terminal where the slot has been given one.
+
+    A batch is printed at a time, so its lines stay together.
+    """
 
     _prefix = ""
+    _terminal: TextIO | None = None
 
     @override
     def open(self, ctx: SinkContext) -> None:
         self._prefix = f"[{ctx.operator_name} ({ctx.subtask_index + 1}/{ctx.parallelism})] "
+        self._terminal = terminal()
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
         rows = user_batch(batch)
-        sys.stdout.write(json_rows(rows, before=self._prefix, space=" ").decode())
+        text = json_rows(rows, before=self._prefix, space=" ").decode()
+        sys.stdout.write(text)
+        if self._terminal is not None:
+            self._terminal.write(text)
 
     @override
     def flush(self) -> None:
         sys.stdout.flush()
+        if self._terminal is not None:
+            self._terminal.flush()
 
     @override
     def close(self) -> None:
-        sys.stdout.flush()
+        self.flush()
+        if self._terminal is not None:
+            self._terminal.close()
+            self._terminal = None

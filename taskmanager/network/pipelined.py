@@ -27,13 +27,13 @@ from typing import Protocol
 import pyarrow as pa
 
 from common.elements import (
-    EVENT_TIME,
     CheckpointBarrier,
     ControlElement,
     EndOfData,
     EndOfPartition,
     Watermark,
 )
+from penstock.schema import EVENT_TIME
 from taskmanager.network.frames import Buffer
 
 PARTIAL_METADATA = b"penstock.partial"

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from common.elements import (
     MAX_TIMESTAMP_MS,
+    MIN_TIMESTAMP_MS,
     OperatorOutput,
     OriginEnded,
     SideOutput,
@@ -39,6 +40,7 @@ class EventTimeOperator(Operator):
         self._schema = schema_from_bytes(spec.output_schema)
         self._name = spec.name
         self._column_index = schema_from_bytes(spec.input_schema).get_field_index(self._spec.column)
+        self._emitted_ms = MIN_TIMESTAMP_MS
         self._last_emitted_ns = 0
         self._was_idle = False
 
@@ -67,7 +69,8 @@ class EventTimeOperator(Operator):
         self._generator.rows_seen(pc.max(event_times).as_py(), now_ms)
         columns = [*batch.columns, event_times]
         if self._was_idle:
-            yield from self._update_status(now_ms)
+            self._generator.advance(now_ms)
+            yield from self._update_status()
         yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
         now_ns = self.context.clock.monotonic_ns()
         if now_ns - self._last_emitted_ns >= self._interval_ns:
@@ -87,8 +90,9 @@ class EventTimeOperator(Operator):
 
     @override
     def on_origin_ended(self, ended: OriginEnded) -> Iterator[OperatorOutput]:
-        self._generator.origin_ended(ended.origin)
-        yield from self._emit_watermark(self.context.clock.now_ms())
+        now_ms = self.context.clock.now_ms()
+        self._generator.origin_ended(ended.origin, now_ms)
+        yield from self._emit_watermark(now_ms)
         yield ended
 
     @override
@@ -106,16 +110,15 @@ class EventTimeOperator(Operator):
         )
 
     def _emit_watermark(self, now_ms: int) -> Iterator[OperatorOutput]:
-        advanced = self._generator.advance(now_ms)
-        if advanced:
+        self._generator.advance(now_ms)
+        if self._generator.watermark_ms > self._emitted_ms:
+            self._emitted_ms = self._generator.watermark_ms
             self._last_emitted_ns = self.context.clock.monotonic_ns()
-            self.context.counters.watermark_ms = self._generator.watermark_ms
-            yield Watermark(self._generator.watermark_ms)
-        yield from self._update_status(now_ms)
+            self.context.counters.watermark_ms = self._emitted_ms
+            yield Watermark(self._emitted_ms)
+        yield from self._update_status()
 
-    def _update_status(self, now_ms: int) -> Iterator[OperatorOutput]:
-        if self._was_idle:
-            self._generator.advance(now_ms)
+    def _update_status(self) -> Iterator[OperatorOutput]:
         if self._generator.is_idle != self._was_idle:
             self._was_idle = self._generator.is_idle
             yield StreamStatus(active=not self._was_idle)

@@ -6,8 +6,10 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-_TAIL_BYTES = 4096
+_TAIL_BYTES = 8192
 _TAIL_LINES = 20
+_CRASH_LINES = 10
+_CRASH_BEGINS = "Fatal Python error"  # what faulthandler writes, the innermost call first
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
@@ -59,7 +61,7 @@ def likely_cause(status: int | None) -> str:
 
 
 def log_tail(log_file: Path) -> str:
-    """The last lines of a log file, "" when there are none."""
+    """The last lines of a log file, "" when there are none; of a crash its beginning, the culprit."""
     try:
         with log_file.open("rb") as log:
             size = log.seek(0, 2)
@@ -67,4 +69,8 @@ def log_tail(log_file: Path) -> str:
             text = log.read(_TAIL_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return ""
-    return "\n".join(text.splitlines()[-_TAIL_LINES:])
+    lines = text.splitlines()
+    crashes = [index for index, line in enumerate(lines) if line.startswith(_CRASH_BEGINS)]
+    if crashes:
+        return "\n".join(lines[crashes[-1] :][:_CRASH_LINES])
+    return "\n".join(lines[-_TAIL_LINES:])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 import threading
@@ -56,7 +57,7 @@ class BoomInOpen(ps.MapFunction):
     def open(self, ctx: ps.FunctionContext) -> None:
         raise ValueError("seven is not allowed")
 
-    def map(self, row: Any) -> Any:
+    def __call__(self, row: Any) -> Any:
         return {"b": row.a}
 
 
@@ -73,7 +74,7 @@ class BoomInWindow(ps.WindowFunction):
         raise ValueError("seven is not allowed")
 
 
-class BoomAggregate(ps.Aggregate):
+class BoomAggregate(ps.AggregateFunction):
     def create_accumulator(self) -> int:
         return 0
 
@@ -91,6 +92,9 @@ class BoomSink(ps.Sink):
     def write(self, batch: pa.RecordBatch) -> None:
         raise ValueError("seven is not allowed")
 
+    def flush(self) -> None:
+        pass
+
 
 def flat_boom(row: Any) -> Iterator[Any]:
     yield {"b": 1}
@@ -105,33 +109,27 @@ def batch_boom(batch: pa.RecordBatch) -> pa.RecordBatch:
     raise ValueError("seven is not allowed")
 
 
-def key_boom(row: Any) -> int:
-    if row.a == 7 and threading.current_thread() is not threading.main_thread():
-        return 1
-    return int(boom(row)["b"])
-
-
 def generate_boom(start: int, count: int) -> pa.RecordBatch:
     raise ValueError("seven is not allowed")
 
 
 RAISING: dict[str, tuple[Callable[[ps.Stream], Any], str, str]] = {
-    # how the operator is built, name of the function, the offending row
-    "map": (lambda s: s.map(boom, schema=OUT), "boom", "Row(a=7)"),
-    "flat_map": (lambda s: s.flat_map(flat_boom, schema=OUT), "flat_boom", "Row(a=7)"),
-    "filter": (lambda s: s.filter(filter_boom), "filter_boom", "Row(a=7)"),
+    # how the operator is built, name of the function, pattern of the row
+    "map": (lambda s: s.map(boom, schema=OUT), "boom", r"^Row\(a=7\)$"),
+    "flat_map": (lambda s: s.flat_map(flat_boom, schema=OUT), "flat_boom", r"^Row\(a=7\)$"),
+    "filter": (lambda s: s.filter(filter_boom), "filter_boom", r"^Row\(a=7\)$"),
     "map_batches": (lambda s: s.map_batches(batch_boom, schema=OUT), "batch_boom", ""),
     "open": (lambda s: s.map(BoomInOpen(), schema=OUT), "BoomInOpen.open", ""),
     "close": (lambda s: s.map(BoomInClose(), schema=OUT), "BoomInClose.close", ""),
     "window": (
         lambda s: s.key_by("a").window(ps.count_window(1)).process(BoomInWindow(), schema=OUT),
         "BoomInWindow.process",
-        "key=0",
+        "key=",
     ),
     "aggregate": (
         lambda s: s.key_by("a").aggregate(n=ps.aggregate(BoomAggregate(), "a", type=pa.int64())),
         "BoomAggregate",
-        "",
+        r"^\d$",
     ),
 }
 
@@ -148,7 +146,7 @@ def test_a_function_that_raises(environment: MakeEnvironment, kind: str) -> None
     assert error.subtask_index in (0, 1)
     assert function in message
     assert "ValueError: seven is not allowed" in message
-    assert row in error.row
+    assert re.search(row, error.row)
     assert (error.row == "") == (row == "")
     assert 'raise ValueError("seven is not allowed")' in error.user_traceback
     assert Path(__file__).name in error.user_traceback

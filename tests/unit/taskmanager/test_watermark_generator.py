@@ -25,7 +25,7 @@ def test_an_unread_split_holds_the_watermark_back():
     generator.rows_seen(1000, 0)
     assert not generator.advance(0)
     origins.end("a")
-    generator.origin_ended("a")
+    generator.origin_ended("a", 0)
     origins.start("b")
     generator.rows_seen(10, 0)
     assert generator.advance(0)
@@ -78,6 +78,20 @@ def test_a_silent_origin_becomes_idle_and_active_again():
     assert not generator.is_idle
 
 
+def test_what_a_split_has_said_last_counts_when_it_ends():
+    origins = known("a", bounded=False)
+    generator = WatermarkGenerator(origins, 100, 0)
+    origins.start("a")
+    generator.rows_seen(1000, 0)
+    assert generator.advance(0)
+    generator.rows_seen(3000, 0)
+    origins.end("a")
+    generator.origin_ended("a", 0)
+    assert generator.watermark_ms == 2899
+    generator.advance(0)
+    assert generator.is_idle
+
+
 def test_an_unbounded_source_without_a_split_is_idle():
     generator = WatermarkGenerator(Origins(bounded=False), 0, 0)
     generator.advance(0)
@@ -98,16 +112,19 @@ steps = st.lists(
 def test_the_watermark_follows_the_definition(history, out_of_orderness_ms):
     origins = known(*ORIGINS)
     generator = WatermarkGenerator(origins, out_of_orderness_ms, 0)
-    largest, ended, last = {}, set(), MIN_TIMESTAMP_MS
+    largest, last = {}, MIN_TIMESTAMP_MS
     for step in history:
         name = step[1]
         if step[0] == "start" and name in origins.unread:
             origins.start(name)
         elif step[0] == "end" and name in origins.open:
             origins.end(name)
-            generator.origin_ended(name)
+            generator.origin_ended(name, 0)
+            said = [largest.get(n, MIN_TIMESTAMP_MS) for n in {name, *origins.open}]
             largest.pop(name, None)
-            ended.add(name)
+            at_end = min(said) - out_of_orderness_ms - 1
+            assert generator.watermark_ms == (last if origins.unread else max(last, at_end))
+            last = generator.watermark_ms
         elif step[0] == "rows" and name in origins.open:
             origins.current = name
             generator.rows_seen(step[2], 0)

@@ -1,0 +1,254 @@
+"""Aim: a daemon that is killed, paused or told to end takes nothing down with it but its slots.
+
+Method: signals to real daemons while a job runs; what must end is waited for by pidfd, what the
+client is told is compared, and then every process, socket and directory of the cluster is looked for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.client import Client
+from penstock.errors import StreamError
+from tests.support.processes import Beacon, DaemonCluster, Site, wait_ended
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def cluster(own_site: Site) -> Iterator[DaemonCluster]:
+    """Two TaskManagers with one slot each, quick to notice; nothing may be left of them."""
+    made = DaemonCluster(own_site)
+    made.start(taskmanagers=2, slots=1, heartbeat_interval="200ms", heartbeat_timeout="1s")
+    yield made
+    made.stop()
+    made.assert_nothing_left()
+    own_site.assert_nothing_left()
+
+
+@pytest.fixture
+def submit(cluster: DaemonCluster) -> Iterator[Callable[[], ps.JobHandle]]:
+    """Submits an endless job with a subtask on each TaskManager and waits until both work."""
+    environments = []
+
+    def run() -> ps.JobHandle:
+        env = ps.Environment(cluster.jobmanager, parallelism=2)
+        environments.append(env)
+        beacon = Beacon(cluster.site.directory / f"beacon-{len(environments)}")
+        path = beacon.path
+
+        def make(start: int, count: int) -> pa.RecordBatch:
+            return pa.record_batch({"a": pa.array(range(start, start + count), pa.int64())})
+
+        class Tell(ps.MapFunction):
+            told = False
+
+            def __call__(self, row: Any) -> Any:
+                if not self.told:
+                    self.told = True
+                    with open(path, "w") as fifo:
+                        fifo.write(f"{os.getpid()}\n")
+                return {"a": row.a}
+
+        rows = env.generate(make, rate=2000, schema=pa.schema([("a", pa.int64())]))
+        rows.rebalance().map(Tell(), schema={"a": pa.int64()}).discard()
+        handle = env.submit("endless")
+        beacon.wait()
+        beacon.wait()
+        beacon.close()
+        return handle
+
+    yield run
+    for env in environments:
+        env.close()
+
+
+def slots_of(cluster: DaemonCluster) -> list[int]:
+    return [
+        pid
+        for daemon in cluster.daemons("taskmanager")
+        for pid in cluster.slot_pids(daemon["pid"])
+    ]
+
+
+def forkservers_of(cluster: DaemonCluster) -> list[int]:
+    return [
+        process.pid
+        for process in cluster.site.processes()
+        if "taskmanager.slots.forkserver" in process.cmdline()
+        and process.ppid() in [daemon["pid"] for daemon in cluster.daemons("taskmanager")]
+    ]
+
+
+def failure_of(handle: ps.JobHandle, seconds: float = 20) -> ps.JobFailed:
+    with pytest.raises(ps.JobFailed) as raised:
+        handle.wait(seconds)
+    return raised.value
+
+
+def test_a_taskmanager_that_is_killed_fails_the_job_and_is_replaced(
+    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
+) -> None:
+    handle = submit()
+    victim = cluster.daemons("taskmanager")[0]
+    slots = cluster.slot_pids(victim["pid"])
+    assert len(slots) == 1
+    others = [pid for pid in slots_of(cluster) if pid not in slots]
+    os.kill(victim["pid"], signal.SIGKILL)
+    for pid in slots:
+        wait_ended(pid, 2)
+    error = failure_of(handle)
+    assert error.cause == "TaskManagerLost"
+    assert victim["id"] in str(error)
+    for pid in others:
+        wait_ended(pid, 10)
+
+    status = cluster.site.penstock("cluster", "status", "--json", "--dir", str(cluster.directory))
+    alive = {daemon["id"]: daemon["alive"] for daemon in status.json["daemons"]}
+    assert alive == {"1": True, "tm-1": False, "tm-2": True}
+    before = {daemon["id"]: daemon["pid"] for daemon in cluster.daemons()}
+    cluster.start(taskmanagers=2, slots=1)
+    after = {daemon["id"]: daemon["pid"] for daemon in cluster.daemons()}
+    assert after.keys() == before.keys()
+    assert {id for id in before if before[id] != after[id]} == {victim["id"]}
+    with Client(cluster.jobmanager) as client:
+        found = {(tm.taskmanager_id, tm.pid) for tm in client.cluster().taskmanagers}
+    assert found == {(id, pid) for id, pid in after.items() if id.startswith("tm")}
+    handle = submit()
+    handle.cancel()
+    with pytest.raises(ps.JobCanceled):
+        handle.wait(20)
+
+
+def test_a_taskmanager_that_is_paused_is_given_up_and_comes_back(
+    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
+) -> None:
+    handle = submit()
+    paused = cluster.daemons("taskmanager")[0]
+    slots = slots_of(cluster)
+    os.kill(paused["pid"], signal.SIGSTOP)
+    try:
+        error = failure_of(handle)
+        assert error.cause == "TaskManagerLost"
+        assert paused["id"] in str(error)
+        assert "heartbeat" in str(error)
+    finally:
+        os.kill(paused["pid"], signal.SIGCONT)
+    # It learns that nobody counts on it, ends what it ran and registers again.
+    for pid in slots:
+        wait_ended(pid, 10)
+    cluster.wait_for_log("taskmanager", "jobmanager.lost")
+    handle = submit()
+    handle.cancel()
+    with pytest.raises(ps.JobCanceled):
+        handle.wait(20)
+
+
+def test_the_jobmanager_that_is_killed_takes_the_jobs_with_it_and_comes_back(
+    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
+) -> None:
+    handle = submit()
+    slots = slots_of(cluster)
+    assert len(slots) == 2
+    taskmanagers = [daemon["pid"] for daemon in cluster.daemons("taskmanager")]
+    os.kill(cluster.pid("jobmanager"), signal.SIGKILL)
+    with pytest.raises(ps.JobManagerUnreachable, match="cluster status"):
+        handle.wait(20)
+    ended = cluster.site.penstock("list", "--jobmanager", cluster.jobmanager)
+    assert ended.status == 3
+    # Nobody wants the slots any more: the TaskManagers end them and wait for a JobManager.
+    for pid in slots:
+        wait_ended(pid, 15)
+    address = cluster.jobmanager
+    cluster.start(taskmanagers=2, slots=1)
+    assert cluster.jobmanager == address
+    assert [daemon["pid"] for daemon in cluster.daemons("taskmanager")] == taskmanagers
+    info = cluster.site.penstock("info", handle.job_id, "--json", "--jobmanager", address)
+    assert info.json["state"] == "FAILED"
+    assert "submit it again" in info.json["failure"]["message"]
+    submit().cancel()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_taskmanager_that_is_told_to_end(
+    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle], number: signal.Signals
+) -> None:
+    handle = submit()
+    told = cluster.daemons("taskmanager")[1]
+    slots = cluster.slot_pids(told["pid"])
+    os.kill(told["pid"], number)
+    wait_ended(told["pid"], 5)
+    for pid in slots:
+        wait_ended(pid, 0.5)
+    error = failure_of(handle)
+    assert error.cause == "TaskManagerLost"
+    assert "was told to end" in str(error)
+    assert told["id"] in str(error)
+    assert told["id"] not in [daemon["id"] for daemon in cluster.daemons()]
+    assert not (cluster.directory / f"taskmanager-{told['id']}").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_jobmanager_that_is_told_to_end(
+    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle], number: signal.Signals
+) -> None:
+    handle = submit()
+    slots = slots_of(cluster)
+    failures: list[StreamError] = []
+
+    def wait() -> None:
+        try:
+            handle.wait(20)
+        except StreamError as error:
+            failures.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    pid = cluster.pid("jobmanager")
+    os.kill(pid, number)
+    wait_ended(pid, 8)
+    for slot in slots:
+        wait_ended(slot, 10)
+    waiting.join(20)
+    (error,) = failures
+    assert isinstance(error, ps.JobFailed)
+    assert "JobManager stopped" in str(error)
+    assert cluster.daemons("jobmanager") == []
+
+
+def test_a_forkserver_that_is_killed_is_replaced(
+    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
+) -> None:
+    handle = submit()
+    slots = slots_of(cluster)
+    for pid in forkservers_of(cluster):
+        os.kill(pid, signal.SIGKILL)
+    for pid in slots:
+        wait_ended(pid, 5)
+    error = failure_of(handle)
+    assert "the forkserver" in str(error)
+    assert "SIGKILL" in str(error)
+    handle = submit()
+    handle.cancel()
+    with pytest.raises(ps.JobCanceled):
+        handle.wait(20)
+
+
+def test_a_cluster_whose_daemons_are_all_killed_leaves_no_process_and_starts_again(
+    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
+) -> None:
+    submit()
+    for daemon in cluster.daemons():
+        os.kill(daemon["pid"], signal.SIGKILL)
+    cluster.site.wait_for_no_process(5)
+    # What kill -9 leaves behind goes with the next start and stop: see the fixture.
+    cluster.start(taskmanagers=2, slots=1)
+    submit()
