@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from common.elements import (
-    EVENT_TIME,
     CheckpointBarrier,
     ControlElement,
     EndOfData,
@@ -19,6 +18,7 @@ from common.elements import (
     StreamStatus,
     Watermark,
 )
+from penstock.schema import EVENT_TIME
 from taskmanager.network.pipelined import (
     PartitionLoad,
     PipelinedSubpartition,
