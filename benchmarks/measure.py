@@ -54,7 +54,7 @@ def measure_job(
     workload: Workload, cluster: LocalCluster, directory: Path, parallelism: int
 ) -> tuple[float, float]:
     """Seconds from RUNNING to FINISHED, and CPU seconds of the slot processes."""
-    address = next(d.address for d in cluster.daemons() if d.role == "jobmanager")
+    address = cluster.address
     env = ps.Environment(address, parallelism=parallelism)
     workload.job(env.read_arrow(str(directory)))
     cpu_before = _slots_cpu_s(cluster)

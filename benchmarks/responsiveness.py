@@ -198,7 +198,7 @@ def _private_bytes(pid: int) -> int:
 def main() -> None:
     """Prints every figure."""
     with bench_cluster(2) as cluster:
-        address = next(d.address for d in cluster.daemons() if d.role == "jobmanager")
+        address = cluster.address
         for figure in (
             submit_to_running(address),
             idle_slot_memory(cluster, address),

@@ -45,7 +45,7 @@ def main() -> int:
 
     cluster = LocalCluster(options.dir / "cluster")
     print(f"starting a local cluster in {cluster.directory}")
-    cluster.start(taskmanagers=2, slots=2)
+    cluster.start(taskmanagers=2, slots=2, overrides={"jobmanager.rpc.port": "0"})
     try:
         seconds, rows = run(cluster.address, events_dir, output_dir, options.parallelism)
     finally:
@@ -72,16 +72,9 @@ def run(address: str, events_dir: Path, output_dir: Path, parallelism: int) -> t
     hot.write_parquet(str(output_dir))
     started = time.monotonic()
     handle = env.submit("hot-items")
-    last = None
     with ProgressDisplay() as display:
-
-        def show(details: object) -> None:
-            nonlocal last
-            last = details
-            display(details)
-
-        handle.wait(on_progress=show)
-    return time.monotonic() - started, rows_read(last)
+        handle.wait(on_progress=display)
+    return time.monotonic() - started, rows_read(handle.details())
 
 
 def print_top_ten(result: pa.Table) -> None:

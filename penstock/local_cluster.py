@@ -84,7 +84,10 @@ class LocalCluster:
 
     @property
     def address(self) -> str:
-        """Where the JobManager is, by configuration."""
+        """Where the JobManager is: the one that serves, else the one that is configured."""
+        serving = self._alive("jobmanager")
+        if serving:
+            return serving[0].address
         config = self.configuration()
         return f"{config.jobmanager_rpc_address}:{config.jobmanager_rpc_port}"
 
@@ -108,12 +111,10 @@ class LocalCluster:
 
     def status(self) -> dict[str, object]:
         """The cluster as ``penstock cluster status --json`` prints it."""
-        daemons = self.daemons()
-        leaders = [daemon.address for daemon in daemons if daemon.role == "jobmanager"]
         return {
-            "jobmanager": leaders[0] if leaders else self.address,
+            "jobmanager": self.address,
             "directory": str(self.directory),
-            "daemons": [asdict(daemon) for daemon in daemons],
+            "daemons": [asdict(daemon) for daemon in self.daemons()],
         }
 
     def _is_alive(self, pid: int) -> bool:
@@ -153,7 +154,7 @@ class LocalCluster:
             if not self._alive("jobmanager"):
                 started.append(spawn("jobmanager", "jm-1", options))
                 self._await_registration(started[0], deadline)
-            address = self._alive("jobmanager")[0].address
+            address = self.address
             running = {daemon.id for daemon in self._alive("taskmanager")}
             for daemon_id in (f"tm-{number}" for number in range(1, taskmanagers + 1)):
                 if daemon_id in running:
@@ -294,9 +295,7 @@ class EmbeddedCluster:
     @property
     def address(self) -> str:
         """Where its JobManager is."""
-        return next(
-            daemon.address for daemon in self._cluster.daemons() if daemon.role == "jobmanager"
-        )
+        return self._cluster.address
 
     def close(self) -> None:
         """Ends the daemons and removes their directory."""

@@ -1,6 +1,7 @@
 """Live progress of a job for people: rows per second, watermark, restarts.
 
-On a terminal one line is redrawn; elsewhere a line is written every few seconds.
+On a terminal one line is redrawn; elsewhere a line is written at every change of the job's state and
+every few seconds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class ProgressDisplay:
         self._last_rows = 0
         self._last_at_s = time.monotonic()
         self._last_line_at_s = 0.0
+        self._last_state = -1
         self._rate = 0.0
 
     def __enter__(self) -> Self:
@@ -50,9 +52,13 @@ class ProgressDisplay:
         line = self._line(details)
         if self._console.is_terminal:
             self._live.update(Text(line), refresh=True)
-        elif time.monotonic() - self._last_line_at_s >= _LINE_INTERVAL_S:
+        elif (
+            details.summary.state != self._last_state
+            or time.monotonic() - self._last_line_at_s >= _LINE_INTERVAL_S
+        ):
             self._last_line_at_s = time.monotonic()
-            self._console.print(line)
+            self._last_state = details.summary.state
+            self._console.print(line, soft_wrap=True)
 
     def _line(self, details: client_pb2.JobDetails) -> str:
         now_s, rows = time.monotonic(), rows_read(details)

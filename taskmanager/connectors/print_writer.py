@@ -1,4 +1,7 @@
-"""The print sink: one line per row, ``[name (subtask/parallelism)] {"column": value, ...}``."""
+"""The print sink: one line per row, ``[name (subtask/parallelism)] {"column": value, ...}``.
+
+Lines go to the task's log, and on an embedded cluster to the terminal of the user as well.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,9 @@ from taskmanager.connectors.sink_writer import SinkWriter
 from taskmanager.task.user_output import terminal
 
 
+_TERMINAL_VARIABLE = "PENSTOCK_TERMINAL_FD"
+
+
 class PrintWriter(SinkWriter):
     """Prints to standard output, and to the terminal where the slot has been given one.
 
@@ -22,11 +28,14 @@ class PrintWriter(SinkWriter):
     """
 
     _prefix = ""
+    _terminal: int | None = None
     _terminal: TextIO | None = None
 
     @override
     def open(self, ctx: SinkContext) -> None:
         self._prefix = f"[{ctx.operator_name} ({ctx.subtask_index + 1}/{ctx.parallelism})] "
+        descriptor = os.environ.get(_TERMINAL_VARIABLE)
+        self._terminal = int(descriptor) if descriptor else None
         self._terminal = terminal()
 
     @override
@@ -49,3 +58,9 @@ class PrintWriter(SinkWriter):
         if self._terminal is not None:
             self._terminal.close()
             self._terminal = None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

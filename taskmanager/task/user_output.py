@@ -8,7 +8,6 @@ any step, go to the slot's own log (file descriptor 1).
 from __future__ import annotations
 
 import io
-import os
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -57,11 +56,3 @@ def open_log(directory: Path, vertex: str, subtask_index: int, attempt: int) -> 
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{vertex}-{subtask_index}-{attempt}.log"
     return path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
-
-
-def terminal() -> TextIO | None:
-    """The terminal of an embedded cluster's user, where print sinks write too."""
-    descriptor = os.environ.get("PENSTOCK_TERMINAL_FD")
-    if not descriptor:
-        return None
-    return os.fdopen(int(descriptor), "w", buffering=1, closefd=False)
