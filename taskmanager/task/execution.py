@@ -80,6 +80,7 @@ class Execution:
         self._log_file = log
         self._lifecycle = Lifecycle()
         self._subtask: Subtask | None = None
+        self._early: list[internal_pb2.TaskCommand] = []
 
     @property
     def has_ended(self) -> bool:
@@ -99,6 +100,8 @@ class Execution:
             if self._subtask is None:
                 self._subtask = self._parts.build(self)
                 self._move_to(ATTEMPT_STATE_RUNNING)
+                for command in self._early:
+                    self.handle(command)
                 return Progress.MORE
             progress = self._subtask.step()
             if progress is Progress.READY_TO_COMMIT:
@@ -115,7 +118,13 @@ class Execution:
                 action()
 
     def handle(self, command: internal_pb2.TaskCommand) -> None:
-        """Carries out a command of the JobManager."""
+        """Carries out a command of the JobManager; one that comes before the operators are open waits.
+
+        Splits are such: subtask 0 may have found them while another slot is still building its chain.
+        """
+        if self._subtask is None:
+            self._early.append(command)
+            return
         kind = command.WhichOneof("command")
         if kind == "add_splits":
             self.run(lambda: self._add_splits(command.add_splits))
