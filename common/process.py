@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from penstock.errors import ConfigurationError
 
 PARENT_DEATH_VARIABLE = "PENSTOCK_PARENT_DEATH"
 """Set to 1 in a daemon's environment: it ends when the process that started it ends."""
+
+TEMPORARY_DIRECTORY_VARIABLE = "PENSTOCK_TEMPORARY_DIRECTORY"
+"""Set to 1 as well: the daemon's directory is its parent's, and goes with it."""
 
 _PR_SET_PDEATHSIG = 1
 _STOP_DEADLINE_S = 5
@@ -161,6 +165,25 @@ def host_id(advertised_host: str, socket_directory: Path) -> str:
 
 
 # ---------------------------------------------------------------- parents and signals
+
+
+@contextlib.contextmanager
+def owned_by_parent(
+    directory: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Removes the daemon's directory at the end of the block, where its parent can no longer do so.
+
+    Every daemon of the directory does it as the last thing in its life, so that the last one finds
+    nobody who still writes there.
+    """
+    parent = os.getppid()
+    variables = os.environ if environment is None else environment
+    try:
+        yield
+    finally:
+        is_temporary = variables.get(TEMPORARY_DIRECTORY_VARIABLE) == "1"
+        if is_temporary and os.getppid() != parent:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def die_with_parent(expected_parent_pid: int) -> None:

@@ -21,7 +21,12 @@ from common.grpc_options import server_options
 from common.log import configure_logging
 from common.metrics import METRICS_OFF, MetricsServer
 from common.pb import internal_pb2_grpc
-from common.process import DaemonRegistration, parse_daemon_arguments, stop_requests
+from common.process import (
+    DaemonRegistration,
+    owned_by_parent,
+    parse_daemon_arguments,
+    stop_requests,
+)
 from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job_store import JobStore
@@ -203,7 +208,12 @@ def main(argv: Sequence[str]) -> int:
         configure_logging(
             ROLE, arguments.directory / "logs" / f"{ROLE}-{_ID}.log", config.log_level
         )
-        asyncio.run(run_daemon(config, arguments.directory))
+    except StreamError as error:
+        sys.stderr.write(f"jobmanager: {error}\n")
+        return 2
+    try:
+        with owned_by_parent(arguments.directory):
+            asyncio.run(run_daemon(config, arguments.directory))
     except StreamError as error:
         sys.stderr.write(f"jobmanager: {error}\n")
         return 1

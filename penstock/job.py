@@ -205,22 +205,35 @@ def terminates_as_exception() -> Iterator[None]:
 
     Where the program has its own handler, or this is not the main thread, nothing changes.
     """
-    if not raise_on_termination():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not _termination.is_permanent:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def raise_on_termination() -> bool:
-    """From now on SIGTERM raises ``Terminated`` here; False where it already has a handler."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return False
-    signal.signal(signal.SIGTERM, _terminate)
-    return True
+def raise_on_termination() -> None:
+    """From now on SIGTERM raises ``Terminated``, unless the program has a handler of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _terminate):
+        _termination.is_permanent = True
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+@dataclass(slots=True)
+class _Termination:
+    """Whether the handler stays for as long as the process lives."""
+
+    is_permanent: bool = False
+
+
+_termination = _Termination()
 
 
 def _terminate(number: int, _: object) -> None:

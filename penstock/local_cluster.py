@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from penstock.credentials import load_token
 from penstock.errors import StreamError
 
 DEFAULT_PORT = 6123
+_PORT_KEY = "jobmanager.rpc.port"
 _START_DEADLINE_S = 60.0
 _STOP_DEADLINE_S = 10.0
 _POLL_S = 0.02
@@ -126,25 +127,67 @@ class LocalCluster:
 
     # -- starting
 
+    def configure(self, values: Mapping[str, object]) -> None:
+        """Keeps these values in ``DIR/penstock.yaml``, for every daemon that is started from now on.
+
+        The JobManager's port is chosen where it is not given: 6123 when free, else a free one.
+
+        Raises:
+            ConfigurationError: a key or a value is wrong.
+            ClusterError: the file cannot be written, or the JobManager runs on another port.
+        """
+        before = read_yaml(self._config_file) if self._config_file.exists() else {}
+        content = {**before, **values}
+        running = self._alive("jobmanager")
+        port = Configuration.from_mapping(content).jobmanager_rpc_port
+        if running:
+            used = int(running[0].address.rpartition(":")[2])
+            if _PORT_KEY in values and port not in (0, used):
+                raise ClusterError(
+                    f"the JobManager in {self.directory} runs on port {used}: stop the cluster to move "
+                    f"it to port {port}"
+                )
+            port = used
+        elif _PORT_KEY not in content:
+            port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else 0
+        content[_PORT_KEY] = port or _free_port()
+        if content == before:
+            return
+        with _told_where(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            temporary = self._config_file.with_suffix(".tmp")
+            temporary.write_text(yaml.safe_dump(content, sort_keys=True))
+            temporary.replace(self._config_file)
+
     def start(
         self,
         *,
         taskmanagers: int,
-        slots: int,
+        slots: int | None = None,
         overrides: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
         pass_descriptors: Sequence[int] = (),
     ) -> None:
         """Starts what is missing and returns when every TaskManager has registered.
 
+        Args:
+            taskmanagers: how many there shall be; those that have died are replaced besides.
+            slots: of each; None = as configured.
+            overrides: configuration of the daemons that are started now.
+            environment: further variables of theirs.
+            pass_descriptors: descriptors they inherit.
+
         Raises:
             ClusterError: a daemon ended or did not serve in time; the end of its log is in the message.
         """
-        self._run_directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / "logs").mkdir(exist_ok=True)
+        with _told_where(self.directory):
+            self._run_directory.mkdir(parents=True, exist_ok=True)
+            (self.directory / "logs").mkdir(exist_ok=True)
         options = dict(overrides or {})
-        if "jobmanager.rpc.port" not in options:
-            self._choose_port()
+        if slots is not None:
+            options["taskmanager.numberOfTaskSlots"] = str(slots)
+        if _PORT_KEY not in options:
+            self.configure({})
         deadline = time.monotonic() + _START_DEADLINE_S
         spawn = functools.partial(
             self._spawn, environment=environment, descriptors=pass_descriptors
@@ -156,15 +199,15 @@ class LocalCluster:
                 self._await_registration(started[0], deadline)
             address = self.address
             running = {daemon.id for daemon in self._alive("taskmanager")}
-            for daemon_id in (f"tm-{number}" for number in range(1, taskmanagers + 1)):
-                if daemon_id in running:
-                    continue
-                own = {"taskmanager.id": daemon_id, "taskmanager.numberOfTaskSlots": str(slots)}
+            wanted = {f"tm-{number}" for number in range(1, taskmanagers + 1)}
+            wanted |= {daemon.id for daemon in self.daemons() if daemon.role == "taskmanager"}
+            for daemon_id in sorted(wanted - running):
+                own = {"taskmanager.id": daemon_id}
                 started.append(spawn("taskmanager", daemon_id, {**options, **own}, address))
             for daemon in started:
                 self._await_registration(daemon, deadline)
             if started:
-                self._await_taskmanagers(address, taskmanagers, started[-1], deadline)
+                self._await_taskmanagers(address, started, deadline)
         except BaseException:
             for daemon in started:
                 daemon.process.kill()
@@ -173,16 +216,6 @@ class LocalCluster:
 
     def _alive(self, role: str) -> list[Daemon]:
         return [daemon for daemon in self.daemons() if daemon.alive and daemon.role == role]
-
-    def _choose_port(self) -> None:
-        """Keeps the configured port, else takes 6123 when free, else a free one."""
-        content = read_yaml(self._config_file) if self._config_file.exists() else {}
-        if "jobmanager.rpc.port" in content:
-            return
-        content["jobmanager.rpc.port"] = DEFAULT_PORT if _is_free(DEFAULT_PORT) else _free_port()
-        temporary = self._config_file.with_suffix(".tmp")
-        temporary.write_text(yaml.safe_dump(content, sort_keys=True))
-        temporary.replace(self._config_file)
 
     def _spawn(
         self,
@@ -236,12 +269,22 @@ class LocalCluster:
             )
 
     def _await_taskmanagers(
-        self, address: str, count: int, last: _Started, deadline: float
+        self, address: str, started: Sequence[_Started], deadline: float
     ) -> None:
+        """Returns when every living TaskManager has registered with the JobManager.
+
+        Those that ran before register again after a new JobManager has come.
+        """
         token = load_token(self.configuration().security_token_file)
         with contextlib.closing(Client(address, token=token)) as client:
-            while len(client.cluster().taskmanagers) < count:
-                self._check_started(last, deadline)
+            while True:
+                # By process, since the JobManager may still count on one that has just died.
+                registered = {known.pid for known in client.cluster().taskmanagers}
+                if {daemon.pid for daemon in self._alive("taskmanager")} <= registered:
+                    return
+                waits_for = [one for one in started if one.process.pid not in registered]
+                for one in waits_for or started:
+                    self._check_started(one, deadline)
 
     # -- stopping
 
@@ -255,8 +298,16 @@ class LocalCluster:
         self._children.clear()
         for daemon in self.daemons():
             if not daemon.alive:
-                (self._run_directory / f"{daemon.role}-{daemon.id}.json").unlink(missing_ok=True)
+                self._remove_traces(daemon)
         return alive
+
+    def _remove_traces(self, daemon: Daemon) -> None:
+        """Removes what a daemon that was killed could not remove itself."""
+        (self._run_directory / f"{daemon.role}-{daemon.id}.json").unlink(missing_ok=True)
+        if daemon.role == "taskmanager":
+            sockets = Path(tempfile.gettempdir()).glob(f"penstock-{daemon.pid}-*")
+            for path in (self.directory / f"taskmanager-{daemon.id}", *sockets):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 class EmbeddedCluster:
@@ -282,6 +333,7 @@ class EmbeddedCluster:
                 overrides=overrides,
                 environment={
                     "PENSTOCK_PARENT_DEATH": "1",
+                    "PENSTOCK_TEMPORARY_DIRECTORY": "1",
                     "PENSTOCK_TERMINAL_FD": str(terminal),
                 },
                 pass_descriptors=(terminal,),
@@ -301,6 +353,18 @@ class EmbeddedCluster:
         """Ends the daemons and removes their directory."""
         self._cluster.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _told_where(directory: Path) -> Iterator[None]:
+    """Turns an error of the file system into one that names the cluster's directory."""
+    try:
+        yield
+    except OSError as error:
+        raise ClusterError(
+            f"the cluster's directory {directory} cannot be written: {error}; choose another with "
+            "--dir or $PENSTOCK_DIR"
+        ) from error
 
 
 def _end(pids: Iterable[int]) -> None:
@@ -346,7 +410,22 @@ def _free_port() -> int:
 
 
 def _tail(path: Path, lines: int = 15) -> str:
+    """The end of a daemon's output for people: of its log lines the errors only."""
     try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        told = [_plain(line) for line in path.read_text(errors="replace").splitlines()]
     except FileNotFoundError:
-        return "(no output)"
+        told = []
+    return "\n".join([line for line in told if line][-lines:]) or f"(nothing was printed; {path})"
+
+
+def _plain(line: str) -> str:
+    """A line of output; of a log entry its reason, "" where that is no error."""
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:
+        return line
+    if not isinstance(entry, dict):
+        return line
+    if entry.get("level") not in ("error", "critical"):
+        return ""
+    return str(entry.get("reason") or entry.get("exception") or entry.get("event"))

@@ -33,6 +33,7 @@ from common.process import (
     DaemonArguments,
     DaemonRegistration,
     host_id,
+    owned_by_parent,
     parse_daemon_arguments,
     stop_requests,
 )
@@ -323,7 +324,8 @@ def main(argv: Sequence[str] | None = None, forkserver_arguments: Sequence[str] 
         daemon = TaskManagerDaemon(
             arguments, config, taskmanager_id, os.environ, forkserver_arguments
         )
-        asyncio.run(_run(daemon))
+        with owned_by_parent(arguments.directory):
+            asyncio.run(_run(daemon))
     except* StreamError as failures:
         reasons = [str(failure) for failure in _leaves(failures)]
     else:

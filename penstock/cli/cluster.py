@@ -14,7 +14,6 @@ from penstock.cli.context import (
     reports_errors,
 )
 from penstock.config import parse_override
-from penstock.errors import ConfigurationError
 from penstock.local_cluster import LocalCluster
 
 _directory_option = click.option(
@@ -35,26 +34,32 @@ def cluster() -> None:
 @cluster.command()
 @click.option("--jobmanagers", type=click.IntRange(1, 1), default=1, show_default=True)
 @click.option("--taskmanagers", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--slots", type=click.IntRange(1, 1024), default=2, show_default=True)
-@click.option("-D", "overrides", multiple=True, metavar="KEY=VALUE", help="A configuration value.")
+@click.option("--slots", type=click.IntRange(1, 1024), help="Slots per TaskManager.  [default: 2]")
+@click.option(
+    "-D",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A configuration value, kept in DIR/penstock.yaml.",
+)
 @_directory_option
 @_json_option
 @reports_errors
 def start(
     jobmanagers: int,  # noqa: ARG001 - one until there is high availability
     taskmanagers: int,
-    slots: int,
+    slots: int | None,
     overrides: tuple[str, ...],
     directory: Path | None,
     as_json: bool,
 ) -> None:
     """Start what is missing of the cluster; a dead daemon is replaced."""
     local = LocalCluster(directory or default_directory())
-    try:
-        values = dict(parse_override(text) for text in overrides)
-    except ConfigurationError as error:
-        raise click.UsageError(str(error)) from error
-    local.start(taskmanagers=taskmanagers, slots=slots, overrides=values)
+    values: dict[str, object] = dict(parse_override(text) for text in overrides)
+    if slots is not None:
+        values["taskmanager.numberOfTaskSlots"] = slots
+    local.configure(values)
+    local.start(taskmanagers=taskmanagers)
     _print_status(local.status(), as_json)
 
 

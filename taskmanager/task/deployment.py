@@ -134,7 +134,7 @@ class Deployment:
             context = self._context(subtask, execution, node, specs[node])
             try:
                 operators[node].open(context)
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again, with a name
                 failure = failure_of_operator(error, specs[node].name)
                 raise failure from (error.__cause__ if failure is error else error)
         if self.source is not None:

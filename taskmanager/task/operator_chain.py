@@ -146,7 +146,7 @@ class OperatorChain:
             node, iterator = stack[-1]
             try:
                 element = next(iterator, None)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again, with a name
                 self._fail(node, error)
             if element is None:
                 stack.pop()
@@ -178,7 +178,7 @@ class OperatorChain:
         for child in reversed(children):
             try:
                 self._stack.append((child, iter(self._operators[child].process(batch))))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again, with a name
                 self._fail(child, error)
 
     def _fail(self, node: int, error: BaseException) -> NoReturn:

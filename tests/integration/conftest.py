@@ -35,7 +35,8 @@ class NewEnvironment(Protocol):
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """The cluster."""
     cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
-    cluster.start(taskmanagers=TASKMANAGERS, slots=SLOTS, overrides={"jobmanager.rpc.port": "0"})
+    options = {"jobmanager.rpc.port": "0", "taskmanager.numberOfTaskSlots": str(SLOTS)}
+    cluster.start(taskmanagers=TASKMANAGERS, overrides=options)
     try:
         yield cluster
     finally:

@@ -97,8 +97,14 @@ def wait_in_directory(
         os.close(watch)
 
 
+def tell(path: str, text: object) -> None:
+    """What user code calls to write a line to the beacon with this path."""
+    with Path(path).open("w") as fifo:
+        fifo.write(f"{text}\n")
+
+
 class Beacon:
-    """A fifo by which user code says that it has come somewhere: ``Beacon.tell(path, text)``."""
+    """A fifo by which user code says that it has come somewhere: ``tell(beacon.path, text)``."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -307,7 +313,7 @@ class DaemonCluster:
         self,
         *options: str,
         taskmanagers: int = 1,
-        slots: int = 2,
+        slots: int | None = None,
         without_privileges: bool = False,
         **settings: str,
     ) -> None:
@@ -319,7 +325,9 @@ class DaemonCluster:
         """
         command = [sys.executable, "-P", "-m", "penstock.cli.main", "cluster", "start", "--json"]
         command += ["--dir", str(self.directory)]
-        command += ["--taskmanagers", str(taskmanagers), "--slots", str(slots), *options]
+        command += ["--taskmanagers", str(taskmanagers), *options]
+        if slots is not None:
+            command += ["--slots", str(slots)]
         for key, value in settings.items():
             command += ["-D", f"{key.replace('__', '-').replace('_', '.')}={value}"]
         if not (self.directory / "penstock.yaml").exists():

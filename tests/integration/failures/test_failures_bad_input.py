@@ -237,9 +237,9 @@ def test_a_row_that_an_expression_cannot_be_computed_for(
 def test_an_event_time_that_is_null(environment: MakeEnvironment) -> None:
     env = environment()
     rows = env.from_rows([{"t": 1}, {"t": None}], schema={"t": pa.int64()})
-    rows.with_event_time("t").key_by("t").window(ps.tumbling("1s")).aggregate(
-        n=ps.count()
-    ).uid("w").discard()
+    rows.with_event_time("t").key_by("t").window(ps.tumbling("1s")).aggregate(n=ps.count()).uid(
+        "w"
+    ).discard()
     error = failure_of(env)
     assert error.cause == "BadRecord"
     assert error.operator == "with_event_time"

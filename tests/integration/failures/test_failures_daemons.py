@@ -10,39 +10,50 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
 import penstock as ps
 from penstock.client import Client
 from penstock.errors import StreamError
-from tests.support.processes import Beacon, DaemonCluster, Site, wait_ended
+from tests.support.processes import Beacon, DaemonCluster, site, tell, wait_ended
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def cluster(own_site: Site) -> Iterator[DaemonCluster]:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     """Two TaskManagers with one slot each, quick to notice; nothing may be left of them."""
-    made = DaemonCluster(own_site)
-    made.start(taskmanagers=2, slots=1, heartbeat_interval="200ms", heartbeat_timeout="1s")
-    yield made
-    made.stop()
-    made.assert_nothing_left()
-    own_site.assert_nothing_left()
+    with site(tmp_path_factory.mktemp("daemons")) as place:
+        cluster = DaemonCluster(place)
+        cluster.start(taskmanagers=2, slots=1, heartbeat_interval="200ms", heartbeat_timeout="1s")
+        yield cluster
+        cluster.stop()
+        cluster.assert_nothing_left()
+        place.assert_nothing_left()
 
 
 @pytest.fixture
-def submit(cluster: DaemonCluster) -> Iterator[Callable[[], ps.JobHandle]]:
+def cluster(shared: DaemonCluster) -> DaemonCluster:
+    """The cluster, with what the last test has ended started again."""
+    if len([daemon for daemon in shared.daemons() if psutil.pid_exists(daemon["pid"])]) < 3:
+        shared.start(taskmanagers=2)
+    return shared
+
+
+@pytest.fixture
+def submit(cluster: DaemonCluster, tmp_path: Path) -> Iterator[Callable[[], ps.JobHandle]]:
     """Submits an endless job with a subtask on each TaskManager and waits until both work."""
     environments = []
 
     def run() -> ps.JobHandle:
         env = ps.Environment(cluster.jobmanager, parallelism=2)
         environments.append(env)
-        beacon = Beacon(cluster.site.directory / f"beacon-{len(environments)}")
+        beacon = Beacon(tmp_path / f"beacon-{len(environments)}")
         path = beacon.path
 
         def make(start: int, count: int) -> pa.RecordBatch:
@@ -54,8 +65,7 @@ def submit(cluster: DaemonCluster) -> Iterator[Callable[[], ps.JobHandle]]:
             def __call__(self, row: Any) -> Any:
                 if not self.told:
                     self.told = True
-                    with open(path, "w") as fifo:
-                        fifo.write(f"{os.getpid()}\n")
+                    tell(path, os.getpid())
                 return {"a": row.a}
 
         rows = env.generate(make, rate=2000, schema=pa.schema([("a", pa.int64())]))
@@ -73,9 +83,7 @@ def submit(cluster: DaemonCluster) -> Iterator[Callable[[], ps.JobHandle]]:
 
 def slots_of(cluster: DaemonCluster) -> list[int]:
     return [
-        pid
-        for daemon in cluster.daemons("taskmanager")
-        for pid in cluster.slot_pids(daemon["pid"])
+        pid for daemon in cluster.daemons("taskmanager") for pid in cluster.slot_pids(daemon["pid"])
     ]
 
 
@@ -115,10 +123,11 @@ def test_a_taskmanager_that_is_killed_fails_the_job_and_is_replaced(
     alive = {daemon["id"]: daemon["alive"] for daemon in status.json["daemons"]}
     assert alive == {"1": True, "tm-1": False, "tm-2": True}
     before = {daemon["id"]: daemon["pid"] for daemon in cluster.daemons()}
-    cluster.start(taskmanagers=2, slots=1)
+    cluster.start(taskmanagers=2)
     after = {daemon["id"]: daemon["pid"] for daemon in cluster.daemons()}
     assert after.keys() == before.keys()
     assert {id for id in before if before[id] != after[id]} == {victim["id"]}
+    # The new one has registered when the command returns, and nobody counts on the old one.
     with Client(cluster.jobmanager) as client:
         found = {(tm.taskmanager_id, tm.pid) for tm in client.cluster().taskmanagers}
     assert found == {(id, pid) for id, pid in after.items() if id.startswith("tm")}
@@ -168,7 +177,7 @@ def test_the_jobmanager_that_is_killed_takes_the_jobs_with_it_and_comes_back(
     for pid in slots:
         wait_ended(pid, 15)
     address = cluster.jobmanager
-    cluster.start(taskmanagers=2, slots=1)
+    cluster.start(taskmanagers=2)
     assert cluster.jobmanager == address
     assert [daemon["pid"] for daemon in cluster.daemons("taskmanager")] == taskmanagers
     info = cluster.site.penstock("info", handle.job_id, "--json", "--jobmanager", address)
@@ -249,6 +258,11 @@ def test_a_cluster_whose_daemons_are_all_killed_leaves_no_process_and_starts_aga
     for daemon in cluster.daemons():
         os.kill(daemon["pid"], signal.SIGKILL)
     cluster.site.wait_for_no_process(5)
-    # What kill -9 leaves behind goes with the next start and stop: see the fixture.
-    cluster.start(taskmanagers=2, slots=1)
-    submit()
+    cluster.stop()
+    cluster.assert_nothing_left()
+    cluster.site.assert_nothing_left()
+    cluster.start(taskmanagers=2)
+    handle = submit()
+    handle.cancel()
+    with pytest.raises(ps.JobCanceled):
+        handle.wait(20)

@@ -21,7 +21,7 @@ import pytest
 import penstock as ps
 from penstock.client import Client
 from penstock.pb import client_pb2
-from tests.support.processes import Beacon, DaemonCluster, wait_ended
+from tests.support.processes import Beacon, DaemonCluster, tell, wait_ended
 
 pytestmark = pytest.mark.integration
 
@@ -33,11 +33,6 @@ def failure_of(env: ps.Environment) -> ps.JobFailed:
     with pytest.raises(ps.JobFailed) as raised:
         env.execute("user-code")
     return raised.value
-
-
-def tell(path: str, text: object) -> None:
-    with open(path, "w") as fifo:
-        fifo.write(f"{text}\n")
 
 
 def rows(env: ps.Environment) -> ps.Stream:
@@ -300,13 +295,13 @@ def endless(env: ps.Environment) -> ps.Stream:
 def wait_for_state(handle: ps.JobHandle, state: str) -> None:
     def watch(details: client_pb2.JobDetails) -> None:
         if client_pb2.JobState.Name(details.summary.state).endswith(state):
-            raise _Reached
+            raise ReachedError
 
-    with pytest.raises(_Reached):
+    with pytest.raises(ReachedError):
         handle.wait(20, on_progress=watch)
 
 
-class _Reached(Exception):
+class ReachedError(Exception):
     pass
 
 
