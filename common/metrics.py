@@ -84,8 +84,11 @@ def _label_values(attempt: internal_pb2.AttemptId) -> tuple[str, str, str, str]:
 class MetricsServer:
     """Serves ``/metrics`` over HTTP on a thread of its own."""
 
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, host: str, port: int, setting: str = "metrics port"
+    ) -> None:
         self._registry = registry
+        self._setting = setting
         self._host = host
         self._port = port
         self._server: WSGIServer | None = None
@@ -109,8 +112,8 @@ class MetricsServer:
         except OSError as error:
             raise ConfigurationError(
                 f"the metrics endpoint cannot listen on {format_address(self._host, self._port)}: "
-                f"{error.strerror or error}; choose another metrics port, 0 for any free one or "
-                "-1 to switch it off"
+                f"{error.strerror or error}; choose another {self._setting}, 0 for any free one "
+                "or -1 to switch it off"
             ) from error
         return int(self._server.server_port)
 

@@ -109,6 +109,7 @@ async def serving(
             build_registry(dispatcher, cluster),
             config.jobmanager_bind_host,
             config.jobmanager_metrics_port,
+            "jobmanager.metrics.port",
         )
         try:
             port = _bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.machinery
 import json
 import os
 import select
@@ -29,6 +30,7 @@ from penstock.client import Client
 from penstock.config import Configuration, read_yaml
 from penstock.credentials import load_token
 from penstock.errors import StreamError
+from penstock.user_code import OWN_PACKAGES
 
 DEFAULT_PORT = 6123
 _PORT_KEY = "jobmanager.rpc.port"
@@ -180,6 +182,7 @@ class LocalCluster:
         Raises:
             ClusterError: a daemon ended or did not serve in time; the end of its log is in the message.
         """
+        _refuse_shadowing({**os.environ, **(environment or {})}.get("PYTHONPATH", ""))
         with _told_where(self.directory):
             self._run_directory.mkdir(parents=True, exist_ok=True)
             (self.directory / "logs").mkdir(exist_ok=True)
@@ -209,9 +212,10 @@ class LocalCluster:
             if started:
                 self._await_taskmanagers(address, started, deadline)
         except BaseException:
-            for daemon in started:
-                daemon.process.kill()
-                daemon.process.wait()
+            _end(one.process.pid for one in reversed(started) if one.process.poll() is None)
+            for one in started:
+                one.process.wait()
+            self._remove_traces_of_dead()
             raise
 
     def _alive(self, role: str) -> list[Daemon]:
@@ -296,18 +300,19 @@ class LocalCluster:
         for child in self._children:
             child.wait(_STOP_DEADLINE_S)
         self._children.clear()
-        for daemon in self.daemons():
-            if not daemon.alive:
-                self._remove_traces(daemon)
+        self._remove_traces_of_dead()
         return alive
 
-    def _remove_traces(self, daemon: Daemon) -> None:
-        """Removes what a daemon that was killed could not remove itself."""
-        (self._run_directory / f"{daemon.role}-{daemon.id}.json").unlink(missing_ok=True)
-        if daemon.role == "taskmanager":
-            sockets = Path(tempfile.gettempdir()).glob(f"penstock-{daemon.pid}-*")
-            for path in (self.directory / f"taskmanager-{daemon.id}", *sockets):
-                shutil.rmtree(path, ignore_errors=True)
+    def _remove_traces_of_dead(self) -> None:
+        """Removes what daemons that were killed could not remove themselves."""
+        for daemon in self.daemons():
+            if daemon.alive:
+                continue
+            (self._run_directory / f"{daemon.role}-{daemon.id}.json").unlink(missing_ok=True)
+            if daemon.role == "taskmanager":
+                sockets = Path(tempfile.gettempdir()).glob(f"penstock-{daemon.pid}-*")
+                for path in (self.directory / f"taskmanager-{daemon.id}", *sockets):
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 class EmbeddedCluster:
@@ -353,6 +358,25 @@ class EmbeddedCluster:
         """Ends the daemons and removes their directory."""
         self._cluster.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _refuse_shadowing(python_path: str) -> None:
+    """Daemons inherit the environment; modules of the user's must not take the place of ours.
+
+    Raises:
+        ClusterError: a directory of ``PYTHONPATH`` has such a module.
+    """
+    ours = Path(__file__).resolve().parent.parent
+    for directory in filter(None, python_path.split(os.pathsep)):
+        if Path(directory).resolve() == ours:
+            return
+        for name in sorted(OWN_PACKAGES):
+            if importlib.machinery.PathFinder.find_spec(name, [directory]) is not None:
+                raise ClusterError(
+                    f"PYTHONPATH names {directory}, which has a module {name!r}: it would shadow "
+                    "Penstock's own package of that name in the daemons; rename it, or start the "
+                    "cluster with another PYTHONPATH"
+                )
 
 
 @contextlib.contextmanager

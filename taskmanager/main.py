@@ -256,7 +256,10 @@ class TaskManagerDaemon:
             gauge = Gauge(f"penstock_taskmanager_{name}", help_text, registry=registry)
             gauge.set_function(read)
         metrics = MetricsServer(
-            registry, self._config.taskmanager_bind_host, self._config.taskmanager_metrics_port
+            registry,
+            self._config.taskmanager_bind_host,
+            self._config.taskmanager_metrics_port,
+            "taskmanager.metrics.port",
         )
         port = metrics.start()
         services.push_async_callback(asyncio.to_thread, metrics.stop)

@@ -165,12 +165,16 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
                 f"{request.subtask_index}: `penstock info {record.job_id}` lists them"
             )
         unreachable = []
+        # TaskManagers that share a directory have the logs of each other's attempts as well.
+        sent_by: dict[tuple[str, int, int], str] = {}
         for taskmanager_id in record.taskmanagers_of(request.vertex, request.subtask_index):
             try:
                 client = self._cluster.client(taskmanager_id)
                 logs = client.read_logs(record.job_id, request.vertex, request.subtask_index)
                 async for chunk in logs:
-                    yield chunk
+                    log = chunk.vertex, chunk.subtask_index, chunk.attempt
+                    if sent_by.setdefault(log, taskmanager_id) == taskmanager_id:
+                        yield chunk
             except TaskManagerLost:
                 unreachable.append(taskmanager_id)
         if unreachable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -79,6 +80,11 @@ def reports_errors(command: Command) -> Command:
         except StreamError as error:
             click.echo(f"penstock: {error}", err=True)
             sys.exit(exit_status(error))
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # whoever read the output has enough: click's to answer
+            click.echo(f"penstock: {error}", err=True)
+            sys.exit(EXIT_FAILED)
 
     return run  # type: ignore[return-value]
 

@@ -7,9 +7,14 @@ opened, the watermark is held back by it: file order can never make rows late.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+
+
+def _nothing_waits(_origin: str) -> bool:
+    return False
 
 
 @dataclass(slots=True)
@@ -22,6 +27,8 @@ class Origins:
         unread: origins that are known but not opened yet -> lower bound of their event times.
         all_known: no origin will be added; False holds the watermark back when ``bounded``.
         bounded: the input ends.
+        has_waiting: whether rows of an origin are there but have not been read yet: then it is the
+            reader that is slow, and the origin is not idle.
     """
 
     current: str = ""
@@ -29,6 +36,7 @@ class Origins:
     unread: dict[str, int | None] = field(default_factory=dict)
     all_known: bool = False
     bounded: bool = True
+    has_waiting: Callable[[str], bool] = _nothing_waits
 
     def add(self, origin: str, min_event_time_ms: int | None) -> None:
         """An origin that will be read later."""

@@ -2,12 +2,12 @@
 
 Each origin's watermark is its largest event time - out-of-orderness - 1. The generator's is the
 minimum over the origins that are open and not idle, never past ``Origins.hold_back_ms``, never
-backwards. An origin is idle when it brought no row for ``idle_timeout_ms``.
+backwards. An origin is idle when it brought no row for ``idle_timeout_ms`` and none is waiting. When all are, none holds
+another back, and the watermark is the largest of theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.elements import MIN_TIMESTAMP_MS
@@ -43,23 +43,26 @@ class WatermarkGenerator:
     def origin_ended(self, origin: str, now_ms: int) -> None:
         """What the origin has said still counts; from now on it holds nothing back."""
         if origin in self._progress:
-            self._advance_over([*self._active(now_ms), origin])
+            self._raise_to(min(map(self._said_by, [*self._active(now_ms), origin])))
             del self._progress[origin]
 
     def advance(self, now_ms: int) -> bool:
         """Recomputes watermark and idleness; True when the watermark has advanced."""
         active = self._active(now_ms)
         self.is_idle = not active and self._has_no_rows_to_wait_for()
-        return bool(active) and self._advance_over(active)
+        if active:
+            return self._raise_to(min(map(self._said_by, active)))
+        return self._raise_to(max(map(self._said_by, self._origins.open), default=MIN_TIMESTAMP_MS))
 
-    def _advance_over(self, active: Sequence[str]) -> bool:
-        lowest = min(
-            self._progress[origin].max_event_time_ms - self._out_of_orderness_ms - 1
-            if origin in self._progress
-            else MIN_TIMESTAMP_MS
-            for origin in active
-        )
-        watermark_ms = min(lowest, self._origins.hold_back_ms())
+    def _said_by(self, origin: str) -> int:
+        """The origin's own watermark."""
+        progress = self._progress.get(origin)
+        if progress is None:
+            return MIN_TIMESTAMP_MS
+        return progress.max_event_time_ms - self._out_of_orderness_ms - 1
+
+    def _raise_to(self, watermark_ms: int) -> bool:
+        watermark_ms = min(watermark_ms, self._origins.hold_back_ms())
         if watermark_ms <= self.watermark_ms:
             return False
         self.watermark_ms = watermark_ms
@@ -91,6 +94,7 @@ class WatermarkGenerator:
             for origin in self._origins.open
             if origin not in self._progress
             or now_ms - self._progress[origin].last_row_at_ms < self._idle_timeout_ms
+            or self._origins.has_waiting(origin)
         ]
 
     def _has_no_rows_to_wait_for(self) -> bool:

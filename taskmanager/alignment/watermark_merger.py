@@ -4,9 +4,12 @@ The merged watermark is the minimum over the channels that are neither idle nor 
 channel counts as having reached the end of time), and never goes back: a channel that becomes active
 again with an older watermark holds the merged one where it is until it has caught up.
 
-When every channel that has not ended is idle, the merged status is idle and the watermark stays
-where it is. Flink's StatusWatermarkValve then advances to the maximum over all channels, and leaves
-a channel out until it has caught up; both can make rows late that are not late here.
+When every channel that has not ended is idle, none of them holds another back: the watermark advances
+to the largest that one of them has said, behind which comes the status idle. So it does not matter in
+which order they fell silent, and what a burst of rows has completed is not kept until the next one.
+
+Source: Flink's StatusWatermarkValve. It leaves a channel that is active again out until it has caught
+up, which can make rows late that are not late here.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ class WatermarkMerger:
         elif all(self._has_ended):
             merged_ms, is_active = MAX_TIMESTAMP_MS, True
         else:
-            merged_ms, is_active = self._merged_ms, False
+            is_active = False
+            merged_ms = self._largest_of_idle() if self._merged_active else self._merged_ms
         changes: list[Merged] = []
         if is_active != self._merged_active and is_active:
             changes.append(StreamStatus(active=True))
@@ -89,3 +93,8 @@ class WatermarkMerger:
             changes.append(StreamStatus(active=False))
         self._merged_active = is_active
         return changes
+
+    def _largest_of_idle(self) -> int:
+        """What the channels come to when all that have not ended have just become idle."""
+        pairs = zip(self._watermarks, self._has_ended, strict=True)
+        return max(watermark for watermark, has_ended in pairs if not has_ended)

@@ -34,8 +34,12 @@ from taskmanager.network.transport import Address, Link, LinkHandler, Post, Tran
 
 __all__ = ["DataExchange", "SlotIdentity"]
 
-PARTITION_WAIT_MS = 30_000
-"""How long a consumer waits for its producer to register (both are deployed at once)."""
+PARTITION_WAIT_MS = 600_000
+"""How long a consumer waits for its producer to answer and to register.
+
+Both are deployed at once, but a slot answers between two pieces of its own work, and a user function
+may take minutes to open. A producer that has died is noticed at once, by its connection or its daemon.
+"""
 
 
 class DataExchange(ConnectionOwner):
@@ -66,7 +70,7 @@ class DataExchange(ConnectionOwner):
         self._clock = clock
         self._transport = transport
         self._partition_wait_ns = partition_wait_ms * 1_000_000
-        self._handshake_ns = config.rpc_timeout_ms * 1_000_000
+        self._handshake_ns = self._partition_wait_ns
         self._endpoint = _endpoint_name(internal_pb2.DataEndpoint(slot_id=slot.slot_id))
         self._by_endpoint: dict[str, PeerConnection] = {}
         self._connections: set[PeerConnection] = set()

@@ -25,6 +25,7 @@ from common.elements import (
     EndOfData,
     EndOfPartition,
     StreamElement,
+    Watermark,
 )
 from penstock.errors import TaskFailure
 from taskmanager.network.batch_codec import decode_batch, decode_schema
@@ -157,7 +158,11 @@ class InputChannel:
             self._on_announced(self.index, element)
 
     def _arrive(self, arrived: _Arrived | ControlElement) -> None:
-        self._queue.append(arrived)
+        queue = self._queue
+        if queue and isinstance(arrived, Watermark) and isinstance(queue[-1], Watermark):
+            queue[-1] = arrived  # control elements cost no credit: only the newest one waits
+            return
+        queue.append(arrived)
         if len(self._queue) == 1:
             self._on_data(self)
 

@@ -70,6 +70,7 @@ class InputGate:
             )
             for index, name in enumerate(channel_names)
         ]
+        self._channel_of = dict(zip(self.origins, self.channels, strict=True))
         self._round: deque[InputChannel] = deque()
         self._merger = WatermarkMerger(len(self.channels))
         self._outputs: deque[StreamElement | OriginEnded] = deque()
@@ -84,6 +85,11 @@ class InputGate:
     def current_origin(self) -> str:
         """The channel that the element polled last came from."""
         return self.origins[self.current_channel] if self.origins else ""
+
+    def has_waiting(self, origin: str) -> bool:
+        """True when something of this channel has arrived and was not polled yet."""
+        channel = self._channel_of.get(origin)
+        return channel is not None and channel.has_data
 
     @property
     def has_data(self) -> bool:

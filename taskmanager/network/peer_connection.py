@@ -172,7 +172,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
             )
         outputs, self._outputs = self._outputs, {}
         for reader in outputs.values():
-            reader.cancelled(is_complete=False)
+            reader.lost(f"the connection to {self.peer} is lost: {reason}")
 
     # ------------------------------------------------------------ handshake
 

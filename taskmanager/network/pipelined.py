@@ -151,6 +151,11 @@ class PipelinedSubpartition:
         return self._is_consumed
 
     @property
+    def is_unconfirmed(self) -> bool:
+        """True while everything has been sent and the consumer has not said that it has read it."""
+        return self._is_finished and not self._queue and not self._is_consumed
+
+    @property
     def has_sent(self) -> bool:
         """True once something has gone to a reader: it cannot be read from its start any more."""
         return self._sent_anything
@@ -283,9 +288,10 @@ class PipelinedSubpartition:
         pieces = self._pieces
         if not pieces:
             return
-        batch = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-        self._queue.append(_Waiting(batch, self._piece_bytes))
-        self._count_waiting(1)
+        batches = _joined(pieces)
+        for batch in batches:
+            self._queue.append(_Waiting(batch, self._piece_bytes // len(batches)))
+        self._count_waiting(len(batches))
         self._pieces = []
         self._piece_rows = self._piece_bytes = 0
         if self._held_watermark is not None:
@@ -300,6 +306,16 @@ class PipelinedSubpartition:
         reader = self._reader
         if reader is not None and (self._queue or reader.is_backlogged()):
             reader.announce(element)
+
+
+def _joined(pieces: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The pieces as one batch; as they are where that cannot be (dictionaries that outgrow their index)."""
+    if len(pieces) == 1:
+        return pieces
+    try:
+        return [pa.concat_batches(pieces)]
+    except pa.ArrowInvalid:
+        return pieces
 
 
 def keeps_lateness(batch: pa.RecordBatch, watermark: Watermark) -> bool:

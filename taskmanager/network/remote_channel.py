@@ -14,6 +14,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import ControlElement
+from penstock.errors import PartitionUnavailable
 from penstock.schema import schema_to_bytes
 from taskmanager.network.batch_codec import encode_batch, has_dictionary
 from taskmanager.network.credit import SenderCredit, charge_of
@@ -98,6 +99,17 @@ class RemoteReader(SubpartitionReader):
             subpartition.detach(is_complete=is_complete)
         elif self.request is not None and self.registry is not None:
             self.registry.withdraw(self.request)
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone.
+
+        A consumer that was still reading fails and says so; one that may have read everything has
+        ended, so nobody but the producer can tell that its end was never confirmed.
+        """
+        partition, subpartition = self._partition, self._subpartition
+        self.cancelled(is_complete=False)
+        if partition is not None and subpartition is not None and subpartition.is_unconfirmed:
+            partition.fail(PartitionUnavailable(f"{partition.partition_id}: {reason}"))
 
     # ------------------------------------------------------------ the producer's side
 

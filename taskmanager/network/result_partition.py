@@ -176,6 +176,11 @@ class ResultPartition:
             subpartition.release()
         self._on_release()
 
+    def fail(self, error: StreamError) -> None:
+        """Serving a consumer has failed for good."""
+        if not self._is_released:
+            self._on_error(error)
+
     def attach(self, subpartition: PipelinedSubpartition, reader: SubpartitionReader) -> None:
         """A consumer begins to read one of the subpartitions."""
         try:

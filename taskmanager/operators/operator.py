@@ -68,6 +68,11 @@ class Operator:
 
     context: OperatorContext
 
+    @property
+    def is_open(self) -> bool:
+        """True once ``open`` has been called, even where it did not come to its end."""
+        return hasattr(self, "context")
+
     def open(self, context: OperatorContext) -> None:
         """Called once, before anything else, in state INITIALIZING; may take its time."""
         self.context = context

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import OperatorOutput
+from common.elements import PAUSE, OperatorOutput
 from common.pb import internal_pb2
 from penstock.connectors.sink import SinkContext
 from penstock.errors import TaskFailure
@@ -18,6 +18,8 @@ from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.user_failure import user_traceback
 
 _CHUNKS_UNDER_WAY_MAX = 4
+_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES_MAX = 32 << 20
 
 
 class SinkOperator(Operator):
@@ -128,21 +130,34 @@ class CollectOperator(Operator):
         return self._collect_id
 
     @override
-    def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
+    def process(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
         rows = user_batch(batch)
         if self._limit:
             rows = rows.slice(0, max(0, self._limit - self._sent_rows))
         self._sent_rows += rows.num_rows
-        if rows.num_rows and not self._is_satisfied:
-            chunk = client_pb2.ResultChunk(
-                subtask_index=self.context.subtask_index,
-                sequence=self._next_sequence,
-                arrow=_to_ipc(rows),
+        chunk_rows = max(1, rows.num_rows * _CHUNK_BYTES // max(1, rows.nbytes))
+        for start in range(0, rows.num_rows, chunk_rows):
+            if start:
+                yield PAUSE  # there may be no room for another chunk
+            self._send(rows.slice(start, chunk_rows))
+
+    def _send(self, rows: pa.RecordBatch) -> None:
+        if self._is_satisfied:
+            return
+        arrow = _to_ipc(rows)
+        if len(arrow) > _CHUNK_BYTES_MAX:
+            raise TaskFailure(
+                f"rows of {len(arrow) >> 20} MB cannot be collected, the limit is"
+                f" {_CHUNK_BYTES_MAX >> 20} MB: write them to files instead",
+                operator=self.context.operator_name,
+                row=str(rows.slice(0, 1).to_pylist())[:500],
             )
-            self._next_sequence += 1
-            self.context.send_results(self._collect_id, chunk)
+        chunk = client_pb2.ResultChunk(
+            subtask_index=self.context.subtask_index, sequence=self._next_sequence, arrow=arrow
+        )
+        self._next_sequence += 1
+        self.context.send_results(self._collect_id, chunk)
         self.context.counters.records_out += rows.num_rows
-        return NOTHING
 
     def on_results_taken(self, taken: internal_pb2.ResultsTaken) -> None:
         """A chunk has arrived: there is room for another."""

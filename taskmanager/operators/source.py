@@ -44,6 +44,7 @@ class SourceOperator:
         self._bad: list[tuple[str, str, str]] = []
         self._next_discovery_at_ms: int | None = None
         self._reported: set[str] = set()
+        self._is_dry = True  # the last read brought nothing
         self._has_news = False
 
     def open(self, context: OperatorContext, report_splits: ReportSplits) -> None:
@@ -52,6 +53,7 @@ class SourceOperator:
         self._report_splits = report_splits
         self._source = self._guard(lambda: build_source(self._spec.source, self._spec))
         context.origins.bounded = self._source.bounded
+        context.origins.has_waiting = lambda _split: not self._is_dry
         self._source_context = SourceContext(
             job_id=context.job_id,
             operator_name=context.operator_name,
@@ -135,6 +137,7 @@ class SourceOperator:
         assert split is not None
         read = self._guard(lambda: reader.read(self._context.config.batch_rows))
         bad = self._take_bad_records()
+        self._is_dry = read is None
         if read is END:
             self._guard(reader.close)
             self._reader = self._split = None

@@ -43,15 +43,18 @@ def describe_status(status: int) -> str:
     return f"was killed by {name}"
 
 
-def likely_cause(status: int | None) -> str:
+def likely_cause(status: int | None, *, is_told: bool) -> str:
     """What most often ends a slot process like this, "" where nothing is to be guessed.
 
     Args:
         status: exit status, minus the number of the signal, or None when it is not known.
+        is_told: the process has left a word on its end.
     """
-    if status is None:
+    if not status:
         return ""
-    if status >= 0:
+    if status > 0 and is_told:
+        return ""
+    if status > 0:
         return "did a function of the job call os._exit, or a library of it exit?"
     if -status == signal.SIGKILL:
         return "somebody killed it, or the kernel did because memory ran out"

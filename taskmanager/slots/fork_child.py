@@ -1,8 +1,9 @@
 """What a slot process does between its fork and its entry point.
 
 It keeps three or four descriptors (null, its log as stdout and stderr, the control socket, the
-terminal) and closes all others, so that no slot holds another's sockets open; it dies with the
-forkserver; it never returns into the forkserver's loop.
+terminal) and closes all others, so that no slot holds another's sockets open; it leads a process
+group of its own, which the forkserver ends with it; it dies with the forkserver; it never returns
+into the forkserver's loop.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def _become_slot(descriptors: Sequence[int], forkserver_pid: int) -> None:
     from common.process import die_with_parent
 
     die_with_parent(forkserver_pid)
+    os.setpgid(0, 0)  # what user code starts belongs to the slot, and ends with it
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

@@ -9,6 +9,7 @@ socket. What it forks dies with it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib
 import os
@@ -124,9 +125,15 @@ class Forkserver:
 
     def _reap(self) -> None:
         while self._children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
                 return
+            pid = ended.si_pid
+            # Processes that user code has started end with the slot. Before its pid is given back:
+            # nobody else can have a group of that number.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
             self._children.discard(pid)
             self._report(Exited(pid, os.waitstatus_to_exitcode(status)))
 

@@ -103,13 +103,13 @@ class SlotProcessRunner:
                 reading.cancel()
                 self._channel.close()
         ending = self._child.exited.result()
-        likely = "" if self._cause or self._given_up else likely_cause(ending.status)
+        tail = log_tail(self._log_file).strip()
+        likely = "" if self._cause else likely_cause(ending.status, is_told=bool(tail))
         cause = self._cause or ending.reason + (f" ({likely})" if likely else "")
-        await self._end(cause)
+        await self._end(cause, tail)
         return cause
 
-    async def _end(self, cause: str) -> None:
-        tail = log_tail(self._log_file).strip()
+    async def _end(self, cause: str, tail: str) -> None:
         told = f"{cause}; its log ends with:\n{tail}" if tail else cause
         events = self.attempts.process_ended(
             told, self._taskmanager_id, self._clock.now_ms(), is_asked_for=self._given_up

@@ -66,6 +66,7 @@ class Deployment:
         self.source: SourceOperator | None = None
         self.collects: list[CollectOperator] = []
         self._partitions: list[ResultPartition] = []
+        self._is_waking = False
 
     def create_partitions(self, execution: Execution) -> None:
         """Makes the outputs, so that consumers find them."""
@@ -77,7 +78,7 @@ class Deployment:
                     self._deployment.attempt.subtask_index,
                     self.counters,
                     self._schedule,
-                    execution.fail,
+                    execution.fail_later,
                 )
             )
 
@@ -149,7 +150,7 @@ class Deployment:
             list(self._deployment.inputs),
             self.counters,
             self._schedule,
-            execution.fail,
+            execution.fail_later,
         )
         for origin in gate.origins:
             self._origins.start(origin)
@@ -172,7 +173,7 @@ class Deployment:
                     result = call()
                 except BaseException as error:  # noqa: BLE001 - handed to the task's boundary
                     failure = error
-                    services.post(lambda: execution.fail(failure))
+                    execution.fail_later(failure)
                 else:
                     services.post(lambda: execution.run(lambda: on_done(result)))
 
@@ -199,12 +200,22 @@ class Deployment:
                 attempt.subtask_index, vertex.parallelism, vertex.max_parallelism
             ),
             register_timer=lambda at_ms: subtask.register_timer(node, at_ms),
-            wake=lambda: services.post(self._schedule),
+            wake=self._wake,
             run_in_background=run_in_background,
             send_results=send_results,
             origins=self._origins,
             artifact_paths=services.artifact_paths,
         )
+
+    def _wake(self) -> None:
+        """Asks for a step, from any thread; one request is under way at most."""
+        if not self._is_waking:
+            self._is_waking = True
+            self._services.post(self._woken)
+
+    def _woken(self) -> None:
+        self._is_waking = False
+        self._schedule()
 
     def release(self) -> None:
         """Releases the outputs of a subtask that was never built."""
@@ -213,14 +224,15 @@ class Deployment:
 
 
 def _event_time_column(operators: list[graph_pb2.Operator]) -> str:
-    """The source's column that event time is taken from, "" where that is not a plain column of it."""
+    """The source's column that event time is taken from, "" where that is not one plain column of it."""
+    columns = set()
     for operator in operators:
         if operator.WhichOneof("spec") != "event_time":
             continue
+        columns.add(operator.event_time.column)
         parent = operator
         while parent.HasField("input"):
             parent = operators[parent.input.operator_index]
             if parent.WhichOneof("spec") not in ("source", "filter", "pass"):
                 return ""
-        return operator.event_time.column
-    return ""
+    return columns.pop() if len(columns) == 1 else ""

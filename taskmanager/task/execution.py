@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol, TextIO
 
 import structlog
@@ -30,16 +30,21 @@ from taskmanager.operators.sink import CollectOperator
 from taskmanager.operators.source import SourceOperator
 from taskmanager.task.lifecycle import Lifecycle
 from taskmanager.task.metrics import SubtaskCounters
-from taskmanager.task.subtask import Progress, Subtask
+from taskmanager.task.subtask import Phase, Progress, Subtask
 from taskmanager.task.user_output import AttemptOutput
 
 _log = structlog.get_logger()
+
+_TEXT_LENGTH_MAX = 16_384
 
 
 class SubtaskParts(Protocol):
     """What a deployment is turned into, in two steps."""
 
     counters: SubtaskCounters
+
+    def create_partitions(self, execution: Execution) -> None:
+        """Makes the outputs."""
 
     def build(self, execution: Execution) -> Subtask:
         """Opens gate and operators (state INITIALIZING)."""
@@ -67,8 +72,10 @@ class Execution:
         report: Callable[[internal_pb2.SlotReport], None],
         clock: Clock,
         taskmanager_id: str,
+        post: Callable[[Callable[[], None]], None],
+        schedule: Callable[[], None],
         output: AttemptOutput | None = None,
-        log: TextIO | None = None,
+        open_log: Callable[[], TextIO] | None = None,
     ) -> None:
         self.attempt = deployment.attempt
         self._vertex_name = deployment.vertex.name
@@ -76,8 +83,11 @@ class Execution:
         self._report = report
         self._clock = clock
         self._taskmanager_id = taskmanager_id
+        self._post = post
+        self._schedule = schedule
         self._output = output
-        self._log_file = log
+        self._open_log = open_log
+        self._log_file: TextIO | None = None
         self._lifecycle = Lifecycle()
         self._subtask: Subtask | None = None
         self._early: list[internal_pb2.TaskCommand] = []
@@ -88,6 +98,13 @@ class Execution:
         return self._lifecycle.is_terminal
 
     # -- work
+
+    def start(self) -> None:
+        """Opens the log and makes the outputs, so that consumers find them."""
+        with self._boundary():
+            if self._open_log is not None:
+                self._log_file = self._open_log()
+            self._parts.create_partitions(self)
 
     def step(self) -> Progress:
         """Does one bounded piece of work."""
@@ -100,7 +117,8 @@ class Execution:
             if self._subtask is None:
                 self._subtask = self._parts.build(self)
                 self._move_to(ATTEMPT_STATE_RUNNING)
-                for command in self._early:
+                early, self._early = self._early, []
+                for command in early:
                     self.handle(command)
                 return Progress.MORE
             progress = self._subtask.step()
@@ -144,7 +162,10 @@ class Execution:
         source.add_splits(command)
 
     def _commit_output(self) -> None:
-        assert self._subtask is not None, "commit before the end of data"
+        assert self._subtask is not None, "commands wait until the operators are open"
+        if self._subtask.phase is not Phase.WAITING_FOR_COMMIT:
+            _log.warning("commit.unexpected", **self._names())
+            return
         self._subtask.commit_output()
         self._finish()
 
@@ -160,8 +181,9 @@ class Execution:
 
     def flush_if_due(self, now_ns: int) -> None:
         """Sends batches that have waited for the buffer timeout."""
-        if self._subtask is not None:
-            self._subtask.flush_if_due(now_ns)
+        subtask, due_ns = self._subtask, self.flush_deadline_ns()
+        if subtask is not None and due_ns is not None and due_ns <= now_ns:
+            self.run(lambda: subtask.flush_if_due(now_ns))
 
     # -- ends
 
@@ -170,18 +192,28 @@ class Execution:
         if self.has_ended:
             return
         self._move_to(ATTEMPT_STATE_CANCELING)
-        self._close()
+        with self._capturing():
+            self._close()
         self._move_to(ATTEMPT_STATE_CANCELED)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the attempt as FAILED with this cause."""
+        """Ends the attempt as FAILED with this cause; to be called from its own work only."""
         if self.has_ended:
             return
         cause = self._cause_of(error)
         if self._log_file is not None:
-            self._log_file.write(f"{cause.traceback or cause.message}\n")
+            with suppress(OSError):  # a full disk must not hide the cause
+                self._log_file.write(f"{cause.traceback or cause.message}\n")
         self._close()
         self._move_to(ATTEMPT_STATE_FAILED, cause)
+
+    def fail_later(self, error: BaseException) -> None:
+        """Ends the attempt as FAILED as soon as what runs now has come to its end; any thread."""
+
+        def fail() -> None:
+            raise error
+
+        self._post(lambda: self.run(fail))
 
     def _finish(self) -> None:
         errors = self._close()
@@ -195,33 +227,49 @@ class Execution:
         if self._subtask is None:
             self._parts.release()
         for error in errors:
-            _log.warning(
-                "subtask.close_failed",
-                job_id=self.attempt.job_id,
-                vertex=self.attempt.vertex,
-                subtask_index=self.attempt.subtask_index,
-                reason=str(error),
-            )
+            _log.warning("subtask.close_failed", reason=repr(error), **self._names())
         if self._log_file is not None:
             if self._output is not None:
                 self._output.switch_to(None)
-            self._log_file.close()
+            with suppress(OSError):
+                self._log_file.close()
             self._log_file = None
         return errors
 
     @contextmanager
     def _boundary(self) -> Iterator[None]:
+        """Whatever is raised within ends the attempt."""
+        with self._capturing():
+            try:
+                yield
+            except BaseException as error:  # noqa: BLE001 - the boundary of a task
+                self.fail(error)
+
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
+        """What is printed within goes to the attempt's log."""
         if self._output is not None:
             self._output.switch_to(self._log_file)
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 - the boundary of a task
-            self.fail(error)
         finally:
             if self._output is not None:
                 self._output.switch_to(None)
 
     # -- reports
+
+    def _names(self) -> dict[str, object]:
+        return {
+            "job_id": self.attempt.job_id,
+            "vertex": self.attempt.vertex,
+            "subtask_index": self.attempt.subtask_index,
+            "attempt": self.attempt.attempt,
+        }
+
+    def settle_waiting(self) -> None:
+        """Brings the times of waiting in the counters up to now."""
+        if self._subtask is not None:
+            self._subtask.settle_waiting()
 
     def metrics(self) -> internal_pb2.AttemptMetrics:
         """The counters of this attempt."""
@@ -244,6 +292,8 @@ class Execution:
             self._report(internal_pb2.SlotReport(metrics=metrics))
         changed = internal_pb2.AttemptStateChanged(state=state, failure=failure)
         self._report_event(state_changed=changed)
+        if self._lifecycle.is_terminal:
+            self._schedule()  # one more turn, in which the slot forgets the attempt
 
     def _report_event(
         self,
@@ -265,16 +315,25 @@ class Execution:
         text = "".join(traceback.format_exception(error))
         return client_pb2.FailureCause(
             error_class=_public_class(error) if is_ours else "TaskFailure",
-            message=str(error) if is_ours else f"{type(error).__name__}: {error}",
-            traceback=error.user_traceback if isinstance(error, TaskFailure) else text,
+            message=_readable(str(error) if is_ours else f"{type(error).__name__}: {error}"),
+            traceback=_readable(error.user_traceback if isinstance(error, TaskFailure) else text),
             vertex=self.attempt.vertex,
             subtask_index=self.attempt.subtask_index,
             attempt=self.attempt.attempt,
             operator=error.operator if isinstance(error, TaskFailure) else "",
-            row=error.row if isinstance(error, TaskFailure) else "",
+            row=_readable(error.row if isinstance(error, TaskFailure) else ""),
             taskmanager_id=self._taskmanager_id,
             timestamp_ms=self._clock.now_ms(),
         )
+
+
+def _readable(text: str) -> str:
+    """Text that can be sent: valid Unicode, with the middle left out where it is very long."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= _TEXT_LENGTH_MAX:
+        return text
+    half = _TEXT_LENGTH_MAX // 2
+    return f"{text[:half]}\n... ({len(text) - 2 * half:,} characters left out) ...\n{text[-half:]}"
 
 
 def _public_class(error: BaseException) -> str:

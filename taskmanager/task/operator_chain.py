@@ -5,6 +5,8 @@ Invariants:
   (depth first), so order holds on every path.
 - Nothing is emitted while one of the chain's outputs cannot take a batch; what a single operator
   call has already produced waits as an iterator on the stack, it is not queued.
+- Handlers of operators are called when their turn comes, not when the element is delivered, so what
+  one of them holds back cannot be overtaken by what another one further up emits first.
 - The chain never waits and never runs longer than one operator call or time slice beyond its stop.
 
 A record passes here between the input gate (or the source) and the result partitions.
@@ -13,8 +15,9 @@ A record passes here between the input gate (or the source) and the result parti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import NoReturn, Protocol
 
 import pyarrow as pa
@@ -25,7 +28,6 @@ from common.elements import (
     OriginEnded,
     Pause,
     SideOutput,
-    StreamElement,
     StreamStatus,
     Watermark,
 )
@@ -92,6 +94,13 @@ class OperatorChain:
                 self._side_outputs.setdefault((node, tag), []).append(output)
             else:
                 self._outputs[node].append(output)
+        self._all_children = {
+            node: [child for child, (parent, _) in enumerate(parents) if parent == node]
+            for node in nodes
+        }
+        self._all_outputs_of = {
+            node: [output for parent, _, output in outputs if parent == node] for node in nodes
+        }
         self._all_outputs = [output for _, _, output in outputs]
         self._bounded_operators = [
             operator for operator in operators if _overrides(operator, "is_available")
@@ -100,7 +109,7 @@ class OperatorChain:
             node for node, operator in enumerate(operators) if _overrides(operator, "on_idle")
         ]
         self._stack: list[tuple[int, Iterator[OperatorOutput]]] = []
-        self._later: deque[tuple[int, Iterable[OperatorOutput]]] = deque()
+        self._later: deque[tuple[int, Iterator[OperatorOutput]]] = deque()
 
     @property
     def is_busy(self) -> bool:
@@ -118,15 +127,19 @@ class OperatorChain:
         """Lets ``node`` emit the elements (``SOURCE`` = they enter the chain)."""
         self._stack.append((node, iter(elements)))
 
+    def start_timer(self, node: int, now_ms: int) -> None:
+        """Lets an operator emit what its timer is due for."""
+        self._stack.append((node, _lazily(partial(self._operators[node].on_timer, now_ms))))
+
     def start_end_of_data(self) -> None:
         """Lets each operator emit what it still holds, upstream ones first."""
         for node, operator in enumerate(self._operators):
-            self._later.append((node, _lazily(operator)))
+            self._later.append((node, _lazily(operator.on_end_of_data)))
 
     def start_idle(self) -> None:
-        """Lets operators emit what they hold back while more is coming."""
+        """Lets operators emit what they hold back while more is coming, upstream ones first."""
         for node in self._idle_nodes:
-            self._later.append((node, self._operators[node].on_idle()))
+            self._later.append((node, _lazily(self._operators[node].on_idle)))
 
     def run(self) -> ChainState:
         """Goes on until all has left the chain, an output is full, or an operator pauses.
@@ -139,8 +152,7 @@ class OperatorChain:
             if not stack:
                 if not self._later:
                     return ChainState.DONE
-                node, elements = self._later.popleft()
-                stack.append((node, iter(elements)))
+                stack.append(self._later.popleft())
             if not self.can_emit():
                 return ChainState.BLOCKED
             node, iterator = stack[-1]
@@ -176,10 +188,7 @@ class OperatorChain:
         for output in outputs:
             output.emit(batch)
         for child in reversed(children):
-            try:
-                self._stack.append((child, iter(self._operators[child].process(batch))))
-            except BaseException as error:  # noqa: BLE001 - raised again, with a name
-                self._fail(child, error)
+            self._stack.append((child, _lazily(partial(self._operators[child].process, batch))))
 
     def _fail(self, node: int, error: BaseException) -> NoReturn:
         failure = failure_of_operator(error, self._names.get(node, ""))
@@ -189,47 +198,42 @@ class OperatorChain:
 
     def _deliver_control(self, node: int, element: ControlElement | OriginEnded) -> None:
         """Control elements take every way: main and side outputs alike."""
-        side_children = [
-            child
-            for (parent, _), nodes in self._side_children.items()
-            if parent == node
-            for child in nodes
-        ]
-        for child in reversed([*self._children[node], *side_children]):
-            self._stack.append((child, iter(_handle(self._operators[child], element))))
-        if isinstance(element, OriginEnded):
-            return
-        side_outputs = [
-            output
-            for (parent, _), outputs in self._side_outputs.items()
-            if parent == node
-            for output in outputs
-        ]
-        for output in (*self._outputs[node], *side_outputs):
-            output.emit_control(element)
+        for child in reversed(self._all_children[node]):
+            handler = _handler(self._operators[child], element)
+            self._stack.append((child, _lazily(handler)))
+        if not isinstance(element, OriginEnded):
+            for output in self._all_outputs_of[node]:
+                output.emit_control(element)
 
-    def close(self) -> None:
-        """Drops what is under way; generators end where they stand."""
+    def close(self) -> list[BaseException]:
+        """Drops what is under way; generators end where they stand. Returns what they raised."""
+        errors: list[BaseException] = []
         while self._stack:
             _, iterator = self._stack.pop()
             close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
+            try:
+                if close is not None:
+                    close()
+            except BaseException as error:  # noqa: BLE001 - the others must end as well
+                errors.append(error)
         self._later.clear()
+        return errors
 
 
-def _handle(operator: Operator, element: StreamElement | OriginEnded) -> Iterable[OperatorOutput]:
+def _handler(
+    operator: Operator, element: ControlElement | OriginEnded
+) -> Callable[[], Iterable[OperatorOutput]]:
     if isinstance(element, Watermark):
-        return operator.on_watermark(element)
+        return partial(operator.on_watermark, element)
     if isinstance(element, StreamStatus):
-        return operator.on_stream_status(element)
+        return partial(operator.on_stream_status, element)
     if isinstance(element, OriginEnded):
-        return operator.on_origin_ended(element)
-    return operator.on_control(element)
+        return partial(operator.on_origin_ended, element)
+    return partial(operator.on_control, element)
 
 
-def _lazily(operator: Operator) -> Iterator[OperatorOutput]:
-    yield from operator.on_end_of_data()
+def _lazily(handler: Callable[[], Iterable[OperatorOutput]]) -> Iterator[OperatorOutput]:
+    yield from handler()
 
 
 def _overrides(operator: Operator, method: str) -> bool:

@@ -58,37 +58,37 @@ def run(connection: socket.socket) -> None:
         clock,
         SocketTransport(),
     )
-    with ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io") as executor:
-        runtime: SlotRuntime
-        channel = ControlChannel(
-            connection,
-            lambda command: mailbox.post(lambda: runtime.handle(command)),
-            lambda: _end_soon(mailbox, runtime),
-        )
-        services = SlotServices(
-            config=config,
-            clock=clock,
-            exchange=exchange,
-            executor=executor,
-            post=mailbox.post,
-            report=channel.send,
-            artifact_paths=dict(configuration.artifact_paths),
-        )
-        builder = _ExecutionBuilder(services, configuration, output)
-        runtime = SlotRuntime(clock, mailbox, exchange, builder, channel.send)
-        endpoint = exchange.listen(
-            configuration.unix_socket_path,
-            configuration.tcp_bind_host,
-            configuration.tcp_advertised_host,
-        )
-        channel.start()
-        channel.send(internal_pb2.SlotReport(ready=endpoint))
-        try:
-            runtime.run()
-        finally:
-            exchange.close()
-            channel.close(_GRACE_S)
-            executor.shutdown(wait=False, cancel_futures=True)
+    executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
+    runtime: SlotRuntime
+    channel = ControlChannel(
+        connection,
+        lambda command: mailbox.post(lambda: runtime.handle(command)),
+        lambda: _end_soon(mailbox, runtime),
+    )
+    services = SlotServices(
+        config=config,
+        clock=clock,
+        exchange=exchange,
+        executor=executor,
+        post=mailbox.post,
+        report=channel.send,
+        artifact_paths=dict(configuration.artifact_paths),
+    )
+    builder = _ExecutionBuilder(services, configuration, output)
+    runtime = SlotRuntime(clock, mailbox, exchange, builder, channel.send)
+    endpoint = exchange.listen(
+        configuration.unix_socket_path,
+        configuration.tcp_bind_host,
+        configuration.tcp_advertised_host,
+    )
+    channel.start()
+    channel.send(internal_pb2.SlotReport(ready=endpoint))
+    try:
+        runtime.run()
+    finally:
+        exchange.close()
+        channel.close(_GRACE_S)
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 class _ExecutionBuilder:
@@ -108,23 +108,22 @@ class _ExecutionBuilder:
         self, deployment: internal_pb2.TaskDeployment, schedule: Callable[[], None]
     ) -> Execution:
         attempt = deployment.attempt
-        parts = Deployment(deployment, self._services, schedule)
-        execution = Execution(
+        return Execution(
             deployment,
-            parts,
+            Deployment(deployment, self._services, schedule),
             report=self._services.report,
             clock=self._services.clock,
             taskmanager_id=self._configuration.taskmanager_id,
+            post=self._services.post,
+            schedule=schedule,
             output=self._output,
-            log=open_log(
+            open_log=lambda: open_log(
                 Path(self._configuration.log_directory),
                 attempt.vertex,
                 attempt.subtask_index,
                 attempt.attempt,
             ),
         )
-        execution.run(lambda: parts.create_partitions(execution))
-        return execution
 
 
 def _prepare_imports(configuration: internal_pb2.SlotConfiguration) -> None:

@@ -89,6 +89,7 @@ class SlotRuntime:
             return
         execution = self._build_execution(deployment, lambda: self._schedule(key))
         self._executions[key] = execution
+        execution.start()
         self._schedule(key)
 
     def _with_execution(
@@ -195,6 +196,8 @@ class SlotRuntime:
 
     def _report_metrics(self, executions: list[Execution]) -> None:
         if executions:
+            for execution in executions:
+                execution.settle_waiting()
             metrics = internal_pb2.SlotMetrics(
                 attempts=[execution.metrics() for execution in executions]
             )

@@ -110,6 +110,7 @@ class GateInput:
     ) -> None:
         self._gate = gate
         self._origins = origins
+        origins.has_waiting = gate.has_waiting
         self._counters = counters
 
     def poll(self) -> Iterable[OperatorOutput] | None:
@@ -161,22 +162,27 @@ class Subtask:
         self._clock = clock
         self._timers: dict[int, int] = {}
         self._is_flushed = True
-        self._last_step_ended_ns = clock.monotonic_ns()
+        self._last_settled_ns = clock.monotonic_ns()
         self._last_progress = Progress.IDLE
 
     def step(self) -> Progress:
         """Does one bounded piece of work."""
-        started_ns = self._clock.monotonic_ns()
-        waited_ns = started_ns - self._last_step_ended_ns
-        if self._last_progress is Progress.BLOCKED:
-            self.counters.back_pressured_ns += waited_ns
-        elif self._last_progress is Progress.IDLE:
-            self.counters.idle_ns += waited_ns
+        self.settle_waiting()
+        started_ns = self._last_settled_ns
         progress = self._step()
         ended_ns = self._clock.monotonic_ns()
         self.counters.busy_ns += ended_ns - started_ns
-        self._last_step_ended_ns, self._last_progress = ended_ns, progress
+        self._last_settled_ns, self._last_progress = ended_ns, progress
         return progress
+
+    def settle_waiting(self) -> None:
+        """Counts the time since the last step as what it was: idle or back-pressured."""
+        now_ns = self._clock.monotonic_ns()
+        if self._last_progress is Progress.BLOCKED:
+            self.counters.back_pressured_ns += now_ns - self._last_settled_ns
+        elif self._last_progress is Progress.IDLE:
+            self.counters.idle_ns += now_ns - self._last_settled_ns
+        self._last_settled_ns = now_ns
 
     def _step(self) -> Progress:
         if self._chain.is_busy:
@@ -237,8 +243,7 @@ class Subtask:
 
     def commit_output(self) -> None:
         """Makes the output visible: every attempt of the job has come this far."""
-        if self.phase is not Phase.WAITING_FOR_COMMIT:
-            return
+        assert self.phase is Phase.WAITING_FOR_COMMIT, "a commit that nobody waits for"
         for operator in self._operators:
             if operator.needs_commit:
                 operator.commit_output()
@@ -289,15 +294,15 @@ class Subtask:
         if node == SOURCE:
             self._input.on_timer(now_ms)
         elif self.phase is Phase.READING:
-            self._chain.start(node, self._operators[node].on_timer(now_ms))
+            self._chain.start_timer(node, now_ms)
 
     # -- end
 
     def close(self) -> list[BaseException]:
         """Releases everything, whatever state it is in; returns what went wrong on the way."""
-        errors: list[BaseException] = []
-        closers: list[Callable[[], None]] = [self._chain.close, self._input.close]
-        closers += [operator.close for operator in self._operators]
+        errors = self._chain.close()
+        closers: list[Callable[[], None]] = [self._input.close]
+        closers += [operator.close for operator in self._operators if operator.is_open]
         closers += [partition.release for partition in self._partitions]
         for close in closers:
             try:

@@ -37,7 +37,9 @@ def disorderly(count: int = 1_000, seed: int = 3) -> list[Row]:
     rows = []
     for n in range(count):
         behind = numbers.randrange(20_000) if numbers.random() < 0.1 else numbers.randrange(1_000)
-        rows.append({"n": n, "key": numbers.choice(["a", "b", None]), "ts": 100_000 + 50 * n - behind})
+        rows.append(
+            {"n": n, "key": numbers.choice(["a", "b", None]), "ts": 100_000 + 50 * n - behind}
+        )
     return rows
 
 
@@ -254,14 +256,14 @@ def test_rows_without_event_time(env: ps.Environment) -> None:
 def test_rows_without_event_time_can_be_skipped(env: ps.Environment) -> None:
     rows = [{"ts": None}, {"ts": 1}, {"ts": None}]
     timed = env.from_rows(rows).with_event_time("ts").on_error("skip")
-    assert [r["n"] for r in rows_of(env, timed.window(ps.tumbling(10)).aggregate(n=ps.count()))] == [
-        1
-    ]
+    assert [
+        r["n"] for r in rows_of(env, timed.window(ps.tumbling(10)).aggregate(n=ps.count()))
+    ] == [1]
 
 
 def test_rows_without_event_time_fail_the_job_by_default(env: ps.Environment) -> None:
-    env.from_rows([{"ts": 1}, {"ts": None}]).with_event_time("ts").window(ps.tumbling(10)).aggregate(
-        n=ps.count()
-    ).discard()
+    env.from_rows([{"ts": 1}, {"ts": None}]).with_event_time("ts").window(
+        ps.tumbling(10)
+    ).aggregate(n=ps.count()).discard()
     with pytest.raises(ps.JobFailed, match="ts is null"):
         run(env)

@@ -187,9 +187,7 @@ def test_a_source_of_the_users_own(env: ps.Environment) -> None:
     assert_same_rows(rows_of(env, env.source(Countdown(sizes))), expected)
 
 
-def test_new_files_of_a_watched_directory_are_read(
-    new_env: NewEnvironment, tmp_path: Path
-) -> None:
+def test_new_files_of_a_watched_directory_are_read(new_env: NewEnvironment, tmp_path: Path) -> None:
     env = new_env()
     data = tmp_path / "in"
     write_table(to_table(BIDS[:100]), data / "a.parquet")

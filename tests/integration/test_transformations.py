@@ -127,9 +127,7 @@ def test_map_to_a_typed_dict(env: ps.Environment, bids: ps.Stream) -> None:
 @pytest.mark.parametrize(
     "schema", [None, {"n": "int64", "word": "string"}, {"n": int, "word": str | None}]
 )
-def test_map_with_and_without_a_schema(
-    env: ps.Environment, bids: ps.Stream, schema: Any
-) -> None:
+def test_map_with_and_without_a_schema(env: ps.Environment, bids: ps.Stream, schema: Any) -> None:
     stream = bids.map(lambda row: {"n": row.n, "word": row.bidder}, schema=schema)
     assert_same_rows(rows_of(env, stream), [{"n": r["n"], "word": r["bidder"]} for r in BIDS])
 

@@ -122,7 +122,10 @@ SETS = {"numbers": (NUMBERS, NUMBERS_ORACLE), "others": (OTHERS, OTHERS_ORACLE)}
 
 WINDOWS: dict[str, tuple[ps.Window, dict[str, int]]] = {
     "tumbling": (ps.tumbling("10s"), {"size_ms": 10_000}),
-    "tumbling with offset": (ps.tumbling("7s", offset="-2s"), {"size_ms": 7_000, "offset_ms": -2_000}),
+    "tumbling with offset": (
+        ps.tumbling("7s", offset="-2s"),
+        {"size_ms": 7_000, "offset_ms": -2_000},
+    ),
     "sliding": (ps.sliding("20s", "5s"), {"size_ms": 20_000, "slide_ms": 5_000}),
     "sliding, uneven": (
         ps.sliding("9s", "4s", offset="1s"),
@@ -174,7 +177,9 @@ def test_event_time_windows(
 
 
 @pytest.mark.parametrize("pre_aggregation", ["true", "false"])
-@pytest.mark.parametrize("keys", [("score",), ("bidder", "open"), ("score", "bidder", "at")], ids=str)
+@pytest.mark.parametrize(
+    "keys", [("score",), ("bidder", "open"), ("score", "bidder", "at")], ids=str
+)
 @pytest.mark.parametrize("window", ["sliding", "session"])
 def test_keys_with_null_nan_and_several_columns(
     new_env: NewEnvironment,
@@ -225,9 +230,14 @@ def test_columns_that_are_event_time(env: ps.Environment, tmp_path: Path, name: 
     kind, stored, unit_ms = TIMES[name]
     shift = 1_700_000_100_000 if name == "before 1970" else 0
     step = 10_000_000 if unit_ms == DAY_MS else 1
-    rows = [{"n": r["n"], "ms": 1_700_000_000_000 + (r["ts"] - 1_700_000_000_000) * step} for r in BIDS[:600]]
+    rows = [
+        {"n": r["n"], "ms": 1_700_000_000_000 + (r["ts"] - 1_700_000_000_000) * step}
+        for r in BIDS[:600]
+    ]
     for index, part in enumerate(cut(rows, 4)):
-        times = pa.array([stored(row["ms"]) for row in part], pa.int64() if pa.types.is_date64(kind) else None)
+        times = pa.array(
+            [stored(row["ms"]) for row in part], pa.int64() if pa.types.is_date64(kind) else None
+        )
         if pa.types.is_date32(kind):
             times = times.cast(pa.int32())
         column = times.cast(pa.uint64()) if kind == pa.uint64() else times.view(kind)
@@ -277,7 +287,10 @@ def test_event_time_behind_stateless_operators(env: ps.Environment, bids_dir: Pa
     stream = (
         env.read_parquet(str(bids_dir))
         .filter(col("open"))
-        .map(lambda row: {"auction": row.auction, "when": row.ts}, schema={"auction": int, "when": int})
+        .map(
+            lambda row: {"auction": row.auction, "when": row.ts},
+            schema={"auction": int, "when": int},
+        )
         .with_event_time("when", out_of_orderness=DISORDER_MS)
         .key_by("auction")
         .window(ps.tumbling("10s"))
@@ -374,9 +387,7 @@ def test_two_windows_over_one_stream(env: ps.Environment, bids_dir: Path) -> Non
         short, sliced(BIDS, ["auction"], {"n": len}, time=lambda r: r["ts"], size_ms=5_000)
     )
     total = {"total": NUMBERS_ORACLE["total"]}
-    assert_same_rows(
-        long, sliced(BIDS, ["auction"], total, time=lambda r: r["ts"], size_ms=60_000)
-    )
+    assert_same_rows(long, sliced(BIDS, ["auction"], total, time=lambda r: r["ts"], size_ms=60_000))
 
 
 # ---------------------------------------------------------------- order of arrival
@@ -424,7 +435,9 @@ def test_aggregates_that_see_the_order_of_arrival(env: ps.Environment, window: s
 def test_count_windows(env: ps.Environment, keys: tuple[str, ...], size: int) -> None:
     aggregates = {**ORDERED, "total": ps.sum("price"), "rows": ps.count()}
     oracle = {**ORDERED_ORACLE, "total": NUMBERS_ORACLE["total"], "rows": len}
-    stream = grouped(env.from_rows(BIDS), keys).window(ps.count_window(size)).aggregate(**aggregates)
+    stream = (
+        grouped(env.from_rows(BIDS), keys).window(ps.count_window(size)).aggregate(**aggregates)
+    )
     assert stream.schema.names[: len(keys) + 1] == [*keys, "window_index"]
     assert_same_rows(rows_of(env, stream), counted(BIDS, keys, oracle, size=size))
 
@@ -496,7 +509,12 @@ class Summary(ps.WindowFunction):
         for what in ("first", "last"):
             row = rows[0 if what == "first" else -1]
             out.emit(
-                key=str(key), what=what, n=row.n, rows=len(rows), start=window.start, end_ms=window.end_ms
+                key=str(key),
+                what=what,
+                n=row.n,
+                rows=len(rows),
+                start=window.start,
+                end_ms=window.end_ms,
             )
         assert self._operator == "summary"
 
@@ -517,9 +535,7 @@ def test_process_sees_all_rows_of_a_window(
     env: ps.Environment, window: str, keys: tuple[str, ...]
 ) -> None:
     stream = (
-        grouped(
-            env.from_rows(BIDS).with_event_time("ts", out_of_orderness=DISORDER_MS), keys
-        )
+        grouped(env.from_rows(BIDS).with_event_time("ts", out_of_orderness=DISORDER_MS), keys)
         .window(WINDOWS[window][0])
         .process(Summary(), schema=SUMMARY)
         .name("summary")
@@ -590,9 +606,7 @@ def check_processing_time(rows: list[Row], size_ms: int, keys: Sequence[str]) ->
     for row in rows:
         key = tuple(row[name] for name in keys)
         sums[key] = sums.get(key, 0) + row["n"]
-    expected = {
-        tuple(key.values()): len(found) for key, found in groups(BIDS, keys)
-    }
+    expected = {tuple(key.values()): len(found) for key, found in groups(BIDS, keys)}
     assert sums == expected
 
 

@@ -85,6 +85,55 @@ def test_a_paced_source_wakes_up_by_itself(seed):
     assert cluster.loop.now_ms() >= 500
 
 
+@pytest.mark.parametrize("rate", [None, 20_000, 1_000_000])
+@pytest.mark.parametrize("interval", ["0ms", "20ms", "200ms"])
+def test_no_watermark_overtakes_rows_that_are_held_for_company(rate, interval):
+    """Batches here are large enough to be pre-aggregated, and the source goes idle between them."""
+
+    def in_order(start, count):
+        position = np.arange(start, start + count)
+        return pa.record_batch({"key": pa.array(position % 3), "ts": pa.array(position)})
+
+    env = ps.Environment(parallelism=2)
+    stream = env.generate(in_order, rows=10_000, rate=rate, schema=in_order(0, 1).schema)
+    windows = stream.with_event_time("ts").key_by("key").window(ps.tumbling("10ms"))
+    windows.aggregate(rows=ps.count()).collect()
+    cluster = run(env.plan("counts").graph, 5, **{"pipeline.auto-watermark-interval": interval})
+    counted = [row["rows"] for bs in cluster.rows.values() for b in bs for row in b.to_pylist()]
+    assert sum(counted) == 10_000
+
+
+def test_wide_rows_are_collected_in_pieces():
+    def wide(start, count):
+        return pa.record_batch({"text": pa.array(["x" * 10_000] * count)})
+
+    env = ps.Environment(parallelism=1)
+    env.generate(wide, rows=2000, schema=wide(0, 1).schema).collect()
+    cluster = run(env.plan("wide").graph, 3)
+    batches = [batch for batches in cluster.rows.values() for batch in batches]
+    assert sum(batch.num_rows for batch in batches) == 2000
+    assert max(batch.nbytes for batch in batches) < 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("message", "readable"), [("x" * (40 << 20), "left out"), ("caf\udce9.csv", "udce9")]
+)
+def test_any_message_of_a_failure_arrives_readable(message, readable):
+    env = ps.Environment(parallelism=1)
+    stream = env.generate(events, rows=ROWS, schema=events(0, 1).schema)
+
+    def explode(row):
+        raise ValueError(message)
+
+    stream.map(explode, schema=stream.schema).discard()
+    cluster = SimulatedCluster(env.plan("fails").graph, 1)
+    cluster.run()
+    assert cluster.state is JobState.FAILED
+    assert cluster.failure is not None
+    assert readable in cluster.failure.message
+    assert cluster.failure.ByteSize() < 100_000
+
+
 def test_a_seed_reproduces_itself():
     first, second = (run(windowed_count(2), 42, **{"execution.batch-rows": 8}) for _ in range(2))
     assert first.loop.monotonic_ns() == second.loop.monotonic_ns()

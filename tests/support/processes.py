@@ -55,12 +55,19 @@ class Deadline:
         return left
 
 
+def wait_any_readable(descriptors: Sequence[int], deadline: Deadline) -> list[int]:
+    """Blocks until one of the descriptors is readable; returns those that are."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    while not (ready := poll.poll(deadline.left() * 1000)):
+        deadline.left()
+    return [descriptor for descriptor, _ in ready]
+
+
 def wait_readable(descriptor: int, deadline: Deadline) -> None:
     """Blocks until the descriptor is readable."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    while not poll.poll(deadline.left() * 1000):
-        deadline.left()
+    wait_any_readable([descriptor], deadline)
 
 
 def wait_ended(pid: int, seconds: float = DEADLINE_S) -> None:
@@ -113,12 +120,25 @@ class Beacon:
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._seen = b""
 
-    def wait(self, seconds: float = DEADLINE_S) -> str:
-        """The next line that was told."""
+    def wait(self, seconds: float = DEADLINE_S, program: Program | None = None) -> str:
+        """The next line that was told.
+
+        Args:
+            program: whose end ends the waiting, too.
+        """
         deadline = Deadline(f"a line in {self.path}", seconds)
-        while b"\n" not in self._seen:
-            wait_readable(self._descriptor, deadline)
-            self._seen += os.read(self._descriptor, 4096)
+        watched = [self._descriptor]
+        if program is not None:
+            watched.append(os.pidfd_open(program.pid))
+        try:
+            while b"\n" not in self._seen:
+                if self._descriptor in wait_any_readable(watched, deadline):
+                    self._seen += os.read(self._descriptor, 4096)
+                elif program is not None:
+                    raise AssertionError(f"it ended: {program.stdout}\n{program.stderr}")
+        finally:
+            for handle in watched[1:]:
+                os.close(handle)
         line, _, self._seen = self._seen.partition(b"\n")
         return line.decode()
 
@@ -194,6 +214,15 @@ class Program:
         return Ended(self.process.wait(), self.stdout, self.stderr)
 
 
+@dataclass(frozen=True)
+class Living:
+    """A process that lived when it was looked for."""
+
+    pid: int
+    parent_pid: int
+    command: tuple[str, ...]
+
+
 class Site:
     """Where the processes of a test live.
 
@@ -250,25 +279,20 @@ class Site:
         """Runs the command line to its end."""
         return self.start_penstock(*arguments, **options).wait(seconds)
 
-    def processes(self) -> list[psutil.Process]:
+    def processes(self) -> list[Living]:
         """Every living process of the site, zombies left out."""
         found = []
         for process in psutil.process_iter():
-            try:
-                if (
-                    process.status() != psutil.STATUS_ZOMBIE
-                    and process.environ().get(MARK_VARIABLE) == self.mark
-                ):
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if process.environ().get(MARK_VARIABLE) == self.mark:
+                    found.append(Living(process.pid, process.ppid(), tuple(process.cmdline())))
         return found
 
     def wait_for_no_process(self, seconds: float = 10.0) -> None:
         """Blocks until no process of the site lives."""
         deadline = Deadline("the end of all processes", seconds)
         while alive := self.processes():
-            told = [f"{process.pid}: {' '.join(process.cmdline()[:8])}" for process in alive]
+            told = [f"{process.pid}: {' '.join(process.command[:8])}" for process in alive]
             deadline = Deadline(f"the end of {told}", deadline.left())
             wait_ended(alive[0].pid, deadline.left())
 
@@ -281,7 +305,8 @@ class Site:
     def close(self) -> None:
         """Ends what a failed test has left."""
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         self.wait_for_no_process()
         for program in self._programs:
             program.process.wait()
@@ -398,5 +423,3 @@ class DaemonCluster:
         assert list((self.directory / "run").iterdir()) == []
         assert list(self.directory.glob("taskmanager-*")) == []
         assert [p for p in self.directory.rglob("*") if p.is_socket() or p.name == ".lock"] == []
-        jobs = self.directory / "jobmanager" / "jobs"
-        assert not jobs.exists() or list(jobs.iterdir()) == []

@@ -120,7 +120,9 @@ class SimulatedCluster:
             case m.PublishState(state):
                 self.states.append(state)
             case m.RequestSlots(count):
-                slots = tuple(Slot(f"slot-{index}", _TASKMANAGER, "incarnation") for index in range(count))
+                slots = tuple(
+                    Slot(f"slot-{index}", _TASKMANAGER, "incarnation") for index in range(count)
+                )
                 self.later(lambda: self._tell(m.SlotsGranted(slots)))
             case m.AllocateSlots(_, slot_ids):
                 endpoints = tuple(endpoint_of(self._start_slot(slot_id)) for slot_id in slot_ids)
@@ -170,16 +172,15 @@ class SimulatedCluster:
         def build(
             deployment: internal_pb2.TaskDeployment, schedule: Callable[[], None]
         ) -> Execution:
-            parts = Deployment(deployment, services, schedule)
-            execution = Execution(
+            return Execution(
                 deployment,
-                parts,
+                Deployment(deployment, services, schedule),
                 report=services.report,
                 clock=self.loop,
                 taskmanager_id=_TASKMANAGER,
+                post=services.post,
+                schedule=schedule,
             )
-            execution.run(lambda: parts.create_partitions(execution))
-            return execution
 
         self._slots[slot_id] = SlotRuntime(self.loop, mailbox, exchange, build, services.report)
         return exchange.listen(f"/{slot_id}", "", "")

@@ -31,6 +31,7 @@ def failure_cluster(failure_site: Site) -> Iterator[DaemonCluster]:
     assert [daemon["pid"] for daemon in cluster.daemons()] == pids, "a job has ended a daemon"
     cluster.stop()
     cluster.assert_nothing_left()
+    assert list((cluster.directory / "jobmanager" / "jobs").iterdir()) == []
 
 
 @pytest.fixture

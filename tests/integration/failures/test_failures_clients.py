@@ -72,7 +72,7 @@ def running(
     """``penstock run`` of an endless job, and its slot process."""
     script = write_script(own_site, ENDLESS, beacon)
     program = own_site.start_penstock("run", script, "--jobmanager", failure_cluster.jobmanager)
-    slot = int(beacon.wait())
+    slot = int(beacon.wait(program=program))
     yield program, slot
     own_site.assert_nothing_left()
 
@@ -119,7 +119,7 @@ def test_a_second_ctrl_c_leaves_the_job_to_the_cluster(
         "run", script, "--jobmanager", failure_cluster.jobmanager,
         "-D", "task.cancellation.timeout=2s",
     )  # fmt: skip
-    slot = int(beacon.wait())
+    slot = int(beacon.wait(program=program))
     program.send_to_group(signal.SIGINT)
     program.wait_for_line("cancelling job")
     program.send_to_group(signal.SIGINT)
@@ -148,7 +148,7 @@ def test_ctrl_c_outside_of_a_job_ends_the_command(
 ) -> None:
     script = write_script(own_site, AFTERWARDS, beacon)
     program = own_site.start_penstock("run", script, "--jobmanager", failure_cluster.jobmanager)
-    beacon.wait()
+    beacon.wait(program=program)
     program.send_to_group(signal.SIGINT)
     ended = program.wait(5)
     assert ended.status == 130
@@ -165,11 +165,11 @@ def test_a_script_with_an_embedded_cluster_takes_it_with_it(
 ) -> None:
     text = ENDLESS if moment.startswith("while") else AFTERWARDS
     program = own_site.start_python(write_script(own_site, text, beacon))
-    beacon.wait()
+    beacon.wait(program=program)
     daemons = [
         process.pid
         for process in own_site.processes()
-        if {"jobmanager", "taskmanager"} & set(process.cmdline())
+        if {"jobmanager", "taskmanager"} & set(process.command)
     ]
     assert len(daemons) == 2
     assert list(own_site.temporary.iterdir()) != []
@@ -189,38 +189,41 @@ def test_a_script_with_an_embedded_cluster_takes_it_with_it(
 
 
 def test_a_script_that_ends_well_or_raises_leaves_nothing(own_site: Site, beacon: Beacon) -> None:
-    lines = AFTERWARDS.split("import threading")[0]
+    lines = AFTERWARDS.partition("import threading")[0]
     script = write_script(own_site, lines + "\n    raise RuntimeError('of the script')\n", beacon)
     program = own_site.start_python(script)
-    beacon.wait()
+    beacon.wait(program=program)
     ended = program.wait(15)
     assert ended.status == 1
     assert "RuntimeError: of the script" in ended.stderr
     own_site.assert_nothing_left(2)
 
 
-def test_daemons_of_an_embedded_cluster_that_are_killed_fail_the_job(
-    own_site: Site, beacon: Beacon
+@pytest.mark.parametrize(
+    ("role", "told"), [("taskmanager", "TaskManagerLost"), ("jobmanager", "JobManagerUnreachable")]
+)
+def test_a_daemon_of_an_embedded_cluster_that_is_killed_ends_the_script(
+    own_site: Site, beacon: Beacon, role: str, told: str
 ) -> None:
     program = own_site.start_python(write_script(own_site, ENDLESS, beacon))
-    beacon.wait()
+    beacon.wait(program=program)
     for process in own_site.processes():
-        if "taskmanager" in process.cmdline():
+        if role in process.command:
             os.kill(process.pid, signal.SIGKILL)
     ended = program.wait(20)
     assert ended.status == 1
-    assert "TaskManagerLost" in ended.stderr
+    assert told in ended.stderr
     own_site.assert_nothing_left(2)
 
 
-def test_a_script_without_a_usable_temporary_directory_says_so(
+def test_a_temporary_directory_whose_path_is_too_long_for_sockets(
     own_site: Site, beacon: Beacon, tmp_path: Path
 ) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    script = write_script(own_site, AFTERWARDS.split("import threading")[0], beacon)
+    script = write_script(own_site, AFTERWARDS.partition("import threading")[0], beacon)
     program = own_site.start_python(script, environment={"TMPDIR": str(long)})
     # Paths of sockets are limited; then they go to /tmp.
-    beacon.wait()
+    beacon.wait(program=program)
     assert program.wait(15).status == 0
     assert list(long.iterdir()) == []

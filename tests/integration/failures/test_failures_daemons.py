@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,8 +92,8 @@ def forkservers_of(cluster: DaemonCluster) -> list[int]:
     return [
         process.pid
         for process in cluster.site.processes()
-        if "taskmanager.slots.forkserver" in process.cmdline()
-        and process.ppid() in [daemon["pid"] for daemon in cluster.daemons("taskmanager")]
+        if "taskmanager.slots.forkserver" in process.command
+        and process.parent_pid in [daemon["pid"] for daemon in cluster.daemons("taskmanager")]
     ]
 
 
@@ -159,6 +160,52 @@ def test_a_taskmanager_that_is_paused_is_given_up_and_comes_back(
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
         handle.wait(20)
+
+
+def test_a_jobmanager_that_is_paused_is_found_again(
+    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
+) -> None:
+    handle = submit()
+    slots = slots_of(cluster)
+    pid = cluster.pid("jobmanager")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # Nobody answers for longer than heartbeat.timeout: what runs, runs for nobody.
+        for slot in slots:
+            wait_ended(slot, 10)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    error = failure_of(handle)
+    assert error.cause == "TaskManagerLost"
+    handle = submit()
+    handle.cancel()
+    with pytest.raises(ps.JobCanceled):
+        handle.wait(20)
+
+
+def test_a_taskmanager_ends_although_a_function_blocks(
+    cluster: DaemonCluster, tmp_path: Path
+) -> None:
+    beacon = Beacon(tmp_path / "beacon")
+    path = beacon.path
+
+    def block(row: Any) -> Any:
+        subprocess.Popen(["sleep", "1000"])
+        tell(path, os.getpid())
+        threading.Event().wait()
+
+    with ps.Environment(cluster.jobmanager) as env:
+        env.from_rows([{"a": 1}]).map(block, schema={"a": pa.int64()}).discard()
+        handle = env.submit("blocks")
+        slot = int(beacon.wait())
+        beacon.close()
+        pid = psutil.Process(psutil.Process(slot).ppid()).ppid()
+        (child,) = [process.pid for process in psutil.Process(slot).children()]
+        os.kill(pid, signal.SIGTERM)
+        wait_ended(pid, 5)
+        wait_ended(slot, 0.5)
+        wait_ended(child, 0.5)
+        assert failure_of(handle).cause == "TaskManagerLost"
 
 
 def test_the_jobmanager_that_is_killed_takes_the_jobs_with_it_and_comes_back(

@@ -9,12 +9,14 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -355,13 +357,51 @@ def test_threads_and_children_of_user_code_end_with_the_slot(
     def busy_elsewhere(row: Any) -> Any:
         if row.a == 0:
             threading.Thread(target=threading.Event().wait).start()
-            tell(path, os.getpid())
+            child = subprocess.Popen(["sleep", "1000"])
+            tell(path, f"{os.getpid()} {child.pid}")
         return {"b": row.a}
 
     env = environment()
     rows(env).map(busy_elsewhere, schema=OUT).discard()
     env.execute("threads")
-    wait_ended(int(beacon.wait()), 5)
+    for pid in beacon.wait().split():
+        wait_ended(int(pid), 5)
+
+
+def test_jobs_that_fail_and_are_cancelled_leak_nothing(
+    environment: MakeEnvironment, failure_cluster: DaemonCluster
+) -> None:
+    daemons = [psutil.Process(daemon["pid"]) for daemon in failure_cluster.daemons()]
+    own = psutil.Process()
+
+    def round_of_jobs() -> None:
+        env = ps.Environment(failure_cluster.jobmanager, parallelism=2)
+        rows(env).rebalance().map(boom, schema=OUT).discard()
+        failure_of(env)
+        endless(env).rebalance().discard()
+        handle = env.submit("cancelled")
+        handle.cancel()
+        with pytest.raises(ps.JobCanceled):
+            handle.wait(10)
+        found = rows(env).rebalance().collect()
+        env.execute("finished")
+        assert len(found) == 10
+        env.close()
+        failure_cluster.assert_slots_ended()
+
+    def held() -> list[tuple[int, int]]:
+        return [(process.num_fds(), process.num_threads()) for process in (*daemons, own)]
+
+    for _ in range(3):
+        round_of_jobs()
+    before = held()
+    for _ in range(5):
+        round_of_jobs()
+    for (descriptors, threads), (before_descriptors, before_threads) in zip(
+        held(), before, strict=True
+    ):
+        assert descriptors <= before_descriptors + 3, "connections may be about to close"
+        assert threads <= before_threads + 2, "a pool of threads may not be full yet"
 
 
 # ---------------------------------------------------------------- what is printed

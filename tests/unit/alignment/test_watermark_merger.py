@@ -19,6 +19,7 @@ class Model:
             {"wm": MIN_TIMESTAMP_MS, "idle": False, "ended": False} for _ in range(count)
         ]
         self.merged = MIN_TIMESTAMP_MS
+        self.was_active = True
 
     def active(self) -> bool:
         open_channels = [c for c in self.channels if not c["ended"]]
@@ -32,6 +33,9 @@ class Model:
         ]
         if self.active():
             self.merged = max(self.merged, min(values))
+        elif self.was_active:
+            self.merged = max(self.merged, *(c["wm"] for c in self.channels if not c["ended"]))
+        self.was_active = self.active()
 
 
 EVENTS = st.one_of(
@@ -79,6 +83,16 @@ def test_an_idle_channel_does_not_hold_the_watermark_back() -> None:
     assert merger.on_watermark(1, 5) == []
     assert merger.on_status(1, active=True) == [StreamStatus(active=True)]
     assert merger.on_watermark(1, 12) == [Watermark(12)]
+
+
+def test_the_order_in_which_channels_fall_silent_does_not_matter() -> None:
+    for first, second in ((0, 1), (1, 0)):
+        merger = WatermarkMerger(2)
+        merger.on_watermark(0, 10)
+        merger.on_watermark(1, 5)
+        changes = merger.on_status(first, active=False) + merger.on_status(second, active=False)
+        assert merger.watermark_ms == 10
+        assert changes[-1] == StreamStatus(active=False)
 
 
 def test_the_end_of_all_channels_is_the_end_of_time() -> None:

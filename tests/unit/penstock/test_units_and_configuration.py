@@ -67,7 +67,9 @@ def test_nested_and_dotted_keys_are_the_same():
 def test_an_unknown_key_names_the_nearest():
     with pytest.raises(ConfigurationError, match=r"did you mean heartbeat\.interval"):
         Configuration.from_mapping({"heartbeat.intervall": "1s"})
-    with pytest.raises(ConfigurationError, match=r"did you mean execution\.checkpointing\.interval"):
+    with pytest.raises(
+        ConfigurationError, match=r"did you mean execution\.checkpointing\.interval"
+    ):
         parse_override("execution.checkpoint.interval=1s")
 
 

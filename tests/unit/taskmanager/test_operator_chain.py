@@ -149,6 +149,59 @@ def test_what_is_held_back_leaves_when_the_input_is_idle():
     assert output.elements == [99, 99]
 
 
+class HoldsRows(Operator):
+    """Lets what it holds go ahead of every watermark, and when the input is idle."""
+
+    def __init__(self):
+        self.held = [7]
+
+    def process(self, batch):
+        self.held += batch["x"].to_pylist()
+        return ()
+
+    def release(self):
+        held, self.held = self.held, []
+        return (rows(*held),)
+
+    def on_idle(self):
+        return self.release()
+
+    def on_watermark(self, watermark):
+        return (*self.release(), watermark)
+
+
+class Announces(Operator):
+    def on_idle(self):
+        yield Watermark(5)
+
+
+def test_what_is_held_back_is_not_overtaken_when_the_input_is_idle():
+    output = Recorder()
+    chain = OperatorChain([Announces(), HoldsRows()], [(SOURCE, ""), (0, "")], [(1, "", output)])
+    chain.start_idle()
+    assert chain.run() is ChainState.DONE
+    assert output.elements == [7, Watermark(5)]
+
+
+def test_closing_goes_on_behind_a_generator_that_raises():
+    closed = []
+
+    class Stubborn(Operator):
+        def process(self, batch):
+            try:
+                yield batch
+                yield batch
+            finally:
+                closed.append(self)
+                raise RuntimeError("not yet")
+
+    output = Recorder(room=1)
+    chain = OperatorChain([Stubborn(), Stubborn()], [(SOURCE, ""), (0, "")], [(1, "", output)])
+    chain.start(SOURCE, (rows(1),))
+    assert chain.run() is ChainState.BLOCKED
+    assert len(chain.close()) == len(closed) == 2
+
+
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.lists(st.integers(0, 9), min_size=1, max_size=8),

@@ -78,6 +78,19 @@ def test_a_silent_origin_becomes_idle_and_active_again():
     assert not generator.is_idle
 
 
+def test_when_all_origins_are_silent_none_holds_another_back():
+    origins = known("a", "b", bounded=False)
+    origins.start("b")
+    origins.start("a")
+    generator = WatermarkGenerator(origins, 0, 100)
+    generator.rows_seen(1000, 0)
+    generator.watch_from("b", 50)
+    assert not generator.advance(140)  # a is idle, b not yet
+    assert generator.advance(150)
+    assert generator.watermark_ms == 999
+    assert generator.is_idle
+
+
 def test_what_a_split_has_said_last_counts_when_it_ends():
     origins = known("a", bounded=False)
     generator = WatermarkGenerator(origins, 100, 0)
@@ -89,6 +102,19 @@ def test_what_a_split_has_said_last_counts_when_it_ends():
     generator.origin_ended("a", 0)
     assert generator.watermark_ms == 2899
     generator.advance(0)
+    assert generator.is_idle
+
+
+def test_a_slow_reader_makes_no_origin_idle():
+    origins = known("a", bounded=False)
+    origins.has_waiting = lambda origin: True
+    origins.start("a")
+    generator = WatermarkGenerator(origins, 0, 100)
+    generator.rows_seen(1000, 0)
+    generator.advance(10_000)
+    assert not generator.is_idle
+    origins.has_waiting = lambda origin: False
+    generator.advance(10_000)
     assert generator.is_idle
 
 

@@ -1,0 +1,173 @@
+"""The boundary of a task: it ends once, closes what it opened, and a slot outlives what it raises."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from common.pb import internal_pb2
+from penstock.pb import client_pb2
+from taskmanager.task.execution import Execution
+from taskmanager.task.mailbox import Mailbox
+from taskmanager.task.metrics import SubtaskCounters
+from taskmanager.task.slot_runtime import SlotRuntime
+from taskmanager.task.subtask import Phase, Progress
+from tests.support.in_memory_network import SimulatedLoop
+
+
+class FullDisk:
+    def write(self, text=""):
+        raise OSError(28, "No space left on device")
+
+    close = write
+
+
+class FakeSubtask:
+    """Notes how it was ended."""
+
+    def __init__(self):
+        self.phase = Phase.READING
+        self.closed = 0
+        self.committed = 0
+
+    def step(self):
+        return Progress.IDLE
+
+    def commit_output(self):
+        self.committed += 1
+
+    def close(self):
+        self.closed += 1
+        return []
+
+    def next_deadline_ms(self):
+        return None
+
+    flush_deadline_ns = next_deadline_ms
+
+    def settle_waiting(self):
+        pass
+
+
+class Slot:
+    """A slot runtime with one execution whose parts are fakes."""
+
+    def __init__(self, build=None, open_log=None, create_partitions=lambda execution: None):
+        self.loop, self.mailbox, self.reports = SimulatedLoop(), Mailbox(), []
+        self.subtask = FakeSubtask()
+        self.released = 0
+        self.parts = SimpleNamespace(
+            counters=SubtaskCounters(),
+            build=build or (lambda execution: self.subtask),
+            create_partitions=create_partitions,
+            source=None,
+            collects=[],
+            release=self._release,
+        )
+        self.open_log = open_log
+        exchange = SimpleNamespace(next_deadline_ns=None)
+        self.runtime = SlotRuntime(
+            self.loop, self.mailbox, exchange, self._build, self.reports.append
+        )
+        self.attempt = internal_pb2.AttemptId(vertex="v0")
+        deployment = internal_pb2.TaskDeployment(attempt=self.attempt)
+        self.runtime.handle(internal_pb2.SlotCommand(deploy=deployment))
+
+    def _build(self, deployment, schedule):
+        self.execution = Execution(
+            deployment,
+            self.parts,
+            report=self.reports.append,
+            clock=self.loop,
+            taskmanager_id="tm",
+            post=self.mailbox.post,
+            schedule=schedule,
+            open_log=self.open_log,
+        )
+        return self.execution
+
+    def _release(self):
+        self.released += 1
+
+    def run(self):
+        while self.runtime.run_one():
+            pass
+
+    def command(self, **kind):
+        self.runtime.handle(
+            internal_pb2.SlotCommand(
+                task_command=internal_pb2.TaskCommand(attempt=self.attempt, **kind)
+            )
+        )
+
+    @property
+    def states(self):
+        events = [r.task_event for r in self.reports if r.WhichOneof("report") == "task_event"]
+        return [
+            client_pb2.AttemptState.Name(e.state_changed.state).rsplit("_", 1)[1] for e in events
+        ]
+
+    def metrics_count(self):
+        return sum(r.WhichOneof("report") == "metrics" for r in self.reports)
+
+
+def test_a_full_disk_under_the_log_hides_no_cause_and_leaks_nothing():
+    slot = Slot(build=lambda execution: 1 / 0, open_log=FullDisk)
+    slot.run()
+    assert slot.states == ["INITIALIZING", "FAILED"]
+    assert slot.released == 1
+
+
+def test_a_log_that_cannot_be_opened_fails_the_attempt_only():
+    def refuse():
+        raise OSError(28, "No space left on device")
+
+    slot = Slot(open_log=refuse)
+    slot.run()
+    assert slot.states == ["FAILED"]
+
+
+def test_a_commit_that_nobody_waits_for_changes_nothing():
+    slot = Slot()
+    slot.run()
+    slot.command(commit_output=internal_pb2.CommitOutput())
+    slot.run()
+    assert slot.states == ["INITIALIZING", "RUNNING"]
+    assert slot.subtask.committed == slot.subtask.closed == 0
+
+
+def test_commands_that_come_early_wait_until_the_operators_are_open():
+    slot = Slot()
+    slot.subtask.phase = Phase.WAITING_FOR_COMMIT
+    slot.command(commit_output=internal_pb2.CommitOutput())
+    assert slot.subtask.committed == 0
+    slot.run()
+    assert slot.subtask.committed == 1
+    assert slot.states[-1] == "FINISHED"
+
+
+def test_a_failure_while_it_is_built_closes_what_was_opened():
+    def build(execution):
+        execution.fail_later(ConnectionError("refused"))
+        return slot.subtask
+
+    slot = Slot(build=build)
+    slot.run()
+    assert slot.states == ["INITIALIZING", "RUNNING", "FAILED"]
+    assert slot.subtask.closed == 1
+
+
+@pytest.mark.parametrize("end", ["fail", "cancel"])
+def test_an_attempt_that_ended_outside_of_a_step_is_forgotten(end):
+    slot = Slot()
+    slot.run()
+    if end == "fail":
+        slot.execution.fail_later(ConnectionError("lost"))
+    else:
+        slot.runtime.handle(internal_pb2.SlotCommand(cancel=slot.attempt))
+    slot.run()
+    last = slot.metrics_count()
+    for _ in range(3):
+        slot.loop.advance(2_000_000_000)
+        slot.run()
+    assert slot.metrics_count() == last
+    assert slot.subtask.closed == 1
