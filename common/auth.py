@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from typing_extensions import override
 
-from common.addresses import is_loopback
+from penstock.addresses import is_loopback
 from penstock.credentials import AUTHORIZATION_KEY, load_token, token_metadata
 from penstock.errors import ConfigurationError, Unauthenticated
 from penstock.grpc_errors import status_of

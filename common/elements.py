@@ -18,6 +18,9 @@ MIN_TIMESTAMP_MS = -(2**63)
 MAX_TIMESTAMP_MS = 2**63 - 1
 """The watermark after the last row: everything fires."""
 
+TIME_LIMIT_MS = 2**62
+"""Times beyond it, in either direction, are no event times: window bounds stay within int64."""
+
 
 @dataclass(frozen=True, slots=True)
 class Watermark:

@@ -15,9 +15,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from common.addresses import format_address
 from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from common.pb import internal_pb2
+from penstock.addresses import format_address
 from penstock.errors import ConfigurationError
 
 METRICS_OFF = -1

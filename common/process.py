@@ -19,15 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.addresses import format_address, parse_addresses
+from penstock.addresses import format_address, parse_addresses
 from penstock.config import Configuration, parse_override
 from penstock.errors import ConfigurationError
-
-PARENT_DEATH_VARIABLE = "PENSTOCK_PARENT_DEATH"
-"""Set to 1 in a daemon's environment: it ends when the process that started it ends."""
-
-TEMPORARY_DIRECTORY_VARIABLE = "PENSTOCK_TEMPORARY_DIRECTORY"
-"""Set to 1 as well: the daemon's directory is its parent's, and goes with it."""
+from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
 _STOP_DEADLINE_S = 5
@@ -92,15 +87,15 @@ def parse_daemon_arguments(role: str, argv: Sequence[str]) -> DaemonArguments:
     if role == "taskmanager":
         parser.add_argument(
             "--jobmanager",
-            default="",
             metavar="HOST:PORT[,HOST:PORT]",
             help="JobManagers to register with; by default jobmanager.rpc.address and .port",
         )
     parsed = parser.parse_args(argv)
+    jobmanagers = getattr(parsed, "jobmanager", None)
     return DaemonArguments(
         directory=parsed.dir.absolute(),
         overrides=dict(parse_override(text) for text in parsed.overrides),
-        jobmanagers=parse_addresses(getattr(parsed, "jobmanager", "")),
+        jobmanagers=() if jobmanagers is None else parse_addresses(jobmanagers),
     )
 
 
@@ -168,21 +163,17 @@ def host_id(advertised_host: str, socket_directory: Path) -> str:
 
 
 @contextlib.contextmanager
-def owned_by_parent(
-    directory: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[None]:
-    """Removes the daemon's directory at the end of the block, where its parent can no longer do so.
+def owned_by_parent(directory: Path) -> Iterator[None]:
+    """Removes an embedded cluster's directory at the end of the block, where its parent can no longer.
 
-    Every daemon of the directory does it as the last thing in its life, so that the last one finds
+    Only a directory that was made for the parent is removed: one that holds the marker. Every daemon of the directory does it as the last thing in its life, so that the last one finds
     nobody who still writes there.
     """
     parent = os.getppid()
-    variables = os.environ if environment is None else environment
     try:
         yield
     finally:
-        is_temporary = variables.get(TEMPORARY_DIRECTORY_VARIABLE) == "1"
-        if is_temporary and os.getppid() != parent:
+        if os.getppid() != parent and (directory / EMBEDDED_MARKER).is_file():
             shutil.rmtree(directory, ignore_errors=True)
 
 

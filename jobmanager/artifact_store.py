@@ -11,11 +11,14 @@ import hashlib
 import os
 import re
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TypeVar
+
+import structlog
 
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
 from penstock.protocol import CHUNK_SIZE_BYTES
@@ -39,6 +42,9 @@ class ArtifactStore:
             leftover.unlink()
         # File access takes turns on a thread of its own, so that the event loop never waits for it.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="artifacts")
+        # Between a look at an artifact's age and its removal nobody is told that it is here.
+        self._removal = threading.Lock()
+        self._log = structlog.get_logger(__name__)
 
     def close(self) -> None:
         """Ends the thread."""
@@ -49,7 +55,8 @@ class ArtifactStore:
         absent = []
         for artifact_id in ids:
             try:
-                os.utime(self._path(artifact_id))
+                with self._removal:
+                    os.utime(self._path(artifact_id))
             except FileNotFoundError:
                 absent.append(artifact_id)
         return absent
@@ -100,13 +107,23 @@ class ArtifactStore:
             while piece := await self._run(file.read, CHUNK_SIZE_BYTES):
                 yield piece
 
-    def sweep(self, in_use: frozenset[str]) -> None:
-        """Removes artifacts that no known job names and nobody asked for during a day."""
+    async def sweep(self, in_use: frozenset[str]) -> None:
+        """Removes artifacts that no known job names and nobody asked for during a day.
+
+        What cannot be removed is logged and stays until the next time.
+        """
+        try:
+            await self._run(self._sweep, in_use)
+        except OSError as error:
+            self._log.warning("artifacts.sweep_failed", reason=str(error))
+
+    def _sweep(self, in_use: frozenset[str]) -> None:
         oldest = time.time() - _UNUSED_S_MAX  # noqa: TID251 - compared with the file system's time
         for path in self._directory.iterdir():
-            unused = _ID.fullmatch(path.name) and path.name not in in_use
-            if unused and path.stat().st_mtime < oldest:
-                path.unlink(missing_ok=True)
+            if _ID.fullmatch(path.name) and path.name not in in_use:
+                with self._removal:
+                    if path.stat().st_mtime < oldest:
+                        path.unlink(missing_ok=True)
 
     def _path(self, artifact_id: str) -> Path:
         if not _ID.fullmatch(artifact_id):

@@ -44,6 +44,7 @@ class JobStore:
         self._jobs = directory / "jobs"
         try:
             self._jobs.mkdir(parents=True, exist_ok=True)
+            self._jobs.chmod(0o700)  # graphs hold the users' code
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigurationError(

@@ -14,7 +14,6 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
-from common.addresses import format_address
 from common.auth import load_token, require_token, server_interceptors
 from common.clock import Clock, SystemClock
 from common.grpc_options import server_options
@@ -36,6 +35,7 @@ from jobmanager.rpc.internal_servicer import JobManagerInternalServicer
 from jobmanager.rpc.jobmanager_servicer import JobManagerServicer
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.cluster_runner import ClusterRunner
+from penstock.addresses import format_address
 from penstock.config import Configuration
 from penstock.errors import StreamError
 from penstock.grpc_errors import ErrorServerInterceptor

@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self, TypeVar
 import grpc
 import pyarrow as pa
 
+from penstock.addresses import parse_addresses
 from penstock.credentials import token_metadata
 from penstock.errors import JobManagerUnreachable, JobRejected, ProtocolMismatch, StreamError
 from penstock.grpc_errors import ERROR_CLASS_KEY, error_from_rpc
@@ -71,6 +72,9 @@ class Client:
         token: the cluster's secret; None or "" without one.
         connect_timeout_s: how long each address may take to answer.
         call_timeout_s: deadline of calls.
+
+    Raises:
+        ConfigurationError: that is no list of addresses.
     """
 
     def __init__(
@@ -81,9 +85,7 @@ class Client:
         connect_timeout_s: float = _CONNECT_TIMEOUT_S,
         call_timeout_s: float = _CALL_TIMEOUT_S,
     ) -> None:
-        self._addresses = [part.strip() for part in addresses.split(",") if part.strip()]
-        if not self._addresses:
-            raise JobManagerUnreachable("no JobManager address was given: write HOST:PORT")
+        self._addresses = parse_addresses(addresses)
         self._metadata = token_metadata(token or "")
         self._connect_timeout_s = connect_timeout_s
         self._call_timeout_s = call_timeout_s

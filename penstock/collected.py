@@ -9,7 +9,7 @@ from typing import Any, overload
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.errors import JobRejected
+from penstock.errors import JobRejected, StreamError
 
 FetchRows = Callable[[], Iterable[tuple[int, pa.RecordBatch]]]
 """The rows of one collect sink as (subtask index, batch), in order per subtask; ends with the job."""
@@ -53,6 +53,7 @@ class CollectedRows(Sequence[CollectedRow]):
         self._check_ended: Callable[[], object] = bool
         self._lock = threading.Lock()
         self._table: pa.Table | None = None
+        self._broken: StreamError | None = None
         self._rows: list[CollectedRow] | None = None
 
     def attach(
@@ -76,15 +77,25 @@ class CollectedRows(Sequence[CollectedRow]):
         return self._table is not None
 
     def drain(self) -> None:
-        """Takes all rows; returns when the job has ended. Harmless when it has been done."""
+        """Takes all rows; returns when the job has ended. Harmless when it has been done.
+
+        Raises:
+            StreamError: they could not be fetched, now or before: what was taken is lost.
+        """
         with self._lock:
             if self._table is not None:
                 return
+            if self._broken is not None:
+                raise self._broken
             if self._fetch is None:
                 raise JobRejected("these rows belong to no job that was submitted")
             parts: dict[int, list[pa.RecordBatch]] = {}
-            for subtask_index, batch in self._fetch():
-                parts.setdefault(subtask_index, []).append(batch)
+            try:
+                for subtask_index, batch in self._fetch():
+                    parts.setdefault(subtask_index, []).append(batch)
+            except StreamError as error:
+                self._broken = error
+                raise
             batches = [batch for index in sorted(parts) for batch in parts[index]]
             table = pa.Table.from_batches(
                 batches, schema=batches[0].schema if batches else self.schema

@@ -21,6 +21,7 @@ import pyarrow.types as pt
 _FIRST_DATETIME_US = -62_135_596_800_000_000
 _LAST_DATETIME_US = 253_402_300_799_999_999
 _SHOWN_CHARACTERS = 200
+_ROW_CHARACTERS = 500
 
 
 class ValueMismatch(ValueError):  # noqa: N818 - reads as what happened
@@ -102,6 +103,20 @@ def short_repr(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
     except Exception as e:  # noqa: BLE001 - a user's __repr__ may raise anything; it must not hide the real error
         text = f"<{type(value).__name__} whose repr raised {type(e).__name__}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def row_text(batch: pa.RecordBatch, index: int, limit: int = _ROW_CHARACTERS) -> str:
+    """One row as a person reads it in an error, whatever is in it."""
+    return short_repr({name: _shown(batch[name][index]) for name in batch.schema.names}, limit)
+
+
+def _shown(value: pa.Scalar) -> object:
+    if pt.is_timestamp(value.type):
+        return pc.cast(value, pa.string()).as_py()
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):  # times that Python's datetime cannot hold
+        return f"<{value.type}>"
 
 
 def _decode_timestamps(array: pa.Array) -> list[Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import os
 from typing import TYPE_CHECKING
 
 from penstock.config import Configuration
 from penstock.credentials import load_token
-from penstock.job import raise_on_termination
+from penstock.job import TERMINAL_STATES, raise_on_termination
 from penstock.pb import graph_pb2
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ def slots_needed(graph: graph_pb2.JobGraph) -> int:
 class EmbeddedClusters:
     """Starts a cluster at the first job and ends it with the process.
 
-    A job that needs more slots than the cluster has gets a new one; jobs that run stay where they are.
+    A job for which there are too few free slots gets a new one; jobs that run stay where they are.
     """
 
     def __init__(self) -> None:
         self._clusters: list[tuple[EmbeddedCluster, Client]] = []
-        self._slots = 0
+        self._owner_pid = os.getpid()
 
     def client_for(self, graph: graph_pb2.JobGraph, config: Configuration) -> Client:
         """A client of a cluster with room for the job.
@@ -42,27 +43,38 @@ class EmbeddedClusters:
             config: of the daemons, where they have to be started.
         """
         needed = slots_needed(graph)
-        if needed > self._slots:
-            self._start(max(_SLOTS_MIN, needed, config.taskmanager_slots), config)
-        return self._clusters[-1][1]
+        for _, client in self._clusters:
+            if _has_room(client, needed):
+                return client
+        return self._start(max(_SLOTS_MIN, needed, config.taskmanager_slots), config)
 
-    def _start(self, slots: int, config: Configuration) -> None:
+    def _start(self, slots: int, config: Configuration) -> Client:
         from penstock.client import Client
         from penstock.local_cluster import EmbeddedCluster
 
         if not self._clusters:
+            self._owner_pid = os.getpid()
             atexit.register(self.close)
             raise_on_termination()  # else SIGTERM would end the process without atexit
         cluster = EmbeddedCluster(config, slots)
         client = Client(cluster.address, load_token(config.security_token_file))
         self._clusters.append((cluster, client))
-        self._slots = slots
+        return client
 
     def close(self) -> None:
-        """Ends all clusters."""
+        """Ends all clusters; in a process that was forked from theirs it does nothing."""
+        if os.getpid() != self._owner_pid:
+            return
         atexit.unregister(self.close)
-        self._slots = 0
         while self._clusters:
             cluster, client = self._clusters.pop()
             client.close()
             cluster.close()
+
+
+def _has_room(client: Client, slots: int) -> bool:
+    """Whether a cluster can run a job at once, or as soon as its slots of ended jobs are back."""
+    details = client.cluster()
+    if slots > details.slots_total:
+        return False
+    return slots <= details.slots_free or all(job.state in TERMINAL_STATES for job in client.jobs())

@@ -25,6 +25,7 @@ from penstock.job_builder import JobBuilder
 from penstock.logical import NodeInput, ReadSource
 from penstock.pb import graph_pb2
 from penstock.planner import PlannedJob, plan_job
+from penstock.sampling import SAMPLE_ROWS_MAX
 from penstock.stream import Schema, Stream
 from penstock.submission import PlanCollected, current_override
 from penstock.units import duration_ms
@@ -197,7 +198,7 @@ class Environment:
         artifact = table_artifact(table, name=f"{call}.arrow")
         spec, schema = arrow_source(artifact.id, table.schema)
         check_schema(call, schema)
-        first = table.slice(0, 1000)
+        first = table.slice(0, SAMPLE_ROWS_MAX)
         operation = ReadSource(
             spec,
             artifacts=(artifact,),
@@ -256,7 +257,7 @@ class Environment:
             event_interval_us: event-time distance of two events.
             columns: those to make; None = all.
         """
-        from penstock.connectors.generators import nexmark_source
+        from penstock.connectors.generators import nexmark_source, sample_nexmark
 
         wanted = None if columns is None else list(columns)
         spec, schema = nexmark_source(
@@ -268,7 +269,8 @@ class Environment:
             event_interval_us=event_interval_us,
             columns=wanted,
         )
-        return self._read(ReadSource(spec), "nexmark", schema)
+        operation = ReadSource(spec, sample=lambda rows: sample_nexmark(spec.nexmark, schema, rows))
+        return self._read(operation, "nexmark", schema)
 
     def read_socket(self, host: str, port: int) -> Stream:
         """Lines of text from a server, in the column ``line``; cannot be replayed."""

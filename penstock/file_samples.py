@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from penstock.connectors.csv_structure import row_ends
-from penstock.connectors.inference import SAMPLE_BYTES, parse_csv_header
+from penstock.connectors.inference import SAMPLE_BYTES, SAMPLED_FILES_MAX, parse_csv_header
 from penstock.connectors.json_shape import JsonShape, detect_shape
 from penstock.connectors.listing import list_files, partition_values
 from penstock.connectors.text_parsing import json_parse_schema, parse_csv, parse_json
@@ -24,27 +26,39 @@ def sample_files(form: str, path: str, schema: pa.Schema, rows: int) -> pa.Recor
         rows: at most.
 
     Returns:
-        None where there are none, or none that can be read as they are (what is malformed is for
-        ``on_error`` to decide when the job runs).
+        None where they cannot be read; rows that are malformed are left out (they are for ``on_error``
+        to decide when the job runs).
     """
+    batches: list[pa.RecordBatch] = []
+    found = 0
     try:
-        for file in list_files(path):
-            table = _head(form, file.path, schema, rows)
+        for file in list_files(path)[:SAMPLED_FILES_MAX]:
+            table = _head(form, file.path, schema, rows - found)
             if table.num_rows:
-                return _conform(table.slice(0, rows), schema, partition_values(path, file.path))
+                table = table.slice(0, rows - found)
+                batches.append(_conform(table, schema, partition_values(path, file.path)))
+                found += table.num_rows
+            if found >= rows:
+                break
     except (pa.ArrowException, OSError, ValueError, KeyError):
         return None
-    return None
+    return one_batch(pa.Table.from_batches(batches, schema=schema))
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """The rows of a table, which may be none, as one batch."""
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
 def _head(form: str, path: str, schema: pa.Schema, rows: int) -> pa.Table:
     if form == "parquet":
         return _parquet_head(path, schema, rows)
     if form == "arrow":
-        return _arrow_head(path)
+        return _arrow_head(path, rows)
     with Path(path).open("rb") as file:
         text = file.read(SAMPLE_BYTES)
-    return _csv_head(path, text, schema) if form == "csv" else _json_head(text, schema, rows)
+    return _csv_head(path, text, schema, rows) if form == "csv" else _json_head(text, schema, rows)
 
 
 def _parquet_head(path: str, schema: pa.Schema, rows: int) -> pa.Table:
@@ -52,37 +66,42 @@ def _parquet_head(path: str, schema: pa.Schema, rows: int) -> pa.Table:
 
     with parquet.ParquetFile(path) as file:
         names = [name for name in schema.names if name in file.schema_arrow.names]
-        batches = (
-            [next(file.iter_batches(batch_size=rows, columns=names))]
-            if file.metadata.num_rows
-            else []
-        )
-        return pa.Table.from_batches(batches, schema=None if batches else pa.schema([]))
+        return _up_to(rows, file.iter_batches(batch_size=rows, columns=names))
 
 
-def _arrow_head(path: str) -> pa.Table:
+def _arrow_head(path: str, rows: int) -> pa.Table:
     with Path(path).open("rb") as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
-        reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-        if is_file and not reader.num_record_batches:
-            return pa.table({})
-        batch = reader.get_batch(0) if is_file else reader.read_next_batch()
-        return pa.Table.from_batches([batch])
+        if not is_file:
+            return _up_to(rows, pa.ipc.open_stream(file))
+        reader = pa.ipc.open_file(file)
+        return _up_to(rows, map(reader.get_batch, range(reader.num_record_batches)))
 
 
-def _csv_head(path: str, text: bytes, schema: pa.Schema) -> pa.Table:
+def _up_to(rows: int, batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """As many of the batches as it takes to have so many rows."""
+    taken: list[pa.RecordBatch] = []
+    for batch in batches:
+        taken.append(batch)
+        rows -= batch.num_rows
+        if rows <= 0:
+            break
+    return pa.Table.from_batches(taken) if taken else pa.table({})
+
+
+def _csv_head(path: str, text: bytes, schema: pa.Schema, rows: int) -> pa.Table:
     names, length = parse_csv_header(path, text)
     if names is None:
         return pa.table({})
     body = text[length:]
-    if len(text) >= SAMPLE_BYTES:
-        body = body[: row_ends(body)[-1]]
-    if not body.strip():
-        return pa.table({})
+    ends = row_ends(body).tolist()
+    if len(text) < SAMPLE_BYTES and (not ends or ends[-1] < len(body)):
+        ends.append(len(body))
+    pieces = _pieces(body, ends[:rows])
     wanted = [name for name in schema.names if name in names]
     types = {name: schema.field(name).type for name in wanted}
-    return parse_csv(body, names, types, wanted)
+    return _parsed(pieces, lambda piece: parse_csv(piece, names, types, wanted))
 
 
 def _json_head(text: bytes, schema: pa.Schema, rows: int) -> pa.Table:
@@ -94,20 +113,38 @@ def _json_head(text: bytes, schema: pa.Schema, rows: int) -> pa.Table:
         if shape is JsonShape.ARRAY
         else _lines(text[offset:], rows)
     )
-    if not lines.strip():
+    wanted = json_parse_schema(schema)
+    return _parsed(lines, lambda line: parse_json(line, wanted).cast(schema))
+
+
+def _parsed(rows: Sequence[bytes], parse: Callable[[bytes], pa.Table]) -> pa.Table:
+    """The rows that can be parsed, each with its line end; all at once where all of them can."""
+    rows = [row for row in rows if row.strip()]
+    if not rows:
         return pa.table({})
-    return parse_json(lines, json_parse_schema(schema))
+    try:
+        return parse(b"".join(rows))
+    except pa.ArrowInvalid:
+        if len(rows) == 1:
+            return pa.table({})
+    half = len(rows) // 2
+    tables = [_parsed(rows[:half], parse), _parsed(rows[half:], parse)]
+    return pa.concat_tables([table for table in tables if table.num_rows] or tables)
 
 
-def _lines(text: bytes, rows: int) -> bytes:
+def _pieces(text: bytes, ends: Sequence[int]) -> list[bytes]:
+    return [text[start:end] for start, end in itertools.pairwise([0, *ends])]
+
+
+def _lines(text: bytes, rows: int) -> list[bytes]:
     whole = text if len(text) < SAMPLE_BYTES // 2 else text[: text.rfind(b"\n") + 1]
-    return b"\n".join(whole.split(b"\n", rows)[:rows])
+    return [line + b"\n" for line in whole.split(b"\n", rows)[:rows]]
 
 
-def _array_lines(text: bytes, rows: int) -> bytes:
+def _array_lines(text: bytes, rows: int) -> list[bytes]:
     """The first elements of an array, one per line."""
     decoder, rest = json.JSONDecoder(), text.decode(errors="ignore")
-    lines: list[str] = []
+    lines: list[bytes] = []
     position = 0
     while len(lines) < rows:
         while position < len(rest) and (rest[position].isspace() or rest[position] == ","):
@@ -118,8 +155,8 @@ def _array_lines(text: bytes, rows: int) -> bytes:
             element, position = decoder.raw_decode(rest, position)
         except json.JSONDecodeError:
             break
-        lines.append(json.dumps(element))
-    return "\n".join(lines).encode()
+        lines.append(json.dumps(element).encode() + b"\n")
+    return lines
 
 
 def _conform(
@@ -135,4 +172,4 @@ def _conform(
         else:
             column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
         columns.append(column.cast(field.type).combine_chunks())
-    return pa.Table.from_arrays(columns, schema=schema).to_batches()[0]
+    return one_batch(pa.Table.from_arrays(columns, schema=schema))

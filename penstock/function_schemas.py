@@ -12,8 +12,8 @@ from penstock.column_checks import check_output_names
 from penstock.errors import JobRejected
 from penstock.expressions import data_type
 from penstock.logical import NodeInput, input_schema
-from penstock.row_types import infer_output_schema, schema_from_annotations
-from penstock.sampling import sample
+from penstock.row_types import RowFunctionName, infer_output_schema, schema_from_annotations
+from penstock.sampling import no_sample, sample
 
 FunctionName = typing.Literal["map", "flat_map"]
 
@@ -55,8 +55,7 @@ def row_output_schema(
     if schema is not None:
         return declared_schema(call, schema)
     annotated = schema_from_annotations(fn)
-    rows = sample(source) if annotated is None else None
-    found = annotated or infer_output_schema(fn, call, input_schema(source), rows)
+    found = annotated or _sampled_schema(fn, call, source)
     check_output_names(call, found.names)
     return found
 
@@ -71,8 +70,16 @@ def key_type(fn: Callable[[Any], Any], source: NodeInput) -> pa.DataType:
     try:
         keyed = infer_output_schema(fn, "key", schema, None)
     except JobRejected:
-        keyed = infer_output_schema(fn, "key", schema, sample(source))
+        keyed = _sampled_schema(fn, "key", source)
     return keyed.field(len(keyed) - 1).type
+
+
+def _sampled_schema(
+    fn: Callable[[Any], Any], kind: RowFunctionName, source: NodeInput
+) -> pa.Schema:
+    found = sample(source)
+    rows = None if found is None else found.rows
+    return infer_output_schema(fn, kind, input_schema(source), rows, no_sample(found))
 
 
 def batch_output_schema(
@@ -85,14 +92,14 @@ def batch_output_schema(
     """
     if schema is not None:
         return declared_schema("map_batches", schema)
-    rows = sample(source)
-    if rows is None or not rows.num_rows:
+    found = sample(source)
+    if found is None or not found.rows.num_rows:
         raise JobRejected(
-            "map_batches: the columns that the function returns are not known, and the source has no "
-            "rows to try it on here: give schema=pa.schema([...])"
+            "map_batches: the columns that the function returns are not known, and "
+            f"{no_sample(found)}: give schema=pa.schema([...])"
         )
     try:
-        result = fn(rows)
+        result = fn(found.rows)
     except Exception as error:
         raise JobRejected(
             f"map_batches: the function raised {type(error).__name__}: {error} for the sample that "

@@ -183,6 +183,12 @@ def open_function(function: object, ctx: FunctionContext) -> None:
         hook()
 
 
+def has_open(function: object) -> bool:
+    """Whether the function has an ``open`` of its own, so that it cannot be called without."""
+    hook = _hook(function, "open")
+    return hook is not None and getattr(hook, "__func__", None) is not UserFunction.open
+
+
 def close_function(function: object) -> None:
     """Calls ``function.close``, where it has one."""
     hook = _hook(function, "close")

@@ -87,6 +87,11 @@ def is_partial(operator: graph_pb2.Operator) -> bool:
     return kind == "running_aggregate" and operator.running_aggregate.phase == partial
 
 
+def shown_name(operator: graph_pb2.Operator) -> str:
+    """What an operator is called in the plan of its job."""
+    return "pre_aggregate" if is_partial(operator) else operator.name
+
+
 def check_collect_ids(graph: graph_pb2.JobGraph) -> None:
     """Checks that no two collect sinks have one id.
 

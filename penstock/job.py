@@ -81,6 +81,7 @@ class JobHandle:
         self._job_id = job_id
         self._collected = collected
         self._drains: _Drains | None = None
+        self._ended: client_pb2.JobDetails | None = None
         for rows in collected:
             fetch = partial(client.fetch_results, job_id, rows.collect_id)
             rows.attach(fetch, self._drain_all, self._check_ended)
@@ -95,8 +96,16 @@ class JobHandle:
         return f"JobHandle({self._job_id!r})"
 
     def details(self) -> client_pb2.JobDetails:
-        """Everything the JobManager says of the job now."""
-        return self._client.job(self._job_id)
+        """Everything the JobManager says of the job now; of a job whose end was seen, what it said then."""
+        if self._ended is not None:
+            return self._ended
+        return self._noted(self._client.job(self._job_id))
+
+    def _noted(self, details: client_pb2.JobDetails) -> client_pb2.JobDetails:
+        """Keeps the last word on the job: the JobManager keeps ended jobs for a while only."""
+        if details.summary.state in TERMINAL_STATES:
+            self._ended = details
+        return details
 
     def status(self) -> str:
         """The job's state: "CREATED", "RUNNING", "FINISHED", ..."""
@@ -151,7 +160,7 @@ class JobHandle:
         for details in self._client.watch(self._job_id, interval_ms):
             if on_progress is not None:
                 on_progress(details)
-            if details.summary.state in TERMINAL_STATES:
+            if self._noted(details).summary.state in TERMINAL_STATES:
                 return details
             state = state_name(details)
             if deadline is not None and time.monotonic() >= deadline:

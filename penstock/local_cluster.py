@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.machinery
+import itertools
 import json
 import os
 import select
@@ -26,10 +27,13 @@ from pathlib import Path
 
 import yaml
 
+from penstock.addresses import format_address
 from penstock.client import Client
 from penstock.config import Configuration, read_yaml
 from penstock.credentials import load_token
 from penstock.errors import StreamError
+from penstock.owned_directories import sweep_runtime_directories, sweep_work_directories
+from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
 from penstock.user_code import OWN_PACKAGES
 
 DEFAULT_PORT = 6123
@@ -68,6 +72,7 @@ class _Started:
     role: str
     id: str
     process: subprocess.Popen[bytes]
+    output_start: int
 
 
 class LocalCluster:
@@ -92,7 +97,7 @@ class LocalCluster:
         if serving:
             return serving[0].address
         config = self.configuration()
-        return f"{config.jobmanager_rpc_address}:{config.jobmanager_rpc_port}"
+        return format_address(config.jobmanager_rpc_address, config.jobmanager_rpc_port)
 
     def daemons(self) -> list[Daemon]:
         """Every daemon that has registered, dead ones included."""
@@ -107,7 +112,7 @@ class LocalCluster:
                         pid=content["pid"],
                         address=content["address"],
                         metrics_address=content.get("metrics_address", ""),
-                        alive=self._is_alive(content["pid"]),
+                        alive=self._is_alive(content["role"], content["pid"]),
                     )
                 )
         return found
@@ -120,12 +125,29 @@ class LocalCluster:
             "daemons": [asdict(daemon) for daemon in self.daemons()],
         }
 
-    def _is_alive(self, pid: int) -> bool:
+    def slots(self) -> dict[str, int]:
+        """The TaskManagers that have registered with the JobManager, and how many slots they have.
+
+        Raises:
+            JobManagerUnreachable: it does not serve.
+        """
+        with self._client() as client:
+            return {one.taskmanager_id: one.slots_total for one in client.cluster().taskmanagers}
+
+    def _client(self) -> Client:
+        return Client(self.address, token=load_token(self.configuration().security_token_file))
+
+    def _is_alive(self, role: str, pid: int) -> bool:
+        """Whether the process is still the daemon that registered: pids are used again."""
         try:
-            command_line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             return False
-        return os.fsencode(self.directory) in command_line
+        pairs = set(itertools.pairwise(command))
+        return {
+            (b"-m", role.encode()),
+            (b"--dir", os.fsencode(self.directory)),
+        } <= pairs
 
     # -- starting
 
@@ -210,7 +232,7 @@ class LocalCluster:
             for daemon in started:
                 self._await_registration(daemon, deadline)
             if started:
-                self._await_taskmanagers(address, started, deadline)
+                self._await_taskmanagers(started, deadline)
         except BaseException:
             _end(one.process.pid for one in reversed(started) if one.process.poll() is None)
             for one in started:
@@ -236,19 +258,33 @@ class LocalCluster:
             command += ["-D", f"{key}={value}"]
         if jobmanager:
             command += ["--jobmanager", jobmanager]
-        with self._output_path(role, daemon_id).open("wb") as output:
+        self._forget_dead(role, daemon_id)
+        own = {name: value for name, value in os.environ.items() if name != PARENT_DEATH_VARIABLE}
+        with self._output_path(role, daemon_id).open("ab") as output:
+            output_start = output.tell()
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**_KERNEL_CACHE, **os.environ, **(environment or {})},
+                env={**_KERNEL_CACHE, **own, **(environment or {})},
                 pass_fds=descriptors,
                 start_new_session=True,
                 cwd=self.directory,
             )
         self._children.append(process)
-        return _Started(role, daemon_id, process)
+        return _Started(role, daemon_id, process, output_start)
+
+    def _forget_dead(self, role: str, daemon_id: str) -> None:
+        """Removes a predecessor's registration: its pid may become the successor's."""
+        for daemon in self.daemons():
+            # The JobManager of a directory registers under an id of its own.
+            is_namesake = daemon.role == role and (role == "jobmanager" or daemon.id == daemon_id)
+            if is_namesake and not daemon.alive:
+                self._registration(daemon).unlink(missing_ok=True)
+
+    def _registration(self, daemon: Daemon) -> Path:
+        return self._run_directory / f"{daemon.role}-{daemon.id}.json"
 
     def _output_path(self, role: str, daemon_id: str) -> Path:
         return self.directory / "logs" / f"{role}-{daemon_id}.out"
@@ -264,7 +300,7 @@ class LocalCluster:
             status = started.process.wait(timeout=_POLL_S)
             raise ClusterError(
                 f"the {started.role} {started.id} ended with status {status} while starting:\n"
-                f"{_tail(log)}"
+                f"{_tail(log, started.output_start)}"
             )
         if time.monotonic() > deadline:
             raise ClusterError(
@@ -272,15 +308,12 @@ class LocalCluster:
                 f" {_START_DEADLINE_S:.0f} s; its log: {log}"
             )
 
-    def _await_taskmanagers(
-        self, address: str, started: Sequence[_Started], deadline: float
-    ) -> None:
+    def _await_taskmanagers(self, started: Sequence[_Started], deadline: float) -> None:
         """Returns when every living TaskManager has registered with the JobManager.
 
         Those that ran before register again after a new JobManager has come.
         """
-        token = load_token(self.configuration().security_token_file)
-        with contextlib.closing(Client(address, token=token)) as client:
+        with self._client() as client:
             while True:
                 # By process, since the JobManager may still count on one that has just died.
                 registered = {known.pid for known in client.cluster().taskmanagers}
@@ -306,13 +339,10 @@ class LocalCluster:
     def _remove_traces_of_dead(self) -> None:
         """Removes what daemons that were killed could not remove themselves."""
         for daemon in self.daemons():
-            if daemon.alive:
-                continue
-            (self._run_directory / f"{daemon.role}-{daemon.id}.json").unlink(missing_ok=True)
-            if daemon.role == "taskmanager":
-                sockets = Path(tempfile.gettempdir()).glob(f"penstock-{daemon.pid}-*")
-                for path in (self.directory / f"taskmanager-{daemon.id}", *sockets):
-                    shutil.rmtree(path, ignore_errors=True)
+            if not daemon.alive:
+                self._registration(daemon).unlink(missing_ok=True)
+        sweep_runtime_directories()
+        sweep_work_directories(self.directory)
 
 
 class EmbeddedCluster:
@@ -320,6 +350,7 @@ class EmbeddedCluster:
 
     def __init__(self, config: Configuration, slots: int) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="penstock-"))
+        (self._directory / EMBEDDED_MARKER).touch()
         self._cluster = LocalCluster(self._directory)
         overrides = {
             **config.to_mapping(),
@@ -330,15 +361,14 @@ class EmbeddedCluster:
             "taskmanager.metrics.port": "-1",
             "taskmanager.print-to-terminal": "true",
         }
-        terminal = os.dup(1)
+        terminal = _open_terminal()
         try:
             self._cluster.start(
                 taskmanagers=1,
                 slots=slots,
                 overrides=overrides,
                 environment={
-                    "PENSTOCK_PARENT_DEATH": "1",
-                    "PENSTOCK_TEMPORARY_DIRECTORY": "1",
+                    PARENT_DEATH_VARIABLE: "1",
                     "PENSTOCK_TERMINAL_FD": str(terminal),
                 },
                 pass_descriptors=(terminal,),
@@ -358,6 +388,15 @@ class EmbeddedCluster:
         """Ends the daemons and removes their directory."""
         self._cluster.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _open_terminal() -> int:
+    """A descriptor of what this process prints to; of nothing where its stdout is closed."""
+    if sys.__stdout__ is not None:
+        with contextlib.suppress(OSError):
+            return os.dup(1)
+    # Descriptor 1 may be anything that was opened since.
+    return os.open(os.devnull, os.O_WRONLY)
 
 
 def _refuse_shadowing(python_path: str) -> None:
@@ -433,12 +472,17 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _tail(path: Path, lines: int = 15) -> str:
-    """The end of a daemon's output for people: of its log lines the errors only."""
+def _tail(path: Path, start: int, lines: int = 15) -> str:
+    """The end of a daemon's output for people: of its log lines the errors only.
+
+    Args:
+        start: where the output of this very daemon begins.
+    """
     try:
-        told = [_plain(line) for line in path.read_text(errors="replace").splitlines()]
+        output = path.read_bytes()[start:].decode(errors="replace")
     except FileNotFoundError:
-        told = []
+        output = ""
+    told = [_plain(line) for line in output.splitlines()]
     return "\n".join([line for line in told if line][-lines:]) or f"(nothing was printed; {path})"
 
 

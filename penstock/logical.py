@@ -211,6 +211,11 @@ class Node:
         return self.properties.name or self.label
 
     @property
+    def is_grouping(self) -> bool:
+        """Whether it works on groups of rows, so that it knows no single bad record."""
+        return isinstance(self.operation, (WindowAggregate, ApplyWindowFunction, RunningAggregate))
+
+    @property
     def late_tag(self) -> str:
         """The side output of late rows, "" where there is none."""
         if isinstance(self.operation, (WindowAggregate, ApplyWindowFunction)):
@@ -247,6 +252,15 @@ class Node:
 
     def _unknown_tag(self, tag: str) -> str:
         tags = [known for known in (self.late_tag, self.error_tag) if known]
+        if not tags and isinstance(self.operation, RunningAggregate):
+            return (
+                f"operator {self.name!r} has no side output {tag!r}: a running aggregate has none"
+            )
+        if not tags and self.is_grouping:
+            return (
+                f"operator {self.name!r} has no side output {tag!r}: it gets one by "
+                f".window(..., late_to={tag!r}) for late rows"
+            )
         if not tags:
             return (
                 f"operator {self.name!r} has no side output {tag!r}: it gets one by "

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock.expressions import Expr
+from penstock.graph_operators import shown_name
 from penstock.pb import graph_pb2
 from penstock.schema import schema_from_bytes
 
@@ -61,7 +62,7 @@ def _operator(operator: graph_pb2.Operator, index: int) -> dict[str, Any]:
     return {
         "uid": operator.uid,
         "uid_is_generated": operator.uid_is_generated,
-        "name": operator.name,
+        "name": shown_name(operator),
         "kind": operator.WhichOneof("spec"),
         "detail": operator_detail(operator),
         "reads": {"operator": operator.input.operator_index, "side_output": operator.input.side_tag}

@@ -22,7 +22,7 @@ import pyarrow.types as pt
 
 from penstock.column_values import record_as_dict, short_repr
 from penstock.errors import JobRejected
-from penstock.functions import UserFunction
+from penstock.functions import has_open
 from penstock.row_access import class_attribute, columns_used
 from penstock.rows import Row, RowBuilder, RowMismatch, rows_of, schema_of, unknown_column
 from penstock.schema import EVENT_TIME, user_batch
@@ -126,6 +126,7 @@ def infer_output_schema(
     kind: RowFunctionName,
     input_schema: pa.Schema,
     sample_batch: pa.RecordBatch | None,
+    no_sample: str = "the source has no rows to try it on here",
 ) -> pa.Schema:
     """The output schema of a row function, without the event-time column.
 
@@ -133,16 +134,17 @@ def infer_output_schema(
         kind: "filter" keeps the input's schema, "key" adds the column ``key``.
         sample_batch: some rows of the input, where the source can be read here; the function is called
             with them.
+        no_sample: why there are none, for the error.
 
     Raises:
-        JobRejected: nothing tells the schema, or the function raised on the sample.
+        JobRejected: nothing tells the schema, or the function raised for every row of the sample.
     """
     visible = _without_event_time(input_schema)
     if kind == "filter":
         return visible
     annotated = _annotated_key(function) if kind == "key" else schema_from_annotations(function)
     if annotated is None:
-        annotated = _sampled_schema(function, kind, sample_batch)
+        annotated = _sampled_schema(function, kind, sample_batch, no_sample)
     if kind != "key":
         return annotated
     if visible.get_field_index("key") >= 0:
@@ -154,7 +156,10 @@ def infer_output_schema(
 
 
 def _sampled_schema(
-    function: Callable[..., Any], kind: RowFunctionName, sample_batch: pa.RecordBatch | None
+    function: Callable[..., Any],
+    kind: RowFunctionName,
+    sample_batch: pa.RecordBatch | None,
+    no_sample: str,
 ) -> pa.Schema:
     shown = getattr(function, "__qualname__", type(function).__name__)
     advice = (
@@ -165,36 +170,52 @@ def _sampled_schema(
         advice = "annotate what the function returns, as in def key(row) -> int"
     if sample_batch is None or sample_batch.num_rows == 0:
         raise JobRejected(
-            f"the columns that {shown} returns are not known, and the source has no rows to try it on "
-            f"here: {advice}"
+            f"the columns that {shown} returns are not known, and {no_sample}: {advice}"
         )
-    if isinstance(function, UserFunction) and type(function).open is not UserFunction.open:
+    if has_open(function):
         raise JobRejected(
             f"the columns that {shown} returns are not known, and it is not tried on a sample since it "
             f"has open(): {advice}"
         )
+    results, failure = _tried(function, kind, sample_batch)
+    if failure is not None and not results:
+        error, row = failure
+        raise JobRejected(
+            f"{shown} raised {type(error).__name__}: {unknown_column(error) or error} for the row "
+            f"{short_repr(row, 500)}, and gave no result for any row of the sample that tells its "
+            f"columns; {advice}"
+        ) from error
+    if kind == "key":
+        results = [{"key": result} for result in results]
+    # What is no row is a bad record when the job runs, as what raises is.
+    records = [result for result in results if record_as_dict(result) is not None] or results
+    try:
+        schema = schema_from_samples(records)
+        return _checked_sample(schema, records)
+    except (JobRejected, RowMismatch) as e:
+        raise JobRejected(f"the columns that {shown} returns are not clear: {e}; {advice}") from e
+
+
+def _tried(
+    function: Callable[..., Any], kind: RowFunctionName, sample_batch: pa.RecordBatch
+) -> tuple[list[object], tuple[Exception, Row] | None]:
+    """The results for the rows of a sample, and the first row that it raised for.
+
+    Rows that it raises for are left to ``on_error`` when the job runs.
+    """
     results: list[object] = []
-    rows = rows_of(user_batch(sample_batch))
-    for row in rows:
+    failure: tuple[Exception, Row] | None = None
+    for row in rows_of(user_batch(sample_batch)):
         try:
             result = function(row)
             results += (
                 itertools.islice(result, _SAMPLE_RESULTS) if kind == "flat_map" else (result,)
             )
-        except Exception as e:
-            raise JobRejected(
-                f"{shown} raised {type(e).__name__}: {unknown_column(e) or e} for the row {short_repr(row, 500)} of the "
-                f"sample that tells its columns; {advice}"
-            ) from e
+        except Exception as e:  # noqa: BLE001 - the user's code may raise anything
+            failure = failure or (e, row)
         if len(results) >= _SAMPLE_RESULTS:
             break
-    if kind == "key":
-        results = [{"key": result} for result in results]
-    try:
-        schema = schema_from_samples(results)
-        return _checked_sample(schema, results)
-    except (JobRejected, RowMismatch) as e:
-        raise JobRejected(f"the columns that {shown} returns are not clear: {e}; {advice}") from e
+    return results, failure
 
 
 def _checked_sample(schema: pa.Schema, results: Sequence[object]) -> pa.Schema:

@@ -323,13 +323,20 @@ class Stream(OperatorProperties, StreamOutputs):
         """Says when rows happened.
 
         Args:
-            column: integers are milliseconds since the epoch; or a timestamp or date.
+            column: integers are milliseconds since the epoch; or a timestamp or date. A null, and a
+                number that is no integer, is a bad record.
             out_of_orderness: how much older than its predecessors a row may be without being late.
             idle_timeout: a split that is silent for longer holds nothing back; None = it does.
         """
         require_columns("with_event_time", [column], self.schema)
         kind = self.schema.field(column).type
-        if not (pt.is_integer(kind) or pt.is_timestamp(kind) or pt.is_date(kind)):
+        if not (
+            pt.is_integer(kind)
+            or pt.is_timestamp(kind)
+            or pt.is_date(kind)
+            or pt.is_floating(kind)
+            or pt.is_decimal(kind)
+        ):
             raise JobRejected(
                 f"with_event_time: column {column!r} is {kind}; event time is an integer (milliseconds "
                 "since the epoch), a timestamp or a date. Convert it first, for example "
@@ -363,19 +370,23 @@ class Stream(OperatorProperties, StreamOutputs):
     def on_error(self, action: str) -> Self:
         """What happens to records the last operator cannot handle.
 
+        Windows and aggregates have none: late rows go to ``late_to``, what fails there fails the job.
+
         Args:
             action: "fail" (the job fails), "skip" (they are dropped and counted), or the name of a
                 side output that takes them.
         """
         node = self._last_operator("on_error")
         policy = _error_policy(action)
+        if policy.action != graph_pb2.ERROR_ACTION_FAIL and node.is_grouping:
+            raise JobRejected(
+                f"on_error({action!r}): {node.name!r} works on groups of rows and has no bad records of "
+                "its own: late rows go to .window(..., late_to='late'), and a function or a sum that "
+                "fails fails the job; set on_error on the operators before it"
+            )
         if policy.tag:
             if isinstance(node.operation, Union):
                 raise JobRejected("on_error: a union has no bad records; set it on its inputs")
-            if policy.tag == node.late_tag:
-                raise JobRejected(
-                    f"on_error: {policy.tag!r} is already the side output of late rows"
-                )
             if node.inputs and ERROR_COLUMN in input_schema(node.inputs[0]).names:
                 raise JobRejected(
                     f"on_error({policy.tag!r}): bad records get a column {ERROR_COLUMN!r}, and the "

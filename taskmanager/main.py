@@ -21,7 +21,6 @@ import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
-from common.addresses import format_address
 from common.auth import load_token, require_token, server_interceptors
 from common.clock import SystemClock
 from common.grpc_options import server_options
@@ -37,16 +36,17 @@ from common.process import (
     parse_daemon_arguments,
     stop_requests,
 )
+from penstock.addresses import format_address
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, StreamError
 from penstock.grpc_errors import ErrorServerInterceptor
-from taskmanager.daemon.background import Background
-from taskmanager.daemon.directories import (
+from penstock.owned_directories import (
     OwnedDirectory,
     create_runtime_directory,
     sweep_runtime_directories,
     sweep_work_directories,
 )
+from taskmanager.daemon.background import Background
 from taskmanager.daemon.identity import identify, new_taskmanager_id
 from taskmanager.daemon.slot_environment import slot_variables
 from taskmanager.rpc.jobmanager_client import JobManagerClient
@@ -169,15 +169,16 @@ class TaskManagerDaemon:
             take_results=ResultForwarder(client, background, lambda: table.leader_epoch).take,
         )
 
-        async def adopt_epoch(leader_epoch: int) -> None:
+        async def follow(cluster_id: str, leader_epoch: int) -> None:
             await supervisor.drop(
-                table.adopt_epoch(leader_epoch), f"leader epoch {leader_epoch} has begun"
+                table.follow(cluster_id, leader_epoch),
+                f"leader epoch {leader_epoch} of cluster {cluster_id} has begun",
             )
 
         async def enter(leader_epoch: int) -> None:
-            await adopt_epoch(leader_epoch)
             # The JobManager may call before its answer to the registration has arrived.
             await registration.wait_registered()
+            table.check_epoch(leader_epoch)
 
         server = grpc.aio.server(
             options=server_options(),
@@ -195,7 +196,7 @@ class TaskManagerDaemon:
             new_incarnation=lambda: secrets.token_hex(8),
             metrics=supervisor.metrics,
             held_slots=supervisor.held_slots,
-            adopt_epoch=adopt_epoch,
+            follow=follow,
             drop_all=supervisor.drop_all,
         )
         await server.start()

@@ -2,7 +2,7 @@
 
 Invariants: a job that was acknowledged is stored; submitting a job id again changes nothing; a bug
 in one job's actor ends that job only (quarantine: it fails, its story is logged, its slots are
-freed); at most ``jobmanager.retained-jobs`` ended jobs are kept, the oldest go first.
+freed); at most ``jobmanager.retained-jobs`` ended jobs are kept, those that ended first go first.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class DispatcherRunner:
     async def run(self, started: asyncio.Event) -> None:
         """Runs the actors until it is cancelled."""
         self._bury_unfinished()
-        self._artifacts.sweep(frozenset())
+        await self._artifacts.sweep(frozenset())
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             started.set()
@@ -214,7 +214,10 @@ class DispatcherRunner:
             self._jobs[job_id].runner = None
             if all(job.runner is None for job in self._jobs.values()):
                 self._idle.set()
-            self._evict()
+            has_evicted = self._evict()
+        if has_evicted:
+            in_use = (job.record.artifact_ids for job in self._jobs.values())
+            await self._artifacts.sweep(frozenset().union(*in_use))
 
     async def _quarantine(self, job_id: str, error: Exception) -> None:
         record = self._jobs[job_id].record
@@ -241,16 +244,16 @@ class DispatcherRunner:
             self._store.remove(job_id)
         self._count()
 
-    def _evict(self) -> None:
+    def _evict(self) -> bool:
+        """Forgets the jobs that ended first, where too many are kept; True when there were such."""
         ended = [id for id, job in self._jobs.items() if job.record.ended and job.runner is None]
+        ended.sort(key=lambda job_id: self._jobs[job_id].record.ended_at_ms)
         evicted = ended[: max(0, len(ended) - self._config.jobmanager_retained_jobs)]
         for job_id in evicted:
             del self._jobs[job_id]
             self._results.forget(job_id)
-        if evicted:
-            in_use = (job.record.artifact_ids for job in self._jobs.values())
-            self._artifacts.sweep(frozenset().union(*in_use))
         self._count()
+        return bool(evicted)
 
     def _count(self) -> None:
         self.counts = dict(Counter(job.record.state.name for job in self._jobs.values()))

@@ -35,11 +35,10 @@ from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.scheduler.slots import Slot
 from penstock.config import Configuration
-from penstock.errors import StreamError, TaskManagerLost
+from penstock.errors import StreamError
 from penstock.pb import graph_pb2
 
 _REPORTS_MAX = 1024
-_FREE_ATTEMPTS = 3
 _CANCELLATION_MARGIN_MS = 5_000
 
 
@@ -147,7 +146,7 @@ class JobMasterRunner:
         await self._inbox.report(event)
 
     async def run(self) -> None:
-        """Drives the job to its end; returns when all its slots are back."""
+        """Drives the job to its end; returns when its slots are back, or were asked for in vain."""
         self._cluster.join(self._job.job_id, self)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -268,28 +267,18 @@ async def free_slots(
 ) -> None:
     """Ends slot processes of one TaskManager, then gives the slots back to the pool.
 
-    A TaskManager that does not answer is asked again; what it still holds afterwards is freed when
-    its next heartbeat names it.
+    A TaskManager that does not answer may still hold them: it is asked again when its heartbeat names
+    them, and they are the pool's when it does not.
     """
     taskmanager_id = slots[0].taskmanager_id
-    for attempt in range(_FREE_ATTEMPTS):
-        try:
-            client = cluster.client(taskmanager_id)
-            await client.free_slots(job_id, [slot.slot_id for slot in slots])
-            break
-        except TaskManagerLost as error:
-            log.warning(
-                "slots.not_freed",
-                taskmanager_id=taskmanager_id,
-                attempt=attempt,
-                reason=str(error),
-            )
-            if not any(cluster.is_registered(taskmanager_id, slot.incarnation) for slot in slots):
-                break
-        except StreamError as error:
-            log.warning("slots.not_freed", taskmanager_id=taskmanager_id, reason=str(error))
-            break
-    cluster.take_back(job_id, slots)
+    try:
+        client = cluster.client(taskmanager_id)
+        await client.free_slots(job_id, [slot.slot_id for slot in slots])
+    except StreamError as error:
+        log.warning("slots.not_freed", taskmanager_id=taskmanager_id, reason=str(error))
+        cluster.take_back_later(job_id, slots)
+    else:
+        cluster.take_back(job_id, slots)
 
 
 def quarantine_cause(error: BaseException, now_ms: int) -> FailureCause:

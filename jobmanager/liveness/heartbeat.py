@@ -17,6 +17,7 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class _Peer:
     incarnation: str
+    heard_ms: int
     deadline_ms: int
     suspected: bool = False
 
@@ -37,7 +38,7 @@ class HeartbeatMonitor:
 
     def register(self, taskmanager_id: str, incarnation: str, now_ms: int) -> None:
         """A TaskManager has come (again)."""
-        self._peers[taskmanager_id] = _Peer(incarnation, now_ms + self._silence_ms)
+        self._peers[taskmanager_id] = _Peer(incarnation, now_ms, now_ms + self._silence_ms)
 
     def beat(self, taskmanager_id: str, incarnation: str, now_ms: int) -> bool:
         """A heartbeat came.
@@ -48,9 +49,15 @@ class HeartbeatMonitor:
         peer = self._peers.get(taskmanager_id)
         if peer is None or peer.incarnation != incarnation:
             return False
+        peer.heard_ms = now_ms
         peer.deadline_ms = now_ms + self._silence_ms
         peer.suspected = False
         return True
+
+    def is_alive(self, taskmanager_id: str, now_ms: int) -> bool:
+        """Whether a TaskManager was heard of within the last two intervals."""
+        peer = self._peers.get(taskmanager_id)
+        return peer is not None and now_ms - peer.heard_ms <= 2 * self._interval_ms
 
     def remove(self, taskmanager_id: str) -> None:
         """Stops watching; harmless for whom nobody watches."""

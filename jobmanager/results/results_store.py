@@ -1,7 +1,8 @@
 """Collect buffers of all jobs, and the waiting on them.
 
-A push waits for room, a fetch waits for rows. One client reads a collect sink at a time. Rows of
-ended jobs that nobody fetched are kept up to a bound over all jobs; the oldest go first.
+A push waits for room, a fetch waits for rows. One client reads a collect sink, once: what a fetch
+has taken is not here any more, so a second one would silently get the rest only. Rows of ended jobs
+that nobody fetched are kept up to a bound over all jobs; the oldest go first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class _Results:
         self.ended = False
         self.dropped = False
         self.reading = False
+        self.taken = False
 
     def wake(self) -> None:
         changed, self.changed = self.changed, asyncio.Event()
@@ -99,7 +101,7 @@ class ResultsStore:
         """Rows in order per subtask; ends when the job has ended and all are sent.
 
         Raises:
-            StoreNotFound: no such sink, or its rows had to be dropped.
+            StoreNotFound: no such sink, or its rows had to be dropped, or another fetch took some.
             JobRejected: somebody else reads it.
         """
         results = self._results.get((job_id, collect_id))
@@ -107,6 +109,11 @@ class ResultsStore:
             raise StoreNotFound(f"job {job_id} has no collect sink {collect_id!r}")
         if results.reading:
             raise JobRejected(f"collect {collect_id!r} of job {job_id} is being read already")
+        if results.taken:
+            raise StoreNotFound(
+                f"rows of collect {collect_id!r} of job {job_id} were taken by an earlier fetch, "
+                "which may have broken off: run the job again"
+            )
         results.reading = True
         try:
             while True:
@@ -117,6 +124,7 @@ class ResultsStore:
                     )
                 chunk = results.buffer.pop()
                 if chunk is not None:
+                    results.taken = True
                     results.wake()
                     yield client_pb2.ResultChunk(
                         subtask_index=chunk.subtask_index,

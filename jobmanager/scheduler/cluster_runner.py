@@ -85,6 +85,8 @@ class ClusterRunner:
         self._deadlines_changed = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._freeing: set[tuple[str, str, str]] = set()
+        # Slots whose end their TaskManagers have not confirmed, and the jobs that gave them up.
+        self._unconfirmed: dict[s.Slot, str] = {}
         self.counts = SlotCounts()
 
     # ------------------------------------------------------------ life
@@ -125,7 +127,7 @@ class ClusterRunner:
         """A TaskManager has come, or has come back.
 
         Raises:
-            JobRejected: it says nothing that could be used.
+            JobRejected: it says nothing that could be used, or a living one elsewhere has its id.
         """
         if not request.taskmanager_id or not request.rpc_address or request.slots < 1:
             raise JobRejected(
@@ -137,6 +139,12 @@ class ClusterRunner:
             if known.incarnation == request.incarnation and known.address == request.rpc_address:
                 self._monitor.register(request.taskmanager_id, request.incarnation, self._now_ms())
                 return
+            is_elsewhere = known.address != request.rpc_address
+            if is_elsewhere and self._monitor.is_alive(request.taskmanager_id, self._now_ms()):
+                raise JobRejected(
+                    f"taskmanager.id {request.taskmanager_id} is in use by {known.address} (pid "
+                    f"{known.pid}): give the TaskManager at {request.rpc_address} another one"
+                )
             self._lose(request.taskmanager_id, "it was restarted")
         assert self._tasks is not None, "registrations come while the cluster runs"
         client = self._connect(request.taskmanager_id, request.rpc_address)
@@ -171,9 +179,19 @@ class ClusterRunner:
             return False
         taskmanager = self._taskmanagers[request.taskmanager_id]
         taskmanager.last_heartbeat_ms = self._clock.now_ms()
-        for held in request.held_slots:
-            if not self._pool.holds(held.job_id, request.taskmanager_id, held.slot_id):
-                self._free_unknown(taskmanager.client, held.job_id, held.slot_id)
+        held = {(slot.job_id, slot.slot_id) for slot in request.held_slots}
+        given_up = {
+            (job_id, slot.slot_id): slot
+            for slot, job_id in self._unconfirmed.items()
+            if slot.taskmanager_id == request.taskmanager_id
+        }
+        for (job_id, slot_id), slot in given_up.items():
+            if (job_id, slot_id) not in held:
+                self.take_back(job_id, (slot,))
+        for job_id, slot_id in held:
+            is_wanted = self._pool.holds(job_id, request.taskmanager_id, slot_id)
+            if not is_wanted or (job_id, slot_id) in given_up:
+                self._free_again(taskmanager.client, job_id, slot_id)
         return True
 
     def goodbye(self, request: internal_pb2.GoodbyeRequest) -> None:
@@ -230,6 +248,11 @@ class ClusterRunner:
     def _lose(self, taskmanager_id: str, reason: str) -> None:
         taskmanager = self._taskmanagers.pop(taskmanager_id)
         self._monitor.remove(taskmanager_id)
+        self._unconfirmed = {
+            slot: job_id
+            for slot, job_id in self._unconfirmed.items()
+            if slot.taskmanager_id != taskmanager_id
+        }
         self._log.warning("taskmanager.lost", taskmanager_id=taskmanager_id, reason=reason)
         cause = FailureCause(
             "TaskManagerLost",
@@ -248,8 +271,8 @@ class ClusterRunner:
         taskmanager.watcher.cancel()
         await taskmanager.client.close()
 
-    def _free_unknown(self, client: TaskManagerClient, job_id: str, slot_id: str) -> None:
-        """Ends a slot that a TaskManager holds for a job that does not have it."""
+    def _free_again(self, client: TaskManagerClient, job_id: str, slot_id: str) -> None:
+        """Ends a slot that a TaskManager holds for a job that does not want it."""
         slot = (client.taskmanager_id, job_id, slot_id)
         if slot in self._freeing or self._tasks is None:
             return
@@ -292,7 +315,19 @@ class ClusterRunner:
 
     def take_back(self, job_id: str, slots: tuple[s.Slot, ...]) -> None:
         """Slots whose processes have ended."""
+        for slot in slots:
+            self._unconfirmed.pop(slot, None)
         self._step(s.SlotsFreed(job_id, slots))
+
+    def take_back_later(self, job_id: str, slots: tuple[s.Slot, ...]) -> None:
+        """Slots that may still be held: the first heartbeat that does not name them gives them back.
+
+        Those of a TaskManager that is lost are lost with it.
+        """
+        known = [
+            slot for slot in slots if self.is_registered(slot.taskmanager_id, slot.incarnation)
+        ]
+        self._unconfirmed |= dict.fromkeys(known, job_id)
 
     def held_slots(self, job_id: str) -> Mapping[str, tuple[s.Slot, ...]]:
         """TaskManager -> the slots of it that a job has."""

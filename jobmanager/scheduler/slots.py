@@ -1,7 +1,8 @@
 """The slot pool: whose slots there are, who has them, who waits.
 
-Requests are all or nothing and are served strictly in order of arrival, so that a large job is not
-starved by small ones. A grant is spread: each slot comes from the TaskManager that is least loaded
+Requests are all or nothing and are served in order of arrival, so that a large job is not starved by
+small ones; only a request for more slots than the cluster has holds nobody up while it waits for more
+TaskManagers. A grant is spread: each slot comes from the TaskManager that is least loaded
 at that moment.
 
 Invariants (``check``): a slot is held by at most one job; a job has at most one open request; a
@@ -228,6 +229,8 @@ class SlotPool:
     def _grant(self) -> list[SlotEffect]:
         effects: list[SlotEffect] = []
         for request in list(self._queue.values()):
+            if request.count > self.total:
+                continue
             if request.count > self.free:
                 break
             del self._queue[request.job_id]
@@ -271,5 +274,6 @@ class SlotPool:
             for slot in (*taskmanager.free, *taskmanager.holder):
                 assert slot.taskmanager_id == taskmanager_id
                 assert slot.incarnation == taskmanager.incarnation
-        head = next(iter(self._queue.values()), None)
+        possible = (request for request in self._queue.values() if request.count <= self.total)
+        head = next(possible, None)
         assert head is None or head.count > self.free, "whoever can be served is served"

@@ -60,6 +60,8 @@ def start(
         values["taskmanager.numberOfTaskSlots"] = slots
     local.configure(values)
     local.start(taskmanagers=taskmanagers)
+    if slots is not None:
+        _warn_of_other_slots(local.slots(), slots)
     _print_status(local.status(), as_json)
 
 
@@ -84,6 +86,16 @@ def stop(directory: Path | None, as_json: bool) -> None:
 def status(directory: Path | None, as_json: bool) -> None:
     """Show the daemons of the cluster."""
     _print_status(LocalCluster(directory or default_directory()).status(), as_json)
+
+
+def _warn_of_other_slots(running: dict[str, int], wanted: int) -> None:
+    others = [f"{name} with {count}" for name, count in running.items() if count != wanted]
+    if others:
+        click.echo(
+            f"penstock: {', '.join(others)} slots ran already: --slots {wanted} counts for "
+            "TaskManagers that are started from now on; stop the cluster and start it again",
+            err=True,
+        )
 
 
 def _print_status(status: dict[str, Any], as_json: bool) -> None:

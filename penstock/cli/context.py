@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from penstock.addresses import format_address, parse_addresses
 from penstock.client import Client
 from penstock.config import Configuration
 from penstock.credentials import load_token
@@ -42,11 +43,15 @@ def client_configuration() -> Configuration:
 
 
 def jobmanager_addresses(option: str | None) -> str:
-    """The ``--jobmanager`` option, else the configured address."""
-    if option:
-        return option
+    """The ``--jobmanager`` option, else the configured address.
+
+    Raises:
+        ConfigurationError: the option is no list of addresses.
+    """
+    if option is not None:
+        return ",".join(parse_addresses(option))
     config = client_configuration()
-    return f"{config.jobmanager_rpc_address}:{config.jobmanager_rpc_port}"
+    return format_address(config.jobmanager_rpc_address, config.jobmanager_rpc_port)
 
 
 @contextlib.contextmanager

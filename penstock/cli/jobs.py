@@ -116,27 +116,25 @@ def logs(job: str, subtask: str | None, jobmanager: str | None, as_json: bool) -
     vertex, index = _subtask(subtask)
     with connected(jobmanager) as client:
         job_id = client.job(job).summary.job_id
-        chunks = list(client.logs(job_id, vertex, index))
+        # A piece may end in the middle of a character.
+        content: dict[tuple[str, int, int], bytearray] = {}
+        for chunk in client.logs(job_id, vertex, index):
+            key = chunk.vertex, chunk.subtask_index, chunk.attempt
+            content.setdefault(key, bytearray()).extend(chunk.data)
+    texts = {key: data.decode(errors="replace") for key, data in content.items()}
     if as_json:
         print_json(
             {
                 "logs": [
-                    {
-                        "vertex": chunk.vertex,
-                        "subtask_index": chunk.subtask_index,
-                        "attempt": chunk.attempt,
-                        "text": chunk.data.decode(errors="replace"),
-                    }
-                    for chunk in chunks
+                    {"vertex": vertex, "subtask_index": index, "attempt": attempt, "text": text}
+                    for (vertex, index, attempt), text in texts.items()
                 ]
             }
         )
         return
-    heading = None
-    for chunk in chunks:
-        if heading != (heading := (chunk.vertex, chunk.subtask_index, chunk.attempt)):
-            click.echo(f"==> {heading[0]}/{heading[1]} attempt {heading[2]} <==")
-        click.echo(chunk.data.decode(errors="replace"), nl=False)
+    for (vertex, index, attempt), text in texts.items():
+        click.echo(f"==> {vertex}/{index} attempt {attempt} <==")
+        click.echo(text, nl=False)
 
 
 def _subtask(text: str | None) -> tuple[str, int]:

@@ -24,6 +24,7 @@ from penstock.code_shipping import import_paths
 from penstock.config import parse_override
 from penstock.errors import ConfigurationError, JobRejected, StreamError
 from penstock.graph import explain, plan_dict
+from penstock.job import job_result
 from penstock.progress import ProgressDisplay
 from penstock.submission import PlanCollected, SubmissionOverride, submission_override
 
@@ -73,7 +74,7 @@ def run(
         py_files=py_files,
         requirements=_requirements(requirements),
     )
-    with ProgressDisplay() as display, submission_override(override):
+    with ProgressDisplay() as display, submission_override(override), _free_stdout(as_json):
         override.on_progress = display
         status = _run_script(script, arguments, py_files)
     if as_json:
@@ -106,7 +107,7 @@ def plan(
         config=_configuration(overrides), py_files=py_files, plan_only=True
     )
     try:
-        with submission_override(override):
+        with submission_override(override), _free_stdout(as_json):
             status = _run_script(script, arguments, py_files)
     except PlanCollected as collected:
         if as_json:
@@ -154,6 +155,11 @@ def _print_script_error(script: Path) -> None:
     traceback.print_exception(kind, error, trace)
 
 
+def _free_stdout(as_json: bool) -> contextlib.AbstractContextManager[object]:
+    """With ``--json`` what the script prints goes to stderr: stdout is for one JSON document."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def _script_arguments(
     script: Path, arguments: Sequence[str], py_files: Sequence[Path]
@@ -178,7 +184,11 @@ def _configuration(overrides: Sequence[str]) -> dict[str, str]:
 def _requirements(path: Path | None) -> list[str]:
     if path is None:
         return []
-    lines = [line.split(" #")[0].strip() for line in path.read_text().splitlines()]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobRejected(f"--requirements: {path} cannot be read: {error}") from error
+    lines = [line.split(" #")[0].strip() for line in text.splitlines()]
     options = [line for line in lines if line.startswith("-")]
     if options:
         raise JobRejected(f"{path}: {options[0]!r} is an option of pip; list requirements only")
@@ -186,18 +196,19 @@ def _requirements(path: Path | None) -> list[str]:
 
 
 def _jobs(override: SubmissionOverride) -> list[dict[str, object]]:
-    results = {result.job_id: result for result in override.results}
     jobs: list[dict[str, object]] = []
     for handle in override.handles:
-        summary = handle.details().summary
-        result = results.get(handle.job_id)
+        details = handle.details()
+        result = job_result(details)
         jobs.append(
             {
                 "job_id": handle.job_id,
-                "name": summary.name,
-                "status": handle.status(),
-                "duration_s": result.duration.total_seconds() if result else None,
-                "metrics": handle.metrics(),
+                "name": details.summary.name,
+                "status": result.status,
+                "duration_s": (
+                    result.duration.total_seconds() if details.summary.ended_at_ms else None
+                ),
+                "metrics": result.metrics,
             }
         )
     return jobs

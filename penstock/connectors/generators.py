@@ -119,6 +119,28 @@ def nexmark_source(
     return spec, schema if columns is None else pa.schema([schema.field(n) for n in columns])
 
 
+def sample_nexmark(spec: graph_pb2.NexmarkSource, schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """The first rows of a Nexmark source.
+
+    Args:
+        spec: the source.
+        schema: the columns to make.
+        rows: at most.
+    """
+    from penstock import nexmark
+
+    count = rows if spec.events < 0 else min(rows, nexmark.kind_count(spec.kind, spec.events))
+    return nexmark.nexmark_batch(
+        spec.kind,
+        spec.seed,
+        0,
+        count,
+        columns=schema.names,
+        first_event_time_ms=spec.first_event_time_ms,
+        event_interval_us=spec.event_interval_us,
+    )
+
+
 def _check_count(count: int | None, name: str) -> int:
     if count is None:
         return _ENDLESS

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.column_values import short_repr
+from penstock.column_values import row_text
 from penstock.errors import BadRecord, ExpressionError
 from penstock.expressions import calls
 from penstock.expressions.casting import cast_kernel
@@ -28,7 +28,6 @@ Evaluate = Callable[[pa.RecordBatch], Any]
 """Batch in, array of its length or scalar out."""
 
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError)
-_ROW_CHARACTERS = 500
 # Functions of which the first argument is no value among values.
 _FIRST_STANDS_APART = frozenset({"if_else", "choose", "case_when", "list_element"})
 
@@ -96,7 +95,7 @@ class CompiledExpression:
             self._evaluate(batch.slice(start, rows))
         except _ARROW_ERRORS as e:
             error = e
-        row = short_repr(_row_dict(batch, start), _ROW_CHARACTERS) if rows else ""
+        row = row_text(user_batch(batch), start) if rows else ""
         return BadRow(f"cannot compute {self.text}: {error}", row=row, row_index=start)
 
 
@@ -290,11 +289,3 @@ def _type_error(expression: Expr, arguments: Sequence[_Bound], error: Exception)
     if isinstance(error, pa.ArrowNotImplementedError):
         reason = "it does not work on these types"
     return f"cannot compute {expression}: {reason}; {described}"
-
-
-def _row_dict(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
-    row = user_batch(batch).slice(index, 1)
-    return {
-        name: column[0].as_py() if not pt.is_timestamp(column.type) else str(column[0])
-        for name, column in zip(row.schema.names, row.columns, strict=True)
-    }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.errors import JobRejected
-from penstock.graph_operators import side_schema
+from penstock.graph_operators import shown_name, side_schema
 from penstock.pb import graph_pb2
 from penstock.schema import schema_to_bytes
 from penstock.storage.key_groups import default_max_parallelism
@@ -181,7 +181,7 @@ def chain_name(vertex: graph_pb2.Vertex) -> str:
         children[operator.input.operator_index].append(i)
 
     def name(index: int) -> str:
-        own, below = vertex.operators[index].name, children[index]
+        own, below = shown_name(vertex.operators[index]), children[index]
         if not below:
             return own
         if len(below) == 1:

@@ -175,14 +175,14 @@ class Planner:
         if (
             not self._config.pre_aggregation
             or given.partitioning != _HASH
-            or proto.on_error.action != graph_pb2.ERROR_ACTION_FAIL
             or not can_pre_aggregate(
                 dict(operation.aggregates), given.source.schema, operation.keys, window
             )
         ):
             return given
         uid = derived_uid("pre_aggregate", proto.uid, given.source.operator.proto.uid)
-        partial = graph_pb2.Operator(uid=uid, uid_is_generated=True, name="pre_aggregate")
+        # It has the aggregation's name: what fails here is the user's aggregate.
+        partial = graph_pb2.Operator(uid=uid, uid_is_generated=True, name=node.name)
         if window is None:
             proto.running_aggregate.phase = graph_pb2.AGGREGATION_PHASE_FINAL
             partial.running_aggregate.CopyFrom(proto.running_aggregate)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from common.elements import TIME_LIMIT_MS
 from penstock.connectors.listing import ListedFile
 from penstock.connectors.messages import os_reason, shorten
 from penstock.connectors.source import Split
@@ -120,7 +121,10 @@ def _min_event_time(metadata: Any, column: int, first: int, end: int) -> int | N
         statistics = metadata.row_group(index).column(column).statistics
         if statistics is None or not statistics.has_min_max:
             return None
-        value = event_time_ms(statistics.min)
+        try:
+            value = event_time_ms(statistics.min)
+        except OverflowError:  # a time that Python's datetime cannot hold
+            return None
         if value is None:
             return None
         smallest.append(value)
@@ -129,10 +133,10 @@ def _min_event_time(metadata: Any, column: int, first: int, end: int) -> int | N
 
 def event_time_ms(value: Any) -> int | None:
     """An event-time column's value in milliseconds since the epoch; None for what is none."""
-    if isinstance(value, bool):
+    if isinstance(value, bool) or value != value:  # pandas' NaT is a datetime
         return None
     if isinstance(value, int):
-        return value
+        return value if abs(value) <= TIME_LIMIT_MS else None
     if isinstance(value, dt.datetime):
         zoned = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         since = zoned - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from penstock.protocol import PARENT_DEATH_VARIABLE
+
 _ONE_THREAD = {
     # Libraries start threads when they are imported, and a process with threads cannot be forked.
     "OPENBLAS_NUM_THREADS": "1",
@@ -22,9 +24,11 @@ def slot_variables(inherited: Mapping[str, str], cache_directory: Path) -> dict[
         cache_directory: holds compiled kernels, unless the environment names another place; it
             outlives the daemon, so that the next start finds them.
     """
+    # What is for the daemon alone must not reach a cluster that user code starts.
+    own = {name: value for name, value in inherited.items() if name != PARENT_DEATH_VARIABLE}
     return {
         "NUMBA_CACHE_DIR": str(cache_directory / "numba"),
         "PYTHONUNBUFFERED": "1",
-        **inherited,
+        **own,
         **_ONE_THREAD,
     }

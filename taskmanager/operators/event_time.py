@@ -8,27 +8,32 @@ front of an exchange.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 from typing_extensions import override
 
 from common.elements import (
     MAX_TIMESTAMP_MS,
     MIN_TIMESTAMP_MS,
+    TIME_LIMIT_MS,
     OperatorOutput,
     OriginEnded,
     SideOutput,
     StreamStatus,
     Watermark,
 )
+from penstock.column_values import row_text
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_from_bytes, user_batch
+from penstock.schema import schema_from_bytes, user_batch
 from taskmanager.alignment.watermark_generator import WatermarkGenerator
+from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 
-_EVENT_TIME_FIELD = pa.field(EVENT_TIME, pa.int64(), nullable=False)
+_MS_PER_DAY = 86_400_000
 
 
 class EventTimeOperator(Operator):
@@ -36,9 +41,8 @@ class EventTimeOperator(Operator):
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._spec = spec.event_time
-        self._on_error = spec.on_error
+        self._policy = BadRecordPolicy(spec)
         self._schema = schema_from_bytes(spec.output_schema)
-        self._name = spec.name
         self._column_index = schema_from_bytes(spec.input_schema).get_field_index(self._spec.column)
         self._emitted_ms = MIN_TIMESTAMP_MS
         self._last_emitted_ns = 0
@@ -47,6 +51,7 @@ class EventTimeOperator(Operator):
     @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
+        self._policy.open(context)
         self._generator = WatermarkGenerator(
             context.origins, self._spec.out_of_orderness_ms, self._spec.idle_timeout_ms
         )
@@ -56,15 +61,13 @@ class EventTimeOperator(Operator):
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
-        column = batch.column(self._column_index)
-        if column.null_count:
-            batch, bad = self._without_nulls(batch, column)
-            if bad is not None:
-                yield bad
+        event_times = to_event_time(batch.column(self._column_index))
+        if event_times.null_count:
+            yield from self._report_bad(batch, event_times)
+            good = event_times.is_valid()
+            batch, event_times = batch.filter(good), event_times.filter(good)
             if not batch.num_rows:
                 return
-            column = batch.column(self._column_index)
-        event_times = to_event_time(column)
         now_ms = self.context.clock.now_ms()
         self._generator.rows_seen(pc.max(event_times).as_py(), now_ms)
         columns = [*batch.columns, event_times]
@@ -123,33 +126,70 @@ class EventTimeOperator(Operator):
             self._was_idle = self._generator.is_idle
             yield StreamStatus(active=not self._was_idle)
 
-    def _without_nulls(
-        self, batch: pa.RecordBatch, column: pa.Array
-    ) -> tuple[pa.RecordBatch, SideOutput | None]:
-        is_null = column.is_null()
-        bad = user_batch(batch.filter(is_null))
-        message = f"{self._spec.column} is null: it has no event time"
-        if self._on_error.action == graph_pb2.ERROR_ACTION_FAIL:
-            raise BadRecord(message, operator=self._name, row=str(bad.slice(0, 1).to_pylist()[0]))
-        self.context.counters.bad_records += bad.num_rows
-        good = batch.filter(pc.invert(is_null))
-        if self._on_error.action == graph_pb2.ERROR_ACTION_SKIP:
-            return good, None
-        bad = bad.append_column("error", pa.array([message] * bad.num_rows, pa.string()))
-        return good, SideOutput(self._on_error.tag, bad)
+    def _report_bad(self, batch: pa.RecordBatch, event_times: pa.Array) -> Iterator[SideOutput]:
+        """Hands the rows without an event time to the error policy."""
+        for index in pc.indices_nonzero(event_times.is_null()).to_pylist():
+            self._policy.handle(index, partial(self._failure, batch, index))
+        return self._policy.side_output(batch)
+
+    def _failure(self, batch: pa.RecordBatch, index: int) -> BadRecord:
+        why = _why_none(batch.column(self._column_index)[index])
+        row = row_text(user_batch(batch), index)
+        return BadRecord(f"{self._spec.column} {why}", row=row)
 
 
 def to_event_time(column: pa.Array) -> pa.Array:
-    """Integers (milliseconds), timestamps or dates as int64 milliseconds since the epoch."""
+    """Event times in milliseconds since the epoch.
+
+    Args:
+        column: integers (milliseconds), timestamps or dates; any other type has no event times.
+
+    Returns:
+        int64, null where there is none: at nulls and beyond ``TIME_LIMIT_MS``.
+    """
     kind = column.type
-    if pa.types.is_int64(kind):
-        return column
-    if pa.types.is_timestamp(kind):
-        if kind.unit != "ms":
-            column = pc.floor_temporal(column, unit="millisecond").cast(
-                pa.timestamp("ms", kind.tz), safe=False
-            )
-        return column.cast(pa.int64())
-    if pa.types.is_date(kind):
-        return column.cast(pa.timestamp("ms")).cast(pa.int64())
-    return column.cast(pa.int64())
+    if pt.is_date32(kind):
+        return pc.multiply(column.view(pa.int32()).cast(pa.int64()), _MS_PER_DAY)
+    if pt.is_integer(kind):
+        return _within(column, TIME_LIMIT_MS).cast(pa.int64())
+    if pt.is_date64(kind):
+        return _within(column.view(pa.int64()), TIME_LIMIT_MS)
+    if not pt.is_timestamp(kind):
+        return pa.nulls(len(column), pa.int64())
+    numbers = column.view(pa.int64())
+    if kind.unit == "s":
+        return pc.multiply(_within(numbers, TIME_LIMIT_MS // 1000), 1000)
+    if kind.unit == "ms":
+        return _within(numbers, TIME_LIMIT_MS)
+    return _floor_divide(numbers, 1000 if kind.unit == "us" else 1_000_000)
+
+
+def _within(numbers: pa.Array, limit: int) -> pa.Array:
+    """The numbers, null where they lie beyond the limit in either direction."""
+    low, high = pc.min_max(numbers).values()
+    if not low.is_valid or (low.as_py() >= -limit and high.as_py() <= limit):
+        return numbers
+    good = pc.less_equal(numbers, pa.scalar(limit, numbers.type))
+    if pt.is_signed_integer(numbers.type):
+        good = pc.and_(good, pc.greater_equal(numbers, pa.scalar(-limit, numbers.type)))
+    return pc.if_else(good, numbers, pa.scalar(None, numbers.type))
+
+
+def _floor_divide(numbers: pa.Array, divisor: int) -> pa.Array:
+    floored = numbers.fill_null(0).to_numpy() // divisor
+    mask = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
+    return pa.array(floored, mask=mask)
+
+
+def _why_none(value: pa.Scalar) -> str:
+    """What is wrong with a value that is no event time."""
+    kind = value.type
+    if not value.is_valid:
+        return "is null: the row has no event time"
+    if not (pt.is_integer(kind) or pt.is_temporal(kind)):
+        return (
+            f"is {value.as_py()} ({kind}): an event time is an integer (milliseconds since the epoch), a "
+            "timestamp or a date; convert the column first, for example with .cast('int64')"
+        )
+    number = value.as_py() if pt.is_integer(kind) else value.value
+    return f"is {number} ({kind}): event times lie within 2**62 ms of the epoch"

@@ -14,7 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, OperatorOutput, Watermark
+from common.elements import (
+    MAX_TIMESTAMP_MS,
+    MIN_TIMESTAMP_MS,
+    TIME_LIMIT_MS,
+    OperatorOutput,
+    Watermark,
+)
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME, schema_from_bytes
@@ -22,7 +28,6 @@ from taskmanager.kernels import time_bounds
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.late_rows import handle_late_rows
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
-from taskmanager.operators.sliced_window import TIME_LIMIT_MS
 from taskmanager.operators.window_contents import FiredInstances, InstanceContents
 from taskmanager.state.session_table import SessionTable
 

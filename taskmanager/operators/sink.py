@@ -20,6 +20,7 @@ from taskmanager.operators.user_failure import user_traceback
 _CHUNKS_UNDER_WAY_MAX = 4
 _CHUNK_BYTES = 1 << 20
 _CHUNK_BYTES_MAX = 32 << 20
+_GATHER_NS = 10_000_000
 
 
 class SinkOperator(Operator):
@@ -113,7 +114,8 @@ class CollectOperator(Operator):
     """Ships rows to the JobManager, from where the client fetches them.
 
     At most ``_CHUNKS_UNDER_WAY_MAX`` chunks are on their way; until one is taken the chain waits,
-    and with it everything upstream.
+    and with it everything upstream. A chunk costs a round trip through three processes: small batches
+    (windows that fire one by one) gather for a moment, until they are worth one, or the input is idle.
     """
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
@@ -123,6 +125,10 @@ class CollectOperator(Operator):
         self._next_sequence = 0
         self._taken_sequence = -1
         self._is_satisfied = False
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+        self._last_sent_ns = 0
 
     @property
     def collect_id(self) -> str:
@@ -134,7 +140,33 @@ class CollectOperator(Operator):
         rows = user_batch(batch)
         if self._limit:
             rows = rows.slice(0, max(0, self._limit - self._sent_rows))
+        if not rows.num_rows or self._is_satisfied:
+            return
         self._sent_rows += rows.num_rows
+        self._waiting.append(rows)
+        self._waiting_rows += rows.num_rows
+        self._waiting_bytes += rows.nbytes
+        if (
+            self._waiting_rows >= self.context.config.batch_rows
+            or self._waiting_bytes >= _CHUNK_BYTES
+            or self.context.clock.monotonic_ns() - self._last_sent_ns >= _GATHER_NS
+        ):
+            yield from self._send_waiting()
+
+    @override
+    def on_idle(self) -> Iterator[OperatorOutput]:
+        return self._send_waiting()
+
+    @override
+    def on_end_of_data(self) -> Iterator[OperatorOutput]:
+        return self._send_waiting()
+
+    def _send_waiting(self) -> Iterator[OperatorOutput]:
+        if not self._waiting:
+            return
+        rows = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()[0]
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        self._last_sent_ns = self.context.clock.monotonic_ns()
         chunk_rows = max(1, rows.num_rows * _CHUNK_BYTES // max(1, rows.nbytes))
         for start in range(0, rows.num_rows, chunk_rows):
             if start:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import MAX_TIMESTAMP_MS, OperatorOutput, Watermark
+from common.elements import MAX_TIMESTAMP_MS, TIME_LIMIT_MS, OperatorOutput, Watermark
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME
@@ -26,9 +26,6 @@ from taskmanager.operators.slice_timeline import SliceTimeline
 from taskmanager.operators.window_contents import Rows, SliceContents
 
 Int64Array = npt.NDArray[np.int64]
-
-TIME_LIMIT_MS = 2**62
-"""Times beyond it, in either direction, are no times."""
 
 
 class _SlicedWindowOperator(Operator):

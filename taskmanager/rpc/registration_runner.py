@@ -20,6 +20,7 @@ from common.pb import internal_pb2
 from penstock.errors import (
     Fenced,
     JobManagerUnreachable,
+    JobRejected,
     ProtocolMismatch,
     StreamError,
     Unauthenticated,
@@ -72,7 +73,8 @@ class RegistrationRunner:
         new_incarnation: makes a fresh id.
         metrics: latest metrics of all attempts.
         held_slots: slots held for jobs.
-        adopt_epoch: told the leader epoch of each registration; raises ``Fenced`` for an old one.
+        follow: told cluster id and leader epoch of each registration, ends what ran for another leader;
+            raises ``Fenced`` for an earlier leader of the same cluster.
         drop_all: ends everything that runs, with the reason; returns when it has ended.
     """
 
@@ -85,7 +87,7 @@ class RegistrationRunner:
         new_incarnation: Callable[[], str],
         metrics: Callable[[], Sequence[internal_pb2.AttemptMetrics]],
         held_slots: Callable[[], Sequence[internal_pb2.HeldSlot]],
-        adopt_epoch: Callable[[int], Awaitable[None]],
+        follow: Callable[[str, int], Awaitable[None]],
         drop_all: Callable[[str], Awaitable[None]],
     ) -> None:
         self._identity = identity
@@ -94,7 +96,7 @@ class RegistrationRunner:
         self._new_incarnation = new_incarnation
         self._metrics = metrics
         self._held_slots = held_slots
-        self._adopt_epoch = adopt_epoch
+        self._follow = follow
         self._drop_all = drop_all
         self._outbox = EventOutbox()
         self._events_waiting = asyncio.Event()
@@ -142,6 +144,7 @@ class RegistrationRunner:
         """Registers, serves, and registers again, until cancelled.
 
         Raises:
+            JobRejected: the JobManager does not take it: another daemon has its id.
             ProtocolMismatch: the JobManager takes no TaskManager of this version.
             Unauthenticated: the token is missing or wrong.
         """
@@ -179,15 +182,17 @@ class RegistrationRunner:
         while response is None:
             try:
                 answer = await self._client.register(request)
-                await self._adopt_epoch(answer.leader_epoch)
+                await self._follow(answer.cluster_id, answer.leader_epoch)
                 response = answer
                 continue
-            except (ProtocolMismatch, Unauthenticated):
+            except (JobRejected, ProtocolMismatch, Unauthenticated):
                 raise
+            except Fenced as error:
+                self._log.error(
+                    "leader.refused", jobmanager=self._client.address, reason=str(error)
+                )
             except StreamError as error:
-                if not is_transient(error) and not isinstance(
-                    error, (Fenced, JobManagerUnreachable)
-                ):
+                if not is_transient(error) and not isinstance(error, JobManagerUnreachable):
                     self._log.error("registration.refused", reason=str(error))
                 else:
                     self._log.info("registration.retried", reason=str(error))

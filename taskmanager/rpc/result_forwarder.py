@@ -3,7 +3,9 @@
 Each collect of each attempt has a queue and a task of its own: a client that reads one collect does
 not wait for another. Invariants: chunks of a collect leave in order, one at a time; the slot hears
 ``ResultsTaken`` only after the JobManager has taken the chunk; at most ``_QUEUED_MAX`` chunks wait
-here per collect, then the slot's line is not read on (slots keep far fewer under way).
+here per collect, then the slot's line is not read on (slots keep far fewer under way); rows that the
+JobManager refuses are wanted by nobody where it has fenced them off, else they end the slot, so that
+their attempt fails.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 
 from common.log import get_logger
 from common.pb import internal_pb2
-from penstock.errors import StreamError
+from penstock.errors import Fenced, StreamError
 from taskmanager.daemon.background import Background, BackgroundWork
 from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
 from taskmanager.slots.attempt_table import AttemptKey, key_of
@@ -78,7 +80,14 @@ class ResultForwarder:
     ) -> None:
         while True:
             results = await queue.get()
-            satisfied = await self._push(slot.job_id, results)
+            try:
+                satisfied = await self._push(slot.job_id, results)
+            except StreamError as error:
+                self._log.error("results.refused", job_id=slot.job_id, reason=str(error))
+                slot.kill(
+                    f"the JobManager did not take rows of collect {results.collect_id}: {error}"
+                )
+                return
             await slot.send(
                 internal_pb2.SlotCommand(
                     results_taken=internal_pb2.ResultsTaken(
@@ -91,7 +100,11 @@ class ResultForwarder:
             )
 
     async def _push(self, job_id: str, results: internal_pb2.SlotResults) -> bool:
-        """Pushes one chunk; True when no more are wanted."""
+        """Pushes one chunk; True when no more are wanted.
+
+        Raises:
+            StreamError: the JobManager will never take it.
+        """
         request = internal_pb2.PushResultsRequest(
             job_id=job_id,
             collect_id=results.collect_id,
@@ -101,10 +114,12 @@ class ResultForwarder:
         while True:
             try:
                 return (await self._client.push_results(request, _PUSH_TIMEOUT_S)).satisfied
+            except Fenced as error:
+                # The job has ended, or another leader has it: its slot is about to be freed.
+                self._log.warning("results.fenced", job_id=job_id, reason=str(error))
+                return True
             except StreamError as error:
                 if not is_transient(error):
-                    # The job has ended, or another leader has it: its slot is about to be freed.
-                    self._log.warning("results.refused", job_id=job_id, reason=str(error))
-                    return True
+                    raise
                 self._log.info("results.retried", job_id=job_id, reason=str(error))
             await asyncio.sleep(_RETRY_S)

@@ -1,7 +1,7 @@
 """What the JobManager can ask of this TaskManager.
 
-Each call that changes something is checked against the leader epoch first: an older one is refused,
-a newer one is adopted, and whatever ran for the older leader is ended.
+Each call that changes something is checked against the leader epoch first: only the leader with which
+this TaskManager has registered is obeyed.
 """
 
 from __future__ import annotations

@@ -124,10 +124,10 @@ class SlotSupervisor:
         )
 
     def held_slots(self) -> list[internal_pb2.HeldSlot]:
-        """What the heartbeat says about slots."""
+        """What the heartbeat says about slots: whose they are, until their processes have ended."""
         return [
             internal_pb2.HeldSlot(slot_id=slot_id, job_id=job_id)
-            for slot_id, job_id in self._table.held()
+            for slot_id, job_id in self._table.holders()
         ]
 
     # ------------------------------------------------------------ slots

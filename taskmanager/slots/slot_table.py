@@ -1,8 +1,9 @@
 """Who holds which slot of this TaskManager (pure).
 
 Invariants (``check``): at most ``capacity`` slots are held; a slot is held by one job at a time; all
-held slots belong to one leader epoch, the newest one known; a slot that is stopping is held until
-its process has ended.
+allocated slots belong to one leader: the newest epoch known of the cluster that this TaskManager has
+registered with (epochs of different clusters say nothing about each other); a slot that is stopping
+is held until its process has ended.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class SlotTable:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
+        self._cluster_id = ""
         self._leader_epoch = 0
         self._held: dict[str, _Held] = {}
 
@@ -67,7 +69,7 @@ class SlotTable:
 
     @property
     def leader_epoch(self) -> int:
-        """The newest leader epoch known."""
+        """The epoch of the leader that is followed."""
         return self._leader_epoch
 
     def held(self) -> tuple[tuple[str, str], ...]:
@@ -78,6 +80,10 @@ class SlotTable:
             if held.state is SlotState.ALLOCATED
         )
 
+    def holders(self) -> tuple[tuple[str, str], ...]:
+        """Slot id and job id of each slot that is held, also while it is stopping."""
+        return tuple((slot_id, held.job_id) for slot_id, held in self._held.items())
+
     def slots_of(self, job_id: str) -> tuple[str, ...]:
         """The allocated slots of a job."""
         return tuple(slot_id for slot_id, holder in self.held() if holder == job_id)
@@ -87,24 +93,41 @@ class SlotTable:
         held = self._held.get(slot_id)
         return held is not None and held.state is SlotState.ALLOCATED
 
-    def adopt_epoch(self, leader_epoch: int) -> tuple[str, ...]:
-        """Checks the fence of a call.
+    def follow(self, cluster_id: str, leader_epoch: int) -> tuple[str, ...]:
+        """Follows the leader with which this TaskManager has registered.
 
         Returns:
-            The slots to stop: those of older leaders, when this epoch is new.
+            The slots to stop: those of an earlier leader, or of another cluster.
 
         Raises:
-            Fenced: the caller's epoch is older than one known.
+            Fenced: it is an earlier leader of the same cluster.
         """
+        if (cluster_id, leader_epoch) == (self._cluster_id, self._leader_epoch):
+            return ()
+        if cluster_id == self._cluster_id:
+            self._refuse_older(leader_epoch)
+        self._cluster_id, self._leader_epoch = cluster_id, leader_epoch
+        return self._stop(slot_id for slot_id, _ in self.held())
+
+    def check_epoch(self, leader_epoch: int) -> None:
+        """Checks the fence of a call.
+
+        Raises:
+            Fenced: the caller is not the leader that is followed.
+        """
+        self._refuse_older(leader_epoch)
+        if leader_epoch > self._leader_epoch:
+            raise Fenced(
+                f"this TaskManager follows leader epoch {self._leader_epoch} and has not registered "
+                f"with epoch {leader_epoch}"
+            )
+
+    def _refuse_older(self, leader_epoch: int) -> None:
         if leader_epoch < self._leader_epoch:
             raise Fenced(
                 f"leader epoch {leader_epoch} is over: this TaskManager follows epoch "
                 f"{self._leader_epoch}"
             )
-        if leader_epoch == self._leader_epoch:
-            return ()
-        self._leader_epoch = leader_epoch
-        return self._stop(slot_id for slot_id, _ in self.held())
 
     def allocate(self, job_id: str, slot_ids: Sequence[str]) -> Allocation:
         """Gives slots to a job; repeating it is harmless.

@@ -211,7 +211,7 @@ GROUPS: dict[str, dict[str, tuple[ps.Expr, Oracle]]] = {
         ),
         "read": (
             col("t").strftime(format="%Y-%m-%d").strptime(format="%Y-%m-%d", unit="ms"),
-            of("t")(lambda t: dt.datetime(t.year, t.month, t.day)),
+            of("t")(lambda t: dt.datetime.combine(t.date(), dt.time())),
         ),
         "date_year": (col("d").year(), of("d")(lambda d: d.year)),
         "days_between": (

@@ -31,7 +31,7 @@ STEPPED = {
 Row = dict[str, Any]
 
 
-def disorderly(count: int = 1_000, seed: int = 3) -> list[Row]:
+def disorderly(count: int = 600, seed: int = 3) -> list[Row]:
     """Times advance by 50 ms; a tenth of the rows is far behind."""
     numbers = random.Random(seed)
     rows = []
@@ -217,7 +217,6 @@ def test_a_source_that_is_silent_holds_nothing_back(env: ps.Environment) -> None
         talking.send("a 1000", "a 25000")
         assert receiver.take(1) == [{"source": "a", "n": 1}]
         silent.send("b 21000", "b 45000")  # active again, and behind: its rows are not late
-        talking.send("a 46000")
         assert_same_rows(receiver.take(2), [{"source": "b", "n": 1}, {"source": "a", "n": 1}])
         cancel(handle)
 
@@ -249,7 +248,7 @@ def test_rows_without_event_time(env: ps.Environment) -> None:
         windows, sliced(good, [], {"n": len}, time=lambda row: row["ts"], size_ms=20_000)
     )
     assert sorted(row.n for row in bad) == list(range(3, 100, 10))
-    assert all("ts is null" in row.error for row in bad)
+    assert all("ts" in row.error and "null" in row.error for row in bad)
     assert result.metrics["totals"]["bad_records"] == 10
 
 
@@ -265,5 +264,5 @@ def test_rows_without_event_time_fail_the_job_by_default(env: ps.Environment) ->
     env.from_rows([{"ts": 1}, {"ts": None}]).with_event_time("ts").window(
         ps.tumbling(10)
     ).aggregate(n=ps.count()).discard()
-    with pytest.raises(ps.JobFailed, match="ts is null"):
+    with pytest.raises(ps.JobFailed, match=r"ts.* is null"):
         run(env)

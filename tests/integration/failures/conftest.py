@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock as ps
@@ -47,6 +48,18 @@ def environment(failure_cluster: DaemonCluster) -> Iterator[Callable[..., ps.Env
     for env in made:
         env.close()
     failure_cluster.assert_slots_ended()
+
+
+@pytest.fixture
+def assert_slots_are_free(environment: Callable[..., ps.Environment]) -> Callable[[], None]:
+    """Runs a job that gets its slots only when all of the cluster are free."""
+
+    def run() -> None:
+        env = environment(parallelism=4, config={"slot.request.timeout": "10s"})
+        env.from_arrow(pa.table({"a": range(8)})).discard()
+        env.execute("needs-all-slots")
+
+    return run
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ Method: clients and jobs of other versions against real daemons, requirements, p
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from penstock.client import Client
 from penstock.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2, client_pb2_grpc
 from penstock.protocol import PROTOCOL_VERSION
-from tests.support.processes import Beacon, DaemonCluster, Site, tell
+from tests.support.processes import Beacon, DaemonCluster, Site, tell, wait_in_directory
 
 pytestmark = pytest.mark.integration
 
@@ -121,11 +122,36 @@ def test_a_missing_requirement_is_refused_before_anything_starts(
     assert len(client.jobs()) == before
 
 
+def test_requirements_that_are_met_and_a_file_that_lists_none(
+    failure_cluster: DaemonCluster, own_site: Site, tmp_path: Path
+) -> None:
+    (tmp_path / "job.py").write_text(
+        "import penstock as ps\n"
+        "env = ps.Environment()\n"
+        "env.from_rows([{'a': 1}]).discard()\n"
+        "env.execute('content')\n"
+    )
+    for content, status, told in (
+        (b"pyarrow>=1  # columns\n\nno-such-package; python_version < '3'\n", 0, "FINISHED"),
+        (b"-r others.txt\n", 1, "option of pip"),
+        (b"\xff\xfe", 1, "cannot be read"),
+    ):
+        (tmp_path / "requirements.txt").write_bytes(content)
+        ended = own_site.penstock(
+            "run", "job.py", "--requirements", "requirements.txt",
+            "--jobmanager", failure_cluster.jobmanager,
+            directory=tmp_path,
+        )  # fmt: skip
+        assert ended.status == status, ended.stderr
+        assert told in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
 # ---------------------------------------------------------------- slots
 
 
 def test_a_job_that_no_slot_is_free_for_waits_and_then_fails(
-    environment: MakeEnvironment, client: Client
+    environment: MakeEnvironment, assert_slots_are_free: Callable[[], None]
 ) -> None:
     env = environment(parallelism=9, config={"slot.request.timeout": "400ms"})
     env.from_arrow(pa.table({"a": range(9)})).discard()
@@ -135,7 +161,7 @@ def test_a_job_that_no_slot_is_free_for_waits_and_then_fails(
     assert time.monotonic() - started >= 0.4
     assert raised.value.cause == "NoResourceAvailable"
     assert "start more TaskManagers" in str(raised.value)
-    assert all(tm.slots_free == tm.slots_total for tm in client.cluster().taskmanagers)
+    assert_slots_are_free()
 
 
 def test_a_job_that_waits_for_slots_runs_when_another_ends_and_can_be_cancelled(
@@ -176,30 +202,52 @@ def test_a_job_that_waits_for_slots_runs_when_another_ends_and_can_be_cancelled(
 # ---------------------------------------------------------------- ports and addresses
 
 
-def test_a_port_in_use_is_named(own_site: Site) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        for key, what in (
-            ("jobmanager.rpc.port", "jobmanager"),
-            ("jobmanager.metrics.port", "jobmanager"),
-            ("taskmanager.rpc.port", "taskmanager"),
-        ):
-            directory = own_site.directory / key
-            ended = own_site.penstock(
-                "cluster", "start", "--taskmanagers", "1", "--dir", str(directory),
-                *(() if key.startswith("jobmanager.rpc") else ("-D", "jobmanager.rpc.port=0")),
-                "-D", f"{key}={port}",
-            )  # fmt: skip
-            assert ended.status == 1, key
-            assert f"the {what}" in ended.stderr
-            assert str(port) in ended.stderr
-            assert "in use" in ended.stderr
-            assert key in ended.stderr, "what to do"
-            assert "Traceback" not in ended.stderr
-            own_site.wait_for_no_process(2)
-            assert list((directory / "run").iterdir()) == []
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that something listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield int(listener.getsockname()[1])
+
+
+def test_a_cluster_whose_port_is_in_use_is_not_started(own_site: Site, taken: int) -> None:
+    directory = own_site.directory / "cluster"
+    ended = own_site.penstock(
+        "cluster", "start", "--dir", str(directory), "-D", f"jobmanager.rpc.port={taken}"
+    )
+    assert ended.status == 1
+    for told in ("the jobmanager", f"port {taken}", "in use", "jobmanager.rpc.port"):
+        assert told in ended.stderr
+    assert "Traceback" not in ended.stderr
+    own_site.assert_nothing_left(2)
+    assert list((directory / "run").iterdir()) == []
+
+
+def test_a_cluster_whose_taskmanagers_cannot_start_is_ended(own_site: Site, taken: int) -> None:
+    cluster = DaemonCluster(own_site)
+    ended = own_site.penstock(
+        "cluster", "start", "--taskmanagers", "1", "--dir", str(cluster.directory),
+        "-D", "jobmanager.rpc.port=0", "-D", f"taskmanager.rpc.port={taken}",
+    )  # fmt: skip
+    assert ended.status == 1
+    for told in ("the taskmanager", str(taken), "in use", "taskmanager.rpc.port"):
+        assert told in ended.stderr
+    assert "Traceback" not in ended.stderr
+    own_site.assert_nothing_left(2)
+    cluster.assert_nothing_left()
+
+
+@pytest.mark.parametrize("role", ["jobmanager", "taskmanager"])
+def test_a_port_for_metrics_in_use_is_named(own_site: Site, taken: int, role: str) -> None:
+    ended = own_site.start_python(
+        "-P", "-m", role, "--dir", str(own_site.directory / role),
+        "-D", f"{role}.metrics.port={taken}", "-D", "jobmanager.rpc.port=0",
+    ).wait(20)  # fmt: skip
+    assert ended.status == 1
+    for told in (str(taken), "in use", f"{role}.metrics.port"):
+        assert told in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
     own_site.assert_nothing_left(2)
 
 
@@ -248,22 +296,26 @@ def test_a_wrong_or_missing_token_is_refused(own_site: Site) -> None:
     secret = own_site.directory / "secret"
     secret.write_text("a-long-enough-secret\n")
     cluster = DaemonCluster(own_site)
-    cluster.start(slots=1, security_token__file=str(secret))
-    for token in ("", "another-secret-of-that-length"):
-        ended = own_site.penstock(
-            "list", "--jobmanager", cluster.jobmanager, environment={"PENSTOCK_TOKEN": token}
-        )
-        assert ended.status == 1
-        assert "token" in ended.stderr
-        assert "PENSTOCK_TOKEN" in ended.stderr
-    ended = own_site.penstock(
-        "list", "--json", "--jobmanager", cluster.jobmanager,
-        environment={"PENSTOCK_TOKEN": "a-long-enough-secret"},
+    registered = cluster.directory / "run"
+    registered.mkdir(parents=True)
+    daemon = own_site.start_python(
+        "-P", "-m", "jobmanager", "--dir", str(cluster.directory),
+        "-D", "jobmanager.rpc.port=0", "-D", f"security.token-file={secret}",
     )  # fmt: skip
-    assert ended.json == {"jobs": []}
-    cluster.stop()
+    wait_in_directory(registered, cluster.daemons, "the JobManager")
+    address = cluster.daemons()[0]["address"]
+    for token in ("", "another-secret-of-that-length"):
+        with (
+            Client(address, token) as client,
+            pytest.raises(errors.Unauthenticated, match="PENSTOCK_TOKEN"),
+        ):
+            client.jobs()
+    with Client(address, "a-long-enough-secret") as client:
+        assert client.jobs() == []
+    daemon.send(signal.SIGTERM)
+    assert daemon.wait(5).status == 0
     cluster.assert_nothing_left()
-    own_site.assert_nothing_left()
+    own_site.assert_nothing_left(2)
 
 
 def test_a_daemon_that_leaves_loopback_needs_a_token(own_site: Site) -> None:

@@ -158,8 +158,15 @@ def test_ctrl_c_outside_of_a_job_ends_the_command(
 # ---------------------------------------------------------------- a client with a cluster of its own
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("moment", ["while its job runs", "after its job"])
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGINT, "while its job runs"),
+        (signal.SIGTERM, "while its job runs"),
+        (signal.SIGKILL, "while its job runs"),
+        (signal.SIGTERM, "after its job"),
+    ],
+)
 def test_a_script_with_an_embedded_cluster_takes_it_with_it(
     own_site: Site, beacon: Beacon, number: signal.Signals, moment: str
 ) -> None:
@@ -188,15 +195,21 @@ def test_a_script_with_an_embedded_cluster_takes_it_with_it(
     assert "after the job" not in ended.stdout
 
 
-def test_a_script_that_ends_well_or_raises_leaves_nothing(own_site: Site, beacon: Beacon) -> None:
+def test_a_script_that_raises_leaves_nothing(
+    own_site: Site, beacon: Beacon, tmp_path: Path
+) -> None:
     lines = AFTERWARDS.partition("import threading")[0]
     script = write_script(own_site, lines + "\n    raise RuntimeError('of the script')\n", beacon)
-    program = own_site.start_python(script)
+    # Paths of sockets are limited: below a directory like this one they go to /tmp.
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    program = own_site.start_python(script, environment={"TMPDIR": str(long)})
     beacon.wait(program=program)
     ended = program.wait(15)
     assert ended.status == 1
     assert "RuntimeError: of the script" in ended.stderr
     own_site.assert_nothing_left(2)
+    assert list(long.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -214,16 +227,3 @@ def test_a_daemon_of_an_embedded_cluster_that_is_killed_ends_the_script(
     assert ended.status == 1
     assert told in ended.stderr
     own_site.assert_nothing_left(2)
-
-
-def test_a_temporary_directory_whose_path_is_too_long_for_sockets(
-    own_site: Site, beacon: Beacon, tmp_path: Path
-) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    script = write_script(own_site, AFTERWARDS.partition("import threading")[0], beacon)
-    program = own_site.start_python(script, environment={"TMPDIR": str(long)})
-    # Paths of sockets are limited; then they go to /tmp.
-    beacon.wait(program=program)
-    assert program.wait(15).status == 0
-    assert list(long.iterdir()) == []

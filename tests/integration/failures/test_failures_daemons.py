@@ -33,7 +33,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
         cluster = DaemonCluster(place)
         cluster.start(taskmanagers=2, slots=1, heartbeat_interval="200ms", heartbeat_timeout="1s")
         yield cluster
-        cluster.stop()
+        daemons = {(daemon["role"], daemon["pid"]) for daemon in cluster.daemons()}
+        stopped = cluster.stop().json
+        assert stopped.keys() == {"stopped"}
+        assert {(one["role"], one["pid"]) for one in stopped["stopped"]} == daemons
         cluster.assert_nothing_left()
         place.assert_nothing_left()
 

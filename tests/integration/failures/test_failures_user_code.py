@@ -241,7 +241,10 @@ DEATHS = {
 
 @pytest.mark.parametrize("kind", DEATHS)
 def test_a_function_that_ends_its_slot_process(
-    environment: MakeEnvironment, client: Client, kind: str
+    environment: MakeEnvironment,
+    client: Client,
+    assert_slots_are_free: Callable[[], None],
+    kind: str,
 ) -> None:
     function, ending, hint = DEATHS[kind]
     env = environment(parallelism=2)
@@ -255,12 +258,7 @@ def test_a_function_that_ends_its_slot_process(
     if kind == "exit":
         text = b"".join(chunk.data for chunk in client.logs(error.job_id))
         assert b"my last words" in text
-    # The slots are free again, and the next job runs.
-    assert all(tm.slots_free == 2 for tm in client.cluster().taskmanagers)
-    env = environment(parallelism=2)
-    collected = rows(env).rebalance().collect()
-    env.execute("next")
-    assert len(collected) == 10
+    assert_slots_are_free()
 
 
 def test_a_slot_process_that_is_killed_from_outside(
@@ -309,7 +307,10 @@ class ReachedError(Exception):
 
 @pytest.mark.parametrize("kind", ["asleep", "busy"])
 def test_a_function_that_blocks_forever_is_killed_when_its_job_is_cancelled(
-    environment: MakeEnvironment, client: Client, beacon: Beacon, kind: str
+    environment: MakeEnvironment,
+    beacon: Beacon,
+    assert_slots_are_free: Callable[[], None],
+    kind: str,
 ) -> None:
     path = beacon.path
 
@@ -327,7 +328,7 @@ def test_a_function_that_blocks_forever_is_killed_when_its_job_is_cancelled(
     with pytest.raises(ps.JobCanceled):
         handle.wait(10)
     wait_ended(pid, 5)
-    assert all(tm.slots_free == tm.slots_total for tm in client.cluster().taskmanagers)
+    assert_slots_are_free()
 
 
 def test_a_source_that_blocks_does_not_keep_a_failed_job(

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from common.addresses import format_address, is_loopback, parse_address, parse_addresses
 from common.process import (
     DaemonRegistration,
     host_id,
     parse_daemon_arguments,
     stop_requests,
 )
+from penstock.addresses import format_address, is_loopback, parse_address, parse_addresses
 from penstock.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]

@@ -147,6 +147,8 @@ def test_event_times_of_statistics() -> None:
     assert file_splits.event_time_ms(just_before.replace(tzinfo=None)) == -1
     assert file_splits.event_time_ms(True) is None
     assert file_splits.event_time_ms("x") is None
+    assert file_splits.event_time_ms(2**64 - 1) is None
+    assert file_splits.event_time_ms(float("nan")) is None
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "json"])

@@ -42,6 +42,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.canceled: list[internal_pb2.AttemptId] = []
         self.config: dict[str, str] = {}
         self.refuse_allocation = False
+        self.refuse_freeing = False
         self.on_command: Callable[[internal_pb2.TaskCommand], Any] | None = None
         self.on_deploy: Callable[[internal_pb2.TaskDeployment], Any] = self.run_to_running
         self.all_freed = asyncio.Event()
@@ -57,6 +58,9 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         await self.server.start()
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._jobmanager_port}")
         self.jobmanager = internal_pb2_grpc.JobManagerInternalStub(self.channel)
+        await self.register()
+
+    async def register(self) -> None:
         response = await self.jobmanager.RegisterTaskManager(
             internal_pb2.RegisterTaskManagerRequest(
                 taskmanager_id=self.id,
@@ -69,6 +73,17 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
             )
         )
         self.leader_epoch = response.leader_epoch
+
+    async def beat(self, held: Sequence[tuple[str, str]] = ()) -> bool:
+        """A heartbeat that names these slots and jobs; whether it is known."""
+        request = internal_pb2.HeartbeatRequest(
+            taskmanager_id=self.id,
+            incarnation=self.incarnation,
+            leader_epoch=self.leader_epoch,
+            held_slots=[internal_pb2.HeldSlot(slot_id=slot, job_id=job) for slot, job in held],
+        )
+        known: bool = (await self.jobmanager.Heartbeat(request)).known
+        return known
 
     async def kill(self) -> None:
         await self.server.stop(None)
@@ -152,6 +167,8 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
 
     @override
     async def FreeSlots(self, request: Any, context: Any) -> Any:
+        if self.refuse_freeing:
+            raise RuntimeError("too busy")
         self.freed += request.slot_ids
         if set(self.freed) >= set(self.allocated):
             self.all_freed.set()
@@ -183,9 +200,9 @@ class Cluster:
         taskmanager = FakeTaskManager(taskmanager_id, self.jobmanager.port, slots)
         for name, value in fields.items():
             setattr(taskmanager, name, value)
+        self.taskmanagers.append(taskmanager)
         await taskmanager.start()
         self.background.append(self._tasks.create_task(taskmanager.send_reports()))
-        self.taskmanagers.append(taskmanager)
         return taskmanager
 
     async def submit(self, graph: graph_pb2.JobGraph, job_id: str = "0" * 32) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -391,6 +393,90 @@ def test_slots_that_a_taskmanager_holds_for_nobody_are_freed(cluster_of: Any) ->
             assert (await taskmanager.jobmanager.Heartbeat(beat)).known
             await taskmanager.all_freed.wait()
             assert taskmanager.freed == ["tm1-0"]
+
+    run(scenario)
+
+
+def test_slots_whose_end_nobody_confirmed_are_given_to_nobody(
+    cluster_of: Any, make_graph: Any
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            taskmanager = await cluster.add("tm1", refuse_freeing=True)
+            first = await cluster.submit(make_graph())
+            await cluster.wait_for(first, "RUNNING")
+            held = [(slot, first) for slot in taskmanager.allocated]
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=first))
+            await cluster.wait_for(first, "CANCELED")
+            second = await cluster.submit(make_graph(), "1" * 32)
+            info = await cluster.client.GetCluster(client_pb2.GetClusterRequest())
+            assert (info.slots_total, info.slots_free) == (2, 0)
+            # As long as it names them it is asked to end them.
+            taskmanager.refuse_freeing = False
+            assert await taskmanager.beat(held)
+            await taskmanager.all_freed.wait()
+            details = await cluster.client.GetJob(client_pb2.GetJobRequest(job_id=second))
+            assert details.summary.state == client_pb2.JOB_STATE_CREATED
+            assert await taskmanager.beat()
+            await cluster.wait_for(second, "RUNNING")
+
+    run(scenario)
+
+
+def test_an_id_in_use_is_refused_and_a_restart_is_not(cluster_of: Any, make_graph: Any) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            first = await cluster.add("w1")
+            error = await raised(cluster.add("w1", incarnation="w1-2"))
+            assert isinstance(error, errors.JobRejected)
+            assert f"w1 is in use by 127.0.0.1:{first.port}" in str(error)
+            assert await first.beat()
+            # The same place: it has lost its registration.
+            first.incarnation = "w1-3"
+            await first.register()
+            assert await first.beat()
+            # A place that refuses connections is no place.
+            await first.kill()
+            async with asyncio.timeout(10):
+                while (await cluster.client.GetCluster(client_pb2.GetClusterRequest())).taskmanagers:
+                    pass
+            second = await cluster.add("w1", incarnation="w1-4")
+            assert await second.beat()
+
+    run(scenario)
+
+
+def test_the_jobs_that_ended_first_are_forgotten_first(cluster_of: Any, make_graph: Any) -> None:
+    async def scenario() -> None:
+        async with cluster_of({"jobmanager.retained-jobs": 1}) as cluster:
+            taskmanager = await cluster.add("tm1", slots=4)
+            long, short = [await cluster.submit(make_graph(), digit * 32) for digit in "01"]
+            for job_id in (short, long):
+                await cluster.wait_for(job_id, "RUNNING")
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=job_id))
+                await cluster.wait_for(job_id, "CANCELED")
+            await taskmanager.all_freed.wait()
+            third = await cluster.submit(make_graph(), "2" * 32)
+            await cluster.wait_for(third, "RUNNING")
+            known = [record.job_id for record in cluster.jobmanager.dispatcher.records()]
+            assert known == [long, third]
+
+    run(scenario)
+
+
+def test_a_sweep_that_fails_does_no_harm(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of({"jobmanager.retained-jobs": 1}) as cluster:
+            taskmanager = await cluster.add("tm1")
+            shutil.rmtree(tmp_path / "artifacts")
+            for digit in "012":
+                job_id = await cluster.submit(make_graph(), digit * 32)
+                await cluster.wait_for(job_id, "RUNNING")
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=job_id))
+                await cluster.wait_for(job_id, "CANCELED")
+            assert await taskmanager.beat()
 
     run(scenario)
 

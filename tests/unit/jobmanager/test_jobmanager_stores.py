@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,11 +16,13 @@ from pathlib import Path
 import grpc
 import pyarrow as pa
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from common.clock import SystemClock
+from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.admission import CodeStamp, TaskManagerFacts, admission_problem
 from jobmanager.dispatcher.job_master_runner import Inbox
@@ -284,6 +287,54 @@ def test_rows_nobody_fetches_are_bounded_and_a_sink_has_one_reader(
         await first.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(scenario())
+
+
+def test_what_a_fetch_that_broke_off_has_taken_is_missed_aloud() -> None:
+    async def scenario() -> None:
+        store = ResultsStore()
+        store.open("j", {"c": 0})
+        broken = aiter(store.fetch("j", "c"))
+        waiting = asyncio.ensure_future(anext(broken))
+        await asyncio.wait([waiting], timeout=0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        for sequence in range(2):
+            chunk = client_pb2.ResultChunk(sequence=sequence, arrow=ipc([sequence]))
+            await store.push("j", "c", chunk, 1)
+        store.end("j")
+        # A fetch that broke off before the first row has done no harm.
+        partial = store.fetch("j", "c")
+        assert (await anext(partial)).sequence == 0
+        await partial.aclose()  # type: ignore[attr-defined]
+        with pytest.raises(StoreNotFound, match="taken by an earlier fetch"):
+            await anext(aiter(store.fetch("j", "c")))
+
+    asyncio.run(scenario())
+
+
+def test_unused_artifacts_are_swept_and_a_failure_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = ArtifactStore(tmp_path / "artifacts")
+        old, used, asked_for = (digit * 64 for digit in "012")
+        for name in (old, used, asked_for):
+            (tmp_path / "artifacts" / name).touch()
+            os.utime(tmp_path / "artifacts" / name, (0, 0))
+        assert store.missing([asked_for]) == []
+        await store.sweep(frozenset({used}))
+        assert store.missing([old, used, asked_for]) == [old]
+        shutil.rmtree(tmp_path / "artifacts")
+        with structlog.testing.capture_logs() as logs:
+            await store.sweep(frozenset())
+        assert [entry["event"] for entry in logs] == ["artifacts.sweep_failed"]
+        store.close()
+
+    asyncio.run(scenario())
+
+
+def test_graphs_are_private(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    JobStore(tmp_path).close()
+    assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o700
 
 
 # ---------------------------------------------------------------- admission

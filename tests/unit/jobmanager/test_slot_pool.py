@@ -43,12 +43,29 @@ def test_requests_are_served_in_order_and_a_large_one_is_not_overtaken() -> None
 
 
 def test_who_waits_behind_a_refused_request_is_served() -> None:
-    pool = pool_of(a=1)
+    pool = pool_of(a=2)
+    assert granted(pool.step(s.SlotsRequested("first", 1, 100)))
     assert pool.step(s.SlotsRequested("large", 2, 50)) == []
     assert pool.step(s.SlotsRequested("small", 1, 100)) == []
     refusal, grant = pool.step(s.TimePassed(50))
-    assert refusal == s.RefuseRequest("large", 2, 1, 1, 1)
+    assert refusal == s.RefuseRequest("large", 2, 2, 1, 1)
     assert isinstance(grant, s.GrantSlots)
+
+
+def test_a_request_that_the_cluster_is_too_small_for_holds_nobody_up() -> None:
+    pool = pool_of(a=2)
+    assert pool.step(s.SlotsRequested("huge", 3, 50)) == []
+    assert granted(pool.step(s.SlotsRequested("small", 1, 100)))
+    assert pool.step(s.SlotsRequested("large", 2, 100)) == []
+    pool.check()
+    # A TaskManager more, and it is first in line again.
+    assert granted(pool.step(s.TaskManagerAdded("b", "1", 2)))[0].taskmanager_id == "b"
+    assert (pool.waits("huge"), pool.waits("large")) == (False, True)
+    pool.check()
+    # Without it, the next in line may be too large as well.
+    pool.step(s.TaskManagerRemoved("b"))
+    assert pool.step(s.SlotsRequested("huge again", 3, 50)) == []
+    assert pool.step(s.TimePassed(50)) == [s.RefuseRequest("huge again", 3, 2, 0, 1)]
 
 
 def test_a_new_incarnation_loses_the_slots_of_the_old() -> None:
@@ -133,6 +150,15 @@ def test_silence_is_looked_at_twice() -> None:
     assert not monitor.beat("a", "1", 51)
     assert not monitor.beat("b", "2", 51)
     assert monitor.next_deadline_ms() == 85
+
+
+def test_alive_is_who_was_heard_of_within_two_intervals() -> None:
+    monitor = HeartbeatMonitor(interval_ms=10, timeout_ms=50)
+    monitor.register("a", "1", 0)
+    assert (monitor.is_alive("a", 20), monitor.is_alive("a", 21)) == (True, False)
+    assert monitor.beat("a", "1", 30)
+    assert monitor.is_alive("a", 50)
+    assert not monitor.is_alive("b", 50)
 
 
 def test_a_monitor_that_slept_waits_for_the_heartbeats_in_its_sockets() -> None:

@@ -114,6 +114,10 @@ def test_window_functions(env: ps.Environment, bids: Stream) -> None:
     env.plan()
 
 
+def test_event_time_of_numbers_that_are_no_integers_is_for_on_error(bids: Stream) -> None:
+    assert bids.with_event_time("price").on_error("skip").schema == SCHEMA
+
+
 def test_side_outputs(env: ps.Environment, bids: Stream) -> None:
     broken = bids.on_error("broken").side_output("broken")
     assert columns(broken) == {"where": "string", "text": "string", "error": "string"}
@@ -250,8 +254,8 @@ REFUSED: dict[str, tuple[Callable[[Stream], object], str]] = {
     ),
     "no window": (lambda s: s.window("10s"), "'10s' is no window; write ps.tumbling"),  # type: ignore[arg-type]
     "event time of wrong type": (
-        lambda s: s.with_event_time("price"),
-        "'price' is double; event time is",
+        lambda s: s.with_event_time("tags"),
+        "'tags' is list<.*>; event time is",
     ),
     "event time of text": (lambda s: s.with_event_time("text"), r"cast\('timestamp\[ms\]'\)"),
     "unknown event time": (lambda s: s.with_event_time("time"), "no column 'time'"),
@@ -277,19 +281,34 @@ REFUSED: dict[str, tuple[Callable[[Stream], object], str]] = {
         lambda s: s.on_error("broken").side_output("brken"),
         r"no side output 'brken' \(did you mean 'broken'\?\); it has 'broken'",
     ),
+    "side output of a window": (
+        lambda s: (
+            with_time(s).window(ps.tumbling("1s")).aggregate(n=ps.count()).side_output("late")
+        ),
+        r"no side output 'late': it gets one by \.window\(\.\.\., late_to='late'\) for late rows$",
+    ),
+    "side output of a running aggregate": (
+        lambda s: s.key_by("ts").aggregate(n=ps.count()).side_output("late"),
+        "no side output 'late': a running aggregate has none",
+    ),
+    "bad records of a window": (
+        lambda s: with_time(s).window(ps.tumbling("1s")).aggregate(n=ps.count()).on_error("skip"),
+        r"has no bad records of its own: late rows go to \.window\(\.\.\., late_to='late'\)",
+    ),
+    "bad records of a window function": (
+        lambda s: with_time(s).window(ps.tumbling("1s")).reduce(lambda a, b: a).on_error("bad"),
+        "'reduce' works on groups of rows",
+    ),
+    "bad records of a running aggregate": (
+        lambda s: s.key_by("ts").aggregate(n=ps.count()).on_error("bad"),
+        "'aggregate' works on groups of rows",
+    ),
     "tag of bad records is empty": (lambda s: s.on_error(""), "is not 'fail', 'skip' or the name"),
     "error column is taken": (
         lambda s: s.rename(text="error").filter(col("ts") > 1).on_error("bad"),
         "has one already; rename it first",
     ),
-    "tag is that of late rows": (
-        lambda s: (
-            with_time(s)
-            .window(ps.tumbling("1s"), late_to="x")
-            .aggregate(n=ps.count())
-            .on_error("x")
-        ),
-        "already the side output of late rows",
+    "already the side output of late rows",
     ),
     "property of routing": (lambda s: s.rebalance().uid("x"), r"uid\(\) applies to an operator"),
     "property of key_by": (

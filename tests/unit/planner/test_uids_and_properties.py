@@ -7,6 +7,7 @@ import pytest
 import penstock as ps
 from penstock import col
 from penstock.errors import JobRejected
+from penstock.graph_operators import is_partial, shown_name
 from penstock.pb import graph_pb2
 from penstock.planner import plan_job
 
@@ -14,7 +15,7 @@ ROWS = [{"a": 1, "b": 2, "ts": 3}]
 
 
 def uids(graph: graph_pb2.JobGraph) -> dict[str, str]:
-    return {op.name: op.uid for vertex in graph.vertices for op in vertex.operators}
+    return {shown_name(op): op.uid for vertex in graph.vertices for op in vertex.operators}
 
 
 def test_derived_uids_do_not_depend_on_names_functions_parallelism_or_readers() -> None:
@@ -154,7 +155,7 @@ def test_bad_records_keep_every_column_of_the_operators_input() -> None:
     assert vertex.operators[1].on_error.tag == "bad"
 
 
-def test_pre_aggregation_needs_decomposable_aggregates_and_no_side_output() -> None:
+def test_pre_aggregation_needs_decomposable_aggregates_and_no_late_rows() -> None:
     def has_partial(build: object, **config: object) -> bool:
         env = ps.Environment(parallelism=2, config=config)
         build(env.from_rows(ROWS).with_event_time("ts").key_by("a")).discard()  # type: ignore[operator]
@@ -170,4 +171,16 @@ def test_pre_aggregation_needs_decomposable_aggregates_and_no_side_output() -> N
     assert not has_partial(lambda s: s.window(window, late_to="late").aggregate(n=ps.count()))
     assert not has_partial(lambda s: s.window(ps.session("1s")).aggregate(n=ps.count()))
     assert not has_partial(lambda s: s.window(window, time="processing").aggregate(n=ps.count()))
-    assert not has_partial(lambda s: s.aggregate(n=ps.sum("b")).on_error("skip"))
+
+
+def test_pre_aggregation_has_the_name_of_the_users_operator() -> None:
+    for window in (None, ps.tumbling("1s")):
+        env = ps.Environment(parallelism=2)
+        keyed = env.from_rows(ROWS).with_event_time("ts").key_by("a")
+        grouped = keyed if window is None else keyed.window(window)
+        grouped.aggregate(n=ps.sum("b")).name("totals").discard()
+        plan = env.plan()
+        operators = [operator for vertex in plan.graph.vertices for operator in vertex.operators]
+        (partial,) = filter(is_partial, operators)
+        assert partial.name == "totals"
+        assert plan.graph.vertices[0].name.endswith("pre_aggregate")

@@ -52,8 +52,10 @@ class FakeJobManager(internal_pb2_grpc.JobManagerInternalServicer):
         self.log: list[str] = []
         self.results: list[internal_pb2.PushResultsRequest] = []
         self.goodbyes: list[internal_pb2.GoodbyeRequest] = []
+        self.refuse_results: StreamError | None = None
         self.artifacts: dict[str, bytes] = {}
         self.downloads: list[str] = []
+        self.cluster_id = "test"
         self.epoch = 1
         self.heartbeat_timeout_ms = 5000
         self.is_known = True
@@ -80,7 +82,7 @@ class FakeJobManager(internal_pb2_grpc.JobManagerInternalServicer):
         await self.note()
         return internal_pb2.RegisterTaskManagerResponse(
             leader_epoch=self.epoch,
-            cluster_id="test",
+            cluster_id=self.cluster_id,
             heartbeat_interval_ms=50,
             heartbeat_timeout_ms=self.heartbeat_timeout_ms,
         )
@@ -109,6 +111,8 @@ class FakeJobManager(internal_pb2_grpc.JobManagerInternalServicer):
     async def PushResults(self, request: Any, context: Any) -> Any:
         self.results.append(request)
         await self.note()
+        if self.refuse_results is not None:
+            raise self.refuse_results
         await self.room.wait()
         return internal_pb2.PushResultsResponse(
             satisfied=request.chunk.sequence == self.satisfied_at
@@ -124,6 +128,15 @@ class FakeJobManager(internal_pb2_grpc.JobManagerInternalServicer):
         self.goodbyes.append(request)
         await self.note()
         return internal_pb2.GoodbyeResponse()
+
+    async def until_registered_again(self) -> None:
+        """Forgets the TaskManager; returns when it serves a new registration."""
+        count = len(self.registrations)
+        self.is_known = False
+        await self.until(lambda: len(self.registrations) > count)
+        self.is_known = True
+        incarnation = self.registrations[-1].incarnation
+        await self.until(lambda: self.heartbeats[-1].incarnation == incarnation)
 
     def states(self, attempt: internal_pb2.AttemptId) -> list[int]:
         return [

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock import owned_directories as directories
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, JobRejected
-from taskmanager.daemon import directories
-from taskmanager.daemon.directories import OwnedDirectory, sweep_work_directories
+from penstock.owned_directories import OwnedDirectory, sweep_work_directories
 from taskmanager.daemon.identity import new_taskmanager_id
 from taskmanager.slots.requirements import check_requirements, installed_packages
 

@@ -62,16 +62,31 @@ def test_any_sequence_of_calls_agrees_with_a_mapping(
                 stopping.pop(slot, None)
         else:
             epoch += 1
-            assert set(table.adopt_epoch(epoch)) == set(allocated)
+            assert set(table.follow("c", epoch)) == set(allocated)
             stopping |= allocated
             allocated.clear()
-            assert table.adopt_epoch(epoch) == ()
-            with pytest.raises(Fenced):
-                table.adopt_epoch(epoch - 1)
+            assert table.follow("c", epoch) == ()
+            table.check_epoch(epoch)
+            with pytest.raises(Fenced, match="is over"):
+                table.follow("c", epoch - 1)
+            for other in (epoch - 1, epoch + 1):
+                with pytest.raises(Fenced):
+                    table.check_epoch(other)
         table.check()
         assert dict(table.held()) == allocated
+        assert dict(table.holders()) == allocated | stopping
         assert set(table.stopping()) == set(stopping)
         assert table.free_count == 3 - len(allocated) - len(stopping)
+
+
+def test_epochs_of_another_cluster_begin_anew() -> None:
+    table = SlotTable(1)
+    table.follow("old", 7)
+    table.allocate("a", ["s0"])
+    assert table.follow("new", 1) == ("s0",)
+    table.check_epoch(1)
+    with pytest.raises(Fenced, match="has not registered with epoch 7"):
+        table.check_epoch(7)
 
 
 def test_all_of_a_jobs_slots_are_stopped_where_none_is_named() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from common.pb import internal_pb2
 from penstock.errors import (
@@ -27,6 +28,7 @@ from penstock.errors import (
     NoResourceAvailable,
     ProtocolMismatch,
     StoreCorrupt,
+    StreamError,
     TaskFailure,
 )
 from penstock.pb import client_pb2, graph_pb2
@@ -401,13 +403,71 @@ def test_fencing(tmp_path: Path, cluster: Any, go: Any) -> None:
             await c.jobmanager.until_state(attempt, RUNNING)
             with pytest.raises(Fenced, match="epoch 0 is over"):
                 await c.allocate("job", ("s1",), epoch=0)
+            with pytest.raises(Fenced, match="has not registered with epoch 2"):
+                await c.allocate("job", ("s1",), epoch=2)
             (old,) = processes_below()
             c.jobmanager.epoch = 2
+            await c.jobmanager.until_registered_again()
             await c.allocate("new", ("s1",))
             assert old not in processes_below()
             with pytest.raises(Fenced):
                 await c.allocate("job", ("s0",), epoch=1)
             assert c.jobmanager.states(attempt) == [RUNNING]
+
+    go(work)
+
+
+def test_a_cluster_that_begins_anew_is_followed_an_earlier_leader_is_not(
+    tmp_path: Path, cluster: Any, go: Any
+) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            c.jobmanager.epoch = 7
+            await c.jobmanager.until_registered_again()
+            # Its directory was wiped: another cluster, whose epochs begin at 1.
+            c.jobmanager.cluster_id, c.jobmanager.epoch = "wiped", 1
+            await c.jobmanager.until_registered_again()
+            await c.allocate()
+            c.jobmanager.epoch = 0
+            c.jobmanager.is_known = False
+            count = len(c.jobmanager.registrations)
+            with structlog.testing.capture_logs() as logs:
+                await c.jobmanager.until(lambda: len(c.jobmanager.registrations) > count + 1)
+            (refused,) = {
+                (entry["log_level"], entry["event"]) for entry in logs if "leader epoch" in str(entry)
+            }
+            assert refused == ("error", "leader.refused")
+
+    go(work)
+
+
+def test_an_id_that_another_daemon_has_is_told_and_ends_this_one(
+    tmp_path: Path, cluster: Any, go: Any
+) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            c.jobmanager.refuse_registration = JobRejected("taskmanager.id tm is in use by h:1")
+            c.jobmanager.is_known = False
+            await asyncio.wait([c.daemon])
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        go(work)
+    assert caught.group_contains(JobRejected, match="in use by h:1")
+
+
+def test_rows_that_are_refused_fail_their_attempt(tmp_path: Path, cluster: Any, go: Any) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            c.jobmanager.refuse_results = StreamError("PushResults failed inside the server")
+            await c.allocate()
+            failure = await c.jobmanager.until_state(await c.deploy("results:2"), FAILED)
+            assert "did not take rows of collect" in failure.message
+            assert "failed inside the server" in failure.message
+            # Rows that nobody wants any more do no harm.
+            c.jobmanager.refuse_results = Fenced("no such collect")
+            await c.allocate("next")
+            attempt = await c.deploy("results:2", job="next")
+            await c.jobmanager.until_state(attempt, FINISHED)
 
     go(work)
 

@@ -1,4 +1,4 @@
-"""Directories that live as long as their process.
+"""Directories that live as long as the daemon that owns them.
 
 Each holds a lock file that its owner keeps locked; the kernel unlocks it when the owner ends, however
 it ends. So a directory whose lock is free is left over from a dead process and may be removed, also

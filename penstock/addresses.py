@@ -27,8 +27,15 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def parse_addresses(text: str) -> tuple[str, ...]:
-    """Splits a comma-separated list of addresses, each checked and written the same way."""
-    return tuple(format_address(*parse_address(part)) for part in text.split(",") if part.strip())
+    """Splits a comma-separated list of addresses, each checked and written the same way.
+
+    Raises:
+        ConfigurationError: one of them is no address, or there is none.
+    """
+    parts = [part for part in text.split(",") if part.strip()]
+    if not parts:
+        raise ConfigurationError(f"{text!r} names no address: write HOST:PORT[,HOST:PORT]")
+    return tuple(format_address(*parse_address(part)) for part in parts)
 
 
 def format_address(host: str, port: int) -> str:

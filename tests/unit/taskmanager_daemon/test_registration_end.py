@@ -1,0 +1,100 @@
+"""Aim: a TaskManager that has said goodbye does not register again, and one that was forgotten does.
+
+Method: the registration loop alone, against a JobManager that forgets it at the worst moment: in the
+same turn of the event loop in which the daemon cancels the loop. A task group whose child fails in
+that turn swallows the cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from common.clock import SystemClock
+from common.pb import internal_pb2
+from taskmanager.rpc.registration_runner import RegistrationRunner, TaskManagerIdentity
+
+
+class ForgetfulJobManager:
+    """Answers heartbeats when it is told to, always with "unknown"."""
+
+    address = "jobmanager:1"
+
+    def __init__(self) -> None:
+        self.registrations = 0
+        self.registered = asyncio.Event()
+        self.forgets = asyncio.Event()
+
+    async def register(self, _request: Any) -> internal_pb2.RegisterTaskManagerResponse:
+        self.registrations += 1
+        self.registered.set()
+        return internal_pb2.RegisterTaskManagerResponse(
+            leader_epoch=1, cluster_id="c", heartbeat_interval_ms=10, heartbeat_timeout_ms=60_000
+        )
+
+    async def heartbeat(self, _request: Any, _timeout_s: float) -> Any:
+        await self.forgets.wait()
+        return internal_pb2.HeartbeatResponse(known=False)
+
+    async def goodbye(self, _request: Any, _timeout_s: float) -> None:
+        self.forgets.set()
+
+    async def switch(self) -> None:
+        pass
+
+
+def registration_with(jobmanager: ForgetfulJobManager) -> RegistrationRunner:
+    async def ignore(*_: object) -> None:
+        pass
+
+    identity = TaskManagerIdentity("tm", "tm:1", 1, 1, "1", "3.11", "3", ())
+    client: Any = jobmanager
+    return RegistrationRunner(
+        identity=identity,
+        client=client,
+        clock=SystemClock(),
+        new_incarnation=lambda: "i",
+        metrics=list,
+        held_slots=list,
+        follow=ignore,
+        drop_all=ignore,
+    )
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_goodbye_is_the_last_word_whenever_the_cancellation_comes(turns: int) -> None:
+    async def work() -> None:
+        jobmanager = ForgetfulJobManager()
+        registration = registration_with(jobmanager)
+        running = asyncio.create_task(registration.run())  # noqa: TID251 - awaited below
+        await registration.wait_registered()
+        await asyncio.sleep(0)  # the heartbeat is under way
+        await registration.say_goodbye("it ends", 1)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=2)
+        assert done, "the loop went on after the goodbye"
+        assert jobmanager.registrations == 1
+
+    asyncio.run(work())
+
+
+def test_one_that_is_forgotten_registers_again_and_again() -> None:
+    async def work() -> None:
+        jobmanager = ForgetfulJobManager()
+        jobmanager.forgets.set()
+        registration = registration_with(jobmanager)
+        running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
+        async with asyncio.timeout(5):
+            while jobmanager.registrations < 4:
+                jobmanager.registered.clear()
+                await jobmanager.registered.wait()
+        running.cancel()
+        await registration.say_goodbye("it ends", 1)
+        done, _ = await asyncio.wait([running], timeout=2)
+        assert done
+
+    asyncio.run(work())
