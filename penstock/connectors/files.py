@@ -67,6 +67,7 @@ def file_source(
             columns=list(columns) if columns is not None else [],
             schema=schema_to_bytes(schema),
             watch_interval_ms=watch_ms,
+            may_be_empty=not files,
         ),
         bounded=watch_ms == 0,
     )
@@ -139,12 +140,16 @@ def _existing_files(location: str, *, watch: bool, schema_given: bool) -> list[L
         raise JobRejected(f"{location}: cannot be read: {os_reason(error)}") from error
     if watch and Path(location).is_file():
         raise JobRejected(f"{location}: watch needs a directory or a glob, this is a file")
-    if files or (watch and schema_given):
+    is_directory = Path(location).is_dir()
+    if files or (schema_given and (watch or is_directory)):
         return files
-    where = "is empty" if Path(location).is_dir() else "matches no file"
-    if watch:
-        raise JobRejected(f"{location}: {where}, so there is no schema to infer: give schema=")
-    raise JobRejected(f"{location}: {where} (names that start with _ or . are not read)")
+    where = "is empty" if is_directory else "matches no file"
+    hidden = "names that start with _ or . are not read"
+    if watch or is_directory:
+        raise JobRejected(
+            f"{location}: {where} ({hidden}), so there is no schema to infer: give schema="
+        )
+    raise JobRejected(f"{location}: {where} ({hidden})")
 
 
 def _with_partition_columns(

@@ -15,9 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ExpressionError
+from penstock.expressions.literals import literal_array
 from penstock.naming import nearest_hint
 
-ALIASES = {"isin": "is_in", "fill_null": "coalesce"}
+ALIASES = {
+    "isin": "is_in",
+    "fill_null": "coalesce",
+    "and_": "and",
+    "or_": "or",
+    "utf8_zfill": "utf8_zero_fill",
+}
+"""Other names of functions: those that pyarrow.compute has itself, and the usual ones of data frames."""
+
 _VALUE_SETS = frozenset({"is_in", "index_in"})
 _NOT_A_FUNCTION_OF_ITS_ARGUMENTS = frozenset({"random"})
 
@@ -119,7 +128,7 @@ def _plain_option(name: str, option: str, value: Any) -> Any:
             raise ExpressionError(f"{name} needs a list of values, got {value!r}")
         values = list(value)
         try:
-            return pa.array(values)
+            return literal_array(values)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
             raise ExpressionError(f"{name}: the values must be of one type: {e}") from e
     return list(value) if isinstance(value, tuple) else value

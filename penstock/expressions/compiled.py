@@ -1,6 +1,6 @@
 """Meeting of an expression and a schema: types at graph-building time, a fast function for batches.
 
-Binding finds each node's type by evaluating it on arrays without rows; what depends on no column is
+Binding finds each node's type, and types that do not go together, by evaluating it on a row of nulls; what depends on no column is
 evaluated once and stays a scalar. A compiled expression calls Arrow's functions directly, with options
 built once, so that a node costs a few microseconds per batch.
 """
@@ -30,6 +30,10 @@ Evaluate = Callable[[pa.RecordBatch], Any]
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError)
 # Functions of which the first argument is no value among values.
 _FIRST_STANDS_APART = frozenset({"if_else", "choose", "case_when", "list_element"})
+# Functions of which all arguments, or all but the first, are of one type.
+_OF_ONE_TYPE = frozenset(
+    {"coalesce", "if_else", "choose", "case_when", "max_element_wise", "min_element_wise"}
+)
 
 
 class BadRow(BadRecord):
@@ -157,8 +161,13 @@ class _Bound:
         self.constant = constant
 
     def sample(self) -> Any:
-        """A value to find types with: the constant, or an array without rows."""
-        return pa.nulls(0, self.type) if self.constant is None else self.constant
+        """A value to find types with: the constant, or a row of nulls; no rows would not do, since Arrow
+        compares some types only where there are any."""
+        if self.constant is not None:
+            return self.constant
+        if pt.is_struct(self.type):  # case_when wants a struct of nulls, not a null
+            return pa.array([{}], self.type)
+        return pa.nulls(1, self.type)
 
 
 def _constant(scalar: pa.Scalar) -> _Bound:
@@ -200,17 +209,37 @@ def _bind_column(name: str, schema: pa.Schema) -> _Bound:
 
 
 def _adopt_literals(call: Call, arguments: list[_Bound]) -> None:
-    """Gives literals the type of the first argument beside them that is none."""
+    """Gives literals the type of the first argument beside them that is none.
+
+    Where all arguments are of one type, literals alone agree on theirs, and what is nothing but null
+    takes on the type of the others.
+    """
     first = 1 if call._function in _FIRST_STANDS_APART else 0
     if call._function == "[]" or len(arguments) - first < 2:
         return
-    target = next((a.type for a in arguments[first:] if a.constant is None), None)
+    others, is_alike = arguments[first:], call._function in _OF_ONE_TYPE
+    target = next((a.type for a in others if a.constant is None and _is_settled(a.type)), None)
+    if target is None and is_alike:
+        target = next((a.type for a in others if _is_settled(a.type)), None)
     if target is None:
         return
     for i in range(first, len(arguments)):
         child, constant = call._arguments[i], arguments[i].constant
         if constant is not None and isinstance(child, Literal):
             arguments[i] = _constant(adopt(constant, target))
+        elif is_alike and pt.is_null(arguments[i].type):
+            arguments[i] = _nulls(target)
+
+
+def _is_settled(kind: pa.DataType) -> bool:
+    """Whether no part of a type is null, as it is of an empty list."""
+    if pt.is_nested(kind):
+        return all(_is_settled(kind.field(i).type) for i in range(kind.num_fields))
+    return not pt.is_null(kind)
+
+
+def _nulls(kind: pa.DataType) -> _Bound:
+    return _Bound(kind, lambda batch: pa.nulls(batch.num_rows, kind))
 
 
 def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:

@@ -359,7 +359,7 @@ class CaseWhen:
 
     def when(self, condition: Any, value: Any) -> CaseWhen:
         """The value for rows for which no condition before was true and this one is."""
-        return CaseWhen((*self._cases, (as_expr(condition), as_expr(value))))
+        return CaseWhen((*self._cases, (_condition(condition), as_expr(value))))
 
     def otherwise(self, value: Any) -> Expr:
         """The value for all other rows; a condition that is null counts as not true."""
@@ -372,7 +372,11 @@ class CaseWhen:
 
 def when(condition: Any, value: Any) -> CaseWhen:
     """Begins a case: ``ps.when(col("x") > 0, "plus").otherwise("minus")``."""
-    return CaseWhen(((as_expr(condition), as_expr(value)),))
+    return CaseWhen(((_condition(condition), as_expr(value)),))
+
+
+def _condition(value: Any) -> Expr:
+    return Literal(pa.scalar(None, pa.bool_())) if value is None else as_expr(value)
 
 
 def _from_bytes(data: bytes) -> Expr:

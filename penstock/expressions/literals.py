@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
+from penstock.column_values import ValueMismatch, encode
 from penstock.errors import ExpressionError
 
 
@@ -24,11 +25,23 @@ def literal_scalar(value: object) -> pa.Scalar:
     if isinstance(value, pa.Scalar):
         return value
     try:
-        return pa.scalar(value)
+        return literal_array([value])[0]
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
         raise ExpressionError(
             f"{value!r} ({type(value).__name__}) cannot be a value in an expression: {e}"
         ) from e
+
+
+def literal_array(values: list[Any]) -> pa.Array:
+    """Python values as an Arrow array; integers from 2**63 on make it uint64.
+
+    Raises:
+        pa.ArrowException, TypeError, ValueError, OverflowError: Arrow has no type for them.
+    """
+    try:
+        return pa.array(values)
+    except OverflowError:
+        return pa.array(values, pa.uint64())
 
 
 def adopt(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
@@ -52,6 +65,8 @@ def adopt(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
         target = pa.duration(target.unit)
     if pt.is_floating(kind) and pt.is_floating(target):
         return pa.scalar(literal.as_py(), target)
+    if pt.is_nested(target):
+        return _nested(literal, target)
     return _cast_if_lossless(literal, target) if _may_adopt(kind, target) else literal
 
 
@@ -63,6 +78,14 @@ def _may_adopt(kind: pa.DataType, target: pa.DataType) -> bool:
         or (pt.is_duration(kind) and pt.is_duration(target))
         or (pt.is_time(kind) and pt.is_time(target))
     )
+
+
+def _nested(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
+    """A list, struct or map with its parts in the target's types, where all of them fit exactly."""
+    try:
+        return encode([literal.as_py()], pa.field("literal", target))[0]
+    except ValueMismatch:
+        return literal
 
 
 def _is_string(kind: pa.DataType) -> bool:

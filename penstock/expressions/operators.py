@@ -91,11 +91,28 @@ def _of_first(name: str, options: Any) -> Apply:
 
 
 def _add(types: Sequence[pa.DataType]) -> Apply:
-    if any(pt.is_string(t) or pt.is_large_string(t) for t in types):
-        join = pc.get_function("binary_join_element_wise")
-        separator = pa.scalar("", next(t for t in types if not pt.is_null(t)))
-        return lambda args: join.call([*args, separator])
+    if any(map(_is_text, types)):
+        return _concatenate(types)
     return _function("add_checked")
+
+
+def _concatenate(types: Sequence[pa.DataType]) -> Apply:
+    """Texts of any kind, the result large where one of them is."""
+    target = pa.large_string() if any(map(pt.is_large_string, types)) else pa.string()
+    join = pc.get_function("binary_join_element_wise")
+    separator = pa.scalar("", target)
+    if all(kind == target for kind in types):
+        return lambda args: join.call([*args, separator])
+
+    def one_kind(value: Any) -> Any:
+        is_other = value.type != target and (_is_text(value.type) or pt.is_null(value.type))
+        return value.cast(target) if is_other else value
+
+    return lambda args: join.call([*map(one_kind, args), separator])
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
 
 
 def _true_divide(types: Sequence[pa.DataType]) -> Apply:

@@ -421,6 +421,7 @@ class FileSource(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
     WATCH_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    MAY_BE_EMPTY_FIELD_NUMBER: _builtins.int
     format: _builtins.str
     """"parquet" | "csv" | "json" | "arrow" """
     path: _builtins.str
@@ -429,6 +430,8 @@ class FileSource(_message.Message):
     """Arrow IPC schema of the columns as they lie in the files."""
     watch_interval_ms: _builtins.int
     """0 = bounded; else the directory is listed again every so often."""
+    may_be_empty: _builtins.bool
+    """The client saw a directory without files, and was told the schema: none is no error."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Columns to read, after pruning; empty = all of the schema."""
@@ -441,10 +444,11 @@ class FileSource(_message.Message):
         columns: _abc.Iterable[_builtins.str] | None = ...,
         schema: _builtins.bytes = ...,
         watch_interval_ms: _builtins.int = ...,
+        may_be_empty: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "format", b"format", "path", b"path", "schema", b"schema", "watch_interval_ms", b"watch_interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "format", b"format", "may_be_empty", b"may_be_empty", "path", b"path", "schema", b"schema", "watch_interval_ms", b"watch_interval_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,6 +42,7 @@ class FileSource(Source):
         self._context: SourceContext | None = None
         self._seen: dict[str, tuple[ListedFile, int]] = {}
         self._taken: dict[str, list[Split]] = {}
+        self._may_be_empty = spec.may_be_empty
         self.bounded = self._watch_ms == 0
 
     @property
@@ -74,7 +75,7 @@ class FileSource(Source):
             ) from error
         except OSError as error:
             raise TaskFailure(f"{self._path}: cannot be read: {os_reason(error)}") from error
-        if not files and self.bounded:
+        if not files and self.bounded and not self._may_be_empty:
             raise TaskFailure(f"{self._path}: there are no files to read on this TaskManager")
         return files
 

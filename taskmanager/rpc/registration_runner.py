@@ -102,6 +102,7 @@ class RegistrationRunner:
         self._events_waiting = asyncio.Event()
         self._registered = asyncio.Event()
         self._registration: Registration | None = None
+        self._is_leaving = False
         self._last_answer_ns = 0
         self._log = get_logger(__name__)
 
@@ -122,7 +123,8 @@ class RegistrationRunner:
         self._events_waiting.set()
 
     async def say_goodbye(self, reason: str, timeout_s: float) -> None:
-        """Tells the JobManager that this TaskManager ends; it may not hear."""
+        """Tells the JobManager that this TaskManager ends; it may not hear. Nothing registers again."""
+        self._is_leaving = True
         registration = self._registration
         if registration is None:
             return
@@ -141,7 +143,11 @@ class RegistrationRunner:
     # ------------------------------------------------------------ the loop
 
     async def run(self) -> None:
-        """Registers, serves, and registers again, until cancelled.
+        """Registers, serves, and registers again, until cancelled or until goodbye has been said.
+
+        A cancellation alone would not do: a task group whose child fails in the same turn of the event
+        loop swallows it, and the JobManager forgets this TaskManager just when it says goodbye. Nor does
+        ``Task.cancelling`` tell, which Python 3.11 counts up at each failing child.
 
         Raises:
             JobRejected: the JobManager does not take it: another daemon has its id.
@@ -157,6 +163,8 @@ class RegistrationRunner:
                 cluster_id=registration.cluster_id,
             )
             reason = await self._serve(registration)
+            if self._is_leaving:
+                return
             self._log.warning("jobmanager.lost", reason=reason)
             self._registered.clear()
             self._registration = None

@@ -225,7 +225,8 @@ class Folded(_SlotColumn):
             return self._checked_cast(pc.add(pc.fill_null(old, 0), part), self._value_type)
         compare = pc.less if self.spec.function == "min" else pc.greater
         keep_old = pc.fill_null(compare(old, part), False)
-        return pc.if_else(pc.and_(keep_old, pa.array(held)), old, part)
+        extreme = pc.if_else(pc.and_(keep_old, pa.array(held)), old, part)
+        return self._checked_cast(extreme, self._value_type)  # if_else widens small decimals
 
     @override
     def results(self, groups: Int64Array) -> pa.Array:

@@ -29,6 +29,9 @@ def test_addresses() -> None:
     assert parse_address("[::1]:1") == ("::1", 1)
     assert format_address("::1", 1) == "[::1]:1"
     assert parse_addresses(" a:1, [::1]:2,") == ("a:1", "[::1]:2")
+    for text in ("", " , "):
+        with pytest.raises(ConfigurationError, match="names no address"):
+            parse_addresses(text)
     for text in ("", "a", "a:", ":1", "a:x", "a:65536", "::1:5", "a:-1", "a:²"):
         with pytest.raises(ConfigurationError, match="HOST:PORT"):
             parse_address(text)
@@ -44,6 +47,8 @@ def test_arguments(tmp_path: Path) -> None:
     config = arguments.load_configuration()
     assert config.rpc_timeout_ms == 2000
     assert arguments.jobmanager_addresses(config) == ("a:1", "b:2")
+    with pytest.raises(ConfigurationError, match="names no address"):
+        parse_daemon_arguments("taskmanager", ["--dir", "x", "--jobmanager", ","])
     (tmp_path / "penstock.yaml").write_text("jobmanager.rpc.port: 7000\nrpc.timeout: 5s\n")
     arguments = parse_daemon_arguments("taskmanager", ["--dir", str(tmp_path)])
     config = arguments.load_configuration()

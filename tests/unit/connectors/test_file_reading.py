@@ -368,3 +368,27 @@ def test_a_file_of_the_future_is_taken_after_an_interval(harness: Any, tmp_path:
     assert harness.discover(source) == []
     harness.now += 500
     assert len(harness.discover(source)) == 1
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json", "arrow"])
+def test_an_empty_directory_with_a_schema_has_no_rows(
+    harness: Any, tmp_path: Path, format: str
+) -> None:
+    schema = pa.schema([("a", pa.int64())])
+    spec, found = file_source(format, tmp_path, schema=schema)
+    assert harness.read_all(spec, found).num_rows == 0
+    write(format, tmp_path / f"a.{format}", pa.table({"a": [1]}))
+    saw_files, found = file_source(format, tmp_path, schema=schema)
+    assert harness.read_all(saw_files, found).num_rows == 1
+    (tmp_path / f"a.{format}").unlink()
+    with pytest.raises(TaskFailure, match="there are no files"):
+        harness.read_all(saw_files, found)
+
+
+def test_a_smallest_time_that_python_cannot_hold_is_no_bound(harness: Any, tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"at": pa.array([-(2**62)], pa.timestamp("us"))}), tmp_path / "a.parquet"
+    )
+    harness.event_time_column = "at"
+    (split,) = harness.discover(harness.start(*file_source("parquet", tmp_path)))
+    assert split.min_event_time_ms is None

@@ -37,7 +37,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rejected("no such file or directory", file_source, "csv", tmp_path / "nope")
     rejected("s3:// arrives with a later version", file_source, "csv", "s3://b/x")
     rejected("s3:// arrives with a later version", file_sink, "csv", "s3://b/x")
-    rejected("is empty", file_source, "csv", tmp_path)
+    rejected("so there is no schema to infer: give schema=", file_source, "csv", tmp_path)
     rejected("matches no file", file_source, "csv", tmp_path / "*.csv")
     rejected('unknown file format "xml"', file_source, "xml", tmp_path)
     rejected(

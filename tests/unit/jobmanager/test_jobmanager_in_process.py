@@ -438,7 +438,9 @@ def test_an_id_in_use_is_refused_and_a_restart_is_not(cluster_of: Any, make_grap
             # A place that refuses connections is no place.
             await first.kill()
             async with asyncio.timeout(10):
-                while (await cluster.client.GetCluster(client_pb2.GetClusterRequest())).taskmanagers:
+                while (
+                    await cluster.client.GetCluster(client_pb2.GetClusterRequest())
+                ).taskmanagers:
                     pass
             second = await cluster.add("w1", incarnation="w1-4")
             assert await second.beat()
@@ -464,9 +466,7 @@ def test_the_jobs_that_ended_first_are_forgotten_first(cluster_of: Any, make_gra
     run(scenario)
 
 
-def test_a_sweep_that_fails_does_no_harm(
-    cluster_of: Any, make_graph: Any, tmp_path: Path
-) -> None:
+def test_a_sweep_that_fails_does_no_harm(cluster_of: Any, make_graph: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with cluster_of({"jobmanager.retained-jobs": 1}) as cluster:
             taskmanager = await cluster.add("tm1")

@@ -96,8 +96,12 @@ def test_nobody_answers() -> None:
         client.jobs()
     assert address in str(e.value)
     assert "penstock cluster start" in str(e.value)
-    with pytest.raises(errors.JobManagerUnreachable):
-        Client(" , ")
+
+
+@pytest.mark.parametrize("addresses", ["", " , ", "localhost", "h:port", "h:1,:2"])
+def test_addresses_are_checked_at_once(addresses: str) -> None:
+    with pytest.raises(errors.ConfigurationError, match="HOST:PORT"):
+        Client(addresses)
 
 
 def test_a_server_that_is_not_penstock() -> None:

@@ -346,10 +346,107 @@ def test_empty_batches_and_no_rows() -> None:
 
 
 def test_all_functions_of_pyarrow_are_there() -> None:
-    for name in pc.list_functions():
-        if pc.get_function(name).kind == "scalar" and name != "random":
-            assert callable(getattr(fn, name))
-            assert callable(getattr(col("x"), name))
+    names = {name for name in pc.list_functions() if pc.get_function(name).kind == "scalar"}
+    for name in dir(pc):
+        info = getattr(getattr(pc, name), "__arrow_compute_function__", None)
+        if info is not None and info["name"] in names:
+            names.add(name)
+    assert {"and_", "or_", "utf8_zfill"} < names
+    for name in names - {"random"}:
+        assert callable(getattr(fn, name))
+        assert callable(getattr(col("x"), name))
+
+
+KINDS = pa.schema(
+    [
+        ("b", pa.bool_()),
+        ("i", pa.int64()),
+        ("i8", pa.int8()),
+        ("u", pa.uint64()),
+        ("s", pa.string()),
+        ("ls", pa.large_string()),
+        ("sv", pa.string_view()),
+        ("n", pa.null()),
+        ("l", pa.list_(pa.int32())),
+        ("st", pa.struct([("a", pa.int8()), ("b", pa.string())])),
+        ("m", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+OF_ALL_KINDS = pa.RecordBatch.from_pylist(
+    [
+        {"b": True, "i": 1, "i8": 1, "u": 2**63 + 1, "s": "a", "ls": "b", "sv": "c"}
+        | {"l": [1], "st": {"a": 1, "b": "x"}, "m": [("k", 1)]},
+        {},
+    ],
+    schema=KINDS,
+)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected", "kind"),
+    [
+        (when(col("b"), "a").otherwise(None), ["a", None], pa.string()),
+        (when(col("b"), None).otherwise("x"), [None, "x"], pa.string()),
+        (when(col("b"), None).when(None, 1).otherwise(2), [None, 2], pa.int64()),
+        (when(col("b"), 1).otherwise(2.5), [1.0, 2.5], pa.float64()),
+        (when(col("b"), [1]).otherwise([]), [[1], []], pa.list_(pa.int64())),
+        (when(col("b"), col("l")).otherwise([]), [[1], []], pa.list_(pa.int32())),
+        (when(None, col("i")).otherwise(0), [0, 0], pa.int64()),
+        (when(col("i") > 0, col("ls")).otherwise("-"), ["b", "-"], pa.large_string()),
+        (fn.if_else(col("b"), [], col("l")), [[], None], pa.list_(pa.int32())),
+        (fn.if_else(col("b"), col("n"), 5), [None, None], pa.int64()),
+        (col("l").fill_null([]), [[1], []], pa.list_(pa.int32())),
+        (fn.coalesce(col("n"), col("l"), [7]), [[1], [7]], pa.list_(pa.int32())),
+        (
+            col("st").fill_null({"a": 2, "b": None}),
+            [{"a": 1, "b": "x"}, {"a": 2, "b": None}],
+            KINDS.field("st").type,
+        ),
+        (col("m").fill_null({}), [[("k", 1)], []], KINDS.field("m").type),
+        (col("n").fill_null(0), [0, 0], pa.int64()),
+        (col("n").fill_null("x"), ["x", "x"], pa.string()),
+        (col("n").fill_null(col("i8")), [1, None], pa.int8()),
+        (col("s") + col("ls"), ["ab", None], pa.large_string()),
+        (col("sv") + "x" + col("s"), ["cxa", None], pa.string()),
+        (lit(2**63), [2**63] * 2, pa.uint64()),
+        (lit(2**64 - 1), [2**64 - 1] * 2, pa.uint64()),
+        (col("u") == 2**63 + 1, [True, None], pa.bool_()),
+        (col("u").isin([1, 2**63 + 1]), [True, False], pa.bool_()),
+        (col("b").and_(True).or_(col("b")), [True, None], pa.bool_()),
+        (col("s").utf8_zfill(3), ["00a", None], pa.string()),
+    ],
+    ids=str,
+)
+def test_values_and_types_of_all_kinds(
+    expression: Expr, expected: list[object], kind: pa.DataType
+) -> None:
+    for same in (expression, Expr.from_proto(expression.to_proto())):
+        compiled = same.compile(KINDS)
+        assert compiled.type == kind
+        assert compiled(OF_ALL_KINDS).to_pylist() == expected
+
+
+def test_values_that_nulls_become_are_not_computed_while_the_graph_is_built() -> None:
+    assert (10 // col("i8").fill_null(0)).type(KINDS) == pa.int8()
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        col("l").fill_null([1.5]),
+        fn.if_else(col("b"), col("l"), ["x"]),
+        col("st").fill_null({"a": 1000, "b": "z"}),
+        col("st").fill_null({"a": 1, "c": "z"}),
+        when(col("b"), 1).otherwise("x"),
+        col("i") + 2**63,
+    ],
+    ids=str,
+)
+def test_types_that_do_not_go_together_are_errors_while_the_graph_is_built(
+    expression: Expr,
+) -> None:
+    with pytest.raises(ExpressionError, match="cannot compute"):
+        expression.type(KINDS)
 
 
 @pytest.mark.parametrize(

@@ -308,8 +308,6 @@ REFUSED: dict[str, tuple[Callable[[Stream], object], str]] = {
         lambda s: s.rename(text="error").filter(col("ts") > 1).on_error("bad"),
         "has one already; rename it first",
     ),
-    "already the side output of late rows",
-    ),
     "property of routing": (lambda s: s.rebalance().uid("x"), r"uid\(\) applies to an operator"),
     "property of key_by": (
         lambda s: s.key_by("ts").parallelism(2),

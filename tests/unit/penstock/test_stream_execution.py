@@ -14,7 +14,14 @@ import pytest
 
 import penstock as ps
 from penstock.artifacts import LocalArtifact
-from penstock.errors import ConfigurationError, JobCanceled, JobFailed, JobRejected, StreamError
+from penstock.errors import (
+    ConfigurationError,
+    JobCanceled,
+    JobFailed,
+    JobNotFound,
+    JobRejected,
+    StreamError,
+)
 from penstock.job import JobHandle, wait_or_cancel
 from penstock.pb import client_pb2, graph_pb2
 from penstock.submission import PlanCollected, SubmissionOverride, submission_override
@@ -324,6 +331,38 @@ def test_error_while_fetching_is_raised(env: ps.Environment, client: FakeClient)
     numbers(env).collect()
     with pytest.raises(StreamError, match="connection broke"):
         env.execute()
+
+
+def test_rows_whose_fetch_broke_off_are_not_fetched_again(
+    env: ps.Environment, client: FakeClient
+) -> None:
+    calls: list[str] = []
+
+    def broken(job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+        calls.append(collect_id)
+        yield 0, batch(1)
+        raise StreamError("the connection broke")
+
+    client.fetch_results = broken  # type: ignore[method-assign]
+    rows = numbers(env).collect()
+    handle = env.submit()
+    for read in (handle.wait, rows.to_arrow, lambda: list(rows)):
+        with pytest.raises(StreamError, match="connection broke"):
+            read()
+    assert calls == ["collect-0"]
+
+
+def test_what_was_said_at_the_end_is_kept(client: FakeClient) -> None:
+    handle = JobHandle(client, "1" * 32)
+    assert handle.status() == "RUNNING"
+    result = handle.wait()
+
+    def forgotten(job_id: str) -> client_pb2.JobDetails:
+        raise JobNotFound("only the last ended jobs are kept")
+
+    client.job = forgotten  # type: ignore[method-assign]
+    assert handle.status() == "FINISHED"
+    assert handle.metrics() == result.metrics
 
 
 def test_override_of_the_command_wins(monkeypatch: pytest.MonkeyPatch, client: FakeClient) -> None:

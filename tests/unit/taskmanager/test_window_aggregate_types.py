@@ -91,6 +91,18 @@ def _start_ms(row: dict[str, Any]) -> int:
             Decimal("-3.45"),
             Decimal("1.20"),
         ),
+        (
+            pa.decimal32(5, 2),
+            [Decimal("1.20"), None, Decimal("-3.45"), Decimal("7.00")],
+            Decimal("-3.45"),
+            Decimal("7.00"),
+        ),
+        (
+            pa.decimal64(12, 2),
+            [Decimal("1.20"), Decimal("-3.45"), Decimal("7.00")],
+            Decimal("-3.45"),
+            Decimal("7.00"),
+        ),
         (pa.string(), ["b", "", None], "", "b"),
         (pa.large_string(), ["b", "a"], "a", "b"),
         (pa.binary(), [b"\xff", b"\x00"], b"\x00", b"\xff"),

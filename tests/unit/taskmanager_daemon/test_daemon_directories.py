@@ -15,6 +15,7 @@ from penstock.config import Configuration
 from penstock.errors import ConfigurationError, JobRejected
 from penstock.owned_directories import OwnedDirectory, sweep_work_directories
 from taskmanager.daemon.identity import new_taskmanager_id
+from taskmanager.daemon.slot_environment import slot_variables
 from taskmanager.slots.requirements import check_requirements, installed_packages
 
 
@@ -57,6 +58,13 @@ def test_runtime_directories_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert runtime.path in directories.sweep_runtime_directories()
     with pytest.raises(ConfigurationError, match="short enough"):
         directories.create_runtime_directory("x" * 100)
+
+
+def test_slots_do_not_inherit_what_is_for_the_daemon(tmp_path: Path) -> None:
+    inherited = {"PENSTOCK_PARENT_DEATH": "1", "OPENBLAS_NUM_THREADS": "8", "MINE": "x"}
+    variables = slot_variables(inherited, tmp_path)
+    assert "PENSTOCK_PARENT_DEATH" not in variables
+    assert (variables["MINE"], variables["OPENBLAS_NUM_THREADS"]) == ("x", "1")
 
 
 def test_taskmanager_ids() -> None:

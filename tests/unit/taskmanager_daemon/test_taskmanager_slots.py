@@ -434,7 +434,9 @@ def test_a_cluster_that_begins_anew_is_followed_an_earlier_leader_is_not(
             with structlog.testing.capture_logs() as logs:
                 await c.jobmanager.until(lambda: len(c.jobmanager.registrations) > count + 1)
             (refused,) = {
-                (entry["log_level"], entry["event"]) for entry in logs if "leader epoch" in str(entry)
+                (entry["log_level"], entry["event"])
+                for entry in logs
+                if "leader epoch" in str(entry)
             }
             assert refused == ("error", "leader.refused")
 

@@ -1,0 +1,177 @@
+"""Aim: a local cluster touches nothing that is not its own, whatever pids and variables say.
+
+Method: registrations, locks and markers made by hand; processes that only look like daemons.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.process import owned_by_parent
+from penstock import local_cluster
+from penstock.config import Configuration
+from penstock.local_cluster import ClusterError, EmbeddedCluster, LocalCluster
+from penstock.owned_directories import OwnedDirectory, create_runtime_directory
+from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
+
+
+DEAD_PID = 1 << 30
+"""Larger than any pid."""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory with a short path, set up after pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="pst-", dir="/tmp") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield Path(name)
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[int]:
+    """A process with these arguments that lives until the end of the block."""
+    command = [sys.executable, "-c", "print(flush=True); input()", *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        yield running.pid
+        running.kill()
+
+
+def register(directory: Path, role: str, daemon_id: str, pid: int) -> Path:
+    path = directory / "run" / f"{role}-{daemon_id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"role": role, "id": daemon_id, "pid": pid, "address": "h:1"}))
+    return path
+
+
+def test_only_the_daemon_itself_counts_as_alive(tmp_path: Path) -> None:
+    cluster, where = LocalCluster(tmp_path), str(tmp_path)
+    for arguments, alive in (
+        (["-m", "taskmanager", "--dir", where], True),
+        (["-P", "-m", "taskmanager", "--dir", where, "-D", "a=b"], True),
+        (["-m", "jobmanager", "--dir", where], False),
+        (["-m", "taskmanager", "--dir", where + "x"], False),
+        (["ls", where], False),
+        (["--dir", where], False),
+        (["-m", "--dir", "taskmanager", where], False),
+    ):
+        with process(*arguments) as pid:
+            register(tmp_path, "taskmanager", "tm-1", pid)
+            (daemon,) = cluster.daemons()
+            assert daemon.alive is alive, arguments
+    register(tmp_path, "taskmanager", "tm-1", DEAD_PID)
+    assert not cluster.daemons()[0].alive
+
+
+def test_stop_removes_what_dead_daemons_left_and_nothing_else(
+    tmp_path: Path, temporary: Path
+) -> None:
+    stale = register(tmp_path, "taskmanager", "tm-1", os.getpid())  # the pid is another's by now
+    living = create_runtime_directory(f"{os.getpid()}-living")
+    dead = create_runtime_directory("4711-dead")
+    work = OwnedDirectory.create(tmp_path / "taskmanager-tm-1")
+    for left in (dead, work):
+        os.close(left._lock)
+    assert LocalCluster(tmp_path).stop() == []
+    assert not stale.exists()
+    assert (dead.path.exists(), work.path.exists()) == (False, False)
+    assert living.path.exists()
+    assert living.path.parent == temporary
+    living.remove()
+
+
+class Spawned:
+    """What ``subprocess.Popen`` was asked for; the process ends at once."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        self.command, self.env = command, options["env"]
+        os.write(options["stdout"].fileno(), f"words of {command[3]}\n".encode())
+        self.pid, self.returncode = DEAD_PID, 3
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self.returncode
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+@pytest.fixture
+def spawned(monkeypatch: pytest.MonkeyPatch) -> list[Spawned]:
+    found: list[Spawned] = []
+
+    def popen(command: list[str], **options: Any) -> Spawned:
+        found.append(Spawned(command, **options))
+        return found[-1]
+
+    monkeypatch.setattr(local_cluster.subprocess, "Popen", popen)
+    return found
+
+
+def test_daemons_do_not_inherit_what_was_meant_for_another(
+    tmp_path: Path, spawned: list[Spawned], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PARENT_DEATH_VARIABLE, "1")
+    with pytest.raises(ClusterError):
+        LocalCluster(tmp_path).start(taskmanagers=1)
+    with pytest.raises(ClusterError):
+        EmbeddedCluster(Configuration(), 1)
+    assert [PARENT_DEATH_VARIABLE in one.env for one in spawned] == [False, True]
+
+
+def test_a_start_forgets_the_dead_and_keeps_what_they_said(
+    tmp_path: Path, spawned: list[Spawned]
+) -> None:
+    stale = register(tmp_path, "jobmanager", "1", DEAD_PID)
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "jobmanager-jm-1.out"
+    log.write_text("words of an earlier one\n")
+    with pytest.raises(ClusterError, match="status 3") as raised:
+        LocalCluster(tmp_path).start(taskmanagers=1)
+    assert not stale.exists()
+    assert log.read_text() == "words of an earlier one\nwords of jobmanager\n"
+    assert "words of jobmanager" in str(raised.value)
+    assert "earlier" not in str(raised.value)
+
+
+@pytest.mark.parametrize("stdout", ["closed", "closed later"])
+def test_an_embedded_cluster_needs_no_stdout(
+    spawned: list[Spawned], temporary: Path, monkeypatch: pytest.MonkeyPatch, stdout: str
+) -> None:
+    def dup(descriptor: int) -> int:
+        raise OSError(9, "Bad file descriptor")
+
+    if stdout == "closed":
+        monkeypatch.setattr(sys, "__stdout__", None)
+    else:
+        monkeypatch.setattr(os, "dup", dup)
+    with pytest.raises(ClusterError, match="status 3"):
+        EmbeddedCluster(Configuration(), 1)
+    assert len(spawned) == 1
+    assert list(temporary.iterdir()) == []
+
+
+def test_only_a_directory_made_for_the_parent_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parents = iter([1, 1, 1, 2, 1, 2])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    for has_marker, is_left in ((True, True), (False, True), (True, False)):
+        directory = tmp_path / str(has_marker)
+        directory.mkdir(exist_ok=True)
+        if has_marker:
+            (directory / EMBEDDED_MARKER).touch()
+        with owned_by_parent(directory):
+            pass
+        assert directory.exists() is is_left
