@@ -32,6 +32,10 @@ def parse_addresses(text: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: one of them is no address, or there is none.
     """
+    if not isinstance(text, str):
+        raise ConfigurationError(
+            f"{text!r} is no address but {type(text).__name__}: write HOST:PORT"
+        )
     parts = [part for part in text.split(",") if part.strip()]
     if not parts:
         raise ConfigurationError(f"{text!r} names no address: write HOST:PORT[,HOST:PORT]")

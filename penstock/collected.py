@@ -32,7 +32,8 @@ class CollectedRow(dict[str, Any]):
 class CollectedRows(Sequence[CollectedRow]):
     """The rows of a collect sink.
 
-    Reading them before the job was submitted runs the job; reading them while it runs waits for its end.
+    Reading them before the job was submitted runs the job; reading them while it runs waits for its end,
+    or until there are as many as the limit says.
 
     Args:
         collect_id: names the sink within its job.
@@ -77,7 +78,9 @@ class CollectedRows(Sequence[CollectedRow]):
         return self._table is not None
 
     def drain(self) -> None:
-        """Takes all rows; returns when the job has ended. Harmless when it has been done.
+        """Takes all rows; returns when the job has ended, or with as many as the limit says.
+
+        Harmless when it has been done.
 
         Raises:
             StreamError: they could not be fetched, now or before: what was taken is lost.
@@ -90,9 +93,13 @@ class CollectedRows(Sequence[CollectedRow]):
             if self._fetch is None:
                 raise JobRejected("these rows belong to no job that was submitted")
             parts: dict[int, list[pa.RecordBatch]] = {}
+            rows = 0
             try:
                 for subtask_index, batch in self._fetch():
                     parts.setdefault(subtask_index, []).append(batch)
+                    rows += batch.num_rows
+                    if self._has_limit_at(rows):
+                        break  # the job may be endless, and no more rows of it are sent
             except StreamError as error:
                 self._broken = error
                 raise
@@ -108,9 +115,14 @@ class CollectedRows(Sequence[CollectedRow]):
             self._run()
         self._drain_all()
         self.drain()
-        self._check_ended()
         assert self._table is not None
+        if not self._has_limit_at(self._table.num_rows):
+            self._check_ended()
         return self._table
+
+    def _has_limit_at(self, rows: int) -> bool:
+        """Whether so many rows are all that were asked for, whatever becomes of the job."""
+        return bool(self._limit) and rows >= self._limit
 
     def to_pylist(self) -> list[CollectedRow]:
         """The rows as a list."""

@@ -301,6 +301,22 @@ class Environment:
 
     # ------------------------------------------------------------ running
 
+    def set_runtime_mode(self, mode: str) -> None:
+        """How jobs run: "streaming", all operators at once, is the default and the only mode there is.
+
+        Raises:
+            JobRejected: it is another mode.
+        """
+        if mode == "batch":
+            raise JobRejected(
+                "set_runtime_mode: 'batch' comes with a later version; this one runs bounded jobs, too, "
+                "in the mode 'streaming'"
+            )
+        if mode != "streaming":
+            raise JobRejected(
+                f"set_runtime_mode: {mode!r} is no runtime mode; there is 'streaming'"
+            )
+
     def plan(self, name: str = "job") -> JobPlan:
         """The job as it would be submitted; nothing runs.
 

@@ -186,6 +186,8 @@ def _sampled_schema(
             f"columns; {advice}"
         ) from error
     if kind == "key":
+        if any(isinstance(result, tuple) for result in results):
+            raise JobRejected(_tuple_as_key(shown))
         results = [{"key": result} for result in results]
     # What is no row is a bad record when the job runs, as what raises is.
     records = [result for result in results if record_as_dict(result) is not None] or results
@@ -230,10 +232,20 @@ def _checked_sample(schema: pa.Schema, results: Sequence[object]) -> pa.Schema:
     return schema
 
 
+def _tuple_as_key(shown: str) -> str:
+    return (
+        f"key_by: {shown} returns a tuple, and the key that a function returns is one value; for a key "
+        "of several columns name them: key_by('k', 'v'), behind with_columns(...) where they are computed"
+    )
+
+
 def _annotated_key(function: Callable[..., Any]) -> pa.Schema | None:
     annotation = _return_annotation(function)
     if annotation is None or annotation is Any:
         return None
+    kind = get_origin(annotation) or annotation
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        raise JobRejected(_tuple_as_key(getattr(function, "__qualname__", str(function))))
     return pa.schema([_field("key", annotation, "the key function")])
 
 

@@ -286,7 +286,7 @@ class RowBuilder:
     """Collects results of a function and makes a batch of them.
 
     A result is a dict, a ``Row``, a dataclass instance, a tuple (by position), or, where the schema
-    has one column, a plain value. A key that is missing in a dict is null where the column may be
+    has one column, a plain value that is not None. A key that is missing in a dict is null where the column may be
     null; a key that the schema does not have is an error.
 
     Args:
@@ -383,7 +383,7 @@ class RowBuilder:
 
     def _is_plain(self, value: Any) -> bool:
         """Whether a result for one column is the value itself, not a row that holds it."""
-        if isinstance(value, Row):
+        if value is None or isinstance(value, Row):
             return False
         if isinstance(value, tuple):
             return False if not self._single_nested else len(value) != 1

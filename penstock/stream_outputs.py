@@ -18,6 +18,8 @@ from penstock.units import size_bytes
 if TYPE_CHECKING:
     from penstock.connectors.sink import Sink
 
+_LIMIT_MAX = 2**63 - 1
+
 
 class StreamSink(OperatorProperties):
     """The end of a stream; ``.uid``, ``.name``, ``.parallelism`` and ``.slot_group`` apply to the sink."""
@@ -84,9 +86,10 @@ class StreamOutputs:
         Args:
             limit: rows at most; None = all.
         """
-        if limit is not None and limit < 1:
+        is_number = isinstance(limit, int) and not isinstance(limit, bool)
+        if limit is not None and not (is_number and 1 <= limit <= _LIMIT_MAX):
             raise JobRejected(
-                f"collect: limit is {limit}; it must be at least 1, or None for all rows"
+                f"collect: limit is {limit!r}; it must be a whole number, at least 1, or None for all rows"
             )
         rows = self._builder.collect(input_schema(self._source), limit or 0)
         spec = graph_pb2.CollectSink(collect_id=rows.collect_id, limit=limit or 0)

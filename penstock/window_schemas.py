@@ -179,9 +179,12 @@ def _schema(fields: list[pa.Field], input_schema: pa.Schema, operator: str) -> p
     seen: set[str] = set()
     for field in fields:
         if field.name in seen:
+            is_of_input = field.name in input_schema.names
+            hint = f"; the input's can be renamed: .rename({field.name}='...') before it"
             raise ExpressionError(
                 f"{operator}: two output columns are named {field.name!r}; the keys and the "
                 "columns of the window come first: give the other one another name"
+                + (hint if is_of_input else "")
             )
         if field.name == EVENT_TIME:
             raise ExpressionError(f"{operator}: the column name {EVENT_TIME!r} is reserved")

@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.connectors.json_shape import JsonShape, NotTabularJsonError, detect_shape
+from penstock.connectors.json_times import infer_json_schema
 from penstock.connectors.messages import name_list, os_reason, shorten
-from penstock.connectors.text_parsing import is_utf8, parse_json
+from penstock.connectors.text_parsing import is_utf8
 from penstock.errors import JobRejected
 
 SAMPLED_FILES_MAX = 16
@@ -204,7 +205,7 @@ def _json_schema(path: str) -> pa.Schema | None:
 
 def _infer_json(path: str, lines: bytes, starts: npt.NDArray[np.int64] | None) -> pa.Schema:
     try:
-        return parse_json(lines, None, starts).schema
+        return infer_json_schema(lines, starts)
     except pa.ArrowInvalid as error:
         # Malformed rows are for on_error to decide: infer from the rows before the first of them.
         good = _rows_before_error(lines, starts)
@@ -229,7 +230,7 @@ def _rows_before_error(lines: bytes, starts: npt.NDArray[np.int64] | None) -> pa
         middle = (good + bad) // 2
         head = None if starts is None else starts[:middle]
         try:
-            found = parse_json(lines[: ends[middle - 1]], None, head).schema
+            found = infer_json_schema(lines[: ends[middle - 1]], head)
         except pa.ArrowInvalid:
             bad = middle
         else:
@@ -269,7 +270,8 @@ def _wider(format: str, left: pa.DataType, right: pa.DataType) -> pa.DataType | 
             [pa.schema([("x", left)]), pa.schema([("x", right)])], promote_options="permissive"
         )
     except (pa.ArrowTypeError, pa.ArrowInvalid):
-        return pa.string() if format == "csv" else None
+        both_times = pa.types.is_timestamp(left) and pa.types.is_timestamp(right)
+        return pa.string() if format == "csv" or (format == "json" and both_times) else None
     return merged.field("x").type
 
 

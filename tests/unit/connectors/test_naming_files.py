@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -188,3 +189,28 @@ def test_rows_of_dictionaries() -> None:
     rejected("give schema=", rows_to_table, [])
     rejected("column names must be str", rows_to_table, [{1: 2}])
     assert rows_to_table([{"a": None}]).schema.field("a").type == pa.string()
+
+
+@pytest.mark.parametrize(
+    ("times", "kind"),
+    [
+        (["2020-01-01T00:00:00Z", None, "2020-01-01 12:30:00Z"], pa.timestamp("us", "UTC")),
+        (["2020-01-01T00:00:00+02:00", "2020-01-01T00:00-0530"], pa.timestamp("us", "UTC")),
+        (["2020-01-01T00:00:00", "2020-01-01", None], pa.timestamp("us")),
+        (["2020-01-01T00:00:00Z", "2020-01-01T00:00:00"], pa.string()),
+    ],
+)
+@pytest.mark.parametrize("as_array", [False, True])
+def test_times_in_json_with_a_zone_are_utc(
+    tmp_path: Path, times: list[str | None], kind: pa.DataType, as_array: bool
+) -> None:
+    rows = [{"n": 1, "t": t, "s": {"t": t}, "l": [t]} for t in times]
+    text = json.dumps(rows, indent=2) if as_array else "\n".join(map(json.dumps, rows))
+    (tmp_path / "a.json").write_text(text)
+    _, schema = file_source("json", tmp_path)
+    expected = [pa.int64(), kind, pa.struct([("t", kind)]), pa.list_(kind)]
+    assert schema == pa.schema(list(zip(["n", "t", "s", "l"], expected, strict=True)))
+    for i, row in enumerate(rows):  # one file each: what they have in common
+        (tmp_path / f"{i}.json").write_text(json.dumps({"t": row["t"]}))
+    (tmp_path / "a.json").unlink()
+    assert file_source("json", tmp_path)[1].field("t").type == kind

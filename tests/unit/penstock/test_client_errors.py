@@ -98,8 +98,8 @@ def test_nobody_answers() -> None:
     assert "penstock cluster start" in str(e.value)
 
 
-@pytest.mark.parametrize("addresses", ["", " , ", "localhost", "h:port", "h:1,:2"])
-def test_addresses_are_checked_at_once(addresses: str) -> None:
+@pytest.mark.parametrize("addresses", ["", " , ", "localhost", "h:port", "h:1,:2", None, 6123])
+def test_addresses_are_checked_at_once(addresses: Any) -> None:
     with pytest.raises(errors.ConfigurationError, match="HOST:PORT"):
         Client(addresses)
 

@@ -24,7 +24,6 @@ from penstock.local_cluster import ClusterError, EmbeddedCluster, LocalCluster
 from penstock.owned_directories import OwnedDirectory, create_runtime_directory
 from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
 
-
 DEAD_PID = 1 << 30
 """Larger than any pid."""
 
@@ -97,6 +96,10 @@ class Spawned:
 
     def __init__(self, command: list[str], **options: Any) -> None:
         self.command, self.env = command, options["env"]
+        terminal = self.env.get("PENSTOCK_TERMINAL_FD")
+        self.prints_to = (
+            "" if terminal is None else str(Path(f"/proc/self/fd/{terminal}").readlink())
+        )
         os.write(options["stdout"].fileno(), f"words of {command[3]}\n".encode())
         self.pid, self.returncode = DEAD_PID, 3
 
@@ -158,7 +161,7 @@ def test_an_embedded_cluster_needs_no_stdout(
         monkeypatch.setattr(os, "dup", dup)
     with pytest.raises(ClusterError, match="status 3"):
         EmbeddedCluster(Configuration(), 1)
-    assert len(spawned) == 1
+    assert [one.prints_to for one in spawned] == [os.devnull]
     assert list(temporary.iterdir()) == []
 
 

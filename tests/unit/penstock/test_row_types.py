@@ -178,6 +178,10 @@ def test_samples() -> None:
             schema_from_samples(values)
 
 
+def returns_pair(row: Any) -> tuple[int, str]:
+    raise NotImplementedError
+
+
 INPUT = pa.schema([("x", pa.int64()), ("s", pa.string()), (EVENT_TIME, pa.int64())])
 SAMPLE = pa.record_batch({"x": [1, 2], "s": ["a", None], EVENT_TIME: [1, 2]}, schema=INPUT)
 
@@ -220,7 +224,10 @@ class Opens(MapFunction):
         (lambda r: r.x, "map", SAMPLE, "no column names"),
         (lambda r: None, "flat_map", SAMPLE, "not iterable"),
         (lambda r: {EVENT_TIME: 1}, "map", SAMPLE, "reserved"),
-        (lambda r: (1, "a"), "key", SAMPLE, "annotate what the function returns"),
+        (lambda r: (1, "a"), "key", SAMPLE, r"returns a tuple.*key_by\('k', 'v'\)"),
+        (lambda r: (1, 2), "key", SAMPLE, r"key_by\('k', 'v'\)"),
+        (returns_pair, "key", None, r"returns_pair returns a tuple.*key_by\('k', 'v'\)"),
+        (lambda r: object(), "key", SAMPLE, "annotate what the function returns"),
         (Opens(), "map", SAMPLE, r"it has open\(\)"),
     ],
 )

@@ -220,10 +220,13 @@ def test_one_column_takes_plain_values() -> None:
         builder.extend(results)
         return [row["v"] for row in builder.build().to_pylist()]
 
-    assert build(pa.int64(), 1, {"v": 2}, (3,), None) == [1, 2, 3, None]
+    assert build(pa.int64(), 1, {"v": 2}, (3,), {"v": None}, (None,)) == [1, 2, 3, None, None]
     assert build(pa.int64(), 1, 2) == [1, 2]
     assert build(pa.list_(pa.int64()), [1, 2], {"v": [3]}) == [[1, 2], [3]]
     assert build(pa.struct([("p", pa.int64())]), {"p": 1}, {"v": {"p": 2}}) == [{"p": 1}, {"p": 2}]
+    for kind in (pa.int64(), pa.list_(pa.int64())):
+        with pytest.raises(RowMismatch, match=r"must return a row of .*got None"):
+            build(kind, None)
 
 
 @settings(max_examples=50, deadline=None)

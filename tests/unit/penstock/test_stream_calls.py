@@ -281,6 +281,16 @@ REFUSED: dict[str, tuple[Callable[[Stream], object], str]] = {
         lambda s: s.on_error("broken").side_output("brken"),
         r"no side output 'brken' \(did you mean 'broken'\?\); it has 'broken'",
     ),
+    "key named as window column": (
+        lambda s: (
+            with_time(s)
+            .rename(auction="window_start")
+            .key_by("window_start")
+            .window(ps.tumbling("1s"))
+            .aggregate(n=ps.count())
+        ),
+        r"'window_start'.*\.rename\(window_start='\.\.\.'\)",
+    ),
     "side output of a window": (
         lambda s: (
             with_time(s).window(ps.tumbling("1s")).aggregate(n=ps.count()).side_output("late")
@@ -328,6 +338,10 @@ REFUSED: dict[str, tuple[Callable[[Stream], object], str]] = {
         "is not a number from 1 to 32768",
     ),
     "collect nothing": (lambda s: s.collect(limit=0), "at least 1"),
+    "collect text": (lambda s: s.collect(limit="5"), "limit is '5'; it must be a whole number"),  # type: ignore[arg-type]
+    "collect a fraction": (lambda s: s.collect(limit=2.5), r"limit is 2\.5"),  # type: ignore[arg-type]
+    "collect True": (lambda s: s.collect(limit=True), "limit is True"),
+    "collect too much": (lambda s: s.collect(limit=2**64), "limit is 18446744073709551616"),
     "sink is a class": (lambda s: s.sink(ps.Sink), r"is no penstock.Sink.*pass Sink\(\)"),  # type: ignore[arg-type]
     "partition by unknown": (
         lambda s: s.write_parquet("/tmp/x", partition_by=["no"]),
@@ -416,10 +430,19 @@ def test_names_of_later_versions_are_absent(env: ps.Environment, bids: Stream) -
         assert not hasattr(bids.key_by("ts"), name)
     for name in ("write_kafka", "write_sql"):
         assert not hasattr(bids, name)
-    for name in ("read_nats", "read_kafka", "set_runtime_mode"):
+    for name in ("read_nats", "read_kafka"):
         assert not hasattr(env, name)
     for name in ("KeyedProcessFunction", "ProcessFunction", "ValueState", "read_state"):
         assert not hasattr(ps, name)
+
+
+def test_streaming_is_the_runtime_mode_there_is(env: ps.Environment) -> None:
+    env.set_runtime_mode("streaming")
+    with pytest.raises(JobRejected, match=r"'batch' comes with a later version; .*'streaming'"):
+        env.set_runtime_mode("batch")
+    for mode in ("Streaming", "", None):
+        with pytest.raises(JobRejected, match="'streaming'"):
+            env.set_runtime_mode(mode)  # type: ignore[arg-type]
 
 
 def test_import_is_light() -> None:

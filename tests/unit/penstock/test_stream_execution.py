@@ -305,6 +305,35 @@ def test_limit_holds_over_all_subtasks(env: ps.Environment, client: FakeClient) 
     assert [row["n"] for row in rows] == [1, 2, 3]
 
 
+def test_rows_up_to_the_limit_are_there_before_the_job_ends_and_after_it_is_cancelled(
+    env: ps.Environment, client: FakeClient
+) -> None:
+    def endless(job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+        yield 1, batch(1, 2)
+        yield 0, batch(3)
+        raise AssertionError("more was asked for than the limit")
+
+    client.fetch_results = endless  # type: ignore[method-assign]
+    rows = numbers(env).collect(limit=3)
+    handle = env.submit()
+    assert [row.n for row in rows] == [3, 1, 2]
+    handle.cancel()
+    assert [row.n for row in rows] == [3, 1, 2]
+    assert len(rows) == rows.to_arrow().num_rows == 3
+    with pytest.raises(JobCanceled):
+        handle.wait()
+
+
+def test_rows_below_the_limit_of_a_cancelled_job_are_refused(
+    env: ps.Environment, client: FakeClient
+) -> None:
+    client.rows["collect-0"] = [(0, batch(1, 2))]
+    rows = numbers(env).collect(limit=3)
+    env.submit().cancel()
+    with pytest.raises(JobCanceled):
+        list(rows)
+
+
 def test_empty_collect_has_the_schema(env: ps.Environment) -> None:
     rows = numbers(env).collect()
     env.execute()

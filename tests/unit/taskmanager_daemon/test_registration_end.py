@@ -22,14 +22,17 @@ class ForgetfulJobManager:
 
     address = "jobmanager:1"
 
-    def __init__(self) -> None:
+    def __init__(self, registrations_max: int) -> None:
         self.registrations = 0
+        self._registrations_max = registrations_max
         self.registered = asyncio.Event()
         self.forgets = asyncio.Event()
 
     async def register(self, _request: Any) -> internal_pb2.RegisterTaskManagerResponse:
         self.registrations += 1
         self.registered.set()
+        if self.registrations > self._registrations_max:
+            await asyncio.Event().wait()  # a loop that does not end comes to rest here
         return internal_pb2.RegisterTaskManagerResponse(
             leader_epoch=1, cluster_id="c", heartbeat_interval_ms=10, heartbeat_timeout_ms=60_000
         )
@@ -66,7 +69,7 @@ def registration_with(jobmanager: ForgetfulJobManager) -> RegistrationRunner:
 @pytest.mark.parametrize("turns", range(6))
 def test_goodbye_is_the_last_word_whenever_the_cancellation_comes(turns: int) -> None:
     async def work() -> None:
-        jobmanager = ForgetfulJobManager()
+        jobmanager = ForgetfulJobManager(registrations_max=1)
         registration = registration_with(jobmanager)
         running = asyncio.create_task(registration.run())  # noqa: TID251 - awaited below
         await registration.wait_registered()
@@ -84,7 +87,7 @@ def test_goodbye_is_the_last_word_whenever_the_cancellation_comes(turns: int) ->
 
 def test_one_that_is_forgotten_registers_again_and_again() -> None:
     async def work() -> None:
-        jobmanager = ForgetfulJobManager()
+        jobmanager = ForgetfulJobManager(registrations_max=3)
         jobmanager.forgets.set()
         registration = registration_with(jobmanager)
         running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
