@@ -81,8 +81,18 @@ def need_of(node: Node, source: NodeInput, needs: Needs) -> Need:
     """
     sides = {tag: need for (index, tag), need in needs.items() if index == node.index and tag}
     need = _operation_need(node, needs[node.index, ""]) | _side_need(node, sides)
-    need |= Need(frozenset(source.routing.keys))
+    # The inputs of a union have the same columns, so a key that one is routed by is kept in all.
+    is_union = isinstance(node.operation, Union)
+    need |= Need(_union_keys(node) if is_union else frozenset(source.routing.keys))
     return _not_empty(need, input_schema(source))
+
+
+def _union_keys(node: Node) -> frozenset[str]:
+    """What the inputs of a union, and of unions among them, are routed by."""
+    if not isinstance(node.operation, Union):
+        return frozenset()
+    routed = (frozenset(source.routing.keys) | _union_keys(source.node) for source in node.inputs)
+    return frozenset().union(*routed)
 
 
 def _operation_need(node: Node, output: Need) -> Need:

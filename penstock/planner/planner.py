@@ -98,8 +98,9 @@ class Planner:
         inputs = [_draft_input(read, parallelism) for read in reads]
         most = node.properties.max_parallelism
         chained = self._draft.can_chain(inputs, parallelism, group, most)
+        keys = frozenset(key for each in inputs for key in each.keys)
         inputs = [
-            self._prepare(node, read, given, chained=chained)
+            self._prepare(node, read, given, keys, chained=chained)
             for read, given in zip(reads, inputs, strict=True)
         ]
         given = inputs[0].source.schema if inputs else pa.schema([])
@@ -145,9 +146,15 @@ class Planner:
 
     # ------------------------------------------------------------ in front of an operator
 
-    def _prepare(self, node: Node, read: _Read, given: DraftInput, *, chained: bool) -> DraftInput:
-        """Leaves out columns that the operator does not need, where they would cost something."""
-        need = need_of(node, read.source, self._needs) | Need(frozenset(given.keys))
+    def _prepare(
+        self, node: Node, read: _Read, given: DraftInput, keys: frozenset[str], *, chained: bool
+    ) -> DraftInput:
+        """Leaves out columns that the operator does not need, where they would cost something.
+
+        Args:
+            keys: what any of the operator's inputs is routed by; all its inputs have the same columns.
+        """
+        need = need_of(node, read.source, self._needs) | Need(keys)
         schema = with_event_time(pruned(input_schema(read.source), need), need.event_time)
         actual = given.source.schema
         is_disturbed = isinstance(node.operation, AssignEventTime) and EVENT_TIME in actual.names

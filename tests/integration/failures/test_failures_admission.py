@@ -22,6 +22,7 @@ from penstock import client as client_module
 from penstock import errors
 from penstock.client import Client
 from penstock.grpc_errors import error_from_rpc
+from penstock.local_cluster import _KERNEL_CACHE
 from penstock.pb import client_pb2, client_pb2_grpc
 from penstock.protocol import PROTOCOL_VERSION
 from tests.support.processes import Beacon, DaemonCluster, Site, tell, wait_in_directory
@@ -240,9 +241,11 @@ def test_a_cluster_whose_taskmanagers_cannot_start_is_ended(own_site: Site, take
 
 @pytest.mark.parametrize("role", ["jobmanager", "taskmanager"])
 def test_a_port_for_metrics_in_use_is_named(own_site: Site, taken: int, role: str) -> None:
+    # A daemon that no command starts would compile its kernels into a cache of its own.
     ended = own_site.start_python(
         "-P", "-m", role, "--dir", str(own_site.directory / role),
         "-D", f"{role}.metrics.port={taken}", "-D", "jobmanager.rpc.port=0",
+        environment=_KERNEL_CACHE,
     ).wait(20)  # fmt: skip
     assert ended.status == 1
     for told in (str(taken), "in use", f"{role}.metrics.port"):

@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -312,6 +313,17 @@ def test_only_what_is_needed_is_read_and_shipped() -> None:
     source = graph.vertices[0].operators[0]
     assert decode_schema(source.output_schema, "").names == ["a", "b"]
     assert [decode_schema(edge.schema, "").names for edge in graph.edges] == [["a", "b"], ["a"]]
+
+
+@pytest.mark.parametrize("chaining", [True, False])
+def test_the_inputs_of_unions_keep_the_keys_that_one_of_them_is_routed_by(chaining: bool) -> None:
+    config = {"pipeline.operator-chaining.enabled": chaining}
+    env = ps.Environment(parallelism=2, config=config)
+    rows = env.from_rows([{"a": 1, "b": 2, "c": 3}])
+    keyed = rows.key_by("a")
+    inner = keyed.union(keyed.select("a", "b", "c"))
+    inner.union(rows.filter(col("c") > 1), rows.key_by("c")).select("b").print()
+    validate(env.plan().graph)
 
 
 def test_counting_rows_keeps_one_narrow_column() -> None:
