@@ -312,9 +312,7 @@ def test_collect_with_a_limit_of_an_endless_stream_does_not_hold_the_job(
     handle = env.submit("limited")
     await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 100_000)
     cancel(handle)
-    rows.drain()
-    with pytest.raises(ps.JobCanceled):
-        len(rows)
+    assert len(rows) == 100  # what was taken stays readable, whatever becomes of the job
 
 
 def test_reading_collected_rows_runs_the_job(env: ps.Environment, bids: ps.Stream) -> None:
