@@ -38,6 +38,13 @@ class CheckpointBarrier:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointCancelled:
+    """Stands where the barrier of a checkpoint would have come: nobody need wait for it."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class LatencyMarker:
     """Measures the way from a source to here, queues included."""
 
@@ -86,7 +93,13 @@ class Pause:
 PAUSE = Pause()
 
 ControlElement = (
-    Watermark | CheckpointBarrier | LatencyMarker | StreamStatus | EndOfData | EndOfPartition
+    Watermark
+    | CheckpointBarrier
+    | CheckpointCancelled
+    | LatencyMarker
+    | StreamStatus
+    | EndOfData
+    | EndOfPartition
 )
 StreamElement = pa.RecordBatch | ControlElement
 """What flows on an edge."""

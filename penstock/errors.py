@@ -116,8 +116,26 @@ class Unauthenticated(StreamError):
     """The shared token is missing or wrong."""
 
 
+class CheckpointAborted(StreamError):
+    """A checkpoint did not complete; the job runs on.
+
+    Attributes:
+        checkpoint_id: which.
+        reason: why, in a few words.
+    """
+
+    def __init__(self, checkpoint_id: int, reason: str) -> None:
+        super().__init__(f"checkpoint {checkpoint_id}: {reason}")
+        self.checkpoint_id = checkpoint_id
+        self.reason = reason
+
+
 class StoreTransient(StreamError):
     """A store did not answer; retried with backoff."""
+
+
+class StoreFull(StoreTransient):
+    """A store of limited size has no room; more may come free when older checkpoints go."""
 
 
 class StoreNotFound(StreamError):

@@ -11,6 +11,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from penstock.pb import checkpoint_pb2 as _checkpoint_pb2
 from penstock.pb import client_pb2 as _client_pb2
 from penstock.pb import graph_pb2 as _graph_pb2
 import builtins as _builtins
@@ -281,6 +282,8 @@ class TaskEvent(_message.Message):
     STATE_CHANGED_FIELD_NUMBER: _builtins.int
     SPLITS_DISCOVERED_FIELD_NUMBER: _builtins.int
     END_OF_DATA_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_DECLINED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -289,8 +292,14 @@ class TaskEvent(_message.Message):
     def splits_discovered(self) -> Global___SplitsDiscovered: ...
     @_builtins.property
     def end_of_data(self) -> Global___EndOfDataReached:
-        """All input is consumed and all output is flushed; waits for CommitOutput before it finishes."""
+        """All input is consumed and all output is flushed; before it finishes it waits for CommitOutput, or, with
+        checkpoints on, for the completion of a checkpoint that it takes part in from now on.
+        """
 
+    @_builtins.property
+    def checkpoint_acknowledged(self) -> Global___CheckpointAcknowledged: ...
+    @_builtins.property
+    def checkpoint_declined(self) -> Global___CheckpointDeclined: ...
     def __init__(
         self,
         *,
@@ -298,16 +307,67 @@ class TaskEvent(_message.Message):
         state_changed: Global___AttemptStateChanged | None = ...,
         splits_discovered: Global___SplitsDiscovered | None = ...,
         end_of_data: Global___EndOfDataReached | None = ...,
+        checkpoint_acknowledged: Global___CheckpointAcknowledged | None = ...,
+        checkpoint_declined: Global___CheckpointDeclined | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end_of_data", b"end_of_data", "event", b"event", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end_of_data", b"end_of_data", "event", b"event", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___TaskEvent: _TypeAlias = TaskEvent  # noqa: Y015
+
+@_typing.final
+class CheckpointAcknowledged(_message.Message):
+    """The snapshot of the subtask is safe."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.int
+    @_builtins.property
+    def snapshot(self) -> _checkpoint_pb2.SubtaskSnapshot: ...
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.int = ...,
+        snapshot: _checkpoint_pb2.SubtaskSnapshot | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointAcknowledged: _TypeAlias = CheckpointAcknowledged  # noqa: Y015
+
+@_typing.final
+class CheckpointDeclined(_message.Message):
+    """The subtask takes no part in the checkpoint: it cannot complete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointDeclined: _TypeAlias = CheckpointDeclined  # noqa: Y015
 
 @_typing.final
 class AttemptStateChanged(_message.Message):
@@ -419,9 +479,12 @@ class PushResultsRequest(_message.Message):
     COLLECT_ID_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     collect_id: _builtins.str
     leader_epoch: _builtins.int
+    attempt: _builtins.int
+    """Rows of an attempt that is over are refused."""
     @_builtins.property
     def chunk(self) -> _client_pb2.ResultChunk: ...
     def __init__(
@@ -431,10 +494,11 @@ class PushResultsRequest(_message.Message):
         collect_id: _builtins.str = ...,
         chunk: _client_pb2.ResultChunk | None = ...,
         leader_epoch: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "collect_id", b"collect_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "chunk", b"chunk", "collect_id", b"collect_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -690,9 +754,12 @@ class InputEdge(_message.Message):
     PARTITION_TYPE_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
     CHANNELS_FIELD_NUMBER: _builtins.int
+    TARGET_INPUT_FIELD_NUMBER: _builtins.int
     edge_id: _builtins.str
     partition_type: _graph_pb2.ResultPartitionType.ValueType
     schema: _builtins.bytes
+    target_input: _builtins.int
+    """Which input of a vertex with two (connect, join) the edge feeds."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputChannel]:
         """In order of the producer's subtask index."""
@@ -704,10 +771,11 @@ class InputEdge(_message.Message):
         partition_type: _graph_pb2.ResultPartitionType.ValueType = ...,
         schema: _builtins.bytes = ...,
         channels: _abc.Iterable[Global___InputChannel] | None = ...,
+        target_input: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "edge_id", b"edge_id", "partition_type", b"partition_type", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "edge_id", b"edge_id", "partition_type", b"partition_type", "schema", b"schema", "target_input", b"target_input"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -755,9 +823,16 @@ class TaskDeployment(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     JOB_NAME_FIELD_NUMBER: _builtins.int
+    RESTORE_FIELD_NUMBER: _builtins.int
+    TAKES_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_DIRECTORY_FIELD_NUMBER: _builtins.int
     slot_id: _builtins.str
     leader_epoch: _builtins.int
     job_name: _builtins.str
+    takes_checkpoints: _builtins.bool
+    """The job takes checkpoints: output is committed by them."""
+    checkpoint_directory: _builtins.str
+    """The job's directory in the checkpoint store; "" = snapshots travel inline (storage "jobmanager")."""
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -766,6 +841,10 @@ class TaskDeployment(_message.Message):
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputEdge]: ...
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputEdge]: ...
+    @_builtins.property
+    def restore(self) -> Global___RestoredTask:
+        """What the operators start with; not set in a first attempt."""
+
     def __init__(
         self,
         *,
@@ -776,14 +855,79 @@ class TaskDeployment(_message.Message):
         inputs: _abc.Iterable[Global___InputEdge] | None = ...,
         outputs: _abc.Iterable[Global___OutputEdge] | None = ...,
         job_name: _builtins.str = ...,
+        restore: Global___RestoredTask | None = ...,
+        takes_checkpoints: _builtins.bool = ...,
+        checkpoint_directory: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "vertex", b"vertex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "restore", b"restore", "vertex", b"vertex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "inputs", b"inputs", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "outputs", b"outputs", "slot_id", b"slot_id", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_directory", b"checkpoint_directory", "inputs", b"inputs", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "outputs", b"outputs", "restore", b"restore", "slot_id", b"slot_id", "takes_checkpoints", b"takes_checkpoints", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TaskDeployment: _TypeAlias = TaskDeployment  # noqa: Y015
+
+@_typing.final
+class RestoredTask(_message.Message):
+    """State from a completed checkpoint, as assigned to one subtask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    OPERATORS_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.int
+    finished: _builtins.bool
+    """The subtask had done all its work: it only ends its output."""
+    @_builtins.property
+    def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___RestoredOperator]: ...
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+        operators: _abc.Iterable[Global___RestoredOperator] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "finished", b"finished", "operators", b"operators"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoredTask: _TypeAlias = RestoredTask  # noqa: Y015
+
+@_typing.final
+class RestoredOperator(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_UID_FIELD_NUMBER: _builtins.int
+    KEYED_FIELD_NUMBER: _builtins.int
+    LISTS_FIELD_NUMBER: _builtins.int
+    SPLITS_FIELD_NUMBER: _builtins.int
+    operator_uid: _builtins.str
+    @_builtins.property
+    def keyed(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.KeyedStateSnapshot]:
+        """All snapshots with key-groups of this subtask; more than one after a change of parallelism."""
+
+    @_builtins.property
+    def lists(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.OperatorStateSnapshot]: ...
+    @_builtins.property
+    def splits(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.SplitSnapshot]: ...
+    def __init__(
+        self,
+        *,
+        operator_uid: _builtins.str = ...,
+        keyed: _abc.Iterable[_checkpoint_pb2.KeyedStateSnapshot] | None = ...,
+        lists: _abc.Iterable[_checkpoint_pb2.OperatorStateSnapshot] | None = ...,
+        splits: _abc.Iterable[_checkpoint_pb2.SplitSnapshot] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyed", b"keyed", "lists", b"lists", "operator_uid", b"operator_uid", "splits", b"splits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoredOperator: _TypeAlias = RestoredOperator  # noqa: Y015
 
 @_typing.final
 class DeployTasksRequest(_message.Message):
@@ -868,28 +1012,102 @@ class TaskCommand(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ADD_SPLITS_FIELD_NUMBER: _builtins.int
     COMMIT_OUTPUT_FIELD_NUMBER: _builtins.int
+    TRIGGER_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_COMPLETED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ABORTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
     def add_splits(self) -> Global___AddSplits: ...
     @_builtins.property
     def commit_output(self) -> Global___CommitOutput: ...
+    @_builtins.property
+    def trigger_checkpoint(self) -> Global___TriggerCheckpoint: ...
+    @_builtins.property
+    def checkpoint_completed(self) -> Global___CheckpointCompleted: ...
+    @_builtins.property
+    def checkpoint_aborted(self) -> Global___CheckpointAborted: ...
     def __init__(
         self,
         *,
         attempt: Global___AttemptId | None = ...,
         add_splits: Global___AddSplits | None = ...,
         commit_output: Global___CommitOutput | None = ...,
+        trigger_checkpoint: Global___TriggerCheckpoint | None = ...,
+        checkpoint_completed: Global___CheckpointCompleted | None = ...,
+        checkpoint_aborted: Global___CheckpointAborted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "command", b"command", "commit_output", b"commit_output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "checkpoint_aborted", b"checkpoint_aborted", "checkpoint_completed", b"checkpoint_completed", "command", b"command", "commit_output", b"commit_output", "trigger_checkpoint", b"trigger_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "command", b"command", "commit_output", b"commit_output"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "checkpoint_aborted", b"checkpoint_aborted", "checkpoint_completed", b"checkpoint_completed", "command", b"command", "commit_output", b"commit_output", "trigger_checkpoint", b"trigger_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["add_splits", "commit_output"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["add_splits", "commit_output", "trigger_checkpoint", "checkpoint_completed", "checkpoint_aborted"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___TaskCommand: _TypeAlias = TaskCommand  # noqa: Y015
+
+@_typing.final
+class TriggerCheckpoint(_message.Message):
+    """To subtasks whose producers do not run: sources, and those whose producers have finished."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.int
+    timestamp_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.int = ...,
+        timestamp_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TriggerCheckpoint: _TypeAlias = TriggerCheckpoint  # noqa: Y015
+
+@_typing.final
+class CheckpointCompleted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointCompleted: _TypeAlias = CheckpointCompleted  # noqa: Y015
+
+@_typing.final
+class CheckpointAborted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointAborted: _TypeAlias = CheckpointAborted  # noqa: Y015
 
 @_typing.final
 class AddSplits(_message.Message):

@@ -25,17 +25,19 @@ _sym_db = _symbol_database.Default()
 from penstock.pb import graph_pb2 as penstock_dot_pb_dot_graph__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/pb/client.proto\x12\x0bpenstock.v1\x1a\x17penstock/pb/graph.proto\"u\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x16\n\x0epython_version\x18\x03 \x01(\t\x12\x1b\n\x13\x63loudpickle_version\x18\x04 \x01(\t\"k\n\rHelloResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x03\"&\n\x17MissingArtifactsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\t\"\'\n\x18MissingArtifactsResponse\x12\x0b\n\x03ids\x18\x01 \x03(\t\")\n\rArtifactChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\",\n\x16UploadArtifactResponse\x12\x12\n\nsize_bytes\x18\x01 \x01(\x03\"H\n\x10SubmitJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12$\n\x05graph\x18\x02 \x01(\x0b\x32\x15.penstock.v1.JobGraph\"#\n\x11SubmitJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\xcc\x01\n\x0c\x46\x61ilureCause\x12\x13\n\x0b\x65rror_class\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\x0e\n\x06vertex\x18\x04 \x01(\t\x12\x15\n\rsubtask_index\x18\x05 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12\x10\n\x08operator\x18\x07 \x01(\t\x12\x0b\n\x03row\x18\x08 \x01(\t\x12\x16\n\x0etaskmanager_id\x18\t \x01(\t\x12\x14\n\x0ctimestamp_ms\x18\n \x01(\x03\"\xdc\x01\n\x0eSubtaskMetrics\x12\x12\n\nrecords_in\x18\x01 \x01(\x03\x12\x13\n\x0brecords_out\x18\x02 \x01(\x03\x12\x10\n\x08\x62ytes_in\x18\x03 \x01(\x03\x12\x11\n\tbytes_out\x18\x04 \x01(\x03\x12\x0f\n\x07\x62usy_ms\x18\x05 \x01(\x03\x12\x0f\n\x07idle_ms\x18\x06 \x01(\x03\x12\x19\n\x11\x62\x61\x63k_pressured_ms\x18\x07 \x01(\x03\x12\x14\n\x0cwatermark_ms\x18\x08 \x01(\x03\x12\x14\n\x0clate_records\x18\t \x01(\x03\x12\x13\n\x0b\x62\x61\x64_records\x18\n \x01(\x03\"\xb9\x01\n\x0eSubtaskDetails\x12\x15\n\rsubtask_index\x18\x01 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.penstock.v1.AttemptState\x12\x16\n\x0etaskmanager_id\x18\x04 \x01(\t\x12\x0f\n\x07slot_id\x18\x05 \x01(\t\x12,\n\x07metrics\x18\x06 \x01(\x0b\x32\x1b.penstock.v1.SubtaskMetrics\"\xbd\x01\n\rVertexDetails\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bparallelism\x18\x03 \x01(\x05\x12\x17\n\x0fmax_parallelism\x18\x04 \x01(\x05\x12\x11\n\toperators\x18\x05 \x03(\t\x12\x11\n\tis_source\x18\x06 \x01(\x08\x12\x0f\n\x07is_sink\x18\x07 \x01(\x08\x12-\n\x08subtasks\x18\x08 \x03(\x0b\x32\x1b.penstock.v1.SubtaskDetails\"\xa7\x01\n\nJobSummary\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12$\n\x05state\x18\x03 \x01(\x0e\x32\x15.penstock.v1.JobState\x12\x17\n\x0fsubmitted_at_ms\x18\x04 \x01(\x03\x12\x15\n\rrunning_at_ms\x18\x05 \x01(\x03\x12\x13\n\x0b\x65nded_at_ms\x18\x06 \x01(\x03\x12\x10\n\x08restarts\x18\x07 \x01(\x05\"\x90\x01\n\nJobDetails\x12(\n\x07summary\x18\x01 \x01(\x0b\x32\x17.penstock.v1.JobSummary\x12,\n\x08vertices\x18\x02 \x03(\x0b\x32\x1a.penstock.v1.VertexDetails\x12*\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x19.penstock.v1.FailureCause\"\x11\n\x0fListJobsRequest\"9\n\x10ListJobsResponse\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.penstock.v1.JobSummary\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"6\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0binterval_ms\x18\x02 \x01(\x03\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelJobResponse\"9\n\x13\x46\x65tchResultsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\ncollect_id\x18\x02 \x01(\t\"E\n\x0bResultChunk\x12\x15\n\rsubtask_index\x18\x01 \x01(\x05\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\r\n\x05\x61rrow\x18\x03 \x01(\x0c\"H\n\x0fReadLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06vertex\x18\x02 \x01(\t\x12\x15\n\rsubtask_index\x18\x03 \x01(\x05\"P\n\x08LogChunk\x12\x0e\n\x06vertex\x18\x01 \x01(\t\x12\x15\n\rsubtask_index\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x13\n\x11GetClusterRequest\"\x8e\x01\n\x12TaskManagerDetails\x12\x16\n\x0etaskmanager_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bslots_total\x18\x03 \x01(\x05\x12\x12\n\nslots_free\x18\x04 \x01(\x05\x12\x19\n\x11last_heartbeat_ms\x18\x05 \x01(\x03\x12\x0b\n\x03pid\x18\x06 \x01(\x05\"\xab\x01\n\x0e\x43lusterDetails\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x13\n\x0bslots_total\x18\x04 \x01(\x05\x12\x12\n\nslots_free\x18\x05 \x01(\x05\x12\x35\n\x0ctaskmanagers\x18\x06 \x03(\x0b\x32\x1f.penstock.v1.TaskManagerDetails*\xe2\x01\n\x08JobState\x12\x15\n\x11JOB_STATE_CREATED\x10\x00\x12\x15\n\x11JOB_STATE_RUNNING\x10\x01\x12\x18\n\x14JOB_STATE_RESTARTING\x10\x02\x12\x15\n\x11JOB_STATE_FAILING\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x18\n\x14JOB_STATE_CANCELLING\x10\x05\x12\x16\n\x12JOB_STATE_CANCELED\x10\x06\x12\x16\n\x12JOB_STATE_FINISHED\x10\x07\x12\x17\n\x13JOB_STATE_SUSPENDED\x10\x08*\x8d\x02\n\x0c\x41ttemptState\x12\x19\n\x15\x41TTEMPT_STATE_CREATED\x10\x00\x12\x1b\n\x17\x41TTEMPT_STATE_SCHEDULED\x10\x01\x12\x1b\n\x17\x41TTEMPT_STATE_DEPLOYING\x10\x02\x12\x1e\n\x1a\x41TTEMPT_STATE_INITIALIZING\x10\x03\x12\x19\n\x15\x41TTEMPT_STATE_RUNNING\x10\x04\x12\x1a\n\x16\x41TTEMPT_STATE_FINISHED\x10\x05\x12\x1b\n\x17\x41TTEMPT_STATE_CANCELING\x10\x06\x12\x1a\n\x16\x41TTEMPT_STATE_CANCELED\x10\x07\x12\x18\n\x14\x41TTEMPT_STATE_FAILED\x10\x08\x32\xc3\x06\n\nJobManager\x12>\n\x05Hello\x12\x19.penstock.v1.HelloRequest\x1a\x1a.penstock.v1.HelloResponse\x12_\n\x10MissingArtifacts\x12$.penstock.v1.MissingArtifactsRequest\x1a%.penstock.v1.MissingArtifactsResponse\x12S\n\x0eUploadArtifact\x12\x1a.penstock.v1.ArtifactChunk\x1a#.penstock.v1.UploadArtifactResponse(\x01\x12J\n\tSubmitJob\x12\x1d.penstock.v1.SubmitJobRequest\x1a\x1e.penstock.v1.SubmitJobResponse\x12G\n\x08ListJobs\x12\x1c.penstock.v1.ListJobsRequest\x1a\x1d.penstock.v1.ListJobsResponse\x12=\n\x06GetJob\x12\x1a.penstock.v1.GetJobRequest\x1a\x17.penstock.v1.JobDetails\x12\x43\n\x08WatchJob\x12\x1c.penstock.v1.WatchJobRequest\x1a\x17.penstock.v1.JobDetails0\x01\x12J\n\tCancelJob\x12\x1d.penstock.v1.CancelJobRequest\x1a\x1e.penstock.v1.CancelJobResponse\x12L\n\x0c\x46\x65tchResults\x12 .penstock.v1.FetchResultsRequest\x1a\x18.penstock.v1.ResultChunk0\x01\x12\x41\n\x08ReadLogs\x12\x1c.penstock.v1.ReadLogsRequest\x1a\x15.penstock.v1.LogChunk0\x01\x12I\n\nGetCluster\x12\x1e.penstock.v1.GetClusterRequest\x1a\x1b.penstock.v1.ClusterDetailsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/pb/client.proto\x12\x0bpenstock.v1\x1a\x17penstock/pb/graph.proto\"u\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x63lient_version\x18\x02 \x01(\t\x12\x16\n\x0epython_version\x18\x03 \x01(\t\x12\x1b\n\x13\x63loudpickle_version\x18\x04 \x01(\t\"k\n\rHelloResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x03\"&\n\x17MissingArtifactsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\t\"\'\n\x18MissingArtifactsResponse\x12\x0b\n\x03ids\x18\x01 \x03(\t\")\n\rArtifactChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\",\n\x16UploadArtifactResponse\x12\x12\n\nsize_bytes\x18\x01 \x01(\x03\"H\n\x10SubmitJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12$\n\x05graph\x18\x02 \x01(\x0b\x32\x15.penstock.v1.JobGraph\"#\n\x11SubmitJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\xcc\x01\n\x0c\x46\x61ilureCause\x12\x13\n\x0b\x65rror_class\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\x0e\n\x06vertex\x18\x04 \x01(\t\x12\x15\n\rsubtask_index\x18\x05 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12\x10\n\x08operator\x18\x07 \x01(\t\x12\x0b\n\x03row\x18\x08 \x01(\t\x12\x16\n\x0etaskmanager_id\x18\t \x01(\t\x12\x14\n\x0ctimestamp_ms\x18\n \x01(\x03\"\xb5\x02\n\x0eSubtaskMetrics\x12\x12\n\nrecords_in\x18\x01 \x01(\x03\x12\x13\n\x0brecords_out\x18\x02 \x01(\x03\x12\x10\n\x08\x62ytes_in\x18\x03 \x01(\x03\x12\x11\n\tbytes_out\x18\x04 \x01(\x03\x12\x0f\n\x07\x62usy_ms\x18\x05 \x01(\x03\x12\x0f\n\x07idle_ms\x18\x06 \x01(\x03\x12\x19\n\x11\x62\x61\x63k_pressured_ms\x18\x07 \x01(\x03\x12\x14\n\x0cwatermark_ms\x18\x08 \x01(\x03\x12\x14\n\x0clate_records\x18\t \x01(\x03\x12\x13\n\x0b\x62\x61\x64_records\x18\n \x01(\x03\x12\x1f\n\x17\x63heckpoint_alignment_ms\x18\x0b \x01(\x03\x12!\n\x19\x63heckpoint_start_delay_ms\x18\x0c \x01(\x03\x12\x13\n\x0bstate_bytes\x18\r \x01(\x03\"\xb9\x01\n\x0eSubtaskDetails\x12\x15\n\rsubtask_index\x18\x01 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.penstock.v1.AttemptState\x12\x16\n\x0etaskmanager_id\x18\x04 \x01(\t\x12\x0f\n\x07slot_id\x18\x05 \x01(\t\x12,\n\x07metrics\x18\x06 \x01(\x0b\x32\x1b.penstock.v1.SubtaskMetrics\"\xbd\x01\n\rVertexDetails\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bparallelism\x18\x03 \x01(\x05\x12\x17\n\x0fmax_parallelism\x18\x04 \x01(\x05\x12\x11\n\toperators\x18\x05 \x03(\t\x12\x11\n\tis_source\x18\x06 \x01(\x08\x12\x0f\n\x07is_sink\x18\x07 \x01(\x08\x12-\n\x08subtasks\x18\x08 \x03(\x0b\x32\x1b.penstock.v1.SubtaskDetails\"\xa7\x01\n\nJobSummary\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12$\n\x05state\x18\x03 \x01(\x0e\x32\x15.penstock.v1.JobState\x12\x17\n\x0fsubmitted_at_ms\x18\x04 \x01(\x03\x12\x15\n\rrunning_at_ms\x18\x05 \x01(\x03\x12\x13\n\x0b\x65nded_at_ms\x18\x06 \x01(\x03\x12\x10\n\x08restarts\x18\x07 \x01(\x05\"\xe7\x01\n\nJobDetails\x12(\n\x07summary\x18\x01 \x01(\x0b\x32\x17.penstock.v1.JobSummary\x12,\n\x08vertices\x18\x02 \x03(\x0b\x32\x1a.penstock.v1.VertexDetails\x12*\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x19.penstock.v1.FailureCause\x12\x1a\n\x12last_checkpoint_id\x18\x04 \x01(\x03\x12\x1d\n\x15last_checkpoint_at_ms\x18\x05 \x01(\x03\x12\x1a\n\x12\x66\x61iled_checkpoints\x18\x06 \x01(\x05\"\x11\n\x0fListJobsRequest\"9\n\x10ListJobsResponse\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.penstock.v1.JobSummary\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"6\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0binterval_ms\x18\x02 \x01(\x03\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelJobResponse\"9\n\x13\x46\x65tchResultsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\ncollect_id\x18\x02 \x01(\t\"E\n\x0bResultChunk\x12\x15\n\rsubtask_index\x18\x01 \x01(\x05\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\r\n\x05\x61rrow\x18\x03 \x01(\x0c\"H\n\x0fReadLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06vertex\x18\x02 \x01(\t\x12\x15\n\rsubtask_index\x18\x03 \x01(\x05\"P\n\x08LogChunk\x12\x0e\n\x06vertex\x18\x01 \x01(\t\x12\x15\n\rsubtask_index\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"*\n\x18TriggerCheckpointRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"2\n\x19TriggerCheckpointResponse\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\x03\"\xed\x02\n\x11\x43heckpointDetails\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\x03\x12-\n\x06status\x18\x02 \x01(\x0e\x32\x1d.penstock.v1.CheckpointStatus\x12\x17\n\x0ftriggered_at_ms\x18\x03 \x01(\x03\x12\x13\n\x0b\x65nded_at_ms\x18\x04 \x01(\x03\x12\x1d\n\x15\x61\x63knowledged_subtasks\x18\x05 \x01(\x05\x12\x16\n\x0etotal_subtasks\x18\x06 \x01(\x05\x12\x13\n\x0bstate_bytes\x18\x07 \x01(\x03\x12\x16\n\x0euploaded_bytes\x18\x08 \x01(\x03\x12\x14\n\x0c\x61lignment_ms\x18\t \x01(\x03\x12\x0f\n\x07sync_ms\x18\n \x01(\x01\x12\x10\n\x08\x61sync_ms\x18\x0b \x01(\x03\x12\x16\n\x0estart_delay_ms\x18\x0c \x01(\x03\x12\x0f\n\x07\x66\x61ilure\x18\r \x01(\t\x12\x0c\n\x04path\x18\x0e \x01(\t\x12\x10\n\x08retained\x18\x0f \x01(\x08\"(\n\x16ListCheckpointsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x9d\x01\n\x17ListCheckpointsResponse\x12\x33\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x1e.penstock.v1.CheckpointDetails\x12\x17\n\x0f\x63ompleted_count\x18\x02 \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\x03 \x01(\x03\x12\x1e\n\x16restored_checkpoint_id\x18\x04 \x01(\x03\"\x13\n\x11GetClusterRequest\"\x8e\x01\n\x12TaskManagerDetails\x12\x16\n\x0etaskmanager_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bslots_total\x18\x03 \x01(\x05\x12\x12\n\nslots_free\x18\x04 \x01(\x05\x12\x19\n\x11last_heartbeat_ms\x18\x05 \x01(\x03\x12\x0b\n\x03pid\x18\x06 \x01(\x05\"\xab\x01\n\x0e\x43lusterDetails\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x13\n\x0bslots_total\x18\x04 \x01(\x05\x12\x12\n\nslots_free\x18\x05 \x01(\x05\x12\x35\n\x0ctaskmanagers\x18\x06 \x03(\x0b\x32\x1f.penstock.v1.TaskManagerDetails*\xe2\x01\n\x08JobState\x12\x15\n\x11JOB_STATE_CREATED\x10\x00\x12\x15\n\x11JOB_STATE_RUNNING\x10\x01\x12\x18\n\x14JOB_STATE_RESTARTING\x10\x02\x12\x15\n\x11JOB_STATE_FAILING\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x18\n\x14JOB_STATE_CANCELLING\x10\x05\x12\x16\n\x12JOB_STATE_CANCELED\x10\x06\x12\x16\n\x12JOB_STATE_FINISHED\x10\x07\x12\x17\n\x13JOB_STATE_SUSPENDED\x10\x08*\x8d\x02\n\x0c\x41ttemptState\x12\x19\n\x15\x41TTEMPT_STATE_CREATED\x10\x00\x12\x1b\n\x17\x41TTEMPT_STATE_SCHEDULED\x10\x01\x12\x1b\n\x17\x41TTEMPT_STATE_DEPLOYING\x10\x02\x12\x1e\n\x1a\x41TTEMPT_STATE_INITIALIZING\x10\x03\x12\x19\n\x15\x41TTEMPT_STATE_RUNNING\x10\x04\x12\x1a\n\x16\x41TTEMPT_STATE_FINISHED\x10\x05\x12\x1b\n\x17\x41TTEMPT_STATE_CANCELING\x10\x06\x12\x1a\n\x16\x41TTEMPT_STATE_CANCELED\x10\x07\x12\x18\n\x14\x41TTEMPT_STATE_FAILED\x10\x08*p\n\x10\x43heckpointStatus\x12\x1d\n\x19\x43HECKPOINT_STATUS_PENDING\x10\x00\x12\x1f\n\x1b\x43HECKPOINT_STATUS_COMPLETED\x10\x01\x12\x1c\n\x18\x43HECKPOINT_STATUS_FAILED\x10\x02\x32\x85\x08\n\nJobManager\x12>\n\x05Hello\x12\x19.penstock.v1.HelloRequest\x1a\x1a.penstock.v1.HelloResponse\x12_\n\x10MissingArtifacts\x12$.penstock.v1.MissingArtifactsRequest\x1a%.penstock.v1.MissingArtifactsResponse\x12S\n\x0eUploadArtifact\x12\x1a.penstock.v1.ArtifactChunk\x1a#.penstock.v1.UploadArtifactResponse(\x01\x12J\n\tSubmitJob\x12\x1d.penstock.v1.SubmitJobRequest\x1a\x1e.penstock.v1.SubmitJobResponse\x12G\n\x08ListJobs\x12\x1c.penstock.v1.ListJobsRequest\x1a\x1d.penstock.v1.ListJobsResponse\x12=\n\x06GetJob\x12\x1a.penstock.v1.GetJobRequest\x1a\x17.penstock.v1.JobDetails\x12\x43\n\x08WatchJob\x12\x1c.penstock.v1.WatchJobRequest\x1a\x17.penstock.v1.JobDetails0\x01\x12J\n\tCancelJob\x12\x1d.penstock.v1.CancelJobRequest\x1a\x1e.penstock.v1.CancelJobResponse\x12L\n\x0c\x46\x65tchResults\x12 .penstock.v1.FetchResultsRequest\x1a\x18.penstock.v1.ResultChunk0\x01\x12\x41\n\x08ReadLogs\x12\x1c.penstock.v1.ReadLogsRequest\x1a\x15.penstock.v1.LogChunk0\x01\x12\x62\n\x11TriggerCheckpoint\x12%.penstock.v1.TriggerCheckpointRequest\x1a&.penstock.v1.TriggerCheckpointResponse\x12\\\n\x0fListCheckpoints\x12#.penstock.v1.ListCheckpointsRequest\x1a$.penstock.v1.ListCheckpointsResponse\x12I\n\nGetCluster\x12\x1e.penstock.v1.GetClusterRequest\x1a\x1b.penstock.v1.ClusterDetailsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.pb.client_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBSTATE']._serialized_start=2553
-  _globals['_JOBSTATE']._serialized_end=2779
-  _globals['_ATTEMPTSTATE']._serialized_start=2782
-  _globals['_ATTEMPTSTATE']._serialized_end=3051
+  _globals['_JOBSTATE']._serialized_start=3395
+  _globals['_JOBSTATE']._serialized_end=3621
+  _globals['_ATTEMPTSTATE']._serialized_start=3624
+  _globals['_ATTEMPTSTATE']._serialized_end=3893
+  _globals['_CHECKPOINTSTATUS']._serialized_start=3895
+  _globals['_CHECKPOINTSTATUS']._serialized_end=4007
   _globals['_HELLOREQUEST']._serialized_start=66
   _globals['_HELLOREQUEST']._serialized_end=183
   _globals['_HELLORESPONSE']._serialized_start=185
@@ -55,41 +57,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FAILURECAUSE']._serialized_start=576
   _globals['_FAILURECAUSE']._serialized_end=780
   _globals['_SUBTASKMETRICS']._serialized_start=783
-  _globals['_SUBTASKMETRICS']._serialized_end=1003
-  _globals['_SUBTASKDETAILS']._serialized_start=1006
-  _globals['_SUBTASKDETAILS']._serialized_end=1191
-  _globals['_VERTEXDETAILS']._serialized_start=1194
-  _globals['_VERTEXDETAILS']._serialized_end=1383
-  _globals['_JOBSUMMARY']._serialized_start=1386
-  _globals['_JOBSUMMARY']._serialized_end=1553
-  _globals['_JOBDETAILS']._serialized_start=1556
-  _globals['_JOBDETAILS']._serialized_end=1700
-  _globals['_LISTJOBSREQUEST']._serialized_start=1702
-  _globals['_LISTJOBSREQUEST']._serialized_end=1719
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1721
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1778
-  _globals['_GETJOBREQUEST']._serialized_start=1780
-  _globals['_GETJOBREQUEST']._serialized_end=1811
-  _globals['_WATCHJOBREQUEST']._serialized_start=1813
-  _globals['_WATCHJOBREQUEST']._serialized_end=1867
-  _globals['_CANCELJOBREQUEST']._serialized_start=1869
-  _globals['_CANCELJOBREQUEST']._serialized_end=1903
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1905
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1924
-  _globals['_FETCHRESULTSREQUEST']._serialized_start=1926
-  _globals['_FETCHRESULTSREQUEST']._serialized_end=1983
-  _globals['_RESULTCHUNK']._serialized_start=1985
-  _globals['_RESULTCHUNK']._serialized_end=2054
-  _globals['_READLOGSREQUEST']._serialized_start=2056
-  _globals['_READLOGSREQUEST']._serialized_end=2128
-  _globals['_LOGCHUNK']._serialized_start=2130
-  _globals['_LOGCHUNK']._serialized_end=2210
-  _globals['_GETCLUSTERREQUEST']._serialized_start=2212
-  _globals['_GETCLUSTERREQUEST']._serialized_end=2231
-  _globals['_TASKMANAGERDETAILS']._serialized_start=2234
-  _globals['_TASKMANAGERDETAILS']._serialized_end=2376
-  _globals['_CLUSTERDETAILS']._serialized_start=2379
-  _globals['_CLUSTERDETAILS']._serialized_end=2550
-  _globals['_JOBMANAGER']._serialized_start=3054
-  _globals['_JOBMANAGER']._serialized_end=3889
+  _globals['_SUBTASKMETRICS']._serialized_end=1092
+  _globals['_SUBTASKDETAILS']._serialized_start=1095
+  _globals['_SUBTASKDETAILS']._serialized_end=1280
+  _globals['_VERTEXDETAILS']._serialized_start=1283
+  _globals['_VERTEXDETAILS']._serialized_end=1472
+  _globals['_JOBSUMMARY']._serialized_start=1475
+  _globals['_JOBSUMMARY']._serialized_end=1642
+  _globals['_JOBDETAILS']._serialized_start=1645
+  _globals['_JOBDETAILS']._serialized_end=1876
+  _globals['_LISTJOBSREQUEST']._serialized_start=1878
+  _globals['_LISTJOBSREQUEST']._serialized_end=1895
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1897
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1954
+  _globals['_GETJOBREQUEST']._serialized_start=1956
+  _globals['_GETJOBREQUEST']._serialized_end=1987
+  _globals['_WATCHJOBREQUEST']._serialized_start=1989
+  _globals['_WATCHJOBREQUEST']._serialized_end=2043
+  _globals['_CANCELJOBREQUEST']._serialized_start=2045
+  _globals['_CANCELJOBREQUEST']._serialized_end=2079
+  _globals['_CANCELJOBRESPONSE']._serialized_start=2081
+  _globals['_CANCELJOBRESPONSE']._serialized_end=2100
+  _globals['_FETCHRESULTSREQUEST']._serialized_start=2102
+  _globals['_FETCHRESULTSREQUEST']._serialized_end=2159
+  _globals['_RESULTCHUNK']._serialized_start=2161
+  _globals['_RESULTCHUNK']._serialized_end=2230
+  _globals['_READLOGSREQUEST']._serialized_start=2232
+  _globals['_READLOGSREQUEST']._serialized_end=2304
+  _globals['_LOGCHUNK']._serialized_start=2306
+  _globals['_LOGCHUNK']._serialized_end=2386
+  _globals['_TRIGGERCHECKPOINTREQUEST']._serialized_start=2388
+  _globals['_TRIGGERCHECKPOINTREQUEST']._serialized_end=2430
+  _globals['_TRIGGERCHECKPOINTRESPONSE']._serialized_start=2432
+  _globals['_TRIGGERCHECKPOINTRESPONSE']._serialized_end=2482
+  _globals['_CHECKPOINTDETAILS']._serialized_start=2485
+  _globals['_CHECKPOINTDETAILS']._serialized_end=2850
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=2852
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=2892
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=2895
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=3052
+  _globals['_GETCLUSTERREQUEST']._serialized_start=3054
+  _globals['_GETCLUSTERREQUEST']._serialized_end=3073
+  _globals['_TASKMANAGERDETAILS']._serialized_start=3076
+  _globals['_TASKMANAGERDETAILS']._serialized_end=3218
+  _globals['_CLUSTERDETAILS']._serialized_start=3221
+  _globals['_CLUSTERDETAILS']._serialized_end=3392
+  _globals['_JOBMANAGER']._serialized_start=4010
+  _globals['_JOBMANAGER']._serialized_end=5039
 # @@protoc_insertion_point(module_scope)

@@ -78,6 +78,23 @@ ATTEMPT_STATE_CANCELED: AttemptState.ValueType  # 7
 ATTEMPT_STATE_FAILED: AttemptState.ValueType  # 8
 Global___AttemptState: _TypeAlias = AttemptState  # noqa: Y015
 
+class _CheckpointStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CheckpointStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CheckpointStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHECKPOINT_STATUS_PENDING: _CheckpointStatus.ValueType  # 0
+    CHECKPOINT_STATUS_COMPLETED: _CheckpointStatus.ValueType  # 1
+    CHECKPOINT_STATUS_FAILED: _CheckpointStatus.ValueType  # 2
+
+class CheckpointStatus(_CheckpointStatus, metaclass=_CheckpointStatusEnumTypeWrapper): ...
+
+CHECKPOINT_STATUS_PENDING: CheckpointStatus.ValueType  # 0
+CHECKPOINT_STATUS_COMPLETED: CheckpointStatus.ValueType  # 1
+CHECKPOINT_STATUS_FAILED: CheckpointStatus.ValueType  # 2
+Global___CheckpointStatus: _TypeAlias = CheckpointStatus  # noqa: Y015
+
 @_typing.final
 class HelloRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -327,6 +344,9 @@ class SubtaskMetrics(_message.Message):
     WATERMARK_MS_FIELD_NUMBER: _builtins.int
     LATE_RECORDS_FIELD_NUMBER: _builtins.int
     BAD_RECORDS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ALIGNMENT_MS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_START_DELAY_MS_FIELD_NUMBER: _builtins.int
+    STATE_BYTES_FIELD_NUMBER: _builtins.int
     records_in: _builtins.int
     records_out: _builtins.int
     bytes_in: _builtins.int
@@ -338,6 +358,10 @@ class SubtaskMetrics(_message.Message):
     """Current event-time watermark; the minimum of int64 before there is one."""
     late_records: _builtins.int
     bad_records: _builtins.int
+    checkpoint_alignment_ms: _builtins.int
+    """Of the last checkpoint."""
+    checkpoint_start_delay_ms: _builtins.int
+    state_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -351,10 +375,13 @@ class SubtaskMetrics(_message.Message):
         watermark_ms: _builtins.int = ...,
         late_records: _builtins.int = ...,
         bad_records: _builtins.int = ...,
+        checkpoint_alignment_ms: _builtins.int = ...,
+        checkpoint_start_delay_ms: _builtins.int = ...,
+        state_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_pressured_ms", b"back_pressured_ms", "bad_records", b"bad_records", "busy_ms", b"busy_ms", "bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "idle_ms", b"idle_ms", "late_records", b"late_records", "records_in", b"records_in", "records_out", b"records_out", "watermark_ms", b"watermark_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_pressured_ms", b"back_pressured_ms", "bad_records", b"bad_records", "busy_ms", b"busy_ms", "bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "checkpoint_alignment_ms", b"checkpoint_alignment_ms", "checkpoint_start_delay_ms", b"checkpoint_start_delay_ms", "idle_ms", b"idle_ms", "late_records", b"late_records", "records_in", b"records_in", "records_out", b"records_out", "state_bytes", b"state_bytes", "watermark_ms", b"watermark_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -482,6 +509,13 @@ class JobDetails(_message.Message):
     SUMMARY_FIELD_NUMBER: _builtins.int
     VERTICES_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    LAST_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    LAST_CHECKPOINT_AT_MS_FIELD_NUMBER: _builtins.int
+    FAILED_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    last_checkpoint_id: _builtins.int
+    """0 = none yet."""
+    last_checkpoint_at_ms: _builtins.int
+    failed_checkpoints: _builtins.int
     @_builtins.property
     def summary(self) -> Global___JobSummary: ...
     @_builtins.property
@@ -494,10 +528,13 @@ class JobDetails(_message.Message):
         summary: Global___JobSummary | None = ...,
         vertices: _abc.Iterable[Global___VertexDetails] | None = ...,
         failure: Global___FailureCause | None = ...,
+        last_checkpoint_id: _builtins.int = ...,
+        last_checkpoint_at_ms: _builtins.int = ...,
+        failed_checkpoints: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "summary", b"summary", "vertices", b"vertices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_checkpoints", b"failed_checkpoints", "failure", b"failure", "last_checkpoint_at_ms", b"last_checkpoint_at_ms", "last_checkpoint_id", b"last_checkpoint_id", "summary", b"summary", "vertices", b"vertices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -717,6 +754,162 @@ class LogChunk(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LogChunk: _TypeAlias = LogChunk  # noqa: Y015
+
+@_typing.final
+class TriggerCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TriggerCheckpointRequest: _TypeAlias = TriggerCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class TriggerCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TriggerCheckpointResponse: _TypeAlias = TriggerCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class CheckpointDetails(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    TRIGGERED_AT_MS_FIELD_NUMBER: _builtins.int
+    ENDED_AT_MS_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_SUBTASKS_FIELD_NUMBER: _builtins.int
+    TOTAL_SUBTASKS_FIELD_NUMBER: _builtins.int
+    STATE_BYTES_FIELD_NUMBER: _builtins.int
+    UPLOADED_BYTES_FIELD_NUMBER: _builtins.int
+    ALIGNMENT_MS_FIELD_NUMBER: _builtins.int
+    SYNC_MS_FIELD_NUMBER: _builtins.int
+    ASYNC_MS_FIELD_NUMBER: _builtins.int
+    START_DELAY_MS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    RETAINED_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.int
+    status: Global___CheckpointStatus.ValueType
+    triggered_at_ms: _builtins.int
+    ended_at_ms: _builtins.int
+    """Completed or failed; 0 = pending."""
+    acknowledged_subtasks: _builtins.int
+    total_subtasks: _builtins.int
+    state_bytes: _builtins.int
+    """All that the checkpoint refers to, and what was written for it."""
+    uploaded_bytes: _builtins.int
+    alignment_ms: _builtins.int
+    """Largest over the subtasks."""
+    sync_ms: _builtins.float
+    async_ms: _builtins.int
+    start_delay_ms: _builtins.int
+    failure: _builtins.str
+    """Failed only."""
+    path: _builtins.str
+    """Where its manifest lies; "" = in the JobManager's memory."""
+    retained: _builtins.bool
+    """It is kept and can be restored from."""
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.int = ...,
+        status: Global___CheckpointStatus.ValueType = ...,
+        triggered_at_ms: _builtins.int = ...,
+        ended_at_ms: _builtins.int = ...,
+        acknowledged_subtasks: _builtins.int = ...,
+        total_subtasks: _builtins.int = ...,
+        state_bytes: _builtins.int = ...,
+        uploaded_bytes: _builtins.int = ...,
+        alignment_ms: _builtins.int = ...,
+        sync_ms: _builtins.float = ...,
+        async_ms: _builtins.int = ...,
+        start_delay_ms: _builtins.int = ...,
+        failure: _builtins.str = ...,
+        path: _builtins.str = ...,
+        retained: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_subtasks", b"acknowledged_subtasks", "alignment_ms", b"alignment_ms", "async_ms", b"async_ms", "checkpoint_id", b"checkpoint_id", "ended_at_ms", b"ended_at_ms", "failure", b"failure", "path", b"path", "retained", b"retained", "start_delay_ms", b"start_delay_ms", "state_bytes", b"state_bytes", "status", b"status", "sync_ms", b"sync_ms", "total_subtasks", b"total_subtasks", "triggered_at_ms", b"triggered_at_ms", "uploaded_bytes", b"uploaded_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointDetails: _TypeAlias = CheckpointDetails  # noqa: Y015
+
+@_typing.final
+class ListCheckpointsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCheckpointsRequest: _TypeAlias = ListCheckpointsRequest  # noqa: Y015
+
+@_typing.final
+class ListCheckpointsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    COMPLETED_COUNT_FIELD_NUMBER: _builtins.int
+    FAILED_COUNT_FIELD_NUMBER: _builtins.int
+    RESTORED_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    completed_count: _builtins.int
+    failed_count: _builtins.int
+    restored_checkpoint_id: _builtins.int
+    """Restored from at the last restart; 0 = none."""
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointDetails]:
+        """The newest first."""
+
+    def __init__(
+        self,
+        *,
+        checkpoints: _abc.Iterable[Global___CheckpointDetails] | None = ...,
+        completed_count: _builtins.int = ...,
+        failed_count: _builtins.int = ...,
+        restored_checkpoint_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "completed_count", b"completed_count", "failed_count", b"failed_count", "restored_checkpoint_id", b"restored_checkpoint_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCheckpointsResponse: _TypeAlias = ListCheckpointsResponse  # noqa: Y015
 
 @_typing.final
 class GetClusterRequest(_message.Message):

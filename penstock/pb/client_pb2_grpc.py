@@ -84,6 +84,16 @@ class JobManagerStub:
                 request_serializer=penstock_dot_pb_dot_client__pb2.ReadLogsRequest.SerializeToString,
                 response_deserializer=penstock_dot_pb_dot_client__pb2.LogChunk.FromString,
                 _registered_method=True)
+        self.TriggerCheckpoint = channel.unary_unary(
+                '/penstock.v1.JobManager/TriggerCheckpoint',
+                request_serializer=penstock_dot_pb_dot_client__pb2.TriggerCheckpointRequest.SerializeToString,
+                response_deserializer=penstock_dot_pb_dot_client__pb2.TriggerCheckpointResponse.FromString,
+                _registered_method=True)
+        self.ListCheckpoints = channel.unary_unary(
+                '/penstock.v1.JobManager/ListCheckpoints',
+                request_serializer=penstock_dot_pb_dot_client__pb2.ListCheckpointsRequest.SerializeToString,
+                response_deserializer=penstock_dot_pb_dot_client__pb2.ListCheckpointsResponse.FromString,
+                _registered_method=True)
         self.GetCluster = channel.unary_unary(
                 '/penstock.v1.JobManager/GetCluster',
                 request_serializer=penstock_dot_pb_dot_client__pb2.GetClusterRequest.SerializeToString,
@@ -161,6 +171,19 @@ class JobManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TriggerCheckpoint(self, request, context):
+        """Takes a checkpoint now; answers when it is complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCheckpoints(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetCluster(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -219,6 +242,16 @@ def add_JobManagerServicer_to_server(servicer, server):
                     servicer.ReadLogs,
                     request_deserializer=penstock_dot_pb_dot_client__pb2.ReadLogsRequest.FromString,
                     response_serializer=penstock_dot_pb_dot_client__pb2.LogChunk.SerializeToString,
+            ),
+            'TriggerCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.TriggerCheckpoint,
+                    request_deserializer=penstock_dot_pb_dot_client__pb2.TriggerCheckpointRequest.FromString,
+                    response_serializer=penstock_dot_pb_dot_client__pb2.TriggerCheckpointResponse.SerializeToString,
+            ),
+            'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCheckpoints,
+                    request_deserializer=penstock_dot_pb_dot_client__pb2.ListCheckpointsRequest.FromString,
+                    response_serializer=penstock_dot_pb_dot_client__pb2.ListCheckpointsResponse.SerializeToString,
             ),
             'GetCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCluster,
@@ -496,6 +529,60 @@ class JobManager:
             '/penstock.v1.JobManager/ReadLogs',
             penstock_dot_pb_dot_client__pb2.ReadLogsRequest.SerializeToString,
             penstock_dot_pb_dot_client__pb2.LogChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TriggerCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.JobManager/TriggerCheckpoint',
+            penstock_dot_pb_dot_client__pb2.TriggerCheckpointRequest.SerializeToString,
+            penstock_dot_pb_dot_client__pb2.TriggerCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.JobManager/ListCheckpoints',
+            penstock_dot_pb_dot_client__pb2.ListCheckpointsRequest.SerializeToString,
+            penstock_dot_pb_dot_client__pb2.ListCheckpointsResponse.FromString,
             options,
             channel_credentials,
             insecure,

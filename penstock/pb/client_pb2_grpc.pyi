@@ -49,6 +49,9 @@ class JobManagerStub:
     FetchResults: _grpc.UnaryStreamMultiCallable[_client_pb2.FetchResultsRequest, _client_pb2.ResultChunk]
     """Rows of a collect sink, in order per subtask; ends when the job has ended and all are sent."""
     ReadLogs: _grpc.UnaryStreamMultiCallable[_client_pb2.ReadLogsRequest, _client_pb2.LogChunk]
+    TriggerCheckpoint: _grpc.UnaryUnaryMultiCallable[_client_pb2.TriggerCheckpointRequest, _client_pb2.TriggerCheckpointResponse]
+    """Takes a checkpoint now; answers when it is complete."""
+    ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListCheckpointsRequest, _client_pb2.ListCheckpointsResponse]
     GetCluster: _grpc.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]
 
 @_typing.type_check_only
@@ -72,6 +75,9 @@ class JobManagerAsyncStub(JobManagerStub):
     FetchResults: _aio.UnaryStreamMultiCallable[_client_pb2.FetchResultsRequest, _client_pb2.ResultChunk]  # type: ignore[assignment]
     """Rows of a collect sink, in order per subtask; ends when the job has ended and all are sent."""
     ReadLogs: _aio.UnaryStreamMultiCallable[_client_pb2.ReadLogsRequest, _client_pb2.LogChunk]  # type: ignore[assignment]
+    TriggerCheckpoint: _aio.UnaryUnaryMultiCallable[_client_pb2.TriggerCheckpointRequest, _client_pb2.TriggerCheckpointResponse]  # type: ignore[assignment]
+    """Takes a checkpoint now; answers when it is complete."""
+    ListCheckpoints: _aio.UnaryUnaryMultiCallable[_client_pb2.ListCheckpointsRequest, _client_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     GetCluster: _aio.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]  # type: ignore[assignment]
 
 class JobManagerServicer(metaclass=_abc_1.ABCMeta):
@@ -152,6 +158,21 @@ class JobManagerServicer(metaclass=_abc_1.ABCMeta):
         request: _client_pb2.ReadLogsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_client_pb2.LogChunk], _abc.AsyncIterator[_client_pb2.LogChunk]]: ...
+
+    @_abc_1.abstractmethod
+    def TriggerCheckpoint(
+        self,
+        request: _client_pb2.TriggerCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_client_pb2.TriggerCheckpointResponse, _abc.Awaitable[_client_pb2.TriggerCheckpointResponse]]:
+        """Takes a checkpoint now; answers when it is complete."""
+
+    @_abc_1.abstractmethod
+    def ListCheckpoints(
+        self,
+        request: _client_pb2.ListCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_client_pb2.ListCheckpointsResponse, _abc.Awaitable[_client_pb2.ListCheckpointsResponse]]: ...
 
     @_abc_1.abstractmethod
     def GetCluster(

@@ -137,6 +137,60 @@ WINDOW_FUNCTION_KIND_PROCESS: WindowFunctionKind.ValueType  # 1
 """WindowFunction.process(key, window, rows, out)"""
 Global___WindowFunctionKind: _TypeAlias = WindowFunctionKind  # noqa: Y015
 
+class _ProcessKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ProcessKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ProcessKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROCESS_KIND_PLAIN: _ProcessKind.ValueType  # 0
+    """ProcessFunction"""
+    PROCESS_KIND_KEYED: _ProcessKind.ValueType  # 1
+    """KeyedProcessFunction"""
+    PROCESS_KIND_KEYED_BATCH: _ProcessKind.ValueType  # 2
+    """KeyedBatchFunction"""
+    PROCESS_KIND_BROADCAST: _ProcessKind.ValueType  # 3
+    """Two inputs: rows, and a broadcast stream."""
+    PROCESS_KIND_KEYED_BROADCAST: _ProcessKind.ValueType  # 4
+    PROCESS_KIND_CO: _ProcessKind.ValueType  # 5
+    """Two inputs of rows."""
+    PROCESS_KIND_KEYED_CO: _ProcessKind.ValueType  # 6
+
+class ProcessKind(_ProcessKind, metaclass=_ProcessKindEnumTypeWrapper): ...
+
+PROCESS_KIND_PLAIN: ProcessKind.ValueType  # 0
+"""ProcessFunction"""
+PROCESS_KIND_KEYED: ProcessKind.ValueType  # 1
+"""KeyedProcessFunction"""
+PROCESS_KIND_KEYED_BATCH: ProcessKind.ValueType  # 2
+"""KeyedBatchFunction"""
+PROCESS_KIND_BROADCAST: ProcessKind.ValueType  # 3
+"""Two inputs: rows, and a broadcast stream."""
+PROCESS_KIND_KEYED_BROADCAST: ProcessKind.ValueType  # 4
+PROCESS_KIND_CO: ProcessKind.ValueType  # 5
+"""Two inputs of rows."""
+PROCESS_KIND_KEYED_CO: ProcessKind.ValueType  # 6
+Global___ProcessKind: _TypeAlias = ProcessKind  # noqa: Y015
+
+class _JoinKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _JoinKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JoinKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    JOIN_KIND_INNER: _JoinKind.ValueType  # 0
+    JOIN_KIND_LEFT: _JoinKind.ValueType  # 1
+    JOIN_KIND_RIGHT: _JoinKind.ValueType  # 2
+    JOIN_KIND_FULL: _JoinKind.ValueType  # 3
+
+class JoinKind(_JoinKind, metaclass=_JoinKindEnumTypeWrapper): ...
+
+JOIN_KIND_INNER: JoinKind.ValueType  # 0
+JOIN_KIND_LEFT: JoinKind.ValueType  # 1
+JOIN_KIND_RIGHT: JoinKind.ValueType  # 2
+JOIN_KIND_FULL: JoinKind.ValueType  # 3
+Global___JoinKind: _TypeAlias = JoinKind  # noqa: Y015
+
 class _Partitioning:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -846,6 +900,82 @@ class RunningAggregateSpec(_message.Message):
 Global___RunningAggregateSpec: _TypeAlias = RunningAggregateSpec  # noqa: Y015
 
 @_typing.final
+class ProcessSpec(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    SECOND_KEYS_FIELD_NUMBER: _builtins.int
+    kind: Global___ProcessKind.ValueType
+    @_builtins.property
+    def function(self) -> Global___Function: ...
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Keyed kinds; the second input's key columns where it is keyed too."""
+
+    @_builtins.property
+    def second_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        kind: Global___ProcessKind.ValueType = ...,
+        function: Global___Function | None = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+        second_keys: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["function", b"function"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "keys", b"keys", "kind", b"kind", "second_keys", b"second_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessSpec: _TypeAlias = ProcessSpec  # noqa: Y015
+
+@_typing.final
+class JoinSpec(_message.Message):
+    """Output: the key columns, then the left columns, then the right ones (renamed where names clash)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    HOW_FIELD_NUMBER: _builtins.int
+    IS_INTERVAL_FIELD_NUMBER: _builtins.int
+    LOWER_MS_FIELD_NUMBER: _builtins.int
+    UPPER_MS_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    how: Global___JoinKind.ValueType
+    is_interval: _builtins.bool
+    """Interval join: a right row fits where its event time lies in left + lower .. left + upper, inclusive."""
+    lower_ms: _builtins.int
+    upper_ms: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Key columns of both sides (the same names)."""
+
+    @_builtins.property
+    def window(self) -> Global___WindowSpec:
+        """Window join."""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+        how: Global___JoinKind.ValueType = ...,
+        is_interval: _builtins.bool = ...,
+        lower_ms: _builtins.int = ...,
+        upper_ms: _builtins.int = ...,
+        window: Global___WindowSpec | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["how", b"how", "is_interval", b"is_interval", "keys", b"keys", "lower_ms", b"lower_ms", "upper_ms", b"upper_ms", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinSpec: _TypeAlias = JoinSpec  # noqa: Y015
+
+@_typing.final
 class SinkSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -891,10 +1021,15 @@ class FileSink(_message.Message):
     DIRECTORY_FIELD_NUMBER: _builtins.int
     PARTITION_BY_FIELD_NUMBER: _builtins.int
     ROLL_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    ROLL_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    INACTIVITY_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     format: _builtins.str
     """"parquet" | "csv" | "json" """
     directory: _builtins.str
     roll_size_bytes: _builtins.int
+    roll_interval_ms: _builtins.int
+    """A file is completed when it is this old, or has got no rows for so long; 0 = never."""
+    inactivity_interval_ms: _builtins.int
     @_builtins.property
     def partition_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -904,10 +1039,12 @@ class FileSink(_message.Message):
         directory: _builtins.str = ...,
         partition_by: _abc.Iterable[_builtins.str] | None = ...,
         roll_size_bytes: _builtins.int = ...,
+        roll_interval_ms: _builtins.int = ...,
+        inactivity_interval_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "format", b"format", "partition_by", b"partition_by", "roll_size_bytes", b"roll_size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "format", b"format", "inactivity_interval_ms", b"inactivity_interval_ms", "partition_by", b"partition_by", "roll_interval_ms", b"roll_interval_ms", "roll_size_bytes", b"roll_size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1023,6 +1160,7 @@ class Operator(_message.Message):
     INPUT_SCHEMA_FIELD_NUMBER: _builtins.int
     OUTPUT_SCHEMA_FIELD_NUMBER: _builtins.int
     ON_ERROR_FIELD_NUMBER: _builtins.int
+    SECOND_INPUT_SCHEMA_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     PROJECT_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
@@ -1034,6 +1172,8 @@ class Operator(_message.Message):
     RUNNING_AGGREGATE_FIELD_NUMBER: _builtins.int
     SINK_FIELD_NUMBER: _builtins.int
     PASS_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    JOIN_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     """Stable identity of the operator's state; derived from the place in the graph when uid_is_generated."""
     uid_is_generated: _builtins.bool
@@ -1042,6 +1182,8 @@ class Operator(_message.Message):
     input_schema: _builtins.bytes
     """Arrow IPC schemas of the main input and the main output, event-time column included where it is carried."""
     output_schema: _builtins.bytes
+    second_input_schema: _builtins.bytes
+    """Operators with two inputs: schema of the second."""
     @_builtins.property
     def input(self) -> Global___ChainInput:
         """Empty for the first operator, which reads the vertex's input."""
@@ -1068,6 +1210,10 @@ class Operator(_message.Message):
     def running_aggregate(self) -> Global___RunningAggregateSpec: ...
     @_builtins.property
     def sink(self) -> Global___SinkSpec: ...
+    @_builtins.property
+    def process(self) -> Global___ProcessSpec: ...
+    @_builtins.property
+    def join(self) -> Global___JoinSpec: ...
     def __init__(
         self,
         *,
@@ -1078,6 +1224,7 @@ class Operator(_message.Message):
         input_schema: _builtins.bytes = ...,
         output_schema: _builtins.bytes = ...,
         on_error: Global___ErrorPolicy | None = ...,
+        second_input_schema: _builtins.bytes = ...,
         source: Global___SourceSpec | None = ...,
         project: Global___ProjectSpec | None = ...,
         filter: Global___FilterSpec | None = ...,
@@ -1088,12 +1235,14 @@ class Operator(_message.Message):
         window_function: Global___WindowFunctionSpec | None = ...,
         running_aggregate: Global___RunningAggregateSpec | None = ...,
         sink: Global___SinkSpec | None = ...,
+        process: Global___ProcessSpec | None = ...,
+        join: Global___JoinSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "event_time", b"event_time", "filter", b"filter", "input", b"input", "on_error", b"on_error", "pass", b"pass", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "sink", b"sink", "source", b"source", "spec", b"spec", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "event_time", b"event_time", "filter", b"filter", "input", b"input", "join", b"join", "on_error", b"on_error", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "sink", b"sink", "source", b"source", "spec", b"spec", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "event_time", b"event_time", "filter", b"filter", "input", b"input", "input_schema", b"input_schema", "name", b"name", "on_error", b"on_error", "output_schema", b"output_schema", "pass", b"pass", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "sink", b"sink", "source", b"source", "spec", b"spec", "uid", b"uid", "uid_is_generated", b"uid_is_generated", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "event_time", b"event_time", "filter", b"filter", "input", b"input", "input_schema", b"input_schema", "join", b"join", "name", b"name", "on_error", b"on_error", "output_schema", b"output_schema", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "second_input_schema", b"second_input_schema", "sink", b"sink", "source", b"source", "spec", b"spec", "uid", b"uid", "uid_is_generated", b"uid_is_generated", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_spec: _TypeAlias = _typing.Literal["source", "project", "filter", "row_function", "batch_function", "event_time", "window_aggregate", "window_function", "running_aggregate", "sink", "pass"]  # noqa: Y015
+    _WhichOneofReturnType_spec: _TypeAlias = _typing.Literal["source", "project", "filter", "row_function", "batch_function", "event_time", "window_aggregate", "window_function", "running_aggregate", "sink", "pass", "process", "join"]  # noqa: Y015
     _WhichOneofArgType_spec: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_spec) -> _WhichOneofReturnType_spec | None: ...
 
@@ -1150,6 +1299,7 @@ class Edge(_message.Message):
     KEY_COLUMNS_FIELD_NUMBER: _builtins.int
     PARTITION_TYPE_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
+    TARGET_INPUT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"e0", "e1", ..."""
     source_vertex: _builtins.str
@@ -1158,6 +1308,8 @@ class Edge(_message.Message):
     partition_type: Global___ResultPartitionType.ValueType
     schema: _builtins.bytes
     """Arrow IPC schema of what flows."""
+    target_input: _builtins.int
+    """Which input of the target's first operator it feeds: 0, or 1 for the second of two."""
     @_builtins.property
     def source_output(self) -> Global___ChainInput:
         """Which operator of the source's chain feeds the edge, and from which of its outputs."""
@@ -1177,10 +1329,11 @@ class Edge(_message.Message):
         key_columns: _abc.Iterable[_builtins.str] | None = ...,
         partition_type: Global___ResultPartitionType.ValueType = ...,
         schema: _builtins.bytes = ...,
+        target_input: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source_output", b"source_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key_columns", b"key_columns", "partition_type", b"partition_type", "partitioning", b"partitioning", "schema", b"schema", "source_output", b"source_output", "source_vertex", b"source_vertex", "target_vertex", b"target_vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key_columns", b"key_columns", "partition_type", b"partition_type", "partitioning", b"partitioning", "schema", b"schema", "source_output", b"source_output", "source_vertex", b"source_vertex", "target_input", b"target_input", "target_vertex", b"target_vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

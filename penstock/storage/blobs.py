@@ -1,0 +1,53 @@
+"""Bytes on their way into a checkpoint: what a backend hands over, and who takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.pb import checkpoint_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Bytes that a snapshot is to contain.
+
+    Attributes:
+        name: unique within the snapshot of a subtask.
+        chunks: makes the parts, in order; called once, on an I/O thread, when they are written, so
+            that nothing large is held in memory.
+    """
+
+    name: str
+    chunks: Callable[[], Iterable[bytes | memoryview]]
+
+
+class SnapshotWriter(Protocol):
+    """Writes the blobs of one subtask's snapshot: inline, or packed into one file with one fsync."""
+
+    def write(self, blobs: Iterable[Blob]) -> Mapping[str, checkpoint_pb2.StateHandle]:
+        """Writes all blobs of the subtask; called once, on an I/O thread.
+
+        Returns:
+            Per blob name where it is.
+
+        Raises:
+            StoreTransient: they cannot be written; nothing of them is left.
+        """
+
+
+class SnapshotReader(Protocol):
+    """Reads what a ``SnapshotWriter`` has written."""
+
+    def read(self, handle: checkpoint_pb2.StateHandle) -> bytes:
+        """The bytes of a handle, checked against size and checksum.
+
+        Raises:
+            StoreNotFound: the file is gone.
+            StoreCorrupt: it is not what was written.
+            StoreTransient: it cannot be read now.
+        """
+
+    def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
+        """A part of the bytes of a handle; not checked against the checksum."""

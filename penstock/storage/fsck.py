@@ -1,0 +1,258 @@
+"""Checks a checkpoint store: reads everything that retained checkpoints refer to.
+
+What the facts mean is decided in ``fsck_report``. Checking never writes. Deleting orphans follows the
+report, and stops where HEAD has changed since the report was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import ConfigurationError, StoreCorrupt, StoreNotFound, StoreTransient
+from penstock.pb import checkpoint_pb2
+from penstock.storage.fsck_report import (
+    Damage,
+    FsckReport,
+    HeadFacts,
+    JobFacts,
+    JobReport,
+    ManifestFacts,
+    Orphan,
+    StoredObject,
+    judge_job,
+    retained_manifests,
+)
+from penstock.storage.head import HEAD_PATH, decode_head
+from penstock.storage.local_store import LocalStore
+from penstock.storage.manifest import (
+    StoredRange,
+    decode_manifest,
+    parse_manifest_path,
+    references,
+)
+from penstock.storage.object_store import ObjectStore
+from penstock.storage.os_errors import store_error
+from penstock.storage.snapshot_files import SHARED_DIRECTORY
+
+GRACE_MS: Final = 3_600_000
+
+_READ_BYTES_MAX: Final = 8 << 20
+_ATTEMPTS_MAX: Final = 5
+
+
+def check_store(root: Path, *, now_ms: int | None = None, grace_ms: int = GRACE_MS) -> FsckReport:
+    """Checks all jobs below a checkpoint root, or one job's directory.
+
+    Args:
+        now_ms: wall-clock time; None = that of the machine.
+        grace_ms: a job in whose directory something was written within it may be running.
+
+    Raises:
+        ConfigurationError: there are things in the directory, and none of them is a job's.
+        StoreTransient: a directory cannot be listed.
+    """
+    if now_ms is None:
+        now_ms = time.time_ns() // 1_000_000
+    return FsckReport(
+        tuple(
+            _check_job(LocalStore(directory), directory.name, now_ms, grace_ms)
+            for directory in _job_directories(root)
+        )
+    )
+
+
+def delete_orphans(
+    root: Path, report: FsckReport, *, force: bool = False
+) -> dict[str, tuple[Orphan, ...]]:
+    """Deletes what a report says nothing refers to.
+
+    Args:
+        root: what the report is about.
+        force: no JobManager runs these jobs: delete also what could belong to a running one.
+
+    Returns:
+        What has been deleted, by job.
+
+    Raises:
+        StoreTransient: something cannot be deleted now; what was deleted before it is gone.
+    """
+    directories = {directory.name: directory for directory in _job_directories(root)}
+    return {
+        job.directory: tuple(_delete_of_job(directories[job.directory], job, force))
+        for job in report.jobs
+        if job.directory in directories and not job.untouchable_because
+    }
+
+
+def _delete_of_job(directory: Path, job: JobReport, force: bool) -> Iterator[Orphan]:
+    store = LocalStore(directory)
+    for orphan in job.orphans:
+        if orphan.kept_because and not force:
+            continue
+        # A job that has come back to life since then may refer to it by now.
+        if _head_version(store) != job.head_version:
+            return
+        if orphan.is_temporary:
+            store.remove_temporary(orphan.path)
+        else:
+            store.delete(orphan.path)
+        yield orphan
+
+
+def _job_directories(root: Path) -> list[Path]:
+    root = root.resolve()
+    try:
+        if _is_job(root):
+            return [root]
+        inside = sorted(root.iterdir())
+        jobs = [directory for directory in inside if directory.is_dir() and _is_job(directory)]
+    except OSError as error:
+        raise store_error("listed", root, error) from error
+    if inside and not jobs:
+        raise ConfigurationError(
+            f"{root} holds no job's checkpoints: give the directory of "
+            "execution.checkpointing.dir, or that of one job in it"
+        )
+    return jobs
+
+
+def _is_job(directory: Path) -> bool:
+    return (
+        (directory / HEAD_PATH).exists()
+        or (directory / SHARED_DIRECTORY).is_dir()
+        or any(directory.glob("chk-*"))
+    )
+
+
+def _check_job(store: LocalStore, directory: str, now_ms: int, grace_ms: int) -> JobReport:
+    attempts = 0
+    while True:
+        report = judge_job(_read_job(store, directory), now_ms, grace_ms)
+        attempts += 1
+        # A job that runs deletes older checkpoints while they are being checked.
+        is_stable = report.is_healthy or report.head_version == _head_version(store)
+        if is_stable or attempts == _ATTEMPTS_MAX:
+            return report
+
+
+def _read_job(store: LocalStore, directory: str) -> JobFacts:
+    # Before HEAD: what is written meanwhile is then at most unknown to the listing.
+    objects = (
+        *(StoredObject(o.path, o.size_bytes, o.modified_at_ms) for o in store.list("")),
+        *(StoredObject(o.path, o.size_bytes, o.modified_at_ms, True) for o in store.temporaries()),
+    )
+    head_version = _head_version(store)
+    head = _read_head(store)
+    written = [found.path for found in objects if parse_manifest_path(found.path) is not None]
+    manifests: dict[str, ManifestFacts | str] = {}
+    for path in retained_manifests(head, written):
+        manifest = _read_manifest(store, path)
+        if manifest is not None:
+            manifests[path] = manifest
+    failures: dict[StoredRange, tuple[Damage, str]] = {}
+    for location in sorted(
+        {
+            reference.location
+            for manifest in manifests.values()
+            if isinstance(manifest, ManifestFacts)
+            for reference in manifest.references
+        },
+        key=lambda location: (location.path, location.offset, location.size_bytes),
+    ):
+        failure = _check_range(store, location)
+        if failure is not None:
+            failures[location] = failure
+    return JobFacts(directory, objects, head_version, head, manifests, failures)
+
+
+def _head_version(store: ObjectStore) -> str:
+    try:
+        return hashlib.blake2b(store.get(HEAD_PATH), digest_size=16).hexdigest()
+    except StoreNotFound:
+        return ""
+    except StoreTransient:
+        return "unreadable"
+
+
+def _read_head(store: ObjectStore) -> HeadFacts | str | None:
+    try:
+        head = decode_head(store.get(HEAD_PATH))
+    except StoreNotFound:
+        return None
+    except (StoreCorrupt, StoreTransient) as error:
+        return str(error)
+    return HeadFacts(
+        head.job_id,
+        head.leader_epoch,
+        head.next_checkpoint_id,
+        tuple((one.checkpoint_id, one.manifest_path) for one in head.retained),
+    )
+
+
+def _read_manifest(store: ObjectStore, path: str) -> ManifestFacts | str | None:
+    try:
+        manifest = decode_manifest(store.get(path), path)
+    except StoreNotFound:
+        return None
+    except (StoreCorrupt, StoreTransient, ValueError) as error:
+        return str(error)
+    return ManifestFacts(
+        manifest.job_id,
+        manifest.checkpoint_id,
+        manifest.leader_epoch,
+        references(manifest),
+        tuple(_contradictions(manifest)),
+    )
+
+
+def _contradictions(manifest: checkpoint_pb2.CheckpointManifest) -> Iterator[str]:
+    """What a manifest says that cannot be true."""
+    for subtask in manifest.subtasks:
+        for operator in subtask.operators:
+            where = f"operator {operator.operator_uid!r}, subtask {subtask.subtask_index}"
+            keyed = operator.keyed
+            sizes = {file.name: file.handle.size_bytes for file in keyed.files}
+            if len(sizes) < len(keyed.files):
+                yield f"{where}: two files have one name"
+            for file in keyed.files:
+                inline = file.handle.inline
+                if not file.handle.path and zlib.crc32(inline) != file.handle.checksum:
+                    yield f"{where}: the inline file {file.name!r} does not have its checksum"
+            for segment in keyed.segments:
+                size = sizes.get(segment.file)
+                if size is None:
+                    yield f"{where}: a segment lies in {segment.file!r}, which it has not"
+                elif segment.offset < 0 or segment.offset + segment.size_bytes > size:
+                    yield f"{where}: a segment goes beyond the {size} bytes of {segment.file!r}"
+                if not 0 <= segment.table < len(keyed.tables):
+                    yield f"{where}: a segment is of table {segment.table}, which it has not"
+
+
+def _check_range(store: ObjectStore, location: StoredRange) -> tuple[Damage, str] | None:
+    """Why the bytes of a range are not what was written; None = they are."""
+    checksum = 0
+    position = location.offset
+    stop = location.offset + location.size_bytes
+    try:
+        while position < stop:
+            part = store.read(location.path, position, min(stop - position, _READ_BYTES_MAX))
+            checksum = zlib.crc32(part, checksum)
+            position += len(part)
+    except StoreNotFound:
+        return Damage.MISSING, "it is not there"
+    except (StoreCorrupt, ValueError) as error:
+        return Damage.FILE, str(error)
+    except StoreTransient as error:
+        return Damage.UNREADABLE, str(error)
+    if checksum == location.checksum:
+        return None
+    message = (
+        f"{location.size_bytes} bytes at offset {location.offset} are altered: their checksum is "
+        f"{checksum:08x}, it was {location.checksum:08x}"
+    )
+    return Damage.FILE, message

@@ -1,0 +1,275 @@
+"""HEAD: the one object of a job that says which checkpoints count, and whose word counts.
+
+A leader claims HEAD before it does anything with the job's checkpoints, and from then on replaces it
+only while it is what this leader wrote last. So a deposed leader can add nothing. Every claim carries a
+random token, so that no two claims ever have the same bytes.
+
+Invariants: HEAD is only ever replaced by compare-and-swap; one that cannot be read is never replaced;
+the epoch never goes down.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from penstock.errors import (
+    Fenced,
+    InvariantViolation,
+    StoreCorrupt,
+    StoreNotFound,
+    StoreTransient,
+)
+from penstock.pb import checkpoint_pb2
+from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
+from penstock.storage.manifest import decode_manifest, parse_manifest_path
+from penstock.storage.object_store import ObjectStore
+
+HEAD_PATH: Final = "HEAD"
+FORMAT: Final = FrameFormat("a checkpoint HEAD", b"PSTKHEAD", 1)
+
+_TOKEN_BYTES: Final = 16
+_CLAIM_ATTEMPTS: Final = 16
+
+
+class HeadOutcomeUnknown(StoreTransient):
+    """A swap may or may not have happened, or may still: nothing that HEAD would name or did name may
+    be deleted until a later ``swap`` has returned or raised ``Fenced``."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundManifest:
+    """A manifest that can be read."""
+
+    path: str
+    manifest: checkpoint_pb2.CheckpointManifest
+
+
+class HeadStore:
+    """HEAD of one job, in the store of the job's directory. Used by one thread at a time.
+
+    Args:
+        store: the job's directory.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._token = b""
+        self._epoch = 0
+        self._job_id = ""
+        # What HEAD is, as far as this instance knows; None = not claimed.
+        self._last: bytes | None = None
+        # What it may be as well: swaps whose outcome is not known.
+        self._uncertain: list[bytes] = []
+
+    def read(self) -> checkpoint_pb2.CheckpointHead | None:
+        """HEAD as it is now, whoever wrote it; None = the job has none.
+
+        Raises:
+            StoreCorrupt: it cannot be understood; ``find_manifests`` shows what is there.
+            StoreTransient: it cannot be read now.
+        """
+        content = self._content()
+        return None if content is None else decode_head(content)
+
+    def claim(self, job_id: str, leader_epoch: int) -> checkpoint_pb2.CheckpointHead:
+        """Makes HEAD this leader's, and makes it where there is none; retained checkpoints stay.
+
+        An earlier claim of the same epoch is void from then on. To be repeated after an error.
+
+        Returns:
+            HEAD as claimed.
+
+        Raises:
+            Fenced: a leader of a newer epoch has it.
+            StoreCorrupt: there is a HEAD that cannot be understood or is another job's; it stays.
+            StoreTransient: it cannot be read or written now.
+        """
+        token = os.urandom(_TOKEN_BYTES)
+        for _ in range(_CLAIM_ATTEMPTS):
+            content = self._content()
+            head = _claimed(content, job_id, leader_epoch)
+            new = _encode(head, token)
+            if self._store.compare_and_swap(HEAD_PATH, content, new):
+                self._token = token
+                self._epoch = leader_epoch
+                self._job_id = job_id
+                self._last = new
+                self._uncertain = []
+                return head
+        raise StoreTransient(
+            f"{HEAD_PATH} of job {job_id} changed {_CLAIM_ATTEMPTS} times while leader epoch "
+            f"{leader_epoch} claimed it: do several JobManagers lead?"
+        )
+
+    def swap(self, head: checkpoint_pb2.CheckpointHead) -> None:
+        """Replaces HEAD. When this returns, the new one counts and survives a crash.
+
+        Args:
+            head: of the job and the epoch that were claimed.
+
+        Raises:
+            Fenced: HEAD is no longer what this instance wrote last: another leader has it.
+            StoreTransient: nothing has changed, and the same call may succeed later.
+            HeadOutcomeUnknown: see there.
+        """
+        if self._last is None:
+            raise InvariantViolation("HEAD is swapped before it has been claimed")
+        if (head.job_id, head.leader_epoch) != (self._job_id, self._epoch):
+            raise InvariantViolation(
+                f"HEAD of job {head.job_id!r}, epoch {head.leader_epoch}, swapped by who claimed "
+                f"that of job {self._job_id!r}, epoch {self._epoch}"
+            )
+        new = _encode(head, self._token)
+        try:
+            self._replace(new)
+        except StoreTransient as error:
+            self._resolve(new, error)
+
+    def verify(self) -> None:
+        """Makes sure that no other leader has claimed HEAD so far.
+
+        Before objects are deleted that HEAD does not name: list them, then call this, then delete what
+        was listed. Whatever a later leader will refer to was either named by HEAD or is not listed.
+
+        Raises:
+            Fenced: HEAD is no longer what this instance wrote last.
+            StoreTransient: it cannot be read now.
+        """
+        if self._last is None:
+            raise InvariantViolation("HEAD is verified before it has been claimed")
+        content = self._content()
+        if content != self._last and content not in self._uncertain:
+            raise Fenced(self._fenced(content))
+
+    def _replace(self, new: bytes) -> None:
+        if not self._store.compare_and_swap(HEAD_PATH, self._last, new):
+            # One of our own swaps may have happened although we were told that it failed.
+            content = self._content()
+            if content not in (*self._uncertain, new) or not self._store.compare_and_swap(
+                HEAD_PATH, content, new
+            ):
+                raise Fenced(self._fenced(self._content()))
+        self._last = new
+        self._uncertain = []
+
+    def _resolve(self, new: bytes, error: StoreTransient) -> None:
+        """Finds out what a swap that failed has done, and finishes it where it has happened."""
+        try:
+            content = self._content()
+            if content == self._last:
+                self._uncertain = []
+            elif content == new:
+                # It is there, but does it survive a crash? Only a swap that succeeds says so.
+                self._replace(new)
+                return
+        except StoreTransient as again:
+            self._uncertain.append(new)
+            raise self._unknown(again) from error
+        if content == self._last:
+            raise error
+        if content in self._uncertain:
+            raise self._unknown(error) from error
+        raise Fenced(self._fenced(content)) from error
+
+    def _content(self) -> bytes | None:
+        try:
+            return self._store.get(HEAD_PATH)
+        except StoreNotFound:
+            return None
+
+    def _unknown(self, error: StoreTransient) -> HeadOutcomeUnknown:
+        return HeadOutcomeUnknown(
+            f"{HEAD_PATH} of job {self._job_id} may or may not have been replaced: {error}"
+        )
+
+    def _fenced(self, content: bytes | None) -> str:
+        mine = f"leader epoch {self._epoch} no longer has {HEAD_PATH} of job {self._job_id}"
+        if content is None:
+            return f"{mine}: it is gone; somebody has removed it"
+        try:
+            other = decode_head(content)
+        except StoreCorrupt as error:
+            return f"{mine}: {error}"
+        return f"{mine}: epoch {other.leader_epoch} has claimed it"
+
+
+def decode_head(content: bytes, path: str = HEAD_PATH) -> checkpoint_pb2.CheckpointHead:
+    """The HEAD that these bytes are.
+
+    Args:
+        path: where they come from, for messages.
+
+    Raises:
+        StoreCorrupt: they are truncated, altered, no HEAD, or of a newer format.
+    """
+    _, payload = decode_frame(FORMAT, content, path)
+    if len(payload) < _TOKEN_BYTES:
+        raise StoreCorrupt(f"{path} is not {FORMAT.noun}: it holds {len(payload)} bytes")
+    try:
+        return checkpoint_pb2.CheckpointHead.FromString(payload[_TOKEN_BYTES:])
+    except DecodeError as error:
+        raise StoreCorrupt(f"{path} is not {FORMAT.noun}: {error}") from error
+
+
+def find_manifests(store: ObjectStore) -> list[FoundManifest]:
+    """All manifests of a job that can be read, the newest first, for when HEAD cannot be read.
+
+    Not all of them count: one that HEAD never named, or no longer names, may refer to files that have
+    been deleted.
+
+    Raises:
+        StoreTransient: the store cannot be read now.
+    """
+    return sorted(
+        _readable_manifests(store),
+        key=lambda found: (found.manifest.checkpoint_id, found.manifest.leader_epoch),
+        reverse=True,
+    )
+
+
+def _readable_manifests(store: ObjectStore) -> Iterator[FoundManifest]:
+    for info in store.list("chk-"):
+        if parse_manifest_path(info.path) is None:
+            continue
+        try:
+            manifest = decode_manifest(store.get(info.path), info.path)
+        except (StoreCorrupt, StoreNotFound):
+            continue  # what is asked for are those that can be read
+        yield FoundManifest(info.path, manifest)
+
+
+def _claimed(
+    content: bytes | None, job_id: str, leader_epoch: int
+) -> checkpoint_pb2.CheckpointHead:
+    if content is None:
+        return checkpoint_pb2.CheckpointHead(
+            format_version=FORMAT.version,
+            job_id=job_id,
+            leader_epoch=leader_epoch,
+            next_checkpoint_id=1,
+        )
+    head = decode_head(content)
+    if head.job_id != job_id:
+        raise StoreCorrupt(
+            f"{HEAD_PATH} is that of job {head.job_id}, not of job {job_id}: give each job a "
+            "directory of its own"
+        )
+    if head.leader_epoch > leader_epoch:
+        raise Fenced(
+            f"{HEAD_PATH} of job {job_id} has been claimed by leader epoch {head.leader_epoch}, "
+            f"which is newer than {leader_epoch}"
+        )
+    head.leader_epoch = leader_epoch
+    return head
+
+
+def _encode(head: checkpoint_pb2.CheckpointHead, token: bytes) -> bytes:
+    stamped = checkpoint_pb2.CheckpointHead()
+    stamped.CopyFrom(head)
+    stamped.format_version = FORMAT.version
+    return encode_frame(FORMAT, token + stamped.SerializeToString(deterministic=True))

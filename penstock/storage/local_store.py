@@ -1,0 +1,323 @@
+"""Objects as files below a directory, on a local or a mounted file system.
+
+- An object is written under a hidden name beside its own, synchronised, closed and renamed, and then
+  its directory is synchronised: it appears whole or not at all, and stays. One file fsync per object.
+- A writer that dies leaves its hidden file. No listing shows it; the first ``put`` of an instance into
+  a directory removes those that nobody has written to for an hour. Should its writer live after all,
+  its rename fails and it is told so: nothing half-written ever gets a name.
+- ``compare_and_swap`` holds a lock on a hidden file beside the object while it reads and renames. The
+  kernel gives the lock back when its holder dies.
+- Where the last step fails, synchronising the directory, the caller is told that the write failed,
+  and finds the new object or what was there before: whole in either case.
+- Nothing leaves the root: see ``object_paths``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NoReturn
+
+from typing_extensions import override
+
+from penstock.errors import StoreCorrupt, StoreNotFound
+from penstock.storage.file_locks import LOCK_WAIT_MAX_S, LockedFile
+from penstock.storage.object_paths import check_path, check_prefix
+from penstock.storage.object_store import ObjectInfo, ObjectStore
+from penstock.storage.os_errors import store_error
+
+TEMPORARY_PREFIX: Final = ".tmp-"
+TEMPORARY_AGE_MAX_MS: Final = 3_600_000
+"""A temporary file that has not been written to for this long has no living writer."""
+
+_BUFFER_BYTES: Final = 1 << 20
+_DIRECTORY_ATTEMPTS: Final = 8
+
+
+class LocalStore(ObjectStore):
+    """An ``ObjectStore`` on a file system.
+
+    Args:
+        root: the directory of all objects; made, with its parents, by the first write.
+        lock_wait_max_s: how long a swap waits for others that swap the same object.
+    """
+
+    def __init__(self, root: Path, *, lock_wait_max_s: float = LOCK_WAIT_MAX_S) -> None:
+        self.root = root
+        self._lock_wait_max_s = lock_wait_max_s
+        self._lock = threading.Lock()
+        # Directories that this instance has made durable and swept.
+        self._prepared: set[Path] = set()
+
+    @override
+    def __repr__(self) -> str:
+        return f"LocalStore({str(self.root)!r})"
+
+    @override
+    def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        target = self._file(path)
+        try:
+            return self._write(target, chunks)
+        except OSError as error:
+            self._fail("written", target, error)
+
+    @override
+    def get(self, path: str) -> bytes:
+        target = self._file(path)
+        try:
+            return target.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise _not_found(target) from error
+        except OSError as error:
+            self._fail("read", target, error)
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        if offset < 0 or size_bytes < 0:
+            raise ValueError(f"{path!r}: no range of {size_bytes} bytes begins at {offset}")
+        target = self._file(path)
+        try:
+            with target.open("rb", buffering=0) as file:
+                parts = []
+                missing = size_bytes
+                while missing:
+                    part = os.pread(file.fileno(), missing, offset + size_bytes - missing)
+                    if not part:
+                        break
+                    parts.append(part)
+                    missing -= len(part)
+                if missing:
+                    raise StoreCorrupt(
+                        f"{target} ends at {os.fstat(file.fileno()).st_size} bytes: "
+                        f"{size_bytes} bytes at offset {offset} were to be read"
+                    )
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise _not_found(target) from error
+        except OSError as error:
+            self._fail("read", target, error)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @override
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        check_prefix(prefix)
+        directory, _, beginning = prefix.rpartition("/")
+        found: list[ObjectInfo] = []
+        for entry in self._walk(self.root / directory if directory else self.root, beginning):
+            info = self._info(entry)
+            if info is not None:
+                found.append(info)
+        return sorted(found, key=lambda info: info.path)
+
+    @override
+    def delete(self, path: str) -> None:
+        target = self._file(path)
+        try:
+            lock_file = _lock_file(target)
+            if lock_file.exists():
+                with LockedFile(lock_file, self._lock_wait_max_s):
+                    target.unlink(missing_ok=True)
+                    lock_file.unlink(missing_ok=True)
+            else:
+                target.unlink(missing_ok=True)
+        except (NotADirectoryError, IsADirectoryError, FileNotFoundError):
+            return  # there is no such object
+        except OSError as error:
+            self._fail("removed", target, error)
+        self._remove_empty(target.parent)
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        target = self._file(path)
+        try:
+            self._prepare(target.parent)
+            with LockedFile(_lock_file(target), self._lock_wait_max_s):
+                try:
+                    current: bytes | None = target.read_bytes()
+                except FileNotFoundError:
+                    current = None
+                if current != expected:
+                    return False
+                self._write(target, (new,))
+                return True
+        except OSError as error:
+            self._fail("replaced", target, error)
+
+    def temporaries(self) -> tuple[ObjectInfo, ...]:
+        """What writers that are at work or dead have under hidden names, sorted by path."""
+        entries = self._walk(self.root, TEMPORARY_PREFIX, hidden=True)
+        found = [info for entry in entries if (info := self._info(entry)) is not None]
+        return tuple(sorted(found, key=lambda info: info.path))
+
+    def sweep_temporaries(self, age_min_ms: int = TEMPORARY_AGE_MAX_MS) -> tuple[str, ...]:
+        """Removes temporary files that nobody has written to for some time; returns their paths.
+
+        Args:
+            age_min_ms: since the last write; 0 only where no writer can be alive.
+
+        Raises:
+            StoreTransient: one cannot be removed.
+        """
+        latest_ms = time.time_ns() // 1_000_000 - age_min_ms
+        swept = [info.path for info in self.temporaries() if info.modified_at_ms <= latest_ms]
+        for path in swept:
+            self.remove_temporary(path)
+        return tuple(swept)
+
+    def remove_temporary(self, path: str) -> None:
+        """Removes one of ``temporaries``; none is no error. A writer that is at work on it will fail.
+
+        Raises:
+            StoreTransient: it cannot be removed.
+        """
+        directory, _, name = path.rpartition("/")
+        if directory:
+            check_path(directory)
+        if not name.startswith(TEMPORARY_PREFIX):
+            raise ValueError(f"{path!r} is not a temporary file")
+        file = self.root / path
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            self._fail("removed", file, error)
+        self._remove_empty(file.parent)
+
+    def _file(self, path: str) -> Path:
+        check_path(path)
+        return self.root / path
+
+    def _write(self, target: Path, chunks: Iterable[bytes | memoryview]) -> int:
+        """Writes the file, which appears whole or not at all; nothing is left where it fails."""
+        temporary, descriptor = self._open_temporary(target)
+        size = 0
+        try:
+            file = os.fdopen(descriptor, "wb", buffering=_BUFFER_BYTES)
+            try:
+                for chunk in chunks:
+                    size += chunk.nbytes if isinstance(chunk, memoryview) else len(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                # Closing writes what is buffered, which fails again on a full disk.
+                with contextlib.suppress(OSError):
+                    file.close()
+                raise
+            file.close()
+            temporary.rename(target)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error says why; it is swept later
+                temporary.unlink(missing_ok=True)
+            self._remove_empty(target.parent)
+            raise
+        _fsync_directory(target.parent)
+        return size
+
+    def _open_temporary(self, target: Path) -> tuple[Path, int]:
+        name = f"{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+        temporary = target.parent / name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        for _ in range(_DIRECTORY_ATTEMPTS):
+            # Until the file is there, somebody may remove the directory, which is empty.
+            with contextlib.suppress(FileNotFoundError):
+                self._prepare(target.parent)
+                return temporary, os.open(temporary, flags, 0o666)
+        self._prepare(target.parent)
+        return temporary, os.open(temporary, flags, 0o666)
+
+    def _prepare(self, directory: Path) -> None:
+        """Makes a directory such that it survives a crash, and sweeps it; once per instance."""
+        with self._lock:
+            is_prepared = directory in self._prepared
+        if is_prepared and directory.is_dir():
+            return
+        top = self.root
+        while not top.is_dir() and top != top.parent:
+            top = top.parent
+        directory.mkdir(parents=True, exist_ok=True)
+        # Also where it was there: whoever made it may not have come this far yet.
+        above = directory
+        while above != top:
+            above = above.parent
+            _fsync_directory(above)
+        self._sweep_directory(directory)
+        with self._lock:
+            self._prepared.add(directory)
+
+    def _sweep_directory(self, directory: Path) -> None:
+        latest_ns = time.time_ns() - TEMPORARY_AGE_MAX_MS * 1_000_000
+        for file in directory.glob(f"{TEMPORARY_PREFIX}*"):
+            with contextlib.suppress(FileNotFoundError):  # its writer has just renamed it
+                if file.lstat().st_mtime_ns <= latest_ns:
+                    file.unlink()
+
+    def _forget(self, directory: Path) -> None:
+        with self._lock:
+            self._prepared.discard(directory)
+
+    def _remove_empty(self, directory: Path) -> None:
+        """Removes a directory and those above it, below the root, while they are empty."""
+        while directory != self.root and self.root in directory.parents:
+            try:
+                directory.rmdir()
+            except OSError:
+                return  # not empty, or gone
+            self._forget(directory)
+            directory = directory.parent
+
+    def _walk(self, directory: Path, beginning: str, hidden: bool = False) -> Iterator[Path]:
+        """Files below a directory.
+
+        Args:
+            beginning: what names start with: here, or in all directories where ``hidden`` is set.
+            hidden: hidden files, else those that are not.
+        """
+        try:
+            with os.scandir(directory) as entries:
+                found = list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            self._fail("listed", directory, error)
+        for entry in found:
+            path = directory / entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if not entry.name.startswith("."):
+                    if hidden:
+                        yield from self._walk(path, beginning, hidden=True)
+                    elif entry.name.startswith(beginning):
+                        yield from self._walk(path, "")
+            elif entry.name.startswith(".") == hidden and entry.name.startswith(beginning):
+                yield path
+
+    def _info(self, file: Path) -> ObjectInfo | None:
+        try:
+            status = file.lstat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._fail("listed", file, error)
+        path = file.relative_to(self.root).as_posix()
+        return ObjectInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def _fail(self, what: str, target: Path, error: OSError) -> NoReturn:
+        raise store_error(what, target, error) from error
+
+
+def _lock_file(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")
+
+
+def _not_found(target: Path) -> StoreNotFound:
+    return StoreNotFound(f"{target} does not exist")
+
+
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,129 @@
+"""The manifest of a checkpoint: everything that a restore needs, in one object.
+
+It is self-describing (format version, schemas, fingerprints of the graph) and framed with a checksum.
+A manifest alone does not make a checkpoint: HEAD must name it.
+
+A manifest's path contains the epoch of the leader that wrote it. A leader that has been deposed without
+knowing it may still write or delete manifests, under the number of a checkpoint that its successor has
+taken meanwhile: their paths must differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from penstock.errors import StoreCorrupt
+from penstock.pb import checkpoint_pb2
+from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
+
+FORMAT: Final = FrameFormat("a checkpoint manifest", b"PSTKMANI", 1)
+
+_PATH: Final = re.compile(r"chk-(?P<checkpoint_id>\d{1,18})/manifest(-(?P<leader_epoch>\d{1,18}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedIdentity:
+    """What one backend instance calls a file that later checkpoints may refer to."""
+
+    operator_uid: str
+    subtask_index: int
+    instance: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRange:
+    """Where bytes lie in the store.
+
+    Attributes:
+        path: relative to the job's directory; several ranges may lie in one file.
+        checksum: CRC-32 of the bytes.
+    """
+
+    path: str
+    offset: int
+    size_bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReference:
+    """A range that a snapshot refers to; ``identity`` is None where no other checkpoint may."""
+
+    identity: SharedIdentity | None
+    location: StoredRange
+
+
+def encode_manifest(manifest: checkpoint_pb2.CheckpointManifest) -> bytes:
+    """The bytes of a manifest; its ``format_version`` is set to the one that is written."""
+    stamped = checkpoint_pb2.CheckpointManifest()
+    stamped.CopyFrom(manifest)
+    stamped.format_version = FORMAT.version
+    return encode_frame(FORMAT, stamped.SerializeToString(deterministic=True))
+
+
+def decode_manifest(content: bytes, path: str = "manifest") -> checkpoint_pb2.CheckpointManifest:
+    """The manifest that these bytes are.
+
+    Args:
+        path: where they come from, for messages.
+
+    Raises:
+        StoreCorrupt: they are truncated, altered, no manifest, or of a newer format.
+    """
+    _, payload = decode_frame(FORMAT, content, path)
+    try:
+        return checkpoint_pb2.CheckpointManifest.FromString(payload)
+    except DecodeError as error:
+        raise StoreCorrupt(f"{path} is not a checkpoint manifest: {error}") from error
+
+
+def manifest_path(checkpoint_id: int, leader_epoch: int | None = None) -> str:
+    """Where a manifest lies, relative to the job's directory.
+
+    Args:
+        leader_epoch: of the leader that writes it; to be given wherever there may be another leader.
+    """
+    suffix = "" if leader_epoch is None else f"-{leader_epoch}"
+    return f"chk-{checkpoint_id}/manifest{suffix}"
+
+
+def parse_manifest_path(path: str) -> tuple[int, int] | None:
+    """Checkpoint id and leader epoch (0 where there is none) of a path; None = no manifest's."""
+    found = _PATH.fullmatch(path)
+    if found is None:
+        return None
+    return int(found["checkpoint_id"]), int(found["leader_epoch"] or 0)
+
+
+def references(
+    manifest: checkpoint_pb2.CheckpointManifest,
+) -> tuple[StoredReference, ...]:
+    """Every range of a file that a manifest refers to, in its order; inline state is none."""
+    return tuple(
+        reference for snapshot in manifest.subtasks for reference in snapshot_references(snapshot)
+    )
+
+
+def snapshot_references(snapshot: checkpoint_pb2.SubtaskSnapshot) -> Iterator[StoredReference]:
+    """Every range of a file that the snapshot of a subtask refers to, in its order."""
+    for operator in snapshot.operators:
+        instance = operator.keyed.instance
+        for file in operator.keyed.files:
+            if file.handle.path:
+                identity = SharedIdentity(
+                    operator.operator_uid, snapshot.subtask_index, instance, file.name
+                )
+                yield StoredReference(identity if file.shared else None, _location(file.handle))
+        for items in operator.lists:
+            if items.handle.path:
+                yield StoredReference(None, _location(items.handle))
+
+
+def _location(handle: checkpoint_pb2.StateHandle) -> StoredRange:
+    return StoredRange(handle.path, handle.offset, handle.size_bytes, handle.checksum)

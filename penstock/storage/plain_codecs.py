@@ -1,0 +1,169 @@
+"""Codecs of plain Python values: msgpack by default, pickle where the user asks for it by name.
+
+With ``msgpack`` a state holds None, bool, int, float, str, bytes, list, tuple, dict, set, frozenset, date,
+time, datetime, timedelta and Decimal, nested at will; each comes back as the type it was put in as.
+numpy scalars come back as Python's own numbers. Everything else is refused, subclasses of these types
+included: what comes back would be something else than what was put in.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import pickle
+from collections.abc import Callable
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import cloudpickle
+import msgpack
+import numpy as np
+from typing_extensions import override
+
+from penstock.column_values import short_repr
+from penstock.errors import StoreCorrupt
+from penstock.storage.codec import EncodedCodec
+
+_TUPLE, _SET, _FROZENSET, _DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL, _INT = range(1, 10)
+
+
+class MsgpackCodec(EncodedCodec):
+    """Plain Python values."""
+
+    NAME = "msgpack/1"
+
+    @property
+    @override
+    def name(self) -> str:
+        return self.NAME
+
+    @property
+    @override
+    def expected(self) -> str:
+        return "plain Python values (msgpack)"
+
+    @override
+    def to_stored(self, value: Any) -> bytes:
+        try:
+            return _pack(value)
+        except (OverflowError, UnicodeEncodeError, RecursionError) as error:
+            raise ValueError(f"which msgpack cannot hold: {error}") from error
+
+    @override
+    def to_value(self, stored: Any) -> Any:
+        try:
+            return _unpack(stored)
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            ArithmeticError,
+            msgpack.UnpackException,
+        ) as error:
+            raise StoreCorrupt(f"a stored msgpack value cannot be read: {error}") from error
+
+
+class PickleCodec(EncodedCodec):
+    """Any Python object. Reading runs code of the object's class, which must still be there then."""
+
+    NAME = "pickle/1"
+
+    @property
+    @override
+    def name(self) -> str:
+        return self.NAME
+
+    @property
+    @override
+    def expected(self) -> str:
+        return "objects that can be pickled"
+
+    @override
+    def to_stored(self, value: Any) -> bytes:
+        try:
+            return pickle.dumps(value, protocol=5)
+        except Exception:  # noqa: BLE001 - __reduce__ of the user's class may raise anything
+            pass  # the class may not be importable by name: cloudpickle takes it along
+        try:
+            return bytes(cloudpickle.dumps(value))
+        except Exception as error:
+            raise ValueError(f"which cannot be pickled: {error}") from error
+
+    @override
+    def to_value(self, stored: Any) -> Any:
+        return pickle.loads(stored)
+
+
+def _pack(value: Any) -> bytes:
+    return bytes(msgpack.packb(value, default=_extended, use_bin_type=True, strict_types=True))
+
+
+def _unpack(data: bytes) -> Any:
+    return msgpack.unpackb(data, ext_hook=_restored, raw=False, strict_map_key=False, use_list=True)
+
+
+def _extended(value: Any) -> Any:
+    """What msgpack does not know as what it does."""
+    writer = _WRITERS.get(type(value))
+    if writer is not None:
+        code, plain = writer
+        return msgpack.ExtType(code, _pack(plain(value)))
+    if isinstance(value, np.generic) and not isinstance(value, np.void):
+        plain_value = value.item()
+        if type(plain_value) is not type(value):
+            return plain_value
+    raise ValueError(
+        f"in which {short_repr(value)} ({type(value).__name__}) is no plain Python value: convert it, for "
+        "example to a dict, or declare the state with codec='pickle'"
+    )
+
+
+def _restored(code: int, data: bytes) -> Any:
+    return _READERS[code](_unpack(data))
+
+
+def _datetime_parts(value: dt.datetime) -> list[Any]:
+    """Text without zone, and the zone: its name, or its offset as part of the text."""
+    zone = value.tzinfo
+    if isinstance(zone, ZoneInfo) and zone.key:
+        return [value.replace(tzinfo=None).isoformat(), zone.key, value.fold]
+    return [value.isoformat(), None, value.fold]
+
+
+def _datetime_of(parts: list[Any]) -> dt.datetime:
+    text, zone, fold = parts
+    value = dt.datetime.fromisoformat(text)
+    return value.replace(tzinfo=ZoneInfo(zone) if zone else value.tzinfo, fold=fold)
+
+
+def _timedelta_parts(value: dt.timedelta) -> list[int]:
+    return [value.days, value.seconds, value.microseconds]
+
+
+def _ordered(values: Any) -> list[Any]:
+    """The members of a set, in an order that depends on the content alone."""
+    return sorted(values, key=_pack)
+
+
+_WRITERS: dict[type, tuple[int, Callable[[Any], Any]]] = {
+    tuple: (_TUPLE, list),
+    set: (_SET, _ordered),
+    frozenset: (_FROZENSET, _ordered),
+    dt.datetime: (_DATETIME, _datetime_parts),
+    dt.date: (_DATE, dt.date.isoformat),
+    dt.time: (_TIME, dt.time.isoformat),
+    dt.timedelta: (_TIMEDELTA, _timedelta_parts),
+    decimal.Decimal: (_DECIMAL, str),
+    int: (_INT, str),  # beyond 64 bits
+}
+_READERS: dict[int, Callable[[Any], Any]] = {
+    _TUPLE: tuple,
+    _SET: set,
+    _FROZENSET: frozenset,
+    _DATETIME: _datetime_of,
+    _DATE: dt.date.fromisoformat,
+    _TIME: dt.time.fromisoformat,
+    _TIMEDELTA: lambda parts: dt.timedelta(*parts),
+    _DECIMAL: decimal.Decimal,
+    _INT: int,
+}
