@@ -1,0 +1,375 @@
+"""The checkpoints of one job in their store: manifests, HEAD, deletions.
+
+Every call blocks and is made on a checkpoint thread of the job: ``prepare``, ``store`` and ``discard``
+one after the other, ``delete`` beside them.
+
+Invariants: HEAD is claimed before anything is written or deleted; a manifest is written before HEAD
+names it; nothing is swept while a manifest that HEAD names cannot be read, since nobody knows what it
+refers to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from jobmanager.checkpoint import messages as c
+from jobmanager.graph.execution_attempt import AttemptKey
+from jobmanager.rpc.snapshot_convert import completed_of, finished_snapshot, with_replaced
+from penstock.errors import (
+    StoreCorrupt,
+    StoreFull,
+    StoreNotFound,
+    StoreTransient,
+    StreamError,
+    Unrecoverable,
+)
+from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.head import HEAD_PATH, HeadOutcomeUnknown, HeadStore
+from penstock.storage.local_store import LocalStore
+from penstock.storage.manifest import (
+    decode_manifest,
+    encode_manifest,
+    manifest_path,
+    references,
+)
+from penstock.storage.memory_store import MemoryStore
+from penstock.storage.object_store import ObjectStore
+
+_SWEPT_PREFIXES = ("chk-", "shared/")
+_SWAP_ATTEMPTS = 10
+_SWAP_PAUSE_S = 0.5
+
+DoneSplits = Iterable[tuple[AttemptKey, str, tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCheckpoints:
+    """What a job starts from.
+
+    Attributes:
+        newest: manifest of the newest checkpoint that can be read; None = there is none.
+        retained: what HEAD names and can be read, oldest first.
+        is_new_claim: HEAD has been claimed (again): earlier knowledge of it is void.
+    """
+
+    newest: checkpoint_pb2.CheckpointManifest | None
+    retained: tuple[c.CompletedCheckpoint, ...]
+    next_checkpoint_id: int
+    is_new_claim: bool
+
+
+class CheckpointStoreRunner:
+    """Does what the coordinator wants done to the store.
+
+    Args:
+        job_id: the job.
+        graph: its graph, for the fingerprint in the manifests.
+        store: the job's directory.
+        leader_epoch: in whose name it acts.
+        version: of Penstock, for the manifests.
+        now_ms: the wall clock.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        graph: graph_pb2.JobGraph,
+        store: ObjectStore,
+        *,
+        leader_epoch: int,
+        version: str,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._job_id = job_id
+        self._job_name = graph.name
+        self._fingerprint = fingerprint(graph)
+        self._store = store
+        self._heads = HeadStore(store)
+        self._leader_epoch = leader_epoch
+        self._version = version
+        self._now_ms = now_ms
+        self._head: checkpoint_pb2.CheckpointHead | None = None
+        self._stopped = threading.Event()
+        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+
+    def stop(self) -> None:
+        """Retries under way are given up; called from any thread."""
+        self._stopped.set()
+
+    # ------------------------------------------------------------ the start of an attempt
+
+    def prepare(self, unusable: Collection[int] = ()) -> PreparedCheckpoints:
+        """Claims HEAD, finds the newest checkpoint, and removes what dead attempts have uploaded.
+
+        To be called when no attempt of the job runs.
+
+        Args:
+            unusable: checkpoints that tasks could not restore.
+
+        Raises:
+            Fenced: another leader has the job.
+            Unrecoverable: HEAD, or every checkpoint that it names, cannot be read; nothing is deleted.
+            StoreTransient: the store does not answer now.
+        """
+        is_new_claim = self._head is None
+        head = self._claimed()
+        sizes = {
+            found.path: found.size_bytes
+            for prefix in _SWEPT_PREFIXES
+            for found in self._store.list(prefix)
+        }
+        readable = [
+            (retained, manifest)
+            for retained in head.retained
+            if (manifest := self._read(retained, sizes, unusable)) is not None
+        ]
+        if head.retained and not readable:
+            paths = ", ".join(retained.manifest_path for retained in head.retained)
+            raise Unrecoverable(
+                f"none of the checkpoints of job {self._job_id} can be restored ({paths} in "
+                f"{self._store!r}): the JobManager's log says what is damaged; restore the files from "
+                "a backup; nothing has been deleted"
+            )
+        completed = tuple(completed_of(retained, manifest) for retained, manifest in readable)
+        if len(readable) == len(head.retained):
+            # A leader that has been deposed meanwhile must not take what its successor has written.
+            self._heads.verify()
+            self._sweep(sizes, completed)
+        return PreparedCheckpoints(
+            newest=readable[-1][1] if readable else None,
+            retained=completed,
+            next_checkpoint_id=max(1, head.next_checkpoint_id),
+            is_new_claim=is_new_claim,
+        )
+
+    def _claimed(self) -> checkpoint_pb2.CheckpointHead:
+        if self._head is None:
+            try:
+                self._head = self._heads.claim(self._job_id, self._leader_epoch)
+            except StoreCorrupt as error:
+                raise Unrecoverable(
+                    f"the checkpoints of job {self._job_id} cannot be used: {error}; nothing has "
+                    "been deleted"
+                ) from error
+        return self._head
+
+    def _read(
+        self,
+        retained: checkpoint_pb2.RetainedCheckpoint,
+        sizes: Mapping[str, int],
+        unusable: Collection[int],
+    ) -> checkpoint_pb2.CheckpointManifest | None:
+        """A manifest whose files are there and long enough; None = there is something wrong."""
+        path = retained.manifest_path
+        try:
+            manifest = decode_manifest(self._store.get(path), path)
+            _check_files(manifest, sizes, unusable)
+        except (StoreCorrupt, StoreNotFound) as error:
+            self._log.error(
+                "checkpoint.unreadable",
+                checkpoint_id=retained.checkpoint_id,
+                path=path,
+                reason=str(error),
+            )
+            return None
+        return manifest
+
+    def _sweep(self, present: Iterable[str], completed: Sequence[c.CompletedCheckpoint]) -> None:
+        kept = {checkpoint.manifest_path for checkpoint in completed}
+        kept |= {
+            reference.location.path
+            for checkpoint in completed
+            for reference in checkpoint.references
+        }
+        swept = [path for path in present if path not in kept]
+        for path in swept:
+            self._store.delete(path)
+        if isinstance(self._store, LocalStore):
+            swept += self._store.sweep_temporaries()
+        if swept:
+            self._log.info("checkpoint.orphans_swept", count=len(swept))
+
+    # ------------------------------------------------------------ a checkpoint
+
+    def store(
+        self, wanted: c.StoreCheckpoint, done_splits: DoneSplits = ()
+    ) -> c.CheckpointStored | c.CheckpointNotStored:
+        """Writes the manifest and swaps HEAD.
+
+        Args:
+            wanted: by the coordinator; its snapshots are ``SubtaskSnapshot`` messages.
+            done_splits: what finished source subtasks have read.
+
+        Raises:
+            Fenced: another leader has the job.
+            HeadOutcomeUnknown: nobody knows whether it is stored; ``prepare`` finds out.
+        """
+        now_ms = self._now_ms()
+        path = manifest_path(wanted.checkpoint_id, self._leader_epoch)
+        manifest = self._manifest(wanted, done_splits, now_ms)
+        try:
+            self._store.put(path, [encode_manifest(manifest)])
+            self._swap(self._next_head(wanted, path, now_ms))
+        except HeadOutcomeUnknown:
+            self._head = None
+            raise
+        except StoreTransient as error:
+            self._remove_quietly(path)
+            return c.CheckpointNotStored(
+                wanted.checkpoint_id,
+                str(error),
+                self._now_ms(),
+                isinstance(error, StoreFull) and isinstance(self._store, MemoryStore),
+            )
+        return c.CheckpointStored(wanted.checkpoint_id, path, self._now_ms())
+
+    def _manifest(
+        self, wanted: c.StoreCheckpoint, done_splits: DoneSplits, now_ms: int
+    ) -> checkpoint_pb2.CheckpointManifest:
+        replaced = dict(wanted.replaced)
+        done: dict[AttemptKey, list[tuple[str, tuple[str, ...]]]] = {}
+        for key, uid, ids in done_splits:
+            done.setdefault(key, []).append((uid, ids))
+        subtasks = []
+        for _, snapshot in wanted.snapshots:
+            assert isinstance(snapshot, checkpoint_pb2.SubtaskSnapshot), "what was acknowledged"
+            subtasks.append(with_replaced(snapshot, replaced))
+        subtasks += (
+            finished_snapshot(key.vertex, key.subtask_index, done.get(key, ()))
+            for key in wanted.finished
+        )
+        subtasks.sort(key=lambda snapshot: (snapshot.vertex, snapshot.subtask_index))
+        return checkpoint_pb2.CheckpointManifest(
+            job_id=self._job_id,
+            job_name=self._job_name,
+            checkpoint_id=wanted.checkpoint_id,
+            leader_epoch=self._leader_epoch,
+            triggered_at_ms=wanted.triggered_at_ms,
+            completed_at_ms=now_ms,
+            vertices=self._fingerprint,
+            subtasks=subtasks,
+            penstock_version=self._version,
+        )
+
+    def _next_head(
+        self, wanted: c.StoreCheckpoint, path: str, now_ms: int
+    ) -> checkpoint_pb2.CheckpointHead:
+        assert self._head is not None, "HEAD is claimed before a checkpoint is stored"
+        head = checkpoint_pb2.CheckpointHead()
+        head.CopyFrom(self._head)
+        del head.retained[:]
+        head.retained.extend(
+            retained
+            for retained in self._head.retained
+            if retained.checkpoint_id in wanted.retained
+            and retained.checkpoint_id != wanted.checkpoint_id
+        )
+        head.retained.add(
+            checkpoint_id=wanted.checkpoint_id,
+            manifest_path=path,
+            triggered_at_ms=wanted.triggered_at_ms,
+            completed_at_ms=now_ms,
+            state_bytes=wanted.state_bytes,
+        )
+        head.next_checkpoint_id = wanted.next_checkpoint_id
+        return head
+
+    def _swap(self, head: checkpoint_pb2.CheckpointHead) -> None:
+        for attempt in range(1, _SWAP_ATTEMPTS + 1):
+            try:
+                self._heads.swap(head)
+            except HeadOutcomeUnknown as error:
+                self._log.warning("checkpoint.head_unclear", reason=str(error))
+                if attempt == _SWAP_ATTEMPTS or self._stopped.wait(_SWAP_PAUSE_S):
+                    raise
+            else:
+                self._head = head
+                return
+
+    def _remove_quietly(self, path: str) -> None:
+        """What is left after a failure is an orphan that the next ``prepare`` sweeps."""
+        try:
+            self._store.delete(path)
+        except StoreTransient as error:
+            self._log.warning("checkpoint.not_removed", path=path, reason=str(error))
+
+    # ------------------------------------------------------------ deletions
+
+    def delete(self, paths: Iterable[str]) -> c.FilesDeleted:
+        """Deletes objects that nothing refers to any more."""
+        left = []
+        for path in paths:
+            try:
+                self._store.delete(path)
+            except StoreTransient as error:
+                self._log.warning("checkpoint.not_deleted", path=path, reason=str(error))
+                left.append(path)
+        return c.FilesDeleted(tuple(left), self._now_ms())
+
+    def discard(self) -> None:
+        """The job is over for good: deletes everything.
+
+        HEAD is swapped to name nothing first, which only its owner can, and goes last: what it names is
+        there at every moment, and a leader that has been deposed deletes nothing.
+        """
+        head, self._head = self._head, None
+        if head is None:
+            return  # no attempt was ever prepared: there is nothing of ours
+        try:
+            empty = checkpoint_pb2.CheckpointHead()
+            empty.CopyFrom(head)
+            del empty.retained[:]
+            self._swap(empty)
+            for found in self._store.list(""):
+                if found.path != HEAD_PATH:
+                    self._store.delete(found.path)
+            self._store.delete(HEAD_PATH)
+            if isinstance(self._store, LocalStore):
+                self._store.sweep_temporaries(0)
+                with contextlib.suppress(OSError):  # somebody has put something there
+                    self._store.root.rmdir()
+        except StreamError as error:
+            self._log.warning("checkpoint.not_discarded", reason=str(error))
+
+
+def _check_files(
+    manifest: checkpoint_pb2.CheckpointManifest,
+    sizes: Mapping[str, int],
+    unusable: Collection[int],
+) -> None:
+    """Raises ``StoreCorrupt`` where a file is missing, too short, or was found damaged by a task."""
+    if manifest.checkpoint_id in unusable:
+        raise StoreCorrupt("a task could not restore its state from it")
+    for reference in references(manifest):
+        location = reference.location
+        if sizes.get(location.path, -1) < location.offset + location.size_bytes:
+            raise StoreCorrupt(f"{location.path}, which it refers to, is missing or truncated")
+
+
+def fingerprint(graph: graph_pb2.JobGraph) -> list[checkpoint_pb2.VertexFingerprint]:
+    """What a manifest says of the graph it belongs to."""
+    return [
+        checkpoint_pb2.VertexFingerprint(
+            id=vertex.id,
+            name=vertex.name,
+            parallelism=vertex.parallelism,
+            max_parallelism=vertex.max_parallelism,
+            operators=[
+                checkpoint_pb2.OperatorFingerprint(
+                    uid=operator.uid,
+                    uid_is_generated=operator.uid_is_generated,
+                    name=operator.name,
+                    kind=operator.WhichOneof("spec") or "",
+                    input_schema=operator.input_schema,
+                    output_schema=operator.output_schema,
+                )
+                for operator in vertex.operators
+            ],
+        )
+        for vertex in graph.vertices
+    ]

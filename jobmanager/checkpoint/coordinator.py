@@ -1,0 +1,566 @@
+"""The checkpoint coordinator of one job: events in, effects out.
+
+    request or interval -> trigger -> acks -> store, one at a time -> completed -> older ones released
+
+Invariants (``check``):
+- a checkpoint completes once, and only after every task that takes part has acknowledged it; tasks that
+  had finished before its trigger take no part and are recorded as finished;
+- checkpoints complete in the order of their ids: one that completes aborts all older ones under way;
+- it is registered before those it subsumes are released; the count of a shared file is the number of
+  completed checkpoints that are kept and name it;
+- a file is deleted only when no kept checkpoint, no checkpoint being stored and no ack of a pending one
+  names it (``CheckpointFiles``);
+- at most ``max_concurrent`` checkpoints are under way, at most one is being stored, at most one
+  ``DeleteFiles`` is under way, and at most one checkpoint is triggered per step.
+
+Acks that are late, unknown or doubled are dropped and counted, and what only they have uploaded is deleted.
+
+A task that is done with all it has to do may finish between trigger and ack. The barrier will then never
+reach its consumers, so the checkpoint is void: it is taken again at once with the tasks that are left.
+
+Source: Carbone et al., "State Management in Apache Flink", sections 3.2 and 4.2; Flink,
+CheckpointCoordinator and FLIP-147. Flink refuses a request whose checkpoint is subsumed; here it is
+answered with the later checkpoint, which holds all that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint.checkpoint_files import CheckpointFiles, FileReleased
+from jobmanager.checkpoint.completed import CompletedCheckpoints
+from jobmanager.checkpoint.failure_policy import FailurePolicy
+from jobmanager.checkpoint.pending import Ack, PendingCheckpoint, Phase
+from jobmanager.checkpoint.settings import CheckpointSettings
+from jobmanager.checkpoint.shared_state_registry import SharedFileMismatch
+from jobmanager.checkpoint.statistics import CheckpointRecord, CheckpointStatistics
+from jobmanager.checkpoint.steady_time import SteadyTime
+from jobmanager.checkpoint.trigger_policy import Kind, Request, TriggerPolicy
+from jobmanager.graph.execution_attempt import AttemptKey
+from penstock.errors import InvariantViolation
+
+_STORY_LENGTH: Final = 64
+_NAMED_TASKS_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PendingView:
+    """A checkpoint under way, for views.
+
+    Attributes:
+        triggered_at_ms: wall-clock time.
+        acked: tasks that have acknowledged it, of ``total``.
+    """
+
+    checkpoint_id: int
+    triggered_at_ms: int
+    acked: int
+    total: int
+
+
+class CheckpointCoordinator:
+    """Takes the checkpoints of one job.
+
+    Args:
+        settings: when they are taken and how many are kept.
+        retained: what HEAD names, read back from the manifests.
+        next_checkpoint_id: greater than all ids that may have been used.
+    """
+
+    def __init__(
+        self,
+        settings: CheckpointSettings,
+        *,
+        retained: tuple[m.CompletedCheckpoint, ...],
+        next_checkpoint_id: int,
+    ) -> None:
+        self.dropped_events = 0
+        """Acks, declines and answers that came too late, twice, or from nobody who was asked."""
+        self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
+        self._settings = settings
+        self._next_id = next_checkpoint_id
+        self._policy = TriggerPolicy(settings)
+        self._failures = FailurePolicy(settings.tolerable_failed)
+        self._completed = CompletedCheckpoints(retained, settings.retained_max)
+        self._statistics = CheckpointStatistics(self._completed.kept)
+        self._files = CheckpointFiles()
+        self._time = SteadyTime()
+        self._now = 0
+        self._wall_now = 0
+        self._safe_since = 0
+        self._tasks: dict[AttemptKey, m.TaskView] = {}
+        self._finished: set[AttemptKey] = set()
+        self._active = False
+        self._pending: dict[int, PendingCheckpoint] = {}
+        self._ready: deque[int] = deque()
+        self._storing: int | None = None
+        self._asked_at: int | None = None
+        self._effects: list[m.CoordinatorEffect] = []
+        for checkpoint in self._completed.kept:
+            self._files.register(checkpoint)
+        latest = self._completed.latest
+        if latest is not None and latest.checkpoint_id >= next_checkpoint_id:
+            raise InvariantViolation(
+                f"checkpoint {latest.checkpoint_id} exists, but the next id is {next_checkpoint_id}"
+            )
+
+    # ------------------------------------------------------------ what it says
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the job's tasks run, so that checkpoints may be taken."""
+        return self._active
+
+    @property
+    def latest_completed(self) -> m.CompletedCheckpoint | None:
+        """The newest checkpoint that can be restored from."""
+        return self._completed.latest
+
+    @property
+    def retained(self) -> tuple[m.CompletedCheckpoint, ...]:
+        """All checkpoints that can be restored from, newest last."""
+        return self._completed.kept
+
+    @property
+    def pending(self) -> tuple[PendingView, ...]:
+        """Checkpoints under way, oldest first."""
+        return tuple(
+            PendingView(
+                pending.checkpoint_id,
+                pending.triggered_at_ms,
+                pending.acked_count,
+                len(pending.participants),
+            )
+            for pending in self._pending.values()
+        )
+
+    @property
+    def store_under_way(self) -> int | None:
+        """The checkpoint that is being stored.
+
+        As long as it is not None, ``latest_completed`` may still change: what restores from it waits.
+        """
+        return self._storing
+
+    @property
+    def history(self) -> tuple[CheckpointRecord, ...]:
+        """The last checkpoints, the newest first."""
+        return self._statistics.records({kept.checkpoint_id for kept in self._completed.kept})
+
+    @property
+    def completed_total(self) -> int:
+        """Checkpoints that have completed since this was made."""
+        return self._statistics.completed_total
+
+    @property
+    def failed_total(self) -> int:
+        """Checkpoints that have failed since this was made; void ones do not count."""
+        return self._failures.failed_total
+
+    @property
+    def next_checkpoint_id(self) -> int:
+        """The id of the next checkpoint."""
+        return self._next_id
+
+    @property
+    def undeleted_count(self) -> int:
+        """Files that nothing refers to and that are not deleted yet."""
+        return self._files.deletions.path_count
+
+    def shared_count(self, identity: m.SharedKey | m.FileRange) -> int:
+        """How many completed checkpoints name a shared file, or a range without a key."""
+        return self._files.registry.count(identity)
+
+    # ------------------------------------------------------------ what it decides
+
+    def step(self, event: m.CoordinatorEvent) -> list[m.CoordinatorEffect]:
+        """Takes one event and returns what is to be done, in order.
+
+        Raises:
+            InvariantViolation: our bug; carries the last events.
+        """
+        self.story.append(_told(event))
+        self._effects = []
+        self._wall_now = event.now_ms
+        self._now = self._time.advance(event.now_ms)
+        try:
+            self._handle(event)
+            self._expire()
+            self._store_next()
+            self._trigger_next()
+        except InvariantViolation as error:
+            raise InvariantViolation(f"{error}; story: {' | '.join(self.story)}") from error
+        if paths := self._files.deletions.start(self._now):
+            self._effects.append(m.DeleteFiles(paths))
+        self._call_at()
+        return self._effects
+
+    def _handle(self, event: m.CoordinatorEvent) -> None:
+        match event:
+            case m.TasksStarted():
+                self._start(event.tasks)
+            case m.TasksStopped():
+                self._stop()
+            case m.TaskFinished():
+                self._finish_task(event.key)
+            case m.TimeReached():
+                self._asked_at = None
+            case m.CheckpointRequested():
+                self._request(event)
+            case m.AckReceived():
+                self._take_ack(event)
+            case m.DeclineReceived():
+                self._take_decline(event)
+            case m.CheckpointStored():
+                self._complete(event)
+            case m.CheckpointNotStored():
+                self._take_not_stored(event)
+            case m.FilesDeleted():
+                if not self._files.deletions.finished(event.left, self._now):
+                    self.dropped_events += 1
+            case _:
+                assert_never(event)
+
+    # ------------------------------------------------------------ tasks
+
+    def _start(self, tasks: tuple[m.TaskView, ...]) -> None:
+        if self._active:
+            self._stop()
+        self._tasks = {task.key: task for task in tasks}
+        self._finished = {task.key for task in tasks if task.finished}
+        for task in tasks:
+            for producer in task.producers:
+                if producer not in self._tasks:
+                    raise InvariantViolation(f"{task.key} is fed by {producer}, which is unknown")
+        self._active = True
+        self._safe_since = self._now
+        self._policy.begin(self._now)
+
+    def _stop(self) -> None:
+        self._active = False
+        self._tasks = {}
+        self._finished = set()
+        for pending in list(self._pending.values()):
+            if pending.phase is not Phase.STORING:
+                self._abort(pending, m.AbortReason.TASKS_STOPPED, m.AbortReason.TASKS_STOPPED.value)
+        self._refuse_queued("the job's tasks were stopped")
+
+    def _finish_task(self, key: AttemptKey) -> None:
+        if key not in self._tasks or key in self._finished:
+            self.dropped_events += 1
+            return
+        self._finished.add(key)
+        for pending in list(self._pending.values()):
+            if pending.waits_for(key):
+                self._abort(
+                    pending,
+                    m.AbortReason.TASK_FINISHED,
+                    f"{key} finished before its barrier came; it is taken again without it",
+                )
+            else:
+                self._trigger_behind(key, pending)
+
+    def _trigger_behind(self, finished: AttemptKey, pending: PendingCheckpoint) -> None:
+        """A task that acknowledged after the end of its output has sent no barrier: those it was the
+        last to feed may know of none. One who does drops the repetition."""
+        targets = tuple(
+            key
+            for key, task in self._tasks.items()
+            if finished in task.producers
+            and pending.waits_for(key)
+            and self._finished.issuperset(task.producers)
+        )
+        if targets:
+            self._effects.append(
+                m.TriggerTasks(pending.checkpoint_id, pending.triggered_at_ms, targets)
+            )
+
+    @property
+    def _can_trigger(self) -> bool:
+        return self._active and len(self._finished) < len(self._tasks)
+
+    # ------------------------------------------------------------ requests and triggers
+
+    def _request(self, event: m.CheckpointRequested) -> None:
+        request = Request(Kind.FINAL if event.is_final else Kind.ON_DEMAND, event.request_id)
+        known = {*self._policy.queued, *(pending.request for pending in self._pending.values())}
+        if request in known:
+            self.dropped_events += 1
+        elif not self._active:
+            self._refuse(request, m.RequestRefused.NOT_RUNNING)
+        elif (refused := self._policy.add(request)) is not None:
+            self._refuse(request, refused)
+
+    def _trigger_next(self) -> None:
+        if not self._can_trigger:
+            self._refuse_queued("all tasks of the job have finished")
+            return
+        request = self._policy.take(self._now, len(self._pending))
+        if request is None:
+            return
+        running = [key for key in self._tasks if key not in self._finished]
+        targets = tuple(
+            key for key in running if self._finished.issuperset(self._tasks[key].producers)
+        )
+        if not targets:
+            raise InvariantViolation("tasks feed each other in a cycle: no barrier can start")
+        checkpoint_id = self._next_id
+        self._next_id += 1
+        self._pending[checkpoint_id] = PendingCheckpoint(
+            checkpoint_id,
+            request,
+            triggered_at_ms=self._wall_now,
+            started_ms=self._now,
+            deadline_ms=self._now + self._settings.timeout_ms,
+            participants=running,
+            finished=tuple(key for key in self._tasks if key in self._finished),
+        )
+        self._policy.started(self._now)
+        self._statistics.triggered(checkpoint_id, self._wall_now, len(running))
+        self._effects.append(m.TriggerTasks(checkpoint_id, self._wall_now, targets))
+
+    def _refuse(self, request: Request, refused: m.RequestRefused, detail: str = "") -> None:
+        self._effects.append(
+            m.AnswerRequest(request.request_id, 0, refused, detail or refused.value)
+        )
+
+    def _refuse_queued(self, detail: str) -> None:
+        for request in self._policy.stop():
+            self._refuse(request, m.RequestRefused.NOT_RUNNING, detail)
+
+    # ------------------------------------------------------------ acks
+
+    def _take_ack(self, event: m.AckReceived) -> None:
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is None or not pending.waits_for(event.key):
+            self.dropped_events += 1
+            self._files.stray(event.references)
+            return
+        try:
+            claims = self._files.claim(event.checkpoint_id, event.references)
+        except SharedFileMismatch as error:
+            self._abort(pending, m.AbortReason.STORE_FAILED, f"{event.key}: {error}")
+            return
+        except FileReleased as error:
+            self._abort(pending, m.AbortReason.DECLINED, f"{event.key} {error}")
+            return
+        pending.acknowledge(event.key, Ack(event.snapshot, claims, event.summary))
+        self._statistics.acknowledged(event.checkpoint_id, event.summary)
+        if pending.phase is Phase.READY:
+            self._ready.append(event.checkpoint_id)
+
+    def _take_decline(self, event: m.DeclineReceived) -> None:
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is None or not pending.waits_for(event.key):
+            self.dropped_events += 1
+            return
+        self._abort(pending, m.AbortReason.DECLINED, f"{event.key} declined it: {event.reason}")
+
+    def _expire(self) -> None:
+        for pending in list(self._pending.values()):
+            expires = pending.expires_ms
+            if expires is None or expires > self._now:
+                continue
+            missing = pending.missing()
+            named = ", ".join(str(key) for key in missing[:_NAMED_TASKS_MAX])
+            more = ", ..." if len(missing) > _NAMED_TASKS_MAX else ""
+            self._abort(
+                pending,
+                m.AbortReason.EXPIRED,
+                f"not complete after {self._settings.timeout_ms} ms: {len(missing)} of "
+                f"{len(pending.participants)} tasks have not acknowledged it: {named}{more}",
+            )
+
+    # ------------------------------------------------------------ the store
+
+    def _store_next(self) -> None:
+        while self._storing is None and self._ready:
+            pending = self._pending[self._ready.popleft()]
+            acks = pending.acks
+            try:
+                pending.registration = self._files.plan(
+                    claim for _, ack in acks for claim in ack.claims
+                )
+            except SharedFileMismatch as error:
+                self._abort(pending, m.AbortReason.STORE_FAILED, str(error))
+                continue
+            pending.become(Phase.STORING)
+            self._storing = pending.checkpoint_id
+            self._effects.append(
+                m.StoreCheckpoint(
+                    checkpoint_id=pending.checkpoint_id,
+                    triggered_at_ms=pending.triggered_at_ms,
+                    snapshots=tuple((key, ack.snapshot) for key, ack in acks),
+                    finished=pending.finished,
+                    replaced=pending.registration.replaced,
+                    retained=self._completed.ids_with(pending.checkpoint_id),
+                    next_checkpoint_id=self._next_id,
+                    state_bytes=pending.summary().state_bytes,
+                )
+            )
+
+    def _take_not_stored(self, event: m.CheckpointNotStored) -> None:
+        if self._storing != event.checkpoint_id:
+            self.dropped_events += 1
+            return
+        self._storing = None
+        too_large = event.is_too_large
+        reason = m.AbortReason.TOO_LARGE if too_large else m.AbortReason.STORE_FAILED
+        self._abort(self._pending[event.checkpoint_id], reason, event.error)
+
+    def _complete(self, event: m.CheckpointStored) -> None:
+        if self._storing != event.checkpoint_id:
+            self.dropped_events += 1
+            return
+        self._storing = None
+        pending = self._pending.pop(event.checkpoint_id)
+        pending.become(Phase.COMPLETED)
+        summary = pending.summary()
+        checkpoint = m.CompletedCheckpoint(
+            checkpoint_id=event.checkpoint_id,
+            triggered_at_ms=pending.triggered_at_ms,
+            completed_at_ms=event.now_ms,
+            state_bytes=summary.state_bytes,
+            manifest_path=event.manifest_path,
+            references=pending.registration.references,
+        )
+        self._files.register(checkpoint)
+        subsumed = self._completed.add(checkpoint)
+        self._statistics.completed(checkpoint)
+        self._failures.completed()
+        self._policy.completed(self._now)
+        self._safe_since = self._now
+        if keys := self._running(pending.participants):
+            self._effects.append(m.NotifyCompleted(event.checkpoint_id, keys))
+        self._answer(pending.request, event.checkpoint_id)
+        self._effects.append(m.ReportCompleted(checkpoint, summary, self._now - pending.started_ms))
+        for older in [other for other in self._pending if other < event.checkpoint_id]:
+            self._abort(
+                self._pending[older],
+                m.AbortReason.SUBSUMED,
+                f"checkpoint {event.checkpoint_id} completed first",
+                instead=event.checkpoint_id,
+            )
+        waiting = [p.checkpoint_id for p in self._pending.values() if p.phase is Phase.WAITING]
+        for old in subsumed:
+            self._files.release(old, waiting)
+        self._files.end(event.checkpoint_id)
+
+    # ------------------------------------------------------------ ends
+
+    def _abort(
+        self,
+        pending: PendingCheckpoint,
+        reason: m.AbortReason,
+        detail: str,
+        instead: int | None = None,
+    ) -> None:
+        checkpoint_id = pending.checkpoint_id
+        pending.become(Phase.ABORTED)
+        del self._pending[checkpoint_id]
+        if checkpoint_id in self._ready:
+            self._ready.remove(checkpoint_id)
+        verdict = self._failures.aborted(reason)
+        self._policy.aborted(verdict.failed_in_a_row if reason.counts else 0, self._now)
+        self._statistics.failed(checkpoint_id, detail, self._wall_now)
+        if keys := self._running(pending.participants):
+            self._effects.append(m.NotifyAborted(checkpoint_id, keys))
+        if reason is m.AbortReason.TASK_FINISHED:
+            self._policy.add_again(pending.request)
+        elif instead is not None:
+            self._answer(pending.request, instead)
+        else:
+            self._answer(pending.request, checkpoint_id, m.RequestRefused.ABORTED, detail)
+        at_risk_ms = self._now - self._safe_since
+        self._effects.append(
+            m.ReportAborted(checkpoint_id, reason, detail, verdict.failed_in_a_row, at_risk_ms)
+        )
+        if verdict.fails_job and self._active:
+            self._effects.append(m.FailJob(_too_many(verdict.failed_in_a_row, detail)))
+        self._files.end(checkpoint_id)
+
+    def _answer(
+        self,
+        request: Request,
+        checkpoint_id: int,
+        refused: m.RequestRefused | None = None,
+        detail: str = "",
+    ) -> None:
+        if request.kind is not Kind.PERIODIC:
+            self._effects.append(
+                m.AnswerRequest(request.request_id, checkpoint_id, refused, detail)
+            )
+
+    def _running(self, keys: Iterable[AttemptKey]) -> tuple[AttemptKey, ...]:
+        return tuple(key for key in keys if key in self._tasks and key not in self._finished)
+
+    # ------------------------------------------------------------ time
+
+    def _call_at(self) -> None:
+        dues = [self._files.deletions.due_ms(self._now)]
+        dues += [pending.expires_ms for pending in self._pending.values()]
+        if self._can_trigger:
+            dues.append(self._policy.due_ms(self._now, len(self._pending)))
+        due = min((due for due in dues if due is not None), default=None)
+        if due is None:
+            return
+        at_ms = self._time.wall(max(due, self._now))
+        if at_ms != self._asked_at:
+            self._asked_at = at_ms
+            self._effects.append(m.CallAt(at_ms))
+
+    # ------------------------------------------------------------ check
+
+    def check(self) -> None:
+        """Checks the invariants.
+
+        Raises:
+            InvariantViolation: one does not hold.
+        """
+        self._completed.check()
+        self._statistics.check()
+        kept = self._completed.kept
+        self._files.check([checkpoint.checkpoint_id for checkpoint in kept], self._pending)
+        _require(len(self._pending) <= self._settings.max_concurrent, "too many under way")
+        _require(list(self._pending) == sorted(self._pending), "checkpoints are out of order")
+        for checkpoint_id, pending in self._pending.items():
+            _require(checkpoint_id < self._next_id, "an id is to be used twice")
+            _require(not kept or kept[-1].checkpoint_id < checkpoint_id, "one under way is too old")
+            _require(
+                (checkpoint_id in self._ready) == (pending.phase is Phase.READY)
+                and (checkpoint_id == self._storing) == (pending.phase is Phase.STORING),
+                f"checkpoint {checkpoint_id} is {pending.phase.value} in a wrong place",
+            )
+            _require(
+                (pending.acked_count == len(pending.participants))
+                == (pending.phase is not Phase.WAITING),
+                f"checkpoint {checkpoint_id} is {pending.phase.value} with the wrong acks",
+            )
+        _require(self._storing is None or self._storing in self._pending, "a lost store")
+        _require(self._active or not self._policy.queued, "requests wait for tasks that do not run")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise InvariantViolation(message)
+
+
+def _too_many(failed_in_a_row: int, detail: str) -> str:
+    return (
+        f"{failed_in_a_row} checkpoints in a row have failed, more than "
+        f"execution.checkpointing.tolerable-failed-checkpoints allows; the last one: {detail}"
+    )
+
+
+def _told(event: m.CoordinatorEvent) -> str:
+    words = [type(event).__name__]
+    words += [
+        str(getattr(event, name))
+        for name in ("checkpoint_id", "key", "request_id", "now_ms")
+        if hasattr(event, name)
+    ]
+    return " ".join(words)

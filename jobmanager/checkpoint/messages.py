@@ -1,0 +1,355 @@
+"""What the checkpoint coordinator hears (events) and what it wants done (effects).
+
+All times are wall-clock milliseconds. A snapshot is opaque here but for the files it refers to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from jobmanager.graph.execution_attempt import AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKey:
+    """Identity of a shared file: what one backend instance calls it."""
+
+    operator_uid: str
+    subtask_index: int
+    instance: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Where bytes lie in the store (never inline ones).
+
+    Attributes:
+        path: relative to the job's directory; several ranges may lie in one file.
+    """
+
+    path: str
+    offset: int
+    size_bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileReference:
+    """A file range that a snapshot refers to; ``key`` is None where no other checkpoint may."""
+
+    key: SharedKey | None
+    location: FileRange
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSummary:
+    """Numbers of one subtask's snapshot, for statistics."""
+
+    start_delay_ms: int = 0
+    alignment_ms: int = 0
+    sync_ms: float = 0.0
+    async_ms: int = 0
+    uploaded_bytes: int = 0
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    """A checkpoint that can be restored from.
+
+    Attributes:
+        references: every file range it refers to, after the registry's rewriting.
+        manifest_path: relative to the job's directory.
+    """
+
+    checkpoint_id: int
+    triggered_at_ms: int
+    completed_at_ms: int
+    state_bytes: int
+    manifest_path: str
+    references: tuple[FileReference, ...]
+
+
+class AbortReason(Enum):
+    """Why a checkpoint did not complete. ``counts``: as a failed checkpoint."""
+
+    EXPIRED = "it took longer than execution.checkpointing.timeout"
+    DECLINED = "a subtask declined it"
+    TASK_FINISHED = "a subtask finished before its barrier came"
+    SUBSUMED = "a later checkpoint completed first"
+    TASKS_STOPPED = "the job's tasks were stopped"
+    STORE_FAILED = "it could not be stored"
+    TOO_LARGE = "its state is larger than storage 'jobmanager' takes"
+
+    @property
+    def counts(self) -> bool:
+        """True where it says something about the health of checkpoints."""
+        return self not in (
+            AbortReason.SUBSUMED,
+            AbortReason.TASKS_STOPPED,
+            AbortReason.TASK_FINISHED,
+        )
+
+
+class RequestRefused(Enum):
+    """Why a checkpoint on demand was not taken."""
+
+    NOT_RUNNING = "not all tasks of the job are running"
+    DISABLED = "checkpointing is off: set execution.checkpointing.interval or .dir"
+    QUEUE_FULL = "too many checkpoints are waiting already"
+    ABORTED = "the checkpoint was aborted"
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """One subtask as the coordinator sees it.
+
+    Attributes:
+        producers: current attempts that feed it; none for a source.
+        finished: restored as finished, or finished meanwhile.
+    """
+
+    key: AttemptKey
+    producers: tuple[AttemptKey, ...]
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TasksStarted:
+    """Every task of the job is RUNNING (or FINISHED): checkpoints may begin."""
+
+    tasks: tuple[TaskView, ...]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TasksStopped:
+    """The job fails, restarts, is cancelled or has ended: what is pending is void."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFinished:
+    """An attempt has finished."""
+
+    key: AttemptKey
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeReached:
+    """The time asked for with ``CallAt`` is there."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """Somebody wants a checkpoint now.
+
+    Attributes:
+        request_id: chosen by who asks; answered by ``AnswerRequest``.
+        is_final: the job has reached the end of its data: goes ahead of all else.
+    """
+
+    request_id: str
+    now_ms: int
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AckReceived:
+    """The snapshot of a task is safe.
+
+    Attributes:
+        snapshot: opaque; handed back in ``StoreCheckpoint``.
+        references: all file ranges in it, new and old.
+    """
+
+    key: AttemptKey
+    checkpoint_id: int
+    snapshot: object
+    references: tuple[FileReference, ...]
+    summary: SnapshotSummary
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeclineReceived:
+    """A task takes no part in a checkpoint."""
+
+    key: AttemptKey
+    checkpoint_id: int
+    reason: str
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStored:
+    """``StoreCheckpoint`` is done: manifest written and HEAD swapped."""
+
+    checkpoint_id: int
+    manifest_path: str
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointNotStored:
+    """``StoreCheckpoint`` has failed and changed nothing."""
+
+    checkpoint_id: int
+    error: str
+    now_ms: int
+    is_too_large: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FilesDeleted:
+    """``DeleteFiles`` has come to an end; ``left`` could not be deleted now."""
+
+    left: tuple[str, ...]
+    now_ms: int
+
+
+CoordinatorEvent = (
+    TasksStarted
+    | TasksStopped
+    | TaskFinished
+    | TimeReached
+    | CheckpointRequested
+    | AckReceived
+    | DeclineReceived
+    | CheckpointStored
+    | CheckpointNotStored
+    | FilesDeleted
+)
+
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerTasks:
+    """Tell tasks to start a checkpoint: sources, and tasks whose producers have all finished."""
+
+    checkpoint_id: int
+    triggered_at_ms: int
+    keys: tuple[AttemptKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCheckpoint:
+    """All tasks have acknowledged: write the manifest, then swap HEAD.
+
+    Attributes:
+        snapshots: the opaque snapshots, one per task that took part.
+        finished: tasks that had finished before it began.
+        replaced: per shared key the location that counts, where it is another than the snapshot says:
+            to be put into the snapshots before they are written.
+        retained: ids HEAD is to name afterwards, this one last; manifests of others are deleted later.
+    """
+
+    checkpoint_id: int
+    triggered_at_ms: int
+    snapshots: tuple[tuple[AttemptKey, object], ...]
+    finished: tuple[AttemptKey, ...]
+    replaced: tuple[tuple[SharedKey, FileRange], ...]
+    retained: tuple[int, ...]
+    next_checkpoint_id: int
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyCompleted:
+    """Tell tasks that a checkpoint is complete."""
+
+    checkpoint_id: int
+    keys: tuple[AttemptKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyAborted:
+    """Tell tasks that a checkpoint will not complete."""
+
+    checkpoint_id: int
+    keys: tuple[AttemptKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFiles:
+    """Delete objects that nothing refers to any more; answered by ``FilesDeleted``.
+
+    At most one is under way; it never holds a checkpoint up.
+    """
+
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallAt:
+    """Send ``TimeReached`` at that time; replaces what was asked for before."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """The answer to ``CheckpointRequested``: an id, or why there is none."""
+
+    request_id: str
+    checkpoint_id: int
+    refused: RequestRefused | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAborted:
+    """A checkpoint was aborted: log and count it.
+
+    Attributes:
+        failed_in_a_row: failures since the last completed checkpoint.
+        at_risk_ms: time since the last completed checkpoint (or the start): the work that a failure now
+            would repeat.
+    """
+
+    checkpoint_id: int
+    reason: AbortReason
+    detail: str
+    failed_in_a_row: int
+    at_risk_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCompleted:
+    """A checkpoint is complete: log and count it."""
+
+    checkpoint: CompletedCheckpoint
+    summary: SnapshotSummary
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailJob:
+    """More checkpoints in a row have failed than are tolerated."""
+
+    message: str
+
+
+CoordinatorEffect = (
+    TriggerTasks
+    | StoreCheckpoint
+    | NotifyCompleted
+    | NotifyAborted
+    | DeleteFiles
+    | CallAt
+    | AnswerRequest
+    | ReportAborted
+    | ReportCompleted
+    | FailJob
+)

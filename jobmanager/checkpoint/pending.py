@@ -1,0 +1,160 @@
+"""One checkpoint from its trigger to its end.
+
+    WAITING -> all acks -> READY -> its turn -> STORING -> stored -> COMPLETED
+    each of the three -> ABORTED; STORING only where the store says that it has not stored it.
+
+Invariants: states follow ``TRANSITIONS``; READY holds exactly one ack of each participant and of nobody
+else; an end is never left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from jobmanager.checkpoint.messages import SnapshotSummary
+from jobmanager.checkpoint.shared_state_registry import Claim, Registration
+from jobmanager.checkpoint.trigger_policy import Request
+from jobmanager.graph.execution_attempt import AttemptKey
+from penstock.errors import InvariantViolation
+
+
+class Phase(Enum):
+    """Where a checkpoint stands."""
+
+    WAITING = "waiting for acks"
+    READY = "all acks are here"
+    STORING = "being stored"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+
+
+TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.WAITING: frozenset({Phase.READY, Phase.ABORTED}),
+    Phase.READY: frozenset({Phase.STORING, Phase.ABORTED}),
+    Phase.STORING: frozenset({Phase.COMPLETED, Phase.ABORTED}),
+    Phase.COMPLETED: frozenset(),
+    Phase.ABORTED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """What a participant has handed in."""
+
+    snapshot: object
+    claims: tuple[Claim, ...]
+    summary: SnapshotSummary
+
+
+class PendingCheckpoint:
+    """A checkpoint under way.
+
+    Args:
+        checkpoint_id: its id.
+        request: what it is taken for.
+        triggered_at_ms: wall-clock time.
+        started_ms: steady time.
+        deadline_ms: steady time at which its acks are overdue.
+        participants: tasks that have to acknowledge it.
+        finished: tasks that had finished before.
+    """
+
+    def __init__(
+        self,
+        checkpoint_id: int,
+        request: Request,
+        *,
+        triggered_at_ms: int,
+        started_ms: int,
+        deadline_ms: int,
+        participants: Iterable[AttemptKey],
+        finished: tuple[AttemptKey, ...],
+    ) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.request = request
+        self.triggered_at_ms = triggered_at_ms
+        self.started_ms = started_ms
+        self.deadline_ms = deadline_ms
+        self.finished = finished
+        self.phase = Phase.WAITING
+        self.registration = Registration((), ())
+        """What it will be registered with; set once it is being stored."""
+        self._acks: dict[AttemptKey, Ack | None] = dict.fromkeys(participants)
+        self._acked = 0
+
+    @property
+    def participants(self) -> tuple[AttemptKey, ...]:
+        """Tasks that have to acknowledge it."""
+        return tuple(self._acks)
+
+    @property
+    def acked_count(self) -> int:
+        """Tasks that have acknowledged it."""
+        return self._acked
+
+    @property
+    def acks(self) -> tuple[tuple[AttemptKey, Ack], ...]:
+        """The acks so far, in the order of the participants."""
+        return tuple((key, ack) for key, ack in self._acks.items() if ack is not None)
+
+    @property
+    def expires_ms(self) -> int | None:
+        """Steady time at which it expires; None = it no longer does."""
+        return self.deadline_ms if self.phase is Phase.WAITING else None
+
+    def waits_for(self, key: AttemptKey) -> bool:
+        """Whether it cannot complete without an ack of this attempt."""
+        return self.phase is Phase.WAITING and key in self._acks and self._acks[key] is None
+
+    def missing(self) -> list[AttemptKey]:
+        """Tasks that have not acknowledged it."""
+        return [key for key, ack in self._acks.items() if ack is None]
+
+    def acknowledge(self, key: AttemptKey, ack: Ack) -> None:
+        """Takes an ack it waits for; becomes READY with the last one.
+
+        Raises:
+            InvariantViolation: it does not wait for it.
+        """
+        if not self.waits_for(key):
+            raise InvariantViolation(f"checkpoint {self.checkpoint_id} waits for no ack of {key}")
+        self._acks[key] = ack
+        self._acked += 1
+        if self._acked == len(self._acks):
+            self.become(Phase.READY)
+
+    def become(self, phase: Phase) -> None:
+        """Makes the transition.
+
+        Raises:
+            InvariantViolation: it is illegal.
+        """
+        if phase not in TRANSITIONS[self.phase]:
+            raise InvariantViolation(
+                f"checkpoint {self.checkpoint_id}: {self.phase.name} cannot become {phase.name}"
+            )
+        if phase is Phase.READY and self._acked != len(self._acks):
+            raise InvariantViolation(f"checkpoint {self.checkpoint_id} misses {self.missing()}")
+        self.phase = phase
+
+    def summary(self) -> SnapshotSummary:
+        """Numbers of all acks: the largest times, the sums of bytes."""
+        return summarize(ack.summary for _, ack in self.acks)
+
+
+def summarize(summaries: Iterable[SnapshotSummary]) -> SnapshotSummary:
+    """Numbers of several subtasks: the largest times, the sums of bytes."""
+    total = SnapshotSummary()
+    for summary in summaries:
+        total = SnapshotSummary(
+            start_delay_ms=max(total.start_delay_ms, summary.start_delay_ms),
+            alignment_ms=max(total.alignment_ms, summary.alignment_ms),
+            sync_ms=max(total.sync_ms, summary.sync_ms),
+            async_ms=max(total.async_ms, summary.async_ms),
+            uploaded_bytes=total.uploaded_bytes + summary.uploaded_bytes,
+            state_bytes=total.state_bytes + summary.state_bytes,
+        )
+    return total

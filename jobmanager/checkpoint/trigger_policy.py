@@ -1,0 +1,165 @@
+"""When the next checkpoint may start, and for whom.
+
+Order: final ones, then those on demand, then the periodic one. Those on demand are served in order of
+arrival; one that has to be taken again because a task finished goes first of its kind. The queue is
+bounded: beyond it a request on demand is refused. A final one is never refused.
+
+What holds back what:
+
+    holds back                          final   on demand   periodic   periodic again
+    max-concurrent checkpoints          yes     yes         yes        yes
+    interval since the last start       no      no          yes        no
+    min-pause since the last end        no      no          yes        no
+    another one under way, min-pause>0  no      no          yes        no
+    pause after failures in a row       no      no          yes        yes
+
+The interval counts from the start of the last checkpoint of any kind, since any of them makes work safe.
+Periodic ones go on after a final one: a task that waits for a checkpoint and has missed the final one is
+served by the next. All times are steady.
+
+Source: Flink, CheckpointRequestDecider (what is not periodic ignores the pause but not the bound on
+concurrent ones; savepoints first, then on demand, then periodic). Where Flink rejects a periodic request
+that comes too early and sets its timer anew, here it is simply not due yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from jobmanager.checkpoint.failure_policy import pause_after_failures_ms
+from jobmanager.checkpoint.messages import RequestRefused
+from jobmanager.checkpoint.settings import CheckpointSettings
+
+REQUESTS_MAX: Final = 64
+"""Requests on demand that wait for their turn."""
+
+DEFAULT_FAILURE_PAUSE_MS: Final = 1_000
+"""First pause after a failure where there is no interval."""
+
+
+class Kind(IntEnum):
+    """Why a checkpoint is taken, in the order in which they are served."""
+
+    FINAL = 0
+    ON_DEMAND = 1
+    PERIODIC = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checkpoint that somebody wants; ``request_id`` is "" for the periodic one."""
+
+    kind: Kind
+    request_id: str = ""
+
+
+PERIODIC: Final = Request(Kind.PERIODIC)
+
+
+class TriggerPolicy:
+    """Decides when, not how.
+
+    Args:
+        settings: interval, pause and bound.
+    """
+
+    def __init__(self, settings: CheckpointSettings) -> None:
+        self._settings = settings
+        self._queues: dict[Kind, deque[Request]] = {Kind.FINAL: deque(), Kind.ON_DEMAND: deque()}
+        self._periodic_again = False
+        self._last_start_ms = 0
+        self._last_end_ms: int | None = None
+        self._not_before_ms = 0
+
+    @property
+    def queued(self) -> tuple[Request, ...]:
+        """Requests that wait, in the order in which they are served."""
+        return (*self._queues[Kind.FINAL], *self._queues[Kind.ON_DEMAND])
+
+    def begin(self, now_ms: int) -> None:
+        """Tasks run: the first periodic checkpoint starts an interval from now."""
+        self._last_start_ms = now_ms
+        self._periodic_again = False
+
+    def stop(self) -> tuple[Request, ...]:
+        """Tasks do not run: forgets and returns all requests."""
+        dropped = self.queued
+        for queue in self._queues.values():
+            queue.clear()
+        self._periodic_again = False
+        return dropped
+
+    def add(self, request: Request) -> RequestRefused | None:
+        """Queues a request that is not periodic; says why not where it does not."""
+        queue = self._queues[request.kind]
+        if request.kind is Kind.ON_DEMAND and len(queue) >= REQUESTS_MAX:
+            return RequestRefused.QUEUE_FULL
+        queue.append(request)
+        return None
+
+    def add_again(self, request: Request) -> None:
+        """Queues a request whose checkpoint is to be taken again at once."""
+        if request.kind is Kind.PERIODIC:
+            self._periodic_again = True
+        else:
+            self._queues[request.kind].appendleft(request)
+
+    def started(self, now_ms: int) -> None:
+        """A checkpoint has started."""
+        self._last_start_ms = now_ms
+        self._periodic_again = False
+
+    def completed(self, now_ms: int) -> None:
+        """A checkpoint is complete."""
+        self._last_end_ms = now_ms
+        self._not_before_ms = 0
+
+    def aborted(self, failed_in_a_row: int, now_ms: int) -> None:
+        """A checkpoint was aborted.
+
+        Args:
+            failed_in_a_row: failures that count, this one included; 0 = this one does not count.
+            now_ms: the time.
+        """
+        self._last_end_ms = now_ms
+        if failed_in_a_row:
+            first = self._settings.interval_ms or DEFAULT_FAILURE_PAUSE_MS
+            self._not_before_ms = now_ms + pause_after_failures_ms(failed_in_a_row, first)
+
+    def due_ms(self, now_ms: int, under_way: int) -> int | None:
+        """When ``take`` will return a request, not before now; None = not by time alone.
+
+        Args:
+            now_ms: the time.
+            under_way: checkpoints that have started and not ended.
+        """
+        if under_way >= self._settings.max_concurrent:
+            return None
+        if any(self._queues.values()):
+            return now_ms
+        periodic = self._periodic_due_ms(under_way)
+        return None if periodic is None else max(periodic, now_ms)
+
+    def take(self, now_ms: int, under_way: int) -> Request | None:
+        """The request whose checkpoint is to start now; it is no longer queued."""
+        due = self.due_ms(now_ms, under_way)
+        if due is None or due > now_ms:
+            return None
+        for kind in sorted(self._queues):
+            if self._queues[kind]:
+                return self._queues[kind].popleft()
+        return PERIODIC
+
+    def _periodic_due_ms(self, under_way: int) -> int | None:
+        settings = self._settings
+        if self._periodic_again:
+            return self._not_before_ms
+        if settings.interval_ms is None or (settings.min_pause_ms and under_way):
+            return None
+        due = max(self._last_start_ms + settings.interval_ms, self._not_before_ms)
+        if self._last_end_ms is None:
+            return due
+        return max(due, self._last_end_ms + settings.min_pause_ms)

@@ -1,0 +1,464 @@
+"""Aim: under any order of events a checkpoint completes once and only with all acks, nothing that is referred
+to is ever deleted, everything else is in the end, and counts are what completed checkpoints name.
+
+Method: a random history against a model that keeps sets only: a disk, tasks with backends that refer to
+what they believe confirmed (notifications reach them late or never), and the contents of each checkpoint.
+Backends step back from merged files to older ones, drop and re-upload what they like: worse than any real one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from typing_extensions import override
+
+from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint.coordinator import CheckpointCoordinator
+from jobmanager.checkpoint.settings import CheckpointSettings
+from jobmanager.graph.execution_attempt import AttemptKey
+from tests.support.checkpoints import of_type
+
+VERTICES = {"left": (), "right": (), "join": ("left", "right"), "sink": ("join",)}
+NAMES = [f"file-{number}" for number in range(3)]
+name_sets = st.sets(st.sampled_from(NAMES))
+
+
+@dataclass
+class ModelCheckpoint:
+    """What the model knows of one checkpoint under way."""
+
+    participants: set[AttemptKey]
+    finished: set[AttemptKey]
+    acks: dict[AttemptKey, tuple[m.FileReference, ...]] = field(default_factory=dict)
+    resolved: set[str] = field(default_factory=set)
+    final: tuple[m.FileReference, ...] = ()
+
+
+@dataclass
+class ModelTask:
+    """A running subtask and what its backend believes to be confirmed."""
+
+    finished: bool
+    confirmed: dict[m.SharedKey, m.FileRange]
+    acked: dict[int, dict[m.SharedKey, m.FileRange]] = field(default_factory=dict)
+    notices: list[int] = field(default_factory=list)
+
+
+class CoordinatorModel(RuleBasedStateMachine):
+    """The coordinator and its world."""
+
+    @initialize(
+        interval_ms=st.sampled_from([None, 1, 1_000]),
+        min_pause_ms=st.sampled_from([0, 500]),
+        max_concurrent=st.integers(1, 3),
+        retained_max=st.integers(1, 3),
+        tolerable_failed=st.sampled_from([-1, 2]),
+    )
+    def create(self, **numbers: Any) -> None:
+        self.settings = CheckpointSettings(timeout_ms=60_000, **numbers)
+        self.machine = CheckpointCoordinator(self.settings, retained=(), next_checkpoint_id=1)
+        self.now_ms = 50_000
+        self.attempt = -1
+        self.paths = 0
+        self.disk: set[str] = set()
+        self.tasks: dict[AttemptKey, ModelTask] = {}
+        self.old_keys: list[AttemptKey] = [AttemptKey("nobody", 0, 0)]
+        self.pending: dict[int, ModelCheckpoint] = {}
+        self.storing: int | None = None
+        self.kept: dict[int, tuple[m.FileReference, ...]] = {}
+        self.ever_completed: set[int] = set()
+        self.deleting: tuple[str, ...] = ()
+        self.open_requests: set[str] = set()
+        self.requests = 0
+        self.start_tasks()
+
+    # ------------------------------------------------------------ the world
+
+    def send(self, event: m.CoordinatorEvent) -> list[m.CoordinatorEffect]:
+        effects = self.machine.step(event)
+        self.machine.check()
+        for kind in (m.TriggerTasks, m.StoreCheckpoint, m.DeleteFiles, m.CallAt, m.NotifyCompleted):
+            assert len(of_type(effects, kind)) <= 1
+        for effect in effects:
+            self.apply(effect)
+        return effects
+
+    def apply(self, effect: m.CoordinatorEffect) -> None:
+        match effect:
+            case m.TriggerTasks():
+                self.apply_trigger(effect)
+            case m.StoreCheckpoint():
+                self.apply_store(effect)
+            case m.NotifyCompleted():
+                for key in effect.keys:
+                    assert not self.tasks[key].finished
+                    self.tasks[key].notices.append(effect.checkpoint_id)
+            case m.NotifyAborted():
+                assert all(not self.tasks[key].finished for key in effect.keys)
+            case m.ReportAborted():
+                del self.pending[effect.checkpoint_id]
+                if self.storing == effect.checkpoint_id:
+                    self.storing = None
+                assert effect.at_risk_ms >= 0
+            case m.AnswerRequest():
+                self.open_requests.remove(effect.request_id)
+            case m.DeleteFiles():
+                assert not self.deleting
+                assert not self.referred() & set(effect.paths)
+                self.deleting = effect.paths
+            case m.CallAt():
+                assert effect.at_ms >= self.now_ms
+            case m.ReportCompleted():
+                assert effect.duration_ms >= 0
+            case m.FailJob():
+                assert self.settings.tolerable_failed >= 0
+            case _:
+                assert_never(effect)
+
+    def apply_trigger(self, effect: m.TriggerTasks) -> None:
+        running = set(self.running())
+        done = set(self.tasks) - running
+        vertices_done = {key.vertex for key in done}
+        assert set(effect.keys) == {
+            key for key in running if vertices_done.issuperset(VERTICES[key.vertex])
+        }
+        assert effect.checkpoint_id not in self.pending
+        assert effect.checkpoint_id > max(self.ever_completed, default=0)
+        self.pending[effect.checkpoint_id] = ModelCheckpoint(running, done)
+        assert len(self.pending) <= self.settings.max_concurrent
+
+    def apply_store(self, effect: m.StoreCheckpoint) -> None:
+        checkpoint = self.pending[effect.checkpoint_id]
+        assert self.storing is None
+        assert {key for key, _ in effect.snapshots} == checkpoint.participants
+        assert checkpoint.acks.keys() == checkpoint.participants
+        assert set(effect.finished) == checkpoint.finished
+        kept = [*sorted(self.kept), effect.checkpoint_id]
+        assert list(effect.retained) == kept[-self.settings.retained_max :]
+        replaced = dict(effect.replaced)
+        final = {}
+        for references in checkpoint.acks.values():
+            for reference in references:
+                key, location = reference.key, reference.location
+                if key is not None:
+                    location = replaced.get(key, location)
+                    assert location.checksum == reference.location.checksum
+                    assert location == self.locations().get(key, location)
+                final[key or location] = m.FileReference(key, location)
+        checkpoint.final = tuple(final.values())
+        assert {reference.location.path for reference in checkpoint.final} <= self.disk
+        self.storing = effect.checkpoint_id
+
+    def locations(self) -> dict[m.SharedKey, m.FileRange]:
+        """Where shared files of kept checkpoints lie."""
+        return {
+            reference.key: reference.location
+            for references in self.kept.values()
+            for reference in references
+            if reference.key is not None
+        }
+
+    def referred(self) -> set[str]:
+        """Paths that a kept checkpoint, one being stored or an ack refers to."""
+        paths = {r.location.path for references in self.kept.values() for r in references}
+        paths |= {f"chk-{checkpoint_id}/manifest" for checkpoint_id in self.kept}
+        for checkpoint in self.pending.values():
+            paths |= checkpoint.resolved
+            paths |= {reference.location.path for reference in checkpoint.final}
+        return paths
+
+    def running(self) -> list[AttemptKey]:
+        return [key for key, task in self.tasks.items() if not task.finished]
+
+    def seldom(self) -> bool:
+        """Keeps events that end much from ending everything before it has become interesting."""
+        return self.machine.next_checkpoint_id % 5 == 0
+
+    def upload(self) -> str:
+        self.paths += 1
+        path = f"shared/{self.paths}"
+        self.disk.add(path)
+        return path
+
+    def snapshot(self, key: AttemptKey, names: set[str]) -> tuple[m.FileReference, ...]:
+        """What a backend hands in: confirmed files by reference, the others in one new packed file."""
+        task = self.tasks[key]
+        packed = self.upload()
+        references = [m.FileReference(None, m.FileRange(packed, 0, 5, 5))]
+        for offset, name in enumerate(sorted(names), start=1):
+            shared_key = m.SharedKey(key.vertex, 0, "instance", name)
+            new = m.FileRange(packed, 10 * offset, 10, NAMES.index(name))
+            references.append(m.FileReference(shared_key, task.confirmed.get(shared_key, new)))
+        return tuple(references)
+
+    # ------------------------------------------------------------ tasks
+
+    @precondition(lambda self: not self.tasks or self.seldom())
+    @rule()
+    def start_tasks(self) -> None:
+        if self.storing is not None:
+            return  # whoever restores waits until it is known what the newest checkpoint is
+        if self.tasks:
+            self.stop_tasks()
+        self.attempt += 1
+        restored = self.kept[max(self.kept)] if self.kept else ()
+        views = []
+        for vertex, producers in VERTICES.items():
+            key = AttemptKey(vertex, 0, self.attempt)
+            confirmed = {
+                reference.key: reference.location
+                for reference in restored
+                if reference.key is not None and reference.key.operator_uid == vertex
+            }
+            self.tasks[key] = ModelTask(finished=False, confirmed=confirmed)
+            feeds = tuple(AttemptKey(producer, 0, self.attempt) for producer in producers)
+            views.append(m.TaskView(key, feeds))
+        self.send(m.TasksStarted(tuple(views), self.now_ms))
+
+    @precondition(lambda self: self.tasks and self.seldom())
+    @rule()
+    def stop_tasks(self) -> None:
+        self.old_keys += self.tasks
+        self.tasks = {}
+        self.send(m.TasksStopped(self.now_ms))
+        assert set(self.pending) <= {self.storing}
+
+    @precondition(lambda self: self.running() and self.seldom())
+    @rule(data=st.data())
+    def finish_task(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.running()))
+        self.tasks[key].finished = True
+        self.send(m.TaskFinished(key, self.now_ms))
+        for checkpoint in self.pending.values():
+            assert key not in checkpoint.participants or key in checkpoint.acks
+
+    @precondition(lambda self: any(task.notices for task in self.tasks.values()))
+    @rule(data=st.data())
+    def hear_of_completion(self, data: st.DataObject) -> None:
+        task = data.draw(st.sampled_from([t for t in self.tasks.values() if t.notices]))
+        task.confirmed = task.acked.get(task.notices.pop(0), {})
+
+    @rule()
+    def hear_of_all_completions(self) -> None:
+        for task in self.tasks.values():
+            for checkpoint_id in task.notices:
+                task.confirmed = task.acked.get(checkpoint_id, {})
+            task.notices.clear()
+
+    # ------------------------------------------------------------ checkpoints
+
+    @rule(is_final=st.booleans())
+    def request(self, is_final: bool) -> None:
+        self.requests += 1
+        request_id = f"r{self.requests}"
+        self.open_requests.add(request_id)
+        self.send(m.CheckpointRequested(request_id, self.now_ms, is_final))
+
+    @precondition(lambda self: any(self.missing(number) for number in self.pending))
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        waiting = [number for number in sorted(self.pending) if self.missing(number)]
+        checkpoint_id = data.draw(st.sampled_from(waiting))
+        key = data.draw(st.sampled_from(self.missing(checkpoint_id)))
+        self.acknowledge_one(checkpoint_id, key, data.draw(name_sets))
+
+    @precondition(lambda self: any(self.missing(number) for number in self.pending))
+    @rule(data=st.data())
+    def acknowledge_all(self, data: st.DataObject) -> None:
+        waiting = [number for number in sorted(self.pending) if self.missing(number)]
+        checkpoint_id = data.draw(st.sampled_from(waiting))
+        for key in self.missing(checkpoint_id):
+            if checkpoint_id in self.pending:
+                self.acknowledge_one(checkpoint_id, key, data.draw(name_sets))
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), is_heard=st.booleans())
+    def take_checkpoint(self, data: st.DataObject, is_heard: bool) -> None:
+        if len(self.pending) < self.settings.max_concurrent:
+            self.request(is_final=False)
+        if any(self.missing(number) for number in self.pending):
+            self.acknowledge_all(data)
+        if self.storing is not None:
+            self.store()
+        if is_heard:
+            self.hear_of_all_completions()
+
+    def missing(self, checkpoint_id: int) -> list[AttemptKey]:
+        checkpoint = self.pending[checkpoint_id]
+        return sorted((checkpoint.participants - checkpoint.acks.keys()) & self.tasks.keys())
+
+    def acknowledge_one(self, checkpoint_id: int, key: AttemptKey, names: set[str]) -> None:
+        checkpoint, in_use = self.pending[checkpoint_id], self.referred()
+        references = self.snapshot(key, names)
+        locations = self.locations()
+        resolved = {
+            locations.get(r.key, r.location).path if r.key else r.location.path for r in references
+        }
+        checkpoint.acks[key] = references
+        checkpoint.resolved |= resolved
+        self.tasks[key].acked[checkpoint_id] = {r.key: r.location for r in references if r.key}
+        effects = self.send(
+            m.AckReceived(
+                key, checkpoint_id, object(), references, m.SnapshotSummary(), self.now_ms
+            )
+        )
+        aborted = {r.checkpoint_id: r.reason for r in of_type(effects, m.ReportAborted)}
+        if aborted.get(checkpoint_id) is m.AbortReason.DECLINED:
+            # Only where the task refers to something old that is nobody's any more.
+            new = {r.location.path for r in references if r.key is None}
+            assert resolved - new - in_use
+        elif checkpoint_id not in aborted:
+            assert resolved <= self.disk
+
+    @rule(data=st.data(), checkpoint_id=st.integers(0, 12))
+    def stray_ack(self, data: st.DataObject, checkpoint_id: int) -> None:
+        key = data.draw(st.sampled_from([*self.old_keys, *self.tasks]))
+        checkpoint = self.pending.get(checkpoint_id)
+        if checkpoint and key in checkpoint.participants and key not in checkpoint.acks:
+            return
+        dropped = self.machine.dropped_events
+        references: tuple[m.FileReference, ...] = (
+            m.FileReference(None, m.FileRange(self.upload(), 0, 1, 1)),
+        )
+        if self.kept:
+            references += data.draw(st.sampled_from(list(self.kept.values())))
+        self.send(
+            m.AckReceived(
+                key, checkpoint_id, object(), references, m.SnapshotSummary(), self.now_ms
+            )
+        )
+        assert self.machine.dropped_events == dropped + 1
+
+    @precondition(lambda self: self.locations() and self.pending and self.seldom())
+    @rule(data=st.data())
+    def acknowledge_with_other_bytes(self, data: st.DataObject) -> None:
+        checkpoint_id = data.draw(st.sampled_from(sorted(self.pending)))
+        missing = self.missing(checkpoint_id)
+        if not missing:
+            return
+        key = data.draw(st.sampled_from(sorted(self.locations(), key=str)))
+        wrong = m.FileReference(key, m.FileRange(self.upload(), 0, 10, 99))
+        effects = self.send(
+            m.AckReceived(
+                missing[0], checkpoint_id, object(), (wrong,), m.SnapshotSummary(), self.now_ms
+            )
+        )
+        reports = {r.checkpoint_id: r.reason for r in of_type(effects, m.ReportAborted)}
+        assert reports[checkpoint_id] is m.AbortReason.STORE_FAILED
+
+    @precondition(lambda self: self.tasks and self.seldom())
+    @rule(data=st.data(), checkpoint_id=st.integers(0, 12))
+    def decline(self, data: st.DataObject, checkpoint_id: int) -> None:
+        key = data.draw(st.sampled_from(sorted(self.tasks)))
+        self.send(m.DeclineReceived(key, checkpoint_id, "no", self.now_ms))
+
+    @precondition(lambda self: self.storing is not None)
+    @rule()
+    def store(self) -> None:
+        checkpoint_id = self.storing
+        assert checkpoint_id is not None
+        self.storing = None
+        final = self.pending.pop(checkpoint_id).final
+        manifest = f"chk-{checkpoint_id}/manifest"
+        self.disk.add(manifest)
+        assert checkpoint_id not in self.ever_completed
+        self.ever_completed.add(checkpoint_id)
+        self.kept[checkpoint_id] = final
+        for old in sorted(self.kept)[: -self.settings.retained_max]:
+            del self.kept[old]
+        effects = self.send(m.CheckpointStored(checkpoint_id, manifest, self.now_ms))
+        [report] = of_type(effects, m.ReportCompleted)
+        assert set(report.checkpoint.references) == set(final)
+        assert min(self.pending, default=checkpoint_id + 1) > checkpoint_id
+
+    @precondition(lambda self: self.storing is not None and self.seldom())
+    @rule(is_too_large=st.booleans())
+    def fail_store(self, is_too_large: bool) -> None:
+        assert self.storing is not None
+        self.send(m.CheckpointNotStored(self.storing, "full", self.now_ms, is_too_large))
+
+    @precondition(lambda self: self.seldom())
+    @rule(checkpoint_id=st.integers(0, 12))
+    def stray_store(self, checkpoint_id: int) -> None:
+        if checkpoint_id != self.storing:
+            self.send(m.CheckpointStored(checkpoint_id, "chk/x", self.now_ms))
+            self.send(m.CheckpointNotStored(checkpoint_id, "full", self.now_ms))
+
+    # ------------------------------------------------------------ time and files
+
+    @rule(passed_ms=st.sampled_from([0, 1, 1_000, 3_000, 30_000, -1, -40_000]))
+    def time_passes(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+        self.send(m.TimeReached(self.now_ms))
+
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        left: set[str] = set()
+        if self.deleting:
+            left = data.draw(st.sets(st.sampled_from(self.deleting)))
+        self.finish_deletion(tuple(left))
+
+    def finish_deletion(self, left: tuple[str, ...]) -> None:
+        self.disk -= set(self.deleting) - set(left)
+        self.deleting = ()
+        self.send(m.FilesDeleted(left, self.now_ms))
+
+    # ------------------------------------------------------------ what holds always
+
+    @invariant()
+    def counts_are_what_completed_checkpoints_name(self) -> None:
+        for vertex in VERTICES:
+            for name in NAMES:
+                key = m.SharedKey(vertex, 0, "instance", name)
+                named = [references for references in self.kept.values() if key in keys(references)]
+                assert self.machine.shared_count(key) == len(named)
+
+    @invariant()
+    def everything_kept_is_there(self) -> None:
+        assert self.referred() <= self.disk
+        assert [kept.checkpoint_id for kept in self.machine.retained] == sorted(self.kept)
+        assert [view.checkpoint_id for view in self.machine.pending] == sorted(self.pending)
+
+    @invariant()
+    def requests_do_not_wait_for_nothing(self) -> None:
+        if not self.pending:
+            assert not self.open_requests
+
+    @override
+    def teardown(self) -> None:
+        if not hasattr(self, "machine"):
+            return
+        if self.tasks:
+            self.stop_tasks()
+        if self.storing is not None:
+            self.store()
+        for _ in range(200):
+            if not self.machine.undeleted_count:
+                break
+            if self.deleting:
+                self.finish_deletion(())
+            else:
+                self.time_passes(300_000)
+        assert self.disk == self.referred()
+        assert not self.open_requests
+        # Read back from the store, all counts are the same.
+        again = CheckpointCoordinator(
+            self.settings,
+            retained=self.machine.retained,
+            next_checkpoint_id=self.machine.next_checkpoint_id,
+        )
+        again.check()
+        for key in self.locations():
+            assert again.shared_count(key) == self.machine.shared_count(key)
+
+
+def keys(references: tuple[m.FileReference, ...]) -> set[m.SharedKey | None]:
+    return {reference.key for reference in references}
+
+
+TestCoordinator = CoordinatorModel.TestCase
+TestCoordinator.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
