@@ -23,6 +23,7 @@ class Origins:
 
     Attributes:
         current: the origin of the batch that is being processed.
+        input_index: the input of the vertex it came in by (0, or 1 for the second of two).
         open: origins that are being read.
         unread: origins that are known but not opened yet -> lower bound of their event times.
         all_known: no origin will be added; False holds the watermark back when ``bounded``.
@@ -32,6 +33,7 @@ class Origins:
     """
 
     current: str = ""
+    input_index: int = 0
     open: set[str] = field(default_factory=set)
     unread: dict[str, int | None] = field(default_factory=dict)
     all_known: bool = False

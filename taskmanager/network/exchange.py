@@ -184,6 +184,8 @@ class DataExchange(ConnectionOwner):
             on_available=on_available,
             on_error=on_error,
             on_announcement=on_announcement,
+            is_exactly_once=self._config.execution_checkpointing_mode == "exactly-once",
+            now_ms=self._clock.now_ms,
         )
         consumer = f"{attempt.vertex}/{attempt.subtask_index}"
         for description, channel in zip(channels, gate.channels, strict=True):

@@ -2,8 +2,9 @@
 
 A record enters its chain here. ``poll`` goes round the channels that have something, one element of
 each in turn. Watermarks and idleness come out merged; the end of a channel's data comes out as
-``OriginEnded``, and once all channels have ended their data as one ``EndOfData``. Checkpoint
-barriers and latency markers come out as they came, ``current_channel`` says on which channel.
+``OriginEnded``, and once all channels have ended their data as one ``EndOfData``. A checkpoint barrier
+comes out once the aligner lets it; until then channels that have delivered it may be blocked: they
+are not read, so their credit stays ungranted. Latency markers come out as they came.
 
 All methods run on the mailbox thread; ``on_available`` may be called from within a producer's
 ``emit``, so it must only note that there is work.
@@ -13,10 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import assert_never
 
 import pyarrow as pa
 
 from common.elements import (
+    CheckpointBarrier,
+    CheckpointCancelled,
     ControlElement,
     EndOfData,
     EndOfPartition,
@@ -26,6 +30,14 @@ from common.elements import (
     Watermark,
 )
 from penstock.errors import TaskFailure
+from taskmanager.alignment.barrier_aligner import (
+    AlignerEffect,
+    BarrierAligner,
+    BlockChannel,
+    CancelCheckpoint,
+    StartCheckpoint,
+    UnblockChannels,
+)
 from taskmanager.alignment.watermark_merger import WatermarkMerger
 from taskmanager.network.input_channel import InputChannel
 from taskmanager.network.result_partition import ExchangeCounters
@@ -41,6 +53,8 @@ class InputGate:
         on_available: ``poll`` may have something after it had nothing.
         on_error: called once, when a channel cannot go on.
         on_announcement: a barrier or an end of data is on its way behind queued batches.
+        is_exactly_once: channels are blocked while barriers are being aligned.
+        now_ms: the wall clock, for the times of alignments.
     """
 
     def __init__(
@@ -52,6 +66,8 @@ class InputGate:
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
         on_announcement: Callable[[int, ControlElement], None] | None = None,
+        is_exactly_once: bool = True,
+        now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self._counters = counters
         self._on_available = on_available
@@ -72,7 +88,12 @@ class InputGate:
         ]
         self._channel_of = dict(zip(self.origins, self.channels, strict=True))
         self._round: deque[InputChannel] = deque()
+        self._blocked: set[int] = set()
         self._merger = WatermarkMerger(len(self.channels))
+        self._aligner = BarrierAligner(len(self.channels), is_exactly_once=is_exactly_once)
+        self._now_ms = now_ms
+        self.last_start: StartCheckpoint | None = None
+        """How the alignment of the barrier that came out last began."""
         self._outputs: deque[StreamElement | OriginEnded] = deque()
         self._data_ended = [False] * len(self.channels)
         self._finished_count = 0
@@ -97,6 +118,11 @@ class InputGate:
         return bool(self._round or self._outputs)
 
     @property
+    def has_ended_data(self) -> bool:
+        """True once every channel has ended its data and ``poll`` has handed out everything."""
+        return all(self._data_ended) and not self._outputs
+
+    @property
     def is_finished(self) -> bool:
         """True once every channel has ended and ``poll`` has handed out everything."""
         return self._finished_count == len(self.channels) and not self._outputs
@@ -114,17 +140,24 @@ class InputGate:
             channel = turns.popleft()
             self.current_channel = channel.index
             element = channel.take()
-            if channel.has_data:
-                turns.append(channel)
-            else:
-                channel.is_queued = False
+            channel.is_queued = False
             if isinstance(element, pa.RecordBatch):
+                self._queue(channel)
                 self._counters.records_in += element.num_rows
                 self._counters.bytes_in += channel.taken_bytes
                 return element
             if element is not None:
                 self._control(channel, element)
+            self._queue(channel)
         return self._outputs.popleft()
+
+    def trigger(self, barrier: CheckpointBarrier) -> None:
+        """Starts a checkpoint that no producer is left to send the barrier of."""
+        self._apply(self._aligner.triggered(barrier, self._now_ms(), self._counters.bytes_in))
+
+    def abort_checkpoint(self, checkpoint_id: int) -> None:
+        """A checkpoint has been given up: nothing waits for its barriers any more."""
+        self._apply(self._aligner.aborted(checkpoint_id))
 
     def release(self) -> None:
         """Drops what waits and lets the producers know that nobody reads."""
@@ -150,8 +183,40 @@ class InputGate:
                 if not self._data_ended[index]:
                     raise TaskFailure(f"{channel.name} ended before the end of its data")
                 self._finished_count += 1
+                self._apply(self._aligner.channel_ended(index))
+            case CheckpointBarrier():
+                self._apply(
+                    self._aligner.barrier_arrived(
+                        index, element, self._now_ms(), self._counters.bytes_in
+                    )
+                )
+            case CheckpointCancelled(checkpoint_id):
+                self._apply(self._aligner.cancelled(checkpoint_id))
             case _:
                 outputs.append(element)
+
+    def _apply(self, effects: list[AlignerEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case BlockChannel(channel):
+                    self._blocked.add(channel)
+                case UnblockChannels():
+                    blocked, self._blocked = self._blocked, set()
+                    for channel in sorted(blocked):
+                        self._queue(self.channels[channel])
+                case StartCheckpoint(barrier):
+                    self.last_start = effect
+                    self._outputs.append(barrier)
+                case CancelCheckpoint(checkpoint_id):
+                    self._outputs.append(CheckpointCancelled(checkpoint_id))
+                case _:
+                    assert_never(effect)
+
+    def _queue(self, channel: InputChannel) -> None:
+        """Puts a channel into the round where it has something and may be read."""
+        if channel.has_data and not channel.is_queued and channel.index not in self._blocked:
+            channel.is_queued = True
+            self._round.append(channel)
 
     def _end_data(self, channel: InputChannel) -> None:
         index = channel.index
@@ -167,12 +232,11 @@ class InputGate:
             self._outputs.extend(changes)
 
     def _channel_has_data(self, channel: InputChannel) -> None:
-        if channel.is_queued or self._is_released:
+        if self._is_released:
             return
         was_empty = not self.has_data
-        channel.is_queued = True
-        self._round.append(channel)
-        if was_empty:
+        self._queue(channel)
+        if was_empty and self.has_data:
             self._on_available()
 
     def _channel_failed(self, error: Exception) -> None:

@@ -15,6 +15,7 @@ import msgpack
 
 from common.elements import (
     CheckpointBarrier,
+    CheckpointCancelled,
     ControlElement,
     EndOfData,
     EndOfPartition,
@@ -106,7 +107,7 @@ def decode_message(kind: type[_M], payload: Buffer) -> _M:
 
 # ---------------------------------------------------------------- control elements
 
-_WATERMARK, _BARRIER, _LATENCY, _STATUS, _END_OF_DATA, _END_OF_PARTITION = range(1, 7)
+_WATERMARK, _BARRIER, _LATENCY, _STATUS, _END_OF_DATA, _END_OF_PARTITION, _CANCELLED = range(1, 8)
 _TAG = struct.Struct("<B")
 _TIMESTAMP = struct.Struct("<Bq")
 _TWO_NUMBERS = struct.Struct("<Bqq")
@@ -119,6 +120,8 @@ def encode_control(element: ControlElement) -> bytes:
             return _TIMESTAMP.pack(_WATERMARK, timestamp_ms)
         case CheckpointBarrier(checkpoint_id, timestamp_ms):
             return _TWO_NUMBERS.pack(_BARRIER, checkpoint_id, timestamp_ms)
+        case CheckpointCancelled(checkpoint_id):
+            return _TIMESTAMP.pack(_CANCELLED, checkpoint_id)
         case LatencyMarker(emitted_at_ms, source_uid, subtask_index):
             head = _TWO_NUMBERS.pack(_LATENCY, emitted_at_ms, subtask_index)
             return head + source_uid.encode()
@@ -144,6 +147,8 @@ def decode_control(payload: Buffer) -> ControlElement:
         if tag == _BARRIER:
             _, checkpoint_id, timestamp_ms = _TWO_NUMBERS.unpack(data)
             return CheckpointBarrier(checkpoint_id, timestamp_ms)
+        if tag == _CANCELLED:
+            return CheckpointCancelled(_TIMESTAMP.unpack(data)[1])
         if tag == _LATENCY:
             _, emitted_at_ms, subtask_index = _TWO_NUMBERS.unpack_from(data)
             return LatencyMarker(emitted_at_ms, data[_TWO_NUMBERS.size :].decode(), subtask_index)

@@ -22,6 +22,7 @@ from penstock.pb import client_pb2
 if TYPE_CHECKING:
     from taskmanager.alignment.origins import Origins
     from taskmanager.state.backend import KeyedStateBackend
+    from taskmanager.state.operator_state import OperatorStateStore
     from taskmanager.task.metrics import SubtaskCounters
 
 NOTHING: tuple[OperatorOutput, ...] = ()
@@ -39,7 +40,12 @@ class OperatorContext:
             raised, to the second on the mailbox thread.
         send_results: ships a chunk of a collect sink to the JobManager; answered by ``ResultsTaken``.
         artifact_paths: artifact id -> local file.
-        origins: where the rows being processed come from (a split of the source, or a channel).
+        origins: where the rows being processed come from (a split of the source, or a channel), and
+            which input of a vertex with two (``origins.input_index``).
+        state: keyed state; restored before ``open``.
+        operator_state: state without a key; restored before ``open``.
+        restored_checkpoint_id: the checkpoint that the operator starts from, 0 = from nothing.
+        takes_checkpoints: output is committed by checkpoints, not at the end of the job.
     """
 
     job_id: str
@@ -55,12 +61,15 @@ class OperatorContext:
     clock: Clock
     counters: SubtaskCounters
     state: KeyedStateBackend
+    operator_state: OperatorStateStore
     register_timer: Callable[[int], None]
     wake: Callable[[], None]
     run_in_background: Callable[[Callable[[], Any], Callable[[Any], None]], None]
     send_results: Callable[[str, client_pb2.ResultChunk], None]
     origins: Origins
     artifact_paths: dict[str, str] = field(default_factory=dict)
+    restored_checkpoint_id: int = 0
+    takes_checkpoints: bool = False
 
 
 class Operator:
@@ -108,6 +117,24 @@ class Operator:
     def on_end_of_data(self) -> Iterable[OperatorOutput]:
         """Called once after the last batch and the last watermark; yields what is left."""
         return NOTHING
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        """The barrier has passed the whole chain: puts what is kept outside of ``context.state`` into
+        ``context.operator_state`` (a sink: what it has made safe and must commit). Must be fast.
+
+        Called once per checkpoint, before the backends are snapshotted and before the next batch.
+        """
+
+    def finish_snapshot(self, checkpoint_id: int) -> Callable[[], None] | None:
+        """Called right after ``prepare_snapshot``: what is left to do on an I/O thread before the snapshot
+        counts (a sink: to sync its files). If that raises, the attempt fails."""
+        return None
+
+    def on_checkpoint_completed(self, checkpoint_id: int) -> None:
+        """A checkpoint that this attempt took part in, or a later one, is complete: commits."""
+
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will not complete; what was prepared for it belongs to the next one."""
 
     def is_available(self) -> bool:
         """False while a batch could not be taken without growing a queue (sinks that ship rows)."""

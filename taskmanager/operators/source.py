@@ -2,6 +2,10 @@
 
 Subtask 0 discovers and reports to the JobManager, which assigns every split to one subtask. Splits
 are read in the order of assignment, those with the smallest event times first where these are known.
+
+A snapshot holds every split that the subtask was ever given: those read to their end by name, the
+one being read with its position, the others as they came. After a restore the JobManager assigns
+what no snapshot names; so a split is read once, whatever has been discovered meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from common.elements import OperatorOutput, OriginEnded, SideOutput
 from common.pb import internal_pb2
 from penstock.connectors.source import END, Reader, SourceContext, Split
 from penstock.errors import BadRecord, TaskFailure
-from penstock.pb import graph_pb2
+from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.schema import schema_from_bytes
 from taskmanager.connectors.factory import build_source
 from taskmanager.operators.operator import NOTHING, OperatorContext
@@ -44,11 +48,18 @@ class SourceOperator:
         self._bad: list[tuple[str, str, str]] = []
         self._next_discovery_at_ms: int | None = None
         self._reported: set[str] = set()
+        self._positions: dict[str, bytes] = {}
+        self._done: list[str] = []
         self._is_dry = True  # the last read brought nothing
         self._has_news = False
 
-    def open(self, context: OperatorContext, report_splits: ReportSplits) -> None:
-        """Starts the source; subtask 0 begins to discover."""
+    def open(
+        self,
+        context: OperatorContext,
+        report_splits: ReportSplits,
+        restored: Iterable[checkpoint_pb2.SplitSnapshot] = (),
+    ) -> None:
+        """Starts the source with the splits it had; subtask 0 begins to discover."""
         self._context = context
         self._report_splits = report_splits
         self._source = self._guard(lambda: build_source(self._spec.source, self._spec))
@@ -67,8 +78,29 @@ class SourceOperator:
             batch_rows=context.config.batch_rows,
         )
         self._guard(lambda: self._source.start(self._source_context))
+        self._restore(restored)
         if context.subtask_index == 0:
             self._discover()
+
+    def _restore(self, restored: Iterable[checkpoint_pb2.SplitSnapshot]) -> None:
+        for snapshot in restored:
+            if snapshot.done:
+                self._done.append(snapshot.id)
+                continue
+            if snapshot.HasField("position"):
+                self._positions[snapshot.id] = snapshot.position
+            bound = snapshot.min_event_time_ms if snapshot.HasField("min_event_time_ms") else None
+            self._splits.append(Split(snapshot.id, snapshot.payload, snapshot.size, bound))
+            self._context.origins.add(snapshot.id, bound)
+
+    def split_snapshots(self) -> list[checkpoint_pb2.SplitSnapshot]:
+        """Every split of this subtask as it stands between two batches."""
+        snapshots = [checkpoint_pb2.SplitSnapshot(id=id, done=True) for id in self._done]
+        reader, current = self._reader, self._split
+        if reader is not None and current is not None:
+            snapshots.append(_snapshot(current, self._guard(reader.position)))
+        snapshots += [_snapshot(split, self._positions.get(split.id)) for split in self._splits]
+        return snapshots
 
     def _discover(self) -> None:
         self._next_discovery_at_ms = None
@@ -142,6 +174,7 @@ class SourceOperator:
             self._guard(reader.close)
             self._reader = self._split = None
             self._context.origins.end(split.id)
+            self._done.append(split.id)
             return (*bad, OriginEnded(split.id))
         if read is None:
             next_at_ms = reader.next_read_at_ms()
@@ -166,7 +199,8 @@ class SourceOperator:
         if not self._splits:
             return False
         split = self._splits.popleft()
-        self._reader = self._guard(lambda: self._source.open(split, None))
+        position = self._positions.pop(split.id, None)
+        self._reader = self._guard(lambda: self._source.open(split, position))
         self._split = split
         self._context.origins.start(split.id)
         return True
@@ -234,6 +268,16 @@ def _split_to_proto(split: Split) -> internal_pb2.Split:
 def _split_from_proto(proto: internal_pb2.Split) -> Split:
     bound = proto.min_event_time_ms if proto.HasField("min_event_time_ms") else None
     return Split(proto.id, proto.payload, proto.size, bound)
+
+
+def _snapshot(split: Split, position: bytes | None) -> checkpoint_pb2.SplitSnapshot:
+    return checkpoint_pb2.SplitSnapshot(
+        id=split.id,
+        payload=split.payload,
+        size=split.size,
+        min_event_time_ms=split.min_event_time_ms,
+        position=position,
+    )
 
 
 def _describe(schema: pa.Schema) -> str:

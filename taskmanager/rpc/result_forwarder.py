@@ -110,6 +110,7 @@ class ResultForwarder:
             collect_id=results.collect_id,
             chunk=results.chunk,
             leader_epoch=self._leader_epoch(),
+            attempt=results.attempt.attempt,
         )
         while True:
             try:

@@ -90,12 +90,16 @@ class AttemptTable:
         """Takes in what the slot reports.
 
         Returns:
-            True when it goes on to the JobManager; what an unknown or ended attempt says does not.
+            True when it goes on to the JobManager; what an unknown or ended attempt says does not,
+            except that it has written a snapshot: somebody must know of the file.
         """
         record = self._records.get(key_of(event.attempt))
-        if record is None or record.state in TERMINAL:
+        if record is None:
             return False
-        if event.WhichOneof("event") == "state_changed":
+        kind = event.WhichOneof("event")
+        if record.state in TERMINAL:
+            return kind == "checkpoint_acknowledged"
+        if kind == "state_changed":
             record.state = event.state_changed.state
         return True
 

@@ -10,24 +10,64 @@ The operators' side of the contract:
 
 A backend decides where tables live, knows which key-groups it owns, and sees every table it gave out;
 so it can freeze, write and restore them without the operators.
+
+A snapshot, in the story of a barrier: ``snapshot`` is its synchronous part on the mailbox thread and only
+marks a version; the ``BackendSnapshot`` it returns is exported, written and described on an I/O thread
+while the operator goes on; ``checkpoint_completed`` tells that it counts: only then may later snapshots
+refer to what it has written. A snapshot whose checkpoint is aborted joins the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from common.clock import Clock
+from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import Blob, SnapshotReader
+from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import AccumulatorKind
 from taskmanager.state.count_table import CountTable
-from taskmanager.state.group_columns import GroupColumn
+from taskmanager.state.descriptors import StateDescriptor
+from taskmanager.state.group_column import GroupColumn
 from taskmanager.state.group_table import GroupTable
-from taskmanager.state.instances import InstanceTable
-from taskmanager.state.row_table import RowTable
+from taskmanager.state.instances import InstanceState
+from taskmanager.state.memory import ManagedMemory
+from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
-from taskmanager.state.value_log import GroupedLog
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendEnvironment:
+    """What a backend is opened with.
+
+    Attributes:
+        restored: snapshots with key-groups of this subtask, of either backend kind's own format.
+        reader: reads their files.
+        work_directory: the backend's own, empty or missing; removed by ``close``.
+        memory: what the states of the slot may take together.
+        is_incremental: upload only what changed since the last confirmed checkpoint.
+    """
+
+    operator_uid: str
+    operator_name: str
+    subtask_index: int
+    parallelism: int
+    max_parallelism: int
+    clock: Clock
+    memory: ManagedMemory
+    work_directory: Path
+    is_incremental: bool = True
+    restored: tuple[checkpoint_pb2.KeyedStateSnapshot, ...] = ()
+    reader: SnapshotReader | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +85,116 @@ class AggregateDescriptor:
     new_columns: Callable[[], list[GroupColumn]]
 
 
+class ValueColumn(Protocol):
+    """One cell per key. Cells may be used between ``KeySpace.enter`` and ``leave`` only.
+
+    Attributes:
+        values: by slot the stored value, or ``ABSENT``. Read and assigned directly: this is the hot path
+            of Python functions. An assignment must be followed by ``changed.append(slot)``.
+        changed: slots that were assigned since ``enter``, in any order, also more than once.
+    """
+
+    values: list[Any]
+    changed: list[int]
+
+
+class ListColumn(Protocol):
+    """A list per key, as ``ValueColumn``.
+
+    Attributes:
+        values: by slot a list of stored items, or ``ABSENT``; the list may be changed in place, followed
+            by ``changed.append(slot)``.
+    """
+
+    values: list[Any]
+    changed: list[int]
+
+
+class MapColumn(Protocol):
+    """A map per key; entries are loaded and written one by one."""
+
+    def get(self, slot: int, key: Any) -> Any:
+        """The stored value, or ``ABSENT``."""
+
+    def put(self, slot: int, key: Any, stored: Any) -> None:
+        """Sets the value of an entry."""
+
+    def remove(self, slot: int, key: Any) -> None:
+        """Removes an entry; none is no error."""
+
+    def clear(self, slot: int) -> None:
+        """Removes all entries of a key."""
+
+    def items(self, slot: int) -> list[tuple[Any, Any]]:
+        """All (key, stored value) of a key, in an order that depends on the content alone."""
+
+
+class KeySpace(Protocol):
+    """The keys of an operator that have objects, and the columns with these objects.
+
+    A bundle of rows is handled between ``enter`` and ``leave``, in which each key has a *slot*: the same
+    small integer in all columns. ``enter`` brings what the columns hold of the keys into reach at once;
+    ``leave`` makes the changes part of the state, forgets keys that have nothing left, and may move
+    others out of memory.
+    """
+
+    def value_column(self, descriptor: StateDescriptor) -> ValueColumn:
+        """The column of a VALUE state; asked for before the first ``enter``."""
+
+    def list_column(self, descriptor: StateDescriptor) -> ListColumn:
+        """The column of a LIST state."""
+
+    def map_column(self, descriptor: StateDescriptor) -> MapColumn:
+        """The column of a MAP state."""
+
+    def enter(self, keys: KeyBatch) -> Int64Array:
+        """The slots of n keys (equal keys, equal slots): int64[n]."""
+
+    def leave(self) -> None:
+        """Ends the bundle."""
+
+    def keys(self) -> Iterable[KeyBatch]:
+        """All keys with state, in parts of bounded size (for functions that visit every key)."""
+
+    def sweep(self, now_ms: int, entries_max: int) -> int:
+        """Looks at some entries of states with a TTL, the next ones at each call, and removes those that
+        have expired; returns how many. Not between ``enter`` and ``leave``."""
+
+
+class TimerTable(Protocol):
+    """Timers: a set of (key, time)."""
+
+    def __len__(self) -> int: ...
+
+    def register(self, keys: KeyBatch, times: Int64Array) -> None:
+        """Adds n timers; one that is there already stays one."""
+
+    def delete(self, keys: KeyBatch, times: Int64Array) -> None:
+        """Removes timers; those that are not there are ignored."""
+
+    def next_time(self) -> int | None:
+        """The smallest time, None = no timers."""
+
+    def take_due(self, up_to_ms: int, limit: int) -> tuple[KeyBatch, Int64Array] | None:
+        """Removes and returns the earliest timers with time <= ``up_to_ms``, at most ``limit`` of them, by
+        time and then key (in an order that depends on the content alone); None = there are none."""
+
+
+class BackendSnapshot(Protocol):
+    """What ``KeyedStateBackend.snapshot`` has frozen. Used on an I/O thread, by one thread at a time."""
+
+    def blobs(self) -> Iterable[Blob]:
+        """The bytes that must be written for this snapshot; may take its time."""
+
+    def describe(
+        self, handles: Mapping[str, checkpoint_pb2.StateHandle]
+    ) -> checkpoint_pb2.KeyedStateSnapshot:
+        """The snapshot, once its blobs are written; refers to older files too."""
+
+    def discard(self) -> None:
+        """The snapshot will not be written or described: gives back what was frozen. Repeatable."""
+
+
 class KeyedStateBackend(Protocol):
     """State of one operator in one subtask."""
 
@@ -59,25 +209,35 @@ class KeyedStateBackend(Protocol):
     def group_table(self, name: str, namespace: int, descriptor: AggregateDescriptor) -> GroupTable:
         """Aggregates per key of a namespace; empty where there are none yet."""
 
-    def row_table(self, name: str, namespace: int) -> RowTable:
+    def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:
         """Rows of a namespace; empty where there are none yet."""
 
     def session_table(
-        self, name: str, key_types: Sequence[pa.DataType], gap_ms: int
+        self,
+        name: str,
+        key_types: Sequence[pa.DataType],
+        gap_ms: int,
+        new_contents: Callable[[], InstanceState],
     ) -> SessionTable:
-        """The open sessions of all keys."""
+        """The open sessions of all keys, with what they hold; ``new_contents`` makes the empty contents
+        of a new table (``InstanceTable``, ``GroupedLog``)."""
 
-    def count_table(self, name: str, key_types: Sequence[pa.DataType]) -> CountTable:
-        """The open count windows of all keys."""
+    def count_table(
+        self,
+        name: str,
+        key_types: Sequence[pa.DataType],
+        new_contents: Callable[[], InstanceState],
+    ) -> CountTable:
+        """The open count windows of all keys, with what they hold."""
 
-    def instance_table(self, name: str, descriptor: AggregateDescriptor) -> InstanceTable:
-        """Aggregates of numbered instances (sessions, count windows)."""
+    def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
+        """The objects of all keys; one per operator."""
 
-    def grouped_log(self, name: str, value_type: pa.DataType) -> GroupedLog:
-        """Values of numbered instances."""
+    def timer_table(self, name: str, key_types: Sequence[pa.DataType]) -> TimerTable:
+        """Timers of all keys."""
 
     def namespaces(self, name: str) -> list[int]:
-        """Namespaces of a state that exist, ascending."""
+        """Namespaces of a state that exist, ascending; restored ones included."""
 
     def move(self, name: str, namespace: int, to_name: str, to_namespace: int) -> None:
         """Gives the content of a namespace to one that does not exist yet, without copying."""
@@ -86,4 +246,20 @@ class KeyedStateBackend(Protocol):
         """Removes a namespace with all in it; nothing happens where it does not exist."""
 
     def memory_bytes(self) -> int:
-        """Approximate size of all states."""
+        """Approximate size of all states in memory."""
+
+    def snapshot(self, checkpoint_id: int) -> BackendSnapshot:
+        """The synchronous part of a snapshot; a few milliseconds, however large the state.
+
+        Raises:
+            CheckpointAborted: too many snapshots are still being written.
+        """
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """A checkpoint is complete: later snapshots may refer to its files."""
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will not complete: its files are gone, its changes join the next snapshot."""
+
+    def close(self) -> None:
+        """Ends threads, closes and removes files. Snapshots that are being written fail."""

@@ -6,28 +6,42 @@ INITIALIZING. Everything shared by the subtasks of a slot comes from ``SlotServi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 from common.clock import Clock
+from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.pb import client_pb2, graph_pb2
+from penstock.storage.object_store import ObjectStore
 from taskmanager.alignment.origins import Origins
 from taskmanager.network.exchange import DataExchange
 from taskmanager.network.result_partition import ResultPartition
+from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.factory import build_operator
 from taskmanager.operators.operator import Operator, OperatorContext
-from taskmanager.operators.sink import CollectOperator
 from taskmanager.operators.source import SourceOperator
 from taskmanager.operators.user_failure import failure_of_operator
-from taskmanager.state.hashmap.store import HashMapStateBackend
+from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
+from taskmanager.snapshot.subtask_snapshot import Alignment, SnapshotPart, SubtaskSnapshotter
+from taskmanager.state.backend import BackendEnvironment, KeyedStateBackend
+from taskmanager.state.factory import keeps_keyed_state, open_backend
+from taskmanager.state.memory import ManagedMemory
+from taskmanager.state.operator_state import OperatorStateStore
 from taskmanager.task.execution import Execution
+from taskmanager.task.inputs import EndedInput, GateInput, Input, SourceInput
 from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.operator_chain import SOURCE, OperatorChain, Output
-from taskmanager.task.subtask import GateInput, Input, SourceInput, Subtask
+from taskmanager.task.subtask import Subtask
+
+NO_STATE = cast("KeyedStateBackend", None)
+"""What operators without keyed state have in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +51,24 @@ class SlotServices:
     Attributes:
         post: adds mail; any thread.
         executor: the slot's I/O threads.
+        snapshot_executor: threads that write snapshots, apart from those that others wait for.
+        memory: what the states of the slot may take together.
+        work_directory: the slot's own, for databases.
         report: sends a report to the daemon.
+        open_store: opens the checkpoint directory of a job.
     """
 
     config: Configuration
     clock: Clock
     exchange: DataExchange
     executor: Executor
+    snapshot_executor: Executor
+    memory: ManagedMemory
+    work_directory: Path
     post: Callable[[Callable[[], None]], None]
     report: Callable[[internal_pb2.SlotReport], None]
     artifact_paths: dict[str, str]
+    open_store: Callable[[str], ObjectStore]
 
 
 class Deployment:
@@ -66,6 +88,17 @@ class Deployment:
         self.source: SourceOperator | None = None
         self.collects: list[CollectOperator] = []
         self._partitions: list[ResultPartition] = []
+        self._backends: list[KeyedStateBackend] = []
+        self._restored = {
+            operator.operator_uid: operator for operator in deployment.restore.operators
+        }
+        directory = deployment.checkpoint_directory
+        self._files = CheckpointFiles(
+            services.open_store(directory) if directory else None,
+            deployment.attempt,
+            services.config.state_inline_max_bytes,
+            services.config.execution_checkpointing_jobmanager_max_bytes,
+        )
         self._is_waking = False
 
     def create_partitions(self, execution: Execution) -> None:
@@ -84,6 +117,8 @@ class Deployment:
 
     def build(self, execution: Execution) -> Subtask:
         """Opens the input and the operators."""
+        if self._deployment.restore.finished:
+            return self._build_finished(execution)
         vertex = self._deployment.vertex
         has_source = vertex.operators[0].WhichOneof("spec") == "source"
         specs = list(vertex.operators[1:] if has_source else vertex.operators)
@@ -113,15 +148,71 @@ class Deployment:
             chain_input = SourceInput(self.source)
         else:
             chain_input = self._gate(execution)
-        subtask = Subtask(
-            chain, operators, chain_input, self._partitions, self.counters, self._services.clock
-        )
+        parts: list[SnapshotPart] = []
+        subtask = self._subtask(execution, chain, operators, chain_input, parts)
         self.collects = [op for op in operators if isinstance(op, CollectOperator)]
         try:
-            self._open(subtask, execution, operators, specs)
+            self._open(subtask, execution, operators, specs, parts)
         except BaseException:
             subtask.close()
             raise
+        return subtask
+
+    def _build_finished(self, execution: Execution) -> Subtask:
+        """A subtask that had done all its work: it ends its outputs, and that is all."""
+        vertex = self._deployment.vertex
+        has_source = vertex.operators[0].WhichOneof("spec") == "source"
+        chain = OperatorChain([], [], [(SOURCE, "", output) for output in self._partitions])
+        chain_input = EndedInput() if has_source else self._gate(execution)
+        # A checkpoint that finds it still ending its outputs gets back what it was restored with.
+        parts = [
+            SnapshotPart(
+                restored.operator_uid,
+                None,
+                OperatorStateStore(self._files.restored_lists(restored)),
+                None,
+                partial(list, restored.splits),
+            )
+            for restored in self._deployment.restore.operators
+        ]
+        return self._subtask(execution, chain, [], chain_input, parts)
+
+    def _subtask(
+        self,
+        execution: Execution,
+        chain: OperatorChain,
+        operators: list[Operator],
+        chain_input: Input,
+        parts: list[SnapshotPart],
+    ) -> Subtask:
+        services, attempt = self._services, self._deployment.attempt
+        snapshotter = SubtaskSnapshotter(
+            attempt.vertex,
+            attempt.subtask_index,
+            parts,
+            new_writer=self._files.writer,
+            submit=services.snapshot_executor.submit,
+            listener=execution,
+            clock=services.clock,
+            counters=self.counters,
+            inline_max_bytes=services.config.state_inline_max_bytes,
+        )
+        has_finished = self._deployment.restore.finished
+
+        def take_snapshot(barrier: CheckpointBarrier, alignment: Alignment | None) -> None:
+            finished = has_finished or subtask.has_ended_outputs
+            snapshotter.take(barrier, alignment, finished=finished)
+
+        subtask = Subtask(
+            chain,
+            operators,
+            chain_input,
+            self._partitions,
+            self.counters,
+            services.clock,
+            take_snapshot=take_snapshot,
+            commits_by_checkpoint=self._deployment.takes_checkpoints,
+        )
         return subtask
 
     def _open(
@@ -130,19 +221,52 @@ class Deployment:
         execution: Execution,
         operators: list[Operator],
         specs: list[graph_pb2.Operator],
+        parts: list[SnapshotPart],
     ) -> None:
+        """Opens the operators, the last first; ``parts`` gets what each adds to a snapshot."""
         for node in reversed(range(len(operators))):
-            context = self._context(subtask, execution, node, specs[node])
-            try:
+            with _named(specs[node].name):
+                context = self._context(subtask, execution, node, specs[node])
                 operators[node].open(context)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again, with a name
-                failure = failure_of_operator(error, specs[node].name)
-                raise failure from (error.__cause__ if failure is error else error)
-        if self.source is not None:
-            spec = self._deployment.vertex.operators[0]
-            self.source.open(
-                self._context(subtask, execution, SOURCE, spec), execution.report_splits
+            backend = context.state if keeps_keyed_state(specs[node]) else None
+            parts.append(
+                SnapshotPart(specs[node].uid, operators[node], context.operator_state, backend)
             )
+        source = self.source
+        if source is not None:
+            spec = self._deployment.vertex.operators[0]
+            context = self._context(subtask, execution, SOURCE, spec)
+            source.open(context, execution.report_splits, self._restored_operator(spec).splits)
+            parts.append(
+                SnapshotPart(spec.uid, None, context.operator_state, None, source.split_snapshots)
+            )
+        parts.reverse()
+
+    def _restored_operator(self, spec: graph_pb2.Operator) -> internal_pb2.RestoredOperator:
+        return self._restored.get(spec.uid) or internal_pb2.RestoredOperator()
+
+    def _backend(self, spec: graph_pb2.Operator) -> KeyedStateBackend:
+        services, vertex = self._services, self._deployment.vertex
+        attempt = self._deployment.attempt
+        name = f"{attempt.vertex}-{attempt.subtask_index}-{attempt.attempt}-{len(self._backends)}"
+        backend = open_backend(
+            services.config,
+            BackendEnvironment(
+                operator_uid=spec.uid,
+                operator_name=spec.name,
+                subtask_index=attempt.subtask_index,
+                parallelism=vertex.parallelism,
+                max_parallelism=vertex.max_parallelism,
+                clock=services.clock,
+                memory=services.memory,
+                work_directory=services.work_directory / "state" / name,
+                is_incremental=services.config.execution_checkpointing_incremental,
+                restored=tuple(self._restored_operator(spec).keyed),
+                reader=self._files.reader,
+            ),
+        )
+        self._backends.append(backend)
+        return backend
 
     def _gate(self, execution: Execution) -> GateInput:
         gate = self._services.exchange.create_gate(
@@ -159,7 +283,15 @@ class Deployment:
             operator.WhichOneof("spec") == "event_time"
             for operator in self._deployment.vertex.operators
         )
-        return GateInput(gate, self._origins, None if has_own_event_time else self.counters)
+        return GateInput(
+            gate,
+            self._origins,
+            self.counters,
+            has_own_event_time=has_own_event_time,
+            input_of_channel=[
+                edge.target_input for edge in self._deployment.inputs for _ in edge.channels
+            ],
+        )
 
     def _context(
         self, subtask: Subtask, execution: Execution, node: int, spec: graph_pb2.Operator
@@ -196,8 +328,9 @@ class Deployment:
             config=services.config,
             clock=services.clock,
             counters=self.counters,
-            state=HashMapStateBackend(
-                attempt.subtask_index, vertex.parallelism, vertex.max_parallelism
+            state=self._backend(spec) if keeps_keyed_state(spec) else NO_STATE,
+            operator_state=OperatorStateStore(
+                self._files.restored_lists(self._restored_operator(spec))
             ),
             register_timer=lambda at_ms: subtask.register_timer(node, at_ms),
             wake=self._wake,
@@ -205,7 +338,29 @@ class Deployment:
             send_results=send_results,
             origins=self._origins,
             artifact_paths=services.artifact_paths,
+            restored_checkpoint_id=self._deployment.restore.checkpoint_id,
+            takes_checkpoints=self._deployment.takes_checkpoints,
         )
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """Tells the backends that a checkpoint is complete."""
+        for backend in self._backends:
+            backend.checkpoint_completed(checkpoint_id)
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Tells the backends that a checkpoint will not complete."""
+        for backend in self._backends:
+            backend.checkpoint_aborted(checkpoint_id)
+
+    def close(self) -> list[BaseException]:
+        """Closes the backends, after the operators; returns what went wrong on the way."""
+        errors: list[BaseException] = []
+        for backend in self._backends:
+            try:
+                backend.close()
+            except BaseException as error:  # noqa: BLE001 - a task's boundary: the others must be closed too
+                errors.append(error)
+        return errors
 
     def _wake(self) -> None:
         """Asks for a step, from any thread; one request is under way at most."""
@@ -221,6 +376,16 @@ class Deployment:
         """Releases the outputs of a subtask that was never built."""
         for partition in self._partitions:
             partition.release()
+
+
+@contextmanager
+def _named(operator: str) -> Iterator[None]:
+    """Turns what opening an operator raises into a failure that names it."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again, with a name
+        failure = failure_of_operator(error, operator)
+        raise failure from (error.__cause__ if failure is error else error)
 
 
 def _event_time_column(operators: list[graph_pb2.Operator]) -> str:

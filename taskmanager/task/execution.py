@@ -9,14 +9,16 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Protocol, TextIO
 
 import structlog
 
 from common.clock import Clock
+from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
-from penstock.errors import TaskFailure
-from penstock.pb import client_pb2
+from penstock.errors import StreamError, TaskFailure
+from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_CANCELED,
     ATTEMPT_STATE_CANCELING,
@@ -26,11 +28,11 @@ from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_INITIALIZING,
     ATTEMPT_STATE_RUNNING,
 )
-from taskmanager.operators.sink import CollectOperator
+from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.source import SourceOperator
 from taskmanager.task.lifecycle import Lifecycle
 from taskmanager.task.metrics import SubtaskCounters
-from taskmanager.task.subtask import Phase, Progress, Subtask
+from taskmanager.task.subtask import Progress, Subtask
 from taskmanager.task.user_output import AttemptOutput
 
 _log = structlog.get_logger()
@@ -56,6 +58,15 @@ class SubtaskParts(Protocol):
     @property
     def collects(self) -> list[CollectOperator]:
         """The collect sinks of the chain, once built."""
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """Tells the backends that a checkpoint is complete."""
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Tells the backends that a checkpoint will not complete."""
+
+    def close(self) -> list[BaseException]:
+        """Closes the backends, after the operators; returns what went wrong on the way."""
 
     def release(self) -> None:
         """Releases what was made before ``build``."""
@@ -91,6 +102,7 @@ class Execution:
         self._lifecycle = Lifecycle()
         self._subtask: Subtask | None = None
         self._early: list[internal_pb2.TaskCommand] = []
+        self._has_reported_end = False
 
     @property
     def has_ended(self) -> bool:
@@ -122,7 +134,8 @@ class Execution:
                     self.handle(command)
                 return Progress.MORE
             progress = self._subtask.step()
-            if progress is Progress.READY_TO_COMMIT:
+            if progress is Progress.WAITING and not self._has_reported_end:
+                self._has_reported_end = True
                 self._report_event(end_of_data=internal_pb2.EndOfDataReached())
             elif progress is Progress.ENDED:
                 self._finish()
@@ -147,7 +160,17 @@ class Execution:
         if kind == "add_splits":
             self.run(lambda: self._add_splits(command.add_splits))
         elif kind == "commit_output":
-            self.run(self._commit_output)
+            self.run(self._subtask.commit_output)
+        elif kind == "trigger_checkpoint":
+            barrier = CheckpointBarrier(
+                command.trigger_checkpoint.checkpoint_id, command.trigger_checkpoint.timestamp_ms
+            )
+            self.run(partial(self._subtask.trigger, barrier))
+        elif kind == "checkpoint_completed":
+            self._end_checkpoint(command.checkpoint_completed.checkpoint_id, is_completed=True)
+        elif kind == "checkpoint_aborted":
+            self._end_checkpoint(command.checkpoint_aborted.checkpoint_id, is_completed=False)
+        self._schedule()
 
     def results_taken(self, taken: internal_pb2.ResultsTaken) -> None:
         """A chunk of a collect sink has arrived."""
@@ -161,13 +184,19 @@ class Execution:
             raise TaskFailure(f"splits for {self._vertex_name}, which has no source running")
         source.add_splits(command)
 
-    def _commit_output(self) -> None:
-        assert self._subtask is not None, "commands wait until the operators are open"
-        if self._subtask.phase is not Phase.WAITING_FOR_COMMIT:
-            _log.warning("commit.unexpected", **self._names())
-            return
-        self._subtask.commit_output()
-        self._finish()
+    def _end_checkpoint(self, checkpoint_id: int, *, is_completed: bool) -> None:
+        """The backends hear of it first: what operators then do may ask for the next snapshot."""
+
+        def end() -> None:
+            assert self._subtask is not None, "commands wait until the operators are open"
+            if is_completed:
+                self._parts.checkpoint_completed(checkpoint_id)
+                self._subtask.checkpoint_completed(checkpoint_id)
+            else:
+                self._parts.checkpoint_aborted(checkpoint_id)
+                self._subtask.checkpoint_aborted(checkpoint_id)
+
+        self.run(end)
 
     # -- deadlines
 
@@ -226,6 +255,7 @@ class Execution:
         errors = self._subtask.close() if self._subtask is not None else []
         if self._subtask is None:
             self._parts.release()
+        errors += self._parts.close()
         for error in errors:
             _log.warning("subtask.close_failed", reason=repr(error), **self._names())
         if self._log_file is not None:
@@ -281,6 +311,23 @@ class Execution:
         """Sends discovered splits to the JobManager."""
         self._report_event(splits_discovered=discovered)
 
+    def acknowledge(self, checkpoint_id: int, snapshot: checkpoint_pb2.SubtaskSnapshot) -> None:
+        """Tells the JobManager that the snapshot of a checkpoint is safe; any thread."""
+        self._report_event(
+            checkpoint_acknowledged=internal_pb2.CheckpointAcknowledged(
+                checkpoint_id=checkpoint_id, snapshot=snapshot
+            )
+        )
+
+    def decline(self, checkpoint_id: int, reason: str) -> None:
+        """Tells the JobManager that there will be no snapshot for a checkpoint; any thread."""
+        _log.warning("checkpoint.declined", reason=reason, **self._names())
+        self._report_event(
+            checkpoint_declined=internal_pb2.CheckpointDeclined(
+                checkpoint_id=checkpoint_id, reason=_readable(reason)
+            )
+        )
+
     def _move_to(
         self,
         state: client_pb2.AttemptState.ValueType,
@@ -301,20 +348,24 @@ class Execution:
         state_changed: internal_pb2.AttemptStateChanged | None = None,
         splits_discovered: internal_pb2.SplitsDiscovered | None = None,
         end_of_data: internal_pb2.EndOfDataReached | None = None,
+        checkpoint_acknowledged: internal_pb2.CheckpointAcknowledged | None = None,
+        checkpoint_declined: internal_pb2.CheckpointDeclined | None = None,
     ) -> None:
         event = internal_pb2.TaskEvent(
             attempt=self.attempt,
             state_changed=state_changed,
             splits_discovered=splits_discovered,
             end_of_data=end_of_data,
+            checkpoint_acknowledged=checkpoint_acknowledged,
+            checkpoint_declined=checkpoint_declined,
         )
         self._report(internal_pb2.SlotReport(task_event=event))
 
     def _cause_of(self, error: BaseException) -> client_pb2.FailureCause:
-        is_ours = isinstance(error, TaskFailure)
-        text = "".join(traceback.format_exception(error))
+        is_ours = isinstance(error, StreamError)
+        text = "" if is_ours else "".join(traceback.format_exception(error))
         return client_pb2.FailureCause(
-            error_class=_public_class(error) if is_ours else "TaskFailure",
+            error_class=_public_class(_origin(error)) if is_ours else "TaskFailure",
             message=_readable(str(error) if is_ours else f"{type(error).__name__}: {error}"),
             traceback=_readable(error.user_traceback if isinstance(error, TaskFailure) else text),
             vertex=self.attempt.vertex,
@@ -334,6 +385,13 @@ def _readable(text: str) -> str:
         return text
     half = _TEXT_LENGTH_MAX // 2
     return f"{text[:half]}\n... ({len(text) - 2 * half:,} characters left out) ...\n{text[-half:]}"
+
+
+def _origin(error: BaseException) -> BaseException:
+    """Of a failure that only names the operator, the error of ours that came out of it."""
+    cause = error.__cause__
+    is_wrapped = isinstance(error, TaskFailure) and isinstance(cause, StreamError)
+    return cause if is_wrapped and cause is not None else error
 
 
 def _public_class(error: BaseException) -> str:

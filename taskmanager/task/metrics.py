@@ -22,6 +22,9 @@ class SubtaskCounters:
     watermark_ms: int = MIN_TIMESTAMP_MS
     late_records: int = 0
     bad_records: int = 0
+    checkpoint_alignment_ms: int = 0
+    checkpoint_start_delay_ms: int = 0
+    state_bytes: int = 0
 
     def to_proto(self) -> client_pb2.SubtaskMetrics:
         """The counters as they are reported."""
@@ -36,4 +39,7 @@ class SubtaskCounters:
             watermark_ms=self.watermark_ms,
             late_records=self.late_records,
             bad_records=self.bad_records,
+            checkpoint_alignment_ms=self.checkpoint_alignment_ms,
+            checkpoint_start_delay_ms=self.checkpoint_start_delay_ms,
+            state_bytes=self.state_bytes,
         )

@@ -1,8 +1,8 @@
 """Entry point of a slot process: puts the parts of a slot together and runs its mailbox.
 
 Forked by the forkserver, so everything imported here is loaded once for all slots. Threads: the
-mailbox (this one), the data exchange's I/O thread, the control channel's, and at most
-``_IO_THREADS_MAX`` for listing files and the like.
+mailbox (this one), the data exchange's I/O thread, the control channel's, at most
+``_IO_THREADS_MAX`` for listing files and the like, and ``_SNAPSHOT_THREADS_MAX`` that write snapshots.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import structlog
 from common.clock import SystemClock
 from common.pb import internal_pb2
 from penstock.config import Configuration
+from penstock.storage.local_store import LocalStore
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.exchange import DataExchange, SlotIdentity
+from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.control_channel import ControlChannel, read_command
 from taskmanager.task.deployment import Deployment, SlotServices
 from taskmanager.task.execution import Execution
@@ -30,6 +32,7 @@ from taskmanager.task.slot_runtime import SlotRuntime
 from taskmanager.task.user_output import AttemptOutput, capture, open_log
 
 _IO_THREADS_MAX = 2
+_SNAPSHOT_THREADS_MAX = 2
 _GRACE_S = 2.0
 
 _log = structlog.get_logger()
@@ -59,6 +62,9 @@ def run(connection: socket.socket) -> None:
         SocketTransport(),
     )
     executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
+    snapshot_executor = ThreadPoolExecutor(
+        _SNAPSHOT_THREADS_MAX, thread_name_prefix="slot-snapshot"
+    )
     runtime: SlotRuntime
     channel = ControlChannel(
         connection,
@@ -70,9 +76,13 @@ def run(connection: socket.socket) -> None:
         clock=clock,
         exchange=exchange,
         executor=executor,
+        snapshot_executor=snapshot_executor,
+        memory=ManagedMemory(config.taskmanager_memory_managed_bytes),
+        work_directory=Path(configuration.work_directory),
         post=mailbox.post,
         report=channel.send,
         artifact_paths=dict(configuration.artifact_paths),
+        open_store=lambda directory: LocalStore(Path(directory)),
     )
     builder = _ExecutionBuilder(services, configuration, output)
     runtime = SlotRuntime(clock, mailbox, exchange, builder, channel.send)
@@ -89,6 +99,7 @@ def run(connection: socket.socket) -> None:
         exchange.close()
         channel.close(_GRACE_S)
         executor.shutdown(wait=False, cancel_futures=True)
+        snapshot_executor.shutdown(wait=False, cancel_futures=True)
 
 
 class _ExecutionBuilder:

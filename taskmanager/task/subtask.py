@@ -2,30 +2,33 @@
 
 ``step`` does one bounded piece of work and never waits. The slot calls it again when it answers
 ``MORE``, and otherwise once the subtask has asked for it (input arrived, an output has room, a timer
-is due). The way to the end: input ended -> watermark to the maximum -> operators emit what they
-hold -> end of data on every output -> all of it read by the consumers -> commit where the output
-needs one -> FINISHED.
+is due). The way to the end: the input's data has ended -> watermark to the maximum -> operators emit
+what they hold -> end of data on every output -> commit where the output needs one, and the ends of all
+producers -> end of the partitions -> all of it read by the consumers -> FINISHED.
+
+A barrier passes here like any other element, but nothing else is done from the moment it enters the
+chain until it has left it on every output and the snapshot has been taken: that is what makes the
+snapshot exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
-from typing import Protocol
 
 from common.clock import Clock
 from common.elements import (
     MAX_TIMESTAMP_MS,
+    CheckpointBarrier,
+    CheckpointCancelled,
     EndOfData,
     OperatorOutput,
-    OriginEnded,
     Watermark,
 )
-from taskmanager.alignment.origins import Origins
-from taskmanager.network.input_gate import InputGate
 from taskmanager.network.result_partition import ResultPartition
 from taskmanager.operators.operator import Operator
-from taskmanager.operators.source import SourceOperator
+from taskmanager.snapshot.subtask_snapshot import Alignment
+from taskmanager.task.inputs import Input
 from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.operator_chain import SOURCE, ChainState, OperatorChain
 
@@ -39,8 +42,8 @@ class Progress(Enum):
     """Nothing to do until input arrives or a timer is due."""
     BLOCKED = auto()
     """An output is full."""
-    READY_TO_COMMIT = auto()
-    """All is done but making the output visible."""
+    WAITING = auto()
+    """All data has been processed: waits for a commit, or for the ends of its producers."""
     ENDED = auto()
     """All is done."""
 
@@ -49,100 +52,27 @@ class Phase(Enum):
     """How far the subtask is on the way to its end."""
 
     READING = auto()
+    """Rows may come."""
     ENDING = auto()
+    """The operators emit what they hold; then the outputs get their end of data."""
+    WAITING = auto()
+    """Takes part in checkpoints until its output is committed and its producers have ended."""
     DRAINING = auto()
-    WAITING_FOR_COMMIT = auto()
+    """The consumers read what is left."""
     ENDED = auto()
 
 
-class Input(Protocol):
-    """Where the elements of a chain come from."""
-
-    def poll(self) -> Iterable[OperatorOutput] | None:
-        """The next elements, or None when there are none for now."""
-
-    @property
-    def has_ended(self) -> bool:
-        """True when no element will follow."""
-
-    def on_timer(self, now_ms: int) -> None:
-        """The wall-clock time the input has asked for is reached."""
-
-    def close(self) -> None:
-        """Releases what the input holds."""
-
-
-class SourceInput:
-    """The input of a source's chain."""
-
-    def __init__(self, source: SourceOperator) -> None:
-        self._source = source
-
-    def poll(self) -> Iterable[OperatorOutput] | None:
-        """What the reader has next."""
-        return self._source.poll()
-
-    @property
-    def has_ended(self) -> bool:
-        """True when every split is read."""
-        return self._source.is_finished
-
-    def on_timer(self, now_ms: int) -> None:
-        """Time to list again, or to read on."""
-        self._source.on_timer(now_ms)
-
-    def close(self) -> None:
-        """Closes the reader."""
-        self._source.close()
-
-
-class GateInput:
-    """The input of a chain behind an exchange.
-
-    Args:
-        gate: the channels.
-        origins: told which of them the rows come from.
-        counters: get the watermark; None where the chain makes event time of its own.
-    """
-
-    def __init__(
-        self, gate: InputGate, origins: Origins, counters: SubtaskCounters | None = None
-    ) -> None:
-        self._gate = gate
-        self._origins = origins
-        origins.has_waiting = gate.has_waiting
-        self._counters = counters
-
-    def poll(self) -> Iterable[OperatorOutput] | None:
-        """The next element of any channel."""
-        element = self._gate.poll()
-        if element is None:
-            return None
-        if isinstance(element, EndOfData):
-            return ()  # the chain ends once the partitions have ended, right behind their data
-        if isinstance(element, OriginEnded):
-            self._origins.end(element.origin)
-        else:
-            self._origins.current = self._gate.current_origin
-            if isinstance(element, Watermark) and self._counters is not None:
-                self._counters.watermark_ms = element.timestamp_ms
-        return (element,)
-
-    @property
-    def has_ended(self) -> bool:
-        """True when every channel has been read to its end."""
-        return self._gate.is_finished
-
-    def on_timer(self, now_ms: int) -> None:
-        """A gate asks for no timers."""
-
-    def close(self) -> None:
-        """Lets the producers know that nobody reads."""
-        self._gate.release()
+def _no_snapshots(barrier: CheckpointBarrier, _alignment: Alignment | None) -> None:
+    raise AssertionError(f"checkpoint {barrier.checkpoint_id} of a subtask that takes none")
 
 
 class Subtask:
-    """Runs the chain of one subtask on the mailbox thread of its slot."""
+    """Runs the chain of one subtask on the mailbox thread of its slot.
+
+    Args:
+        take_snapshot: called when a barrier has passed the chain, with how it was aligned.
+        commits_by_checkpoint: output is committed by checkpoints; else by ``commit_output``.
+    """
 
     def __init__(
         self,
@@ -152,6 +82,9 @@ class Subtask:
         partitions: list[ResultPartition],
         counters: SubtaskCounters,
         clock: Clock,
+        *,
+        take_snapshot: Callable[[CheckpointBarrier, Alignment | None], None] = _no_snapshots,
+        commits_by_checkpoint: bool = False,
     ) -> None:
         self.counters = counters
         self.phase = Phase.READING
@@ -160,6 +93,16 @@ class Subtask:
         self._input = chain_input
         self._partitions = partitions
         self._clock = clock
+        self._take_snapshot = take_snapshot
+        self._commits_by_checkpoint = commits_by_checkpoint
+        self._passing: CheckpointBarrier | None = None
+        self._is_void = False
+        """The checkpoint whose barrier is passing has been given up meanwhile."""
+        self._snapshot_id = 0
+        """Of the checkpoint that a snapshot was taken for last."""
+        self._last_checkpoint_id: int | None = None
+        """Of the checkpoints since the end of the data, the first: it covers all output."""
+        self._is_committed = False
         self._timers: dict[int, int] = {}
         self._is_flushed = True
         self._last_settled_ns = clock.monotonic_ns()
@@ -192,24 +135,46 @@ class Subtask:
         if self.phase is Phase.READING:
             return self._read()
         if self.phase is Phase.ENDING:
-            return self._end_outputs()
+            return self._end_data()
+        if self.phase is Phase.WAITING:
+            return self._wait()
         if self.phase is Phase.DRAINING:
             return self._drain()
-        return Progress.ENDED if self.phase is Phase.ENDED else Progress.IDLE
+        return Progress.ENDED
 
     def _run_chain(self) -> Progress:
         self._is_flushed = False
         state = self._chain.run()
+        if self._passing is not None and not self._chain.is_busy:
+            self._barrier_passed()
         return Progress.BLOCKED if state is ChainState.BLOCKED else Progress.MORE
+
+    def _barrier_passed(self) -> None:
+        """Between two elements: every operator has seen exactly what came before the barrier."""
+        barrier, self._passing = self._passing, None
+        assert barrier is not None
+        if self._is_void:
+            self._is_void = False
+            return
+        self._snapshot_id = barrier.checkpoint_id
+        self._take_snapshot(barrier, self._input.alignment())
+        if self.phase is Phase.WAITING and self._last_checkpoint_id is None:
+            self._last_checkpoint_id = barrier.checkpoint_id
+
+    def _enter(self, elements: Iterable[OperatorOutput]) -> None:
+        """Lets elements of the input into the chain."""
+        if isinstance(elements, tuple) and elements and isinstance(elements[0], CheckpointBarrier):
+            self._passing = elements[0]
+        self._chain.start(SOURCE, elements)
 
     def _read(self) -> Progress:
         if not self._chain.can_emit():
             return Progress.BLOCKED
         elements = self._input.poll()
         if elements is not None:
-            self._chain.start(SOURCE, elements)
+            self._enter(elements)
             return self._run_chain()
-        if self._input.has_ended:
+        if self._input.has_ended_data:
             self.phase = Phase.ENDING
             self._chain.start(SOURCE, (Watermark(MAX_TIMESTAMP_MS),))
             self._chain.start_end_of_data()
@@ -222,32 +187,86 @@ class Subtask:
             return Progress.MORE if self._chain.is_busy else Progress.IDLE
         return Progress.IDLE
 
-    def _end_outputs(self) -> Progress:
+    def _end_data(self) -> Progress:
         for partition in self._partitions:
             partition.emit_control(EndOfData())
+        self.phase = Phase.WAITING
+        return self._wait()
+
+    def _wait(self) -> Progress:
+        """Lets barriers pass until the output is committed and every producer has ended."""
+        if not self._chain.can_emit():
+            return Progress.BLOCKED
+        while (elements := self._input.poll()) is not None:
+            passing = tuple(
+                element
+                for element in elements
+                if isinstance(element, CheckpointBarrier | CheckpointCancelled)
+            )
+            if passing:
+                self._enter(passing)
+                return self._run_chain()
+        if not all(operator.is_drained() for operator in self._operators):
+            return Progress.IDLE
+        if self._needs_commit or not self._input.has_ended:
+            return Progress.WAITING
+        for partition in self._partitions:
             partition.finish()
         self.phase = Phase.DRAINING
         return self._drain()
 
+    @property
+    def _needs_commit(self) -> bool:
+        return not self._is_committed and any(op.needs_commit for op in self._operators)
+
     def _drain(self) -> Progress:
-        is_drained = all(partition.is_drained() for partition in self._partitions) and all(
-            operator.is_drained() for operator in self._operators
-        )
-        if not is_drained:
+        if not all(partition.is_drained() for partition in self._partitions):
             return Progress.IDLE
-        if any(operator.needs_commit for operator in self._operators):
-            self.phase = Phase.WAITING_FOR_COMMIT
-            return Progress.READY_TO_COMMIT
         self.phase = Phase.ENDED
         return Progress.ENDED
 
     def commit_output(self) -> None:
-        """Makes the output visible: every attempt of the job has come this far."""
-        assert self.phase is Phase.WAITING_FOR_COMMIT, "a commit that nobody waits for"
+        """Makes the output visible: every attempt of the job has come to the end of its data."""
+        if self._commits_by_checkpoint or self.phase is not Phase.WAITING or self._is_committed:
+            return
         for operator in self._operators:
             if operator.needs_commit:
                 operator.commit_output()
-        self.phase = Phase.ENDED
+        self._is_committed = True
+
+    # -- checkpoints
+
+    @property
+    def has_ended_outputs(self) -> bool:
+        """True once nothing can be emitted any more, a barrier neither."""
+        return self.phase in (Phase.DRAINING, Phase.ENDED)
+
+    def trigger(self, barrier: CheckpointBarrier) -> None:
+        """The coordinator starts a checkpoint here; it may have come from the producers already."""
+        if barrier.checkpoint_id <= self._snapshot_id:
+            return
+        if self.has_ended_outputs:
+            # The consumers know the ends of the partitions, which stand for the barrier.
+            self._snapshot_id = barrier.checkpoint_id
+            self._take_snapshot(barrier, None)
+        else:
+            self._input.trigger(barrier)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """A checkpoint is complete: output that it covers is committed."""
+        for operator in self._operators:
+            operator.on_checkpoint_completed(checkpoint_id)
+        covering = self._last_checkpoint_id
+        if covering is not None and covering <= checkpoint_id:
+            self._is_committed = True
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will not complete."""
+        if self._passing is not None and self._passing.checkpoint_id == checkpoint_id:
+            self._is_void = True
+        self._input.abort_checkpoint(checkpoint_id)
+        for operator in self._operators:
+            operator.on_checkpoint_aborted(checkpoint_id)
 
     # -- timers and deadlines
 

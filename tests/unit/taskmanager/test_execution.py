@@ -10,7 +10,7 @@ from taskmanager.task.execution import Execution
 from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.slot_runtime import SlotRuntime
-from taskmanager.task.subtask import Phase, Progress
+from taskmanager.task.subtask import Progress
 from tests.support.in_memory_network import SimulatedLoop
 
 
@@ -25,15 +25,18 @@ class FakeSubtask:
     """Notes how it was ended."""
 
     def __init__(self):
-        self.phase = Phase.READING
+        self.is_waiting = False
         self.closed = 0
         self.committed = 0
 
     def step(self):
-        return Progress.IDLE
+        if not self.is_waiting:
+            return Progress.IDLE
+        return Progress.ENDED if self.committed else Progress.WAITING
 
     def commit_output(self):
-        self.committed += 1
+        if self.is_waiting:
+            self.committed += 1
 
     def close(self):
         self.closed += 1
@@ -45,6 +48,9 @@ class FakeSubtask:
     flush_deadline_ns = next_deadline_ms
 
     def settle_waiting(self):
+        pass
+
+    def checkpoint_aborted(self, checkpoint_id):
         pass
 
 
@@ -62,6 +68,8 @@ class Slot:
             source=None,
             collects=[],
             release=self._release,
+            close=list,
+            checkpoint_aborted=lambda checkpoint_id: None,
         )
         self.open_log = open_log
         exchange = SimpleNamespace(next_deadline_ns=None)
@@ -103,7 +111,9 @@ class Slot:
     def states(self):
         events = [r.task_event for r in self.reports if r.WhichOneof("report") == "task_event"]
         return [
-            client_pb2.AttemptState.Name(e.state_changed.state).rsplit("_", 1)[1] for e in events
+            client_pb2.AttemptState.Name(e.state_changed.state).rsplit("_", 1)[1]
+            for e in events
+            if e.HasField("state_changed")
         ]
 
     def metrics_count(self):
@@ -137,12 +147,22 @@ def test_a_commit_that_nobody_waits_for_changes_nothing():
 
 def test_commands_that_come_early_wait_until_the_operators_are_open():
     slot = Slot()
-    slot.subtask.phase = Phase.WAITING_FOR_COMMIT
+    slot.subtask.is_waiting = True
     slot.command(commit_output=internal_pb2.CommitOutput())
     assert slot.subtask.committed == 0
     slot.run()
     assert slot.subtask.committed == 1
     assert slot.states[-1] == "FINISHED"
+
+
+def test_the_end_of_the_data_is_reported_once():
+    slot = Slot()
+    slot.subtask.is_waiting = True
+    slot.run()
+    slot.command(checkpoint_aborted=internal_pb2.CheckpointAborted(checkpoint_id=1))
+    slot.run()
+    events = [r.task_event for r in slot.reports if r.WhichOneof("report") == "task_event"]
+    assert sum(event.HasField("end_of_data") for event in events) == 1
 
 
 def test_a_failure_while_it_is_built_closes_what_was_opened():

@@ -1,0 +1,1 @@
+"""From the frozen state of a subtask to a snapshot in the store."""

@@ -1,0 +1,256 @@
+"""The snapshot of a subtask: frozen on the mailbox thread, written on an I/O thread, acknowledged.
+
+In the story of a barrier this stands between the aligner and the coordinator. ``take`` is called when
+the barrier has passed the whole chain and before anything else is processed; it only marks what the
+snapshot is to contain. Whatever keeps the snapshot from being written declines the checkpoint and
+leaves the job running; an error of our own ends the attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from common.clock import Clock
+from common.elements import CheckpointBarrier
+from penstock.errors import CheckpointAborted, StreamError, TaskFailure
+from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import Blob, SnapshotWriter
+from taskmanager.operators.operator import Operator
+from taskmanager.state.backend import BackendSnapshot, KeyedStateBackend
+from taskmanager.state.operator_state import OperatorStateStore
+from taskmanager.task.metrics import SubtaskCounters
+
+_NANOS_PER_MS = 1_000_000
+
+_SMALL_LIST_BYTES = 1024
+"""Lists up to this size stay where the JobManager can read them (how far a collect sink has got)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """What one operator of the chain contributes.
+
+    Attributes:
+        operator: None for a source, which is no operator of the chain.
+        backend: None where the operator keeps no keyed state.
+        splits: a source's splits as they stand.
+    """
+
+    uid: str
+    operator: Operator | None
+    operator_state: OperatorStateStore
+    backend: KeyedStateBackend | None
+    splits: Callable[[], list[checkpoint_pb2.SplitSnapshot]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """From the first barrier of a checkpoint to the last.
+
+    Attributes:
+        first_at_ms: wall-clock time of the first.
+        bytes: input bytes processed meanwhile.
+    """
+
+    first_at_ms: int
+    bytes: int
+
+
+class SnapshotListener(Protocol):
+    """Who is told what became of a snapshot; any thread."""
+
+    def acknowledge(self, checkpoint_id: int, snapshot: checkpoint_pb2.SubtaskSnapshot) -> None:
+        """The snapshot is safe."""
+
+    def decline(self, checkpoint_id: int, reason: str) -> None:
+        """There will be none."""
+
+    def fail_later(self, error: BaseException) -> None:
+        """Writing it came upon an error of our own."""
+
+
+class SubtaskSnapshotter:
+    """Takes the snapshots of one attempt.
+
+    Args:
+        parts: the operators of the chain, the source's first where there is one.
+        new_writer: makes the writer for a checkpoint.
+        submit: runs a function on an I/O thread.
+        inline_max_bytes: larger lists of operators go to the file.
+    """
+
+    def __init__(
+        self,
+        vertex: str,
+        subtask_index: int,
+        parts: Sequence[SnapshotPart],
+        *,
+        new_writer: Callable[[int], SnapshotWriter],
+        submit: Callable[[Callable[[], None]], object],
+        listener: SnapshotListener,
+        clock: Clock,
+        counters: SubtaskCounters,
+        inline_max_bytes: int,
+    ) -> None:
+        self._vertex = vertex
+        self._subtask_index = subtask_index
+        self._parts = parts
+        self._new_writer = new_writer
+        self._submit = submit
+        self._listener = listener
+        self._clock = clock
+        self._counters = counters
+        self._inline_max_bytes = inline_max_bytes
+
+    def take(
+        self, barrier: CheckpointBarrier, alignment: Alignment | None, *, finished: bool
+    ) -> None:
+        """The synchronous part, on the mailbox thread.
+
+        Args:
+            finished: the subtask has emitted all it ever will.
+        """
+        started_ns, now_ms = self._clock.monotonic_ns(), self._clock.now_ms()
+        first_at_ms = now_ms if alignment is None else alignment.first_at_ms
+        metrics = checkpoint_pb2.CheckpointMetrics(
+            start_delay_ms=max(0, first_at_ms - barrier.timestamp_ms),
+            alignment_ms=max(0, now_ms - first_at_ms),
+            aligned_bytes=0 if alignment is None else alignment.bytes,
+        )
+        snapshot = checkpoint_pb2.SubtaskSnapshot(
+            vertex=self._vertex,
+            subtask_index=self._subtask_index,
+            finished=finished,
+            metrics=metrics,
+        )
+        frozen: list[BackendSnapshot | None] = []
+        work: list[Callable[[], None]] = []
+        try:
+            for part in self._parts:
+                snapshot.operators.append(self._sync_part(part, barrier.checkpoint_id, work))
+                frozen.append(
+                    None if part.backend is None else part.backend.snapshot(barrier.checkpoint_id)
+                )
+        except CheckpointAborted as aborted:
+            _discard(frozen)
+            self._listener.decline(barrier.checkpoint_id, aborted.reason)
+            return
+        sync_ns = self._clock.monotonic_ns() - started_ns
+        snapshot.metrics.sync_ms = sync_ns / _NANOS_PER_MS
+        self._counters.checkpoint_alignment_ms = metrics.alignment_ms
+        self._counters.checkpoint_start_delay_ms = metrics.start_delay_ms
+        checkpoint_id = barrier.checkpoint_id
+        self._submit(lambda: self._finish(checkpoint_id, snapshot, frozen, work))
+
+    def _sync_part(
+        self, part: SnapshotPart, checkpoint_id: int, work: list[Callable[[], None]]
+    ) -> checkpoint_pb2.OperatorSnapshot:
+        if part.operator is not None:
+            part.operator.prepare_snapshot(checkpoint_id)
+            left = part.operator.finish_snapshot(checkpoint_id)
+            if left is not None:
+                work.append(left)
+        return checkpoint_pb2.OperatorSnapshot(
+            operator_uid=part.uid,
+            lists=part.operator_state.snapshot(),
+            splits=part.splits() if part.splits is not None else (),
+        )
+
+    def _finish(
+        self,
+        checkpoint_id: int,
+        snapshot: checkpoint_pb2.SubtaskSnapshot,
+        frozen: Sequence[BackendSnapshot | None],
+        work: Sequence[Callable[[], None]],
+    ) -> None:
+        """The asynchronous part, on an I/O thread."""
+        started_ns = self._clock.monotonic_ns()
+        try:
+            for left in work:
+                left()
+            self._write(checkpoint_id, snapshot, frozen)
+        except TaskFailure as error:
+            _discard(frozen)
+            self._listener.fail_later(error)
+        except (StreamError, OSError) as error:
+            _discard(frozen)
+            self._listener.decline(checkpoint_id, str(error))
+        except BaseException as error:  # noqa: BLE001 - handed to the task's boundary
+            _discard(frozen)
+            self._listener.fail_later(error)
+        else:
+            elapsed_ns = self._clock.monotonic_ns() - started_ns
+            snapshot.metrics.async_ms = elapsed_ns // _NANOS_PER_MS
+            self._counters.state_bytes = snapshot.metrics.state_bytes
+            self._listener.acknowledge(checkpoint_id, snapshot)
+
+    def _write(
+        self,
+        checkpoint_id: int,
+        snapshot: checkpoint_pb2.SubtaskSnapshot,
+        frozen: Sequence[BackendSnapshot | None],
+    ) -> None:
+        lists = dict(self._large_lists(snapshot))
+        handles = self._new_writer(checkpoint_id).write(_blobs(frozen, lists))
+        for name, held in lists.items():
+            held.handle.CopyFrom(handles[name])
+            del held.items[:]
+        for index, backend in enumerate(frozen):
+            if backend is not None:
+                own = _of_operator(index, handles)
+                snapshot.operators[index].keyed.CopyFrom(backend.describe(own))
+        snapshot.metrics.uploaded_bytes = sum(handle.size_bytes for handle in handles.values())
+        snapshot.metrics.state_bytes = _state_bytes(snapshot)
+
+    def _large_lists(
+        self, snapshot: checkpoint_pb2.SubtaskSnapshot
+    ) -> Iterator[tuple[str, checkpoint_pb2.OperatorStateSnapshot]]:
+        for index, operator in enumerate(snapshot.operators):
+            for held in operator.lists:
+                if sum(map(len, held.items)) > max(self._inline_max_bytes, _SMALL_LIST_BYTES):
+                    yield f"list/{index}/{held.name}", held
+
+
+def _blobs(
+    frozen: Sequence[BackendSnapshot | None],
+    lists: Mapping[str, checkpoint_pb2.OperatorStateSnapshot],
+) -> Iterator[Blob]:
+    for index, backend in enumerate(frozen):
+        if backend is not None:
+            for blob in backend.blobs():
+                yield Blob(f"{index}/{blob.name}", blob.chunks)
+    for name, held in lists.items():
+        content = checkpoint_pb2.OperatorStateItems(items=held.items).SerializeToString()
+        yield Blob(name, partial(_whole, content))
+
+
+def _whole(content: bytes) -> tuple[bytes]:
+    return (content,)
+
+
+def _of_operator(
+    index: int, handles: Mapping[str, checkpoint_pb2.StateHandle]
+) -> dict[str, checkpoint_pb2.StateHandle]:
+    prefix = f"{index}/"
+    return {
+        name.removeprefix(prefix): handle
+        for name, handle in handles.items()
+        if name.startswith(prefix)
+    }
+
+
+def _state_bytes(snapshot: checkpoint_pb2.SubtaskSnapshot) -> int:
+    return sum(
+        sum(file.handle.size_bytes for file in operator.keyed.files)
+        + sum(held.handle.size_bytes + sum(map(len, held.items)) for held in operator.lists)
+        for operator in snapshot.operators
+    )
+
+
+def _discard(frozen: Sequence[BackendSnapshot | None]) -> None:
+    for backend in frozen:
+        if backend is not None:
+            backend.discard()

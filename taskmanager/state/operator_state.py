@@ -1,0 +1,71 @@
+"""State of an operator's subtask that belongs to no key: named lists of bytes.
+
+The lists are small (positions, watermarks, commit records, a user's own). What a list means and how its
+items are encoded is its owner's business. A snapshot copies the references: items never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from penstock.pb import checkpoint_pb2
+
+SPLIT = checkpoint_pb2.REDISTRIBUTION_SPLIT
+UNION = checkpoint_pb2.REDISTRIBUTION_UNION
+BROADCAST = checkpoint_pb2.REDISTRIBUTION_BROADCAST
+
+
+class OperatorList:
+    """One named list.
+
+    Attributes:
+        items: the content; replaced or appended to by the owner, on the mailbox thread.
+        codec: how items are encoded, for tools.
+    """
+
+    def __init__(
+        self, redistribution: checkpoint_pb2.Redistribution.ValueType, items: Iterable[bytes] = ()
+    ) -> None:
+        self.redistribution = redistribution
+        self.items: list[bytes] = list(items)
+        self.codec = ""
+
+
+class OperatorStateStore:
+    """The lists of one operator in one subtask.
+
+    Args:
+        restored: lists as they were assigned to this subtask, items inline.
+    """
+
+    def __init__(self, restored: Iterable[checkpoint_pb2.OperatorStateSnapshot] = ()) -> None:
+        self._lists: dict[str, OperatorList] = {}
+        for snapshot in restored:
+            found = self.list(snapshot.name, snapshot.redistribution)
+            found.items += snapshot.items
+            found.codec = snapshot.codec
+
+    def list(
+        self,
+        name: str,
+        redistribution: checkpoint_pb2.Redistribution.ValueType = SPLIT,
+    ) -> OperatorList:
+        """The list of that name, with what was restored; empty where there is none yet."""
+        found = self._lists.get(name)
+        if found is None:
+            found = self._lists[name] = OperatorList(redistribution)
+        return found
+
+    def snapshot(self) -> Sequence[checkpoint_pb2.OperatorStateSnapshot]:
+        """All lists that are not empty."""
+        return [
+            checkpoint_pb2.OperatorStateSnapshot(
+                name=name, redistribution=held.redistribution, items=held.items, codec=held.codec
+            )
+            for name, held in self._lists.items()
+            if held.items
+        ]
+
+    def size_bytes(self) -> int:
+        """Size of all items."""
+        return sum(len(item) for held in self._lists.values() for item in held.items)
