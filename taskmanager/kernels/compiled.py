@@ -21,6 +21,11 @@ from taskmanager.kernels.compiled_table import (
     upsert_bytes,
     upsert_fixed,
 )
+from taskmanager.kernels.compiled_versions import (
+    changed_slots,
+    touch,
+    touch_displaced,
+)
 from taskmanager.kernels.compiled_words import (
     copy_ranges,
     distinct_bytes,
@@ -33,6 +38,7 @@ from taskmanager.kernels.compiled_words import (
 __all__ = [
     "add_floats",
     "add_integers",
+    "changed_slots",
     "copy_ranges",
     "count_rows",
     "distinct_bytes",
@@ -50,6 +56,8 @@ __all__ = [
     "remove_bytes",
     "remove_fixed",
     "slice_starts",
+    "touch",
+    "touch_displaced",
     "upsert_bytes",
     "upsert_fixed",
     "value_bounds",

@@ -101,7 +101,12 @@ def _reset(records: Any, slot: Any, template: Any) -> Any:
         records[slot, column] = template[column]
 
 
-@kernel(INT64(INT64S_IN, BOOLS_IN, RECORDS, INT64S, INT64S, INT64, INT64, INT64S), nogil=True)
+@kernel(
+    INT64(
+        INT64S_IN, BOOLS_IN, RECORDS, INT64S, INT64S, INT64, INT64, INT64, INT64, INT64S,
+    ),
+    nogil=True,
+)  # fmt: skip
 def upsert_fixed(
     keys: Int64Array,
     nulls: BoolArray,
@@ -110,6 +115,8 @@ def upsert_fixed(
     free: Int64Array,
     index_column: int,
     limit: int,
+    version_column: int,
+    version: int,
     slots: Int64Array,
 ) -> int:
     """See ``interface.Kernels.upsert_fixed``."""
@@ -142,6 +149,8 @@ def upsert_fixed(
                         _give_index(records, slot, state, free, index_column)
                     break
                 slot = (slot + _ONE) & mask
+        if version_column >= 0:
+            records[slot, version_column] = version
         slots[row] = np.int64(slot)
     state[_COUNT] = count
     return len(keys)
@@ -260,7 +269,8 @@ def _probe_bytes(
 
 @kernel(
     INT64(
-        BYTES_IN, INT64S_IN, UINT64S_IN, RECORDS, INT64S, INT64S, BYTES, INT64, INT64, INT64S,
+        BYTES_IN, INT64S_IN, UINT64S_IN, RECORDS, INT64S, INT64S, BYTES, INT64, INT64, INT64, INT64,
+        INT64S,
     ),
     nogil=True,
 )  # fmt: skip
@@ -274,6 +284,8 @@ def upsert_bytes(
     arena: ByteArray,
     index_column: int,
     limit: int,
+    version_column: int,
+    version: int,
     slots: Int64Array,
 ) -> int:
     """See ``interface.Kernels.upsert_bytes``."""
@@ -295,6 +307,8 @@ def upsert_bytes(
             records[slot, 1] = position
             store_word(arena, position, np.uint64(length))
             copy_bytes(data, start, arena, position + _HEADER, length)
+        if version_column >= 0:
+            records[slot, version_column] = version
         slots[row] = slot
     return len(hashes)
 

@@ -59,6 +59,8 @@ class Kernels(KeyLoops, Protocol):
         free: Int64Array,
         index_column: int,
         limit: int,
+        version_column: int,
+        version: int,
         slots: Int64Array,
     ) -> int:
         """Finds or inserts keys, fills ``slots``; the rows done: fewer than n when full.
@@ -71,6 +73,8 @@ class Kernels(KeyLoops, Protocol):
             free: stack of dense indices.
             index_column: column of the dense index, -1 for none.
             limit: keys the table may hold before it must grow.
+            version_column: column that is set to ``version`` in all records; -1 for none.
+            version: what it is set to.
             slots: int64[n], filled with each key's record.
         """
         ...
@@ -110,6 +114,8 @@ class Kernels(KeyLoops, Protocol):
         arena: ByteArray,
         index_column: int,
         limit: int,
+        version_column: int,
+        version: int,
         slots: Int64Array,
     ) -> int:
         """Like ``upsert_fixed`` for byte keys; the arena has room for all keys of the batch."""
@@ -235,6 +241,68 @@ class Kernels(KeyLoops, Protocol):
         self, slots: Int64Array, valid: BoolArray, records: Int64Array, column: int, bit: int
     ) -> None:
         """Sets a bit in the column of the record of each valid row."""
+        ...
+
+    def touch(
+        self,
+        slots: Int64Array,
+        records: Int64Array,
+        column: int,
+        version: int,
+        touched: Int64Array,
+        before: Int64Array,
+    ) -> int:
+        """Sets the column of all records at ``slots`` to the version, and tells what it has changed.
+
+        Args:
+            touched: int64[n], filled with the (different) slots that had another version.
+            before: int64[n], filled with the versions they had.
+
+        Returns:
+            How many there are.
+        """
+        ...
+
+    def touch_displaced(
+        self,
+        slots: Int64Array,
+        records: Int64Array,
+        column: int,
+        byte_keys: bool,
+        after: int,
+        up_to: int,
+        from_slot: int,
+        version: int,
+        touched: Int64Array,
+        before: Int64Array,
+    ) -> int:
+        """Stamps what removing the records at ``slots`` will empty or move, as far as it matters.
+
+        Args:
+            slots: the records to be removed.
+            after: only records with a version above it, ...
+            up_to: ... and at most this, ...
+            from_slot: ... and from this slot on are stamped.
+            touched: int64[records], filled with the slots that were stamped.
+            before: int64[records], filled with the versions they had.
+
+        Returns:
+            How many there are. The twin, which moves more, stamps more.
+        """
+        ...
+
+    def changed_slots(
+        self,
+        records: Int64Array,
+        column: int,
+        after: int,
+        up_to: int,
+        start: int,
+        stop: int,
+        found: Int64Array,
+    ) -> int:
+        """Fills ``found`` (int64[stop - start]) with the slots in ``start .. stop - 1``, ascending, whose
+        version is above ``after`` and at most ``up_to``; returns how many."""
         ...
 
     def slice_starts(

@@ -6,11 +6,15 @@ batch's rows. Nothing here is per record in Python.
 An accumulator to which no value was added (all its rows were invalid) has no value: ``validity``
 says so. That is tracked, in one more word per record, only from the first batch on that has an
 invalid row.
+
+With versions, what changed between two of them can be exported while the table goes on changing: see
+``record_versions``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +27,13 @@ from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels.accumulators import AccumulatorKind, AccumulatorOverflowError, Values
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.kernels.interface import Kernels
+from taskmanager.kernels.record_versions import (
+    NO_VERSION,
+    RESTORED_VERSION,
+    RecordExport,
+    RecordPiece,
+    RecordVersions,
+)
 from taskmanager.kernels.slot_table import NO_NULLS, ByteSlotTable, FixedSlotTable
 
 SEEN_BITS: Final = 63
@@ -87,6 +98,7 @@ class RecordTable:
         accumulators: what to keep per key; may be empty with an index.
         capacity: keys to make room for at once; the table grows by itself.
         with_index: gives every key a dense index (see ``lookup_or_insert``).
+        with_versions: keeps in every record when it was changed last (``seal``).
         kernels: implementation, for tests; by default that of the process.
 
     Raises:
@@ -100,19 +112,28 @@ class RecordTable:
         *,
         capacity: int = 0,
         with_index: bool = False,
+        with_versions: bool = False,
         kernels: Kernels | None = None,
     ) -> None:
         self.kinds = tuple(accumulators)
         self._kernels = kernels or process_kernels()
         table_class = FixedSlotTable if is_fixed_key(key_types) else ByteSlotTable
         index_column = table_class.key_words if with_index else -1
-        self._first = table_class.key_words + int(with_index)
+        version_column = table_class.key_words + int(with_index)
+        self._first = version_column + int(with_versions)
         self._seen_column = -1
         template = np.zeros(self._first + len(self.kinds), dtype=np.int64)
+        if with_versions:
+            template[version_column] = NO_VERSION
         template[self._first :] = [kind.initial_word for kind in self.kinds]
         self._slots = table_class(
             self._kernels, key_types, template, capacity=capacity, index_column=index_column
         )
+        self._versions: RecordVersions | None = None
+        self._lock: AbstractContextManager[object] = nullcontext()
+        if with_versions:
+            self._versions = RecordVersions(self._slots, version_column)
+            self._lock = self._versions.lock
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -143,9 +164,18 @@ class RecordTable:
         if len(keys) == 0:
             return
         masks = [_mask(rows) for rows in valid]
-        if self._seen_column < 0 and any(len(mask) for mask in masks):
-            self._track_validity()
-        slots = self._slots.upsert(keys)
+        with self._lock:
+            if self._seen_column < 0 and any(len(mask) for mask in masks):
+                self._track_validity()
+            self._accumulate(self._upsert(keys), values, masks, merge)
+
+    def _accumulate(
+        self,
+        slots: Int64Array,
+        values: Sequence[np.ndarray[Any, Any] | None],
+        masks: Sequence[BoolArray],
+        merge: bool,
+    ) -> None:
         for accumulator, kind in enumerate(self.kinds):
             mask = masks[accumulator]
             self._apply(accumulator, kind, slots, values[accumulator], mask, merge)
@@ -160,6 +190,9 @@ class RecordTable:
         Raises:
             AccumulatorOverflowError: as in ``accumulate``.
         """
+        # Rows mostly come in the order of another table's slots: into a table that grows on the way they
+        # would all go to its first slots, in quadratic time.
+        self.reserve(max(len(self), len(rows.keys)))
         self.accumulate(rows.keys, rows.accumulators, rows.validity, merge=True)
 
     def lookup_or_insert(self, keys: KeyBatch) -> Int64Array:
@@ -169,7 +202,8 @@ class RecordTable:
         out again, the last removed first.
         """
         assert self._slots.index_column >= 0, "the table was made without an index"
-        slots = self._slots.upsert(keys)
+        with self._lock:
+            slots = self._upsert(keys)
         indices: Int64Array = self._slots.records[slots, self._slots.index_column]
         return indices
 
@@ -210,6 +244,11 @@ class RecordTable:
         """All records."""
         return self._rows_at(self._slots.occupied())
 
+    def row_versions(self) -> Int64Array:
+        """The version of every record, in the order of ``rows``: int64[len]."""
+        versions: Int64Array = self._slots.records[self._slots.occupied(), self.versions.column]
+        return versions
+
     def gather(self, keys: KeyBatch) -> GatheredRows:
         """The current accumulators of the given keys."""
         slots = self._slots.find(keys)
@@ -232,16 +271,113 @@ class RecordTable:
 
     def remove(self, keys: KeyBatch) -> None:
         """Removes keys; those that are not in the table are ignored."""
-        if len(keys):
+        if not len(keys):
+            return
+        with self._lock:
+            if self._versions is not None:
+                self._versions.remove(keys)
             self._slots.remove(keys)
 
     def clear(self) -> None:
-        """Removes all keys."""
-        self._slots.clear()
+        """Removes all keys; the table is as new, and its versions begin anew."""
+        with self._lock:
+            self._slots.clear()
+            if self._versions is not None:
+                self._versions.restart()
 
     def memory_bytes(self) -> int:
         """Memory held by the table."""
-        return self._slots.memory_bytes()
+        versions = 0 if self._versions is None else self._versions.memory_bytes()
+        return self._slots.memory_bytes() + versions
+
+    @property
+    def versions(self) -> RecordVersions:
+        """The versions of the records."""
+        assert self._versions is not None, "the table was made without versions"
+        return self._versions
+
+    def seal(self, since_version: int) -> RecordExport:
+        """Ends the current version: see ``record_versions``."""
+        return self.versions.seal(since_version)
+
+    def seal_rest(self, first: int) -> RecordExport:
+        """Ends the current version; the export holds what ``rows`` would give from row ``first`` on."""
+        return self.versions.seal_only(self._slots.occupied()[first:])
+
+    def changed_keys(self, export: RecordExport) -> KeyBatch:
+        """The keys of an export at once, on the thread that changes the table; ends the export."""
+        found = [piece.slots for piece in export.pieces()]
+        return self._slots.keys_at(np.concatenate([np.empty(0, np.int64), *found]))
+
+    def exported(self, export: RecordExport) -> Iterator[Rows]:
+        """The changed records of an export of this table, on any thread, in parts of bounded size.
+
+        Raises:
+            ReleasedError: the export was released before the last part.
+        """
+        return map(self._rows_of, export.pieces())
+
+    def put(self, rows: Rows) -> None:
+        """Sets restored records, whatever was there before. Before the first ``seal`` only."""
+        if not len(rows.keys):
+            return
+        with self._lock:
+            if self._seen_column < 0 and any(valid is not None for valid in rows.validity):
+                self._track_validity()
+            slots = self._slots.upsert(rows.keys)
+            records = self._slots.records
+            records[slots, self._first - 1] = RESTORED_VERSION
+            for accumulator, values in enumerate(rows.accumulators):
+                kind = self.kinds[accumulator]
+                records[slots, self._first + accumulator] = _words(values, kind).view(np.int64)
+            if self._seen_column >= 0:
+                records[slots, self._seen_column :] = self._seen_words(rows)
+
+    def discard(self, keys: KeyBatch) -> None:
+        """Removes restored records without a trace."""
+        if len(keys):
+            self._slots.remove(keys)
+
+    def reserve(self, keys: int) -> None:
+        """Makes room for that many keys at once."""
+        with self._lock:
+            self._slots.reserve(keys)
+
+    def _upsert(self, keys: KeyBatch) -> Int64Array:
+        if self._versions is None:
+            return self._slots.upsert(keys)
+        return self._versions.upsert(keys)
+
+    def _rows_of(self, piece: RecordPiece) -> Rows:
+        keys = self._slots.keys_of(piece.slots, piece.capacity, piece.matrix, piece.arena)
+        accumulators = [
+            piece.matrix[:, self._first + accumulator].copy().view(kind.dtype)
+            for accumulator, kind in enumerate(self.kinds)
+        ]
+        seen = piece.matrix[:, self._first + len(self.kinds) :]
+        return Rows(keys, accumulators, self._validity_of(seen))
+
+    def _validity_of(self, seen: Int64Array) -> list[BoolArray | None]:
+        """Per accumulator where it has a value, from the seen words (int64[n, words])."""
+        if not seen.shape[1]:
+            return [None] * len(self.kinds)
+        validity: list[BoolArray | None] = []
+        for accumulator, kind in enumerate(self.kinds):
+            word, bit = divmod(accumulator, SEEN_BITS)
+            valid = seen[:, word] >> bit & 1 == 1
+            always = kind is AccumulatorKind.COUNT or valid.all()
+            validity.append(None if always else valid)
+        return validity
+
+    def _seen_words(self, rows: Rows) -> Int64Array:
+        """The inverse of ``_validity_of``."""
+        words = -(-len(self.kinds) // SEEN_BITS)
+        seen = np.full((len(rows.keys), words), -1, dtype=np.int64)
+        for accumulator, valid in enumerate(rows.validity):
+            if valid is not None:
+                word, bit = divmod(accumulator, SEEN_BITS)
+                seen[~valid, word] &= ~np.int64(1 << bit)
+        return seen
 
     def _apply(
         self,
@@ -295,13 +431,7 @@ class RecordTable:
     def _validity_at(self, slots: Int64Array) -> list[BoolArray | None]:
         if self._seen_column < 0:
             return [None] * len(self.kinds)
-        validity: list[BoolArray | None] = []
-        for accumulator, kind in enumerate(self.kinds):
-            word, bit = divmod(accumulator, SEEN_BITS)
-            seen = self._slots.records[slots, self._seen_column + word] >> bit & 1 == 1
-            always = kind is AccumulatorKind.COUNT or seen.all()
-            validity.append(None if always else seen)
-        return validity
+        return self._validity_of(self._slots.records[slots, self._seen_column :])
 
     def _rows_at(self, slots: Int64Array) -> Rows:
         return Rows(

@@ -12,7 +12,7 @@ table are distinct, and smaller than ``index_bound``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -70,6 +70,9 @@ class SlotTable(ABC):
         self._initial_capacity = _capacity_for(capacity)
         self.records = self._empty_records(self._initial_capacity)
         self._occupied: Int64Array | None = None
+        # Called before the records are replaced by others; True where somebody goes on reading the old
+        # ones, and the arena as it is: then they must not change any more.
+        self.before_replacement: Callable[[], bool] = _nobody
 
     def __len__(self) -> int:
         return int(self.state[STATE_COUNT])
@@ -80,15 +83,30 @@ class SlotTable(ABC):
         return len(self.records) - 2
 
     @property
+    def arena(self) -> ByteArray | None:
+        """Where byte keys lie: what is in use never changes in place, except by ``clear``."""
+        return None
+
+    def lend_arena(self) -> ByteArray | None:
+        """The arena for a reader that outlives this call: ``clear`` leaves it alone, too."""
+        return None
+
+    @property
     def index_bound(self) -> int:
         """One more than the largest dense index given out since the last ``clear``."""
         return int(self.state[STATE_NEXT_INDEX])
 
-    def upsert(self, keys: KeyBatch) -> Int64Array:
-        """The slots of all keys, inserted where they are new: int64[n]."""
+    def upsert(self, keys: KeyBatch, version_column: int = -1, version: int = 0) -> Int64Array:
+        """The slots of all keys, inserted where they are new: int64[n].
+
+        Args:
+            keys: n keys.
+            version_column: column that is set to ``version`` in their records; -1 for none.
+            version: what it is set to.
+        """
         slots = np.empty(len(keys), dtype=np.int64)
         before = len(self)
-        while self._upsert_some(keys, slots) < len(keys):
+        while self._upsert_some(keys, version_column, version, slots) < len(keys):
             self._grow()
         if len(self) != before:
             self._occupied = None
@@ -125,9 +143,28 @@ class SlotTable(ABC):
             self._occupied = slots
         return self._occupied
 
-    @abstractmethod
     def keys_at(self, slots: Int64Array) -> KeyBatch:
         """The keys in the given slots."""
+        key_words = self.records[slots, : self.key_words]
+        return self.keys_of(slots, self.capacity, key_words, self.arena)
+
+    @abstractmethod
+    def keys_of(
+        self, slots: Int64Array, capacity: int, matrix: Int64Array, arena: ByteArray | None
+    ) -> KeyBatch:
+        """The keys of copied records.
+
+        Args:
+            slots: int64[n], where they were in a table of ``capacity`` slots.
+            matrix: int64[n, at least key_words], the records.
+            arena: the table's arena at that time.
+        """
+
+    def reserve(self, keys: int) -> None:
+        """Makes room for that many keys at once."""
+        capacity = _capacity_for(keys)
+        if capacity > self.capacity:
+            self._replace_records(capacity)
 
     def widen(self, initial: Int64Array, fill: Int64Array) -> None:
         """Adds columns at the end of every record.
@@ -136,6 +173,7 @@ class SlotTable(ABC):
             initial: int64[added columns], what new keys hold there.
             fill: int64[added columns], what the keys that are there already hold.
         """
+        self.before_replacement()
         source = self.records
         used = self.occupied()
         self.template = np.append(self.template, initial)
@@ -148,10 +186,12 @@ class SlotTable(ABC):
         """Removes all keys; a table that was much too large becomes small again."""
         shrink = len(self) * 16 < self.capacity
         capacity = self._initial_capacity if shrink else self.capacity
-        if capacity == self.capacity:
+        is_kept = self.before_replacement()
+        if capacity == self.capacity and not is_kept:
             _fill(self.records, self.template)
         else:
             self.records = self._empty_records(capacity)
+        self._clear_arena(is_kept)
         self.state[:] = 0
         self._occupied = None
 
@@ -160,8 +200,14 @@ class SlotTable(ABC):
         return self.records.nbytes + self._free.nbytes
 
     def _grow(self) -> None:
-        factor = 4 if self.capacity < FAST_GROWTH_BELOW else 2
-        target = self._empty_records(self.capacity * factor)
+        self._replace_records(self.capacity * (4 if self.capacity < FAST_GROWTH_BELOW else 2))
+
+    def _clear_arena(self, is_kept: bool) -> None:
+        """All keys are removed: the arena starts anew, or another one where it is kept."""
+
+    def _replace_records(self, capacity: int) -> None:
+        self.before_replacement()
+        target = self._empty_records(capacity)
         self.kernels.rehash(self.records, target, self.key_words == 2)
         self.records = target
         self._occupied = None
@@ -175,7 +221,9 @@ class SlotTable(ABC):
         return records
 
     @abstractmethod
-    def _upsert_some(self, keys: KeyBatch, slots: Int64Array) -> int: ...
+    def _upsert_some(
+        self, keys: KeyBatch, version_column: int, version: int, slots: Int64Array
+    ) -> int: ...
 
     @abstractmethod
     def _remove(self, keys: KeyBatch) -> None: ...
@@ -201,18 +249,22 @@ class FixedSlotTable(SlotTable):
         return slots
 
     @override
-    def keys_at(self, slots: Int64Array) -> KeyBatch:
-        words = self.records[slots, 0]
+    def keys_of(
+        self, slots: Int64Array, capacity: int, matrix: Int64Array, arena: ByteArray | None
+    ) -> KeyBatch:
+        words = matrix[:, 0].copy()
         nulls = None
-        if self.state[STATE_SENTINEL_USED]:
-            words[slots == self.capacity] = EMPTY_WORD
-        if self.state[STATE_NULL_USED]:
-            nulls = slots == self.capacity + 1
+        if len(slots) and int(slots.max()) >= capacity:
+            words[slots == capacity] = EMPTY_WORD
+            nulls = slots == capacity + 1
             words[nulls] = 0
+            nulls = nulls if nulls.any() else None
         return KeyBatch(self.types, self.kernels, words, nulls, None, None)
 
     @override
-    def _upsert_some(self, keys: KeyBatch, slots: Int64Array) -> int:
+    def _upsert_some(
+        self, keys: KeyBatch, version_column: int, version: int, slots: Int64Array
+    ) -> int:
         words, nulls = _fixed_parts(keys)
         return self.kernels.upsert_fixed(
             words,
@@ -222,6 +274,8 @@ class FixedSlotTable(SlotTable):
             self._free,
             self.index_column,
             self._limit(),
+            version_column,
+            version,
             slots,
         )
 
@@ -257,6 +311,7 @@ class ByteSlotTable(SlotTable):
         index_column: int,
     ) -> None:
         self._arena: ByteArray = np.empty(0, dtype=np.uint8)
+        self._is_arena_lent = False
         super().__init__(kernels, types, template, capacity=capacity, index_column=index_column)
 
     @override
@@ -267,29 +322,42 @@ class ByteSlotTable(SlotTable):
         return slots
 
     @override
-    def upsert(self, keys: KeyBatch) -> Int64Array:
+    def upsert(self, keys: KeyBatch, version_column: int = -1, version: int = 0) -> Int64Array:
         self._reserve(keys)
-        return super().upsert(keys)
+        return super().upsert(keys, version_column, version)
+
+    @property
+    @override
+    def arena(self) -> ByteArray | None:
+        return self._arena
 
     @override
-    def keys_at(self, slots: Int64Array) -> KeyBatch:
-        starts = self.records[slots, 1]
-        lengths = self._lengths(starts)
+    def lend_arena(self) -> ByteArray | None:
+        self._is_arena_lent = True
+        return self._arena
+
+    @override
+    def keys_of(
+        self, slots: Int64Array, capacity: int, matrix: Int64Array, arena: ByteArray | None
+    ) -> KeyBatch:
+        assert arena is not None
+        starts = matrix[:, 1].copy()
+        lengths = self._lengths(starts, arena)
         offsets = bounds_of(lengths)
         data = np.empty(int(offsets[-1]), dtype=np.uint8)
-        starts = starts + ARENA_HEADER_BYTES
-        self.kernels.copy_ranges(self._arena, starts, data, offsets[:-1], lengths)
-        hashes = self.records[slots, 0].view(np.uint64)
+        starts += ARENA_HEADER_BYTES
+        self.kernels.copy_ranges(arena, starts, data, offsets[:-1], lengths)
+        hashes = matrix[:, 0].copy().view(np.uint64)
         return KeyBatch(self.types, self.kernels, None, None, data, offsets, hashes)
 
     @override
-    def clear(self) -> None:
-        super().clear()
-        if (
+    def _clear_arena(self, is_kept: bool) -> None:
+        if (is_kept or self._is_arena_lent) or (
             len(self._arena) > ARENA_COMPACTION_MIN_BYTES
             and self.capacity == self._initial_capacity
         ):
             self._arena = np.empty(0, dtype=np.uint8)
+            self._is_arena_lent = False
 
     @override
     def memory_bytes(self) -> int:
@@ -306,7 +374,9 @@ class ByteSlotTable(SlotTable):
             self._arena = arena
 
     @override
-    def _upsert_some(self, keys: KeyBatch, slots: Int64Array) -> int:
+    def _upsert_some(
+        self, keys: KeyBatch, version_column: int, version: int, slots: Int64Array
+    ) -> int:
         data, offsets = _byte_parts(keys)
         return self.kernels.upsert_bytes(
             data,
@@ -318,6 +388,8 @@ class ByteSlotTable(SlotTable):
             self._arena,
             self.index_column,
             self._limit(),
+            version_column,
+            version,
             slots,
         )
 
@@ -343,7 +415,7 @@ class ByteSlotTable(SlotTable):
         """Rewrites the arena without the keys that were removed."""
         slots = np.flatnonzero(self._used(self.records[:-2]))
         starts = self.records[slots, 1]
-        sizes = self._lengths(starts) + ARENA_HEADER_BYTES
+        sizes = self._lengths(starts, self._arena) + ARENA_HEADER_BYTES
         bounds = bounds_of(sizes)
         arena = np.empty(int(bounds[-1]), dtype=np.uint8)
         self.kernels.copy_ranges(self._arena, starts, arena, bounds[:-1], sizes)
@@ -352,11 +424,11 @@ class ByteSlotTable(SlotTable):
         self.state[STATE_ARENA_USED] = bounds[-1]
         self.state[STATE_ARENA_DEAD] = 0
 
-    def _lengths(self, starts: Int64Array) -> Int64Array:
+    def _lengths(self, starts: Int64Array, arena: ByteArray) -> Int64Array:
         header = np.empty((len(starts), ARENA_HEADER_BYTES), dtype=np.uint8)
         targets = np.arange(len(starts), dtype=np.int64) * ARENA_HEADER_BYTES
         widths = np.full(len(starts), ARENA_HEADER_BYTES, dtype=np.int64)
-        self.kernels.copy_ranges(self._arena, starts, header.reshape(-1), targets, widths)
+        self.kernels.copy_ranges(arena, starts, header.reshape(-1), targets, widths)
         lengths: Int64Array = header.view("<i8").reshape(len(starts))
         return lengths
 
@@ -368,6 +440,10 @@ class ByteSlotTable(SlotTable):
     def _used(self, records: Int64Array) -> BoolArray:
         used: BoolArray = records[:, 1] >= 0
         return used
+
+
+def _nobody() -> bool:
+    return False
 
 
 def _fixed_parts(keys: KeyBatch) -> tuple[Int64Array, BoolArray]:

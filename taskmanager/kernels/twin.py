@@ -24,10 +24,16 @@ from taskmanager.kernels.twin_table import (
     upsert_bytes,
     upsert_fixed,
 )
+from taskmanager.kernels.twin_versions import (
+    changed_slots,
+    touch,
+    touch_displaced,
+)
 
 __all__ = [
     "add_floats",
     "add_integers",
+    "changed_slots",
     "copy_ranges",
     "count_rows",
     "distinct_bytes",
@@ -45,6 +51,8 @@ __all__ = [
     "remove_bytes",
     "remove_fixed",
     "slice_starts",
+    "touch",
+    "touch_displaced",
     "upsert_bytes",
     "upsert_fixed",
     "value_bounds",

@@ -33,6 +33,8 @@ def upsert_fixed(
     free: Int64Array,
     index_column: int,
     limit: int,
+    version_column: int,
+    version: int,
     slots: Int64Array,
 ) -> int:
     """See ``interface.Kernels.upsert_fixed``."""
@@ -40,6 +42,7 @@ def upsert_fixed(
     find_fixed(keys, nulls, records, state, slots)
     missing = np.flatnonzero(slots < 0)
     if len(missing) == 0:
+        _stamp(slots, records, version_column, version)
         return len(keys)
     null_rows = nulls[missing] if len(nulls) else np.zeros(len(missing), dtype=np.bool_)
     first, group = _groups(keys[missing], null_rows)
@@ -58,6 +61,7 @@ def upsert_fixed(
     _start_records(records, new_slots, state, free, index_column)
     records[new_slots[plain], 0] = new_keys[plain]
     slots[missing] = new_slots[group]
+    _stamp(slots, records, version_column, version)
     return len(keys)
 
 
@@ -122,6 +126,8 @@ def upsert_bytes(
     arena: ByteArray,
     index_column: int,
     limit: int,
+    version_column: int,
+    version: int,
     slots: Int64Array,
 ) -> int:
     """See ``interface.Kernels.upsert_bytes``."""
@@ -129,6 +135,7 @@ def upsert_bytes(
     find_bytes(data, offsets, hashes, records, arena, slots)
     missing = np.flatnonzero(slots < 0)
     if len(missing) == 0:
+        _stamp(slots, records, version_column, version)
         return len(hashes)
     ordinals: dict[bytes, int] = {}
     first: list[int] = []
@@ -157,6 +164,7 @@ def upsert_bytes(
     targets = bounds[:-1] + ARENA_HEADER_BYTES
     NUMPY_KEY_LOOPS.copy_ranges(data, offsets[new_rows], arena, targets, lengths)
     slots[missing] = new_slots[group]
+    _stamp(slots, records, version_column, version)
     return len(hashes)
 
 
@@ -366,3 +374,8 @@ def _equal_keys(
     # Encoded keys are never empty, so every segment has a byte.
     equal[pairs] = np.logical_and.reduceat(left == right, bounds[:-1])
     return equal
+
+
+def _stamp(slots: Int64Array, records: Int64Array, version_column: int, version: int) -> None:
+    if version_column >= 0:
+        records[slots, version_column] = version

@@ -1,42 +1,66 @@
-"""How far the current count window of each key is filled."""
+"""How far the current count window of each key is filled, and what is in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
-from taskmanager.state.instances import NumberPool
+from taskmanager.kernels import encode_keys
+from taskmanager.state.instances import InstanceState, NumberPool
 from taskmanager.state.key_index import KeyIndex
+from taskmanager.state.keyed_rows import (
+    SealedKeyedRows,
+    keyed_schema,
+    latest_rows,
+    present_states,
+)
+from taskmanager.state.run_format import key_fields
+from taskmanager.state.snapshot_table import RestoredPart
 
 Int64Array = npt.NDArray[np.int64]
+
+_FILLED = pa.field("filled", pa.int64())
+_WINDOW_INDEX = pa.field("window_index", pa.int64())
 
 
 class CountTable:
     """Per key: rows in its open window, that window's index, and the number its contents go by.
 
-    A key stays for good, since the index of its windows goes on counting.
+    A key stays for good, since the index of its windows goes on counting. A snapshot has one row per key.
 
     Args:
         key_types: types of the key columns.
+        contents: what the open windows hold, by number; part of this table.
+
+    Attributes:
+        filled, window_index, instance: by index of the key; after an assignment ``changed`` is called.
+        numbers: gives out the numbers of contents.
     """
 
-    def __init__(self, key_types: Sequence[pa.DataType]) -> None:
+    kind = "counts"
+
+    def __init__(self, key_types: Sequence[pa.DataType], contents: InstanceState) -> None:
+        self.contents = contents
+        self._types = tuple(key_types)
         self._keys = KeyIndex(key_types)
+        self._version = 1
+        self._last_change = 0
         self.numbers = NumberPool()
         self.filled = np.zeros(64, np.int64)
         self.window_index = np.zeros(64, np.int64)
         self.instance = np.full(64, -1, np.int64)
+        self._changed_in = np.zeros(64, np.int64)
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def memory_bytes(self) -> int:
-        """Approximate size."""
-        return self._keys.memory_bytes() + 3 * self.filled.nbytes
+        """Approximate size, what the windows hold included."""
+        return self._keys.memory_bytes() + 4 * self.filled.nbytes + self.contents.memory_bytes()
 
     def key_indices(self, keys: KeyBatch) -> Int64Array:
         """Where the keys are in ``filled``, ``window_index`` and ``instance``: int64[n]."""
@@ -47,8 +71,67 @@ class CountTable:
             self.filled = np.append(self.filled, zeros)
             self.window_index = np.append(self.window_index, zeros)
             self.instance = np.append(self.instance, zeros - 1)
+            self._changed_in = np.append(self._changed_in, zeros)
         return indices
 
     def keys(self, indices: Int64Array) -> list[pa.Array]:
         """The keys, per key column n values."""
         return self._keys.keys(indices)
+
+    def changed(self, indices: Int64Array) -> None:
+        """The windows of these keys have changed, or what they hold."""
+        self._changed_in[indices] = self._version
+        self._last_change = self._version
+
+    def schema(self) -> pa.Schema:
+        """Schema of the exported rows."""
+        content = [_FILLED, _WINDOW_INDEX, *self.contents.state_fields()]
+        return keyed_schema(key_fields(self._types), content)
+
+    def is_changed(self, since_version: int) -> bool:
+        """A key has had rows after that version."""
+        return self._last_change > since_version
+
+    def seal(self, since_version: int, max_parallelism: int) -> SealedKeyedRows:
+        """Freezes the keys that changed after ``since_version``: copies their numbers, but no values."""
+        version = self._version
+        self._version += 1
+        if since_version:
+            indices = np.flatnonzero(self._changed_in[: self._keys.bound] > since_version)
+        else:
+            indices = np.arange(self._keys.bound)  # keys are never removed: all are in use
+        filled, window_index = self.filled[indices], self.window_index[indices]
+        instances = self.instance[indices]
+        is_open = instances >= 0
+        states = present_states(self.contents.freeze(instances[is_open]), is_open)
+
+        def content(rows: Int64Array) -> list[pa.Array]:
+            return [pa.array(filled[rows]), pa.array(window_index[rows]), *states(rows)]
+
+        return SealedKeyedRows(
+            since_version,
+            version,
+            self.schema(),
+            len(self._types),
+            max_parallelism,
+            self._keys.keys(indices),
+            content,
+        )
+
+    def forget(self, version: int) -> None:
+        """There are no tombstones."""
+
+    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+        """Adds restored keys."""
+        key_count = len(self._types)
+        for batch in latest_rows(batches, self.schema(), key_count):
+            columns = batch.columns[2:]
+            indices = self.key_indices(encode_keys(columns[:key_count]))
+            filled = columns[key_count].to_numpy()
+            self.filled[indices] = filled
+            self.window_index[indices] = columns[key_count + 1].to_numpy()
+            rows = np.flatnonzero(filled > 0)
+            instances = self.numbers.allocate(len(rows))
+            self.instance[indices[rows]] = instances
+            taken = pa.array(rows)
+            self.contents.restore(instances, [c.take(taken) for c in columns[key_count + 2 :]])

@@ -1,15 +1,9 @@
-"""What is kept per group where a number is not enough: first, last, lists, strings.
+"""Columns of groups whose values are no numbers: first, last, lists, strings, decimals.
 
-Groups are small integers that the owner gives out (the dense index of a key, the number of a session).
-A column takes a batch at a time, in order of arrival; ``sequence`` numbers rows over everything an
-operator has seen, so that parts of a group that were kept apart (slices, sessions) merge to what they
-would have been in one piece. All methods take whole index vectors.
+See ``group_column`` for what they have in common.
 """
 
 from __future__ import annotations
-
-from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +13,9 @@ from typing_extensions import override
 
 from penstock.aggregate_layout import GroupColumnSpec
 from penstock.errors import BadRecord
-from taskmanager.kernels import RecordTable, encode_keys
-from taskmanager.state.value_log import GroupedLog, ValueLog
+from taskmanager.state.distinct_count import DistinctCount
+from taskmanager.state.group_column import GroupColumn, valid_rows
+from taskmanager.state.value_log import FrozenStates, GroupedLog, ValueLog
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -28,43 +23,6 @@ _COMPACT_ABOVE = 1 << 15
 
 _SUM_DIGITS = 75
 """Digits of a sum of decimals on its way: one less than the most, so that two of them can be added."""
-
-
-class GroupColumn(ABC):
-    """One aggregate's state for all groups of a table. A group that was never updated is empty."""
-
-    def __init__(self, spec: GroupColumnSpec) -> None:
-        self.spec = spec
-
-    @abstractmethod
-    def update(self, groups: Int64Array, sequence: Int64Array, values: Any) -> None:
-        """Adds n values.
-
-        Args:
-            groups: int64[n], the group of each.
-            sequence: int64[n], its place in the order of arrival, ascending.
-            values: n values (an Arrow array of plain type).
-        """
-
-    @abstractmethod
-    def merge(self, other: GroupColumn, source: Int64Array, target: Int64Array) -> None:
-        """Adds other's group ``source[i]`` to group ``target[i]``; ``other`` may be this column.
-
-        Several sources may go to one target; no group is both source and target.
-        """
-
-    @abstractmethod
-    def clear(self, groups: Int64Array) -> None:
-        """Makes the groups empty."""
-
-    @abstractmethod
-    def results(self, groups: Int64Array) -> pa.Array:
-        """The value of each group."""
-
-    @property
-    @abstractmethod
-    def memory_bytes(self) -> int:
-        """Approximate size."""
 
 
 class _SlotColumn(GroupColumn):
@@ -107,6 +65,23 @@ class _SlotColumn(GroupColumn):
 
     @property
     @override
+    def state_type(self) -> pa.DataType:
+        return self._value_type
+
+    @override
+    def freeze(self, groups: Int64Array) -> FrozenStates:
+        self._reserve(groups)
+        positions, values = self._position[groups], self._log.view()
+        return lambda rows: values.take(positions[rows])
+
+    @override
+    def restore(self, groups: Int64Array, states: pa.Array) -> None:
+        self.clear(groups)
+        rows = valid_rows(states)
+        self._store(groups[rows], states.take(pa.array(rows)))
+
+    @property
+    @override
     def memory_bytes(self) -> int:
         return self._log.memory_bytes + self._position.nbytes
 
@@ -131,7 +106,7 @@ class FirstOrLast(_SlotColumn):
     @override
     def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
         self._reserve(groups)
-        rows = np.arange(len(groups)) if not values.null_count else _valid_rows(values)
+        rows = np.arange(len(groups)) if not values.null_count else valid_rows(values)
         if not self._is_last:
             rows = rows[::-1]
         # The last of several writes to one element stays, so that each group finds its winner.
@@ -155,6 +130,38 @@ class FirstOrLast(_SlotColumn):
         winners = order[best[target[order]] == order]
         values = other._log.take(other._position[source[winners]])
         self._replace(target[winners], sequence[winners], values, np.arange(len(winners)))
+
+    @property
+    @override
+    def state_type(self) -> pa.DataType:
+        value = pa.field("value", self._value_type)
+        return pa.struct([value, pa.field("sequence", pa.int64(), nullable=False)])
+
+    @override
+    def freeze(self, groups: Int64Array) -> FrozenStates:
+        self._reserve(groups)
+        positions, sequence = self._position[groups], self._sequence[groups]
+        values, kind = self._log.view(), self.state_type
+
+        def states(rows: Int64Array) -> pa.Array:
+            parts = [values.take(positions[rows]), pa.array(sequence[rows])]
+            missing = pa.array(positions[rows] < 0)
+            return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
+
+        return states
+
+    @override
+    def restore(self, groups: Int64Array, states: pa.Array) -> None:
+        self.clear(groups)
+        rows = valid_rows(states)
+        groups, states = groups[rows], states.take(pa.array(rows))
+        self._sequence[groups] = states.field("sequence").to_numpy()
+        self._store(groups, states.field("value"))
+
+    @property
+    @override
+    def memory_bytes(self) -> int:
+        return super().memory_bytes + self._sequence.nbytes
 
     def _replace(
         self, groups: Int64Array, sequence: Int64Array, values: pa.Array, rows: Int64Array
@@ -182,7 +189,7 @@ class Folded(_SlotColumn):
     def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
         self._reserve(groups)
         if values.null_count:
-            rows = _valid_rows(values)
+            rows = valid_rows(values)
             groups, values = groups[rows], values.take(pa.array(rows))
         self._fold(groups, values)
 
@@ -249,99 +256,6 @@ class Folded(_SlotColumn):
         )
 
 
-class DistinctCount(GroupColumn):
-    """How many different values a group has: a table of (group, value) and a count per group.
-
-    In the table a group goes by a number of its own, which it gets anew after ``clear``: what a cleared
-    group leaves behind belongs to nobody, and is dropped when it is more than what is alive.
-    """
-
-    def __init__(self, spec: GroupColumnSpec) -> None:
-        super().__init__(spec)
-        assert spec.input_type is not None
-        self._key_types = [pa.int64(), spec.input_type]
-        self._pairs = RecordTable(self._key_types, [], with_index=True)
-        self._count = np.zeros(64, np.int64)
-        self._number = np.full(64, -1, np.int64)
-        self._next_number = 0
-        self._dead_count = 0
-
-    @override
-    def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
-        if values.null_count:
-            rows = _valid_rows(values)
-            groups, values = groups[rows], values.take(pa.array(rows))
-        self._add(groups, values)
-
-    def _add(self, groups: Int64Array, values: pa.Array) -> None:
-        if not len(groups):
-            return
-        self._reserve(groups)
-        unnumbered = np.unique(groups[self._number[groups] < 0])
-        self._number[unnumbered] = np.arange(len(unnumbered)) + self._next_number
-        self._next_number += len(unnumbered)
-        before = len(self._pairs)
-        pairs = encode_keys([pa.array(self._number[groups]), values])
-        index = self._pairs.lookup_or_insert(pairs)
-        new = index >= before
-        if new.any():
-            _, rows = np.unique(index[new], return_index=True)
-            np.add.at(self._count, groups[new][rows], 1)
-
-    def _reserve(self, groups: Int64Array) -> None:
-        missing = int(groups.max(initial=-1)) + 1 - len(self._count)
-        if missing > 0:
-            missing = max(missing, len(self._count))
-            self._count = np.append(self._count, np.zeros(missing, np.int64))
-            self._number = np.append(self._number, np.full(missing, -1, np.int64))
-
-    @override
-    def merge(self, other: GroupColumn, source: Int64Array, target: Int64Array) -> None:
-        assert isinstance(other, DistinctCount)
-        other._reserve(source)
-        present = other._number[source] >= 0
-        if not present.any():
-            return
-        target_of = np.full(other._next_number, -1, np.int64)
-        target_of[other._number[source[present]]] = target[present]
-        numbers, values = other._pairs.keys()
-        moved = target_of[numbers.to_numpy()]
-        rows = np.flatnonzero(moved >= 0)
-        self._add(moved[rows], values.take(pa.array(rows)))
-
-    @override
-    def clear(self, groups: Int64Array) -> None:
-        self._reserve(groups)
-        self._dead_count += int(self._count[groups].sum())
-        self._count[groups] = 0
-        self._number[groups] = -1
-        if self._dead_count > max(len(self._pairs) // 2, _COMPACT_ABOVE):
-            self._compact()
-
-    def _compact(self) -> None:
-        live = np.flatnonzero(self._number >= 0)
-        group_of = np.full(self._next_number, -1, np.int64)
-        group_of[self._number[live]] = live
-        numbers, values = self._pairs.keys()
-        groups = group_of[numbers.to_numpy()]
-        rows = np.flatnonzero(groups >= 0)
-        self._pairs = RecordTable(self._key_types, [], with_index=True)
-        self._count[:] = 0
-        self._number[:] = -1
-        self._next_number = self._dead_count = 0
-        self._add(groups[rows], values.take(pa.array(rows)))
-
-    @override
-    def results(self, groups: Int64Array) -> pa.Array:
-        self._reserve(groups)
-        return pa.array(self._count[groups])
-
-    @property
-    @override
-    def memory_bytes(self) -> int:
-        return self._pairs.memory_bytes() + self._count.nbytes + self._number.nbytes
-
-
 class CollectedList(GroupColumn):
     """All values, in order of arrival, nulls skipped."""
 
@@ -353,7 +267,7 @@ class CollectedList(GroupColumn):
     @override
     def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
         if values.null_count:
-            rows = _valid_rows(values)
+            rows = valid_rows(values)
             groups, sequence = groups[rows], sequence[rows]
             values = values.take(pa.array(rows))
         self._log.append(groups, sequence, values)
@@ -378,6 +292,20 @@ class CollectedList(GroupColumn):
 
     @property
     @override
+    def state_type(self) -> pa.DataType:
+        return self._log.state_type
+
+    @override
+    def freeze(self, groups: Int64Array) -> FrozenStates:
+        (states,) = self._log.freeze(groups)
+        return states
+
+    @override
+    def restore(self, groups: Int64Array, states: pa.Array) -> None:
+        self._log.restore(groups, [states])
+
+    @property
+    @override
     def memory_bytes(self) -> int:
         return self._log.memory_bytes()
 
@@ -396,8 +324,3 @@ _COLUMN_TYPES: dict[str, type[FirstOrLast | Folded | DistinctCount | CollectedLi
 def group_column(spec: GroupColumnSpec) -> GroupColumn:
     """An empty column for a built-in aggregate."""
     return _COLUMN_TYPES[spec.function](spec)
-
-
-def _valid_rows(values: pa.Array) -> Int64Array:
-    rows: Int64Array = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-    return rows

@@ -2,11 +2,15 @@
 
 Group columns are addressed by the dense index that the record table gives every key. Without group
 columns no index is kept.
+
+Snapshots: numbers alone are exported in the background, record by record as the table goes on changing;
+with group columns the changed keys are copied when the table is sealed, the values of the columns are
+not. A table that is being emitted is exported whole, without the keys that are out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,8 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
-from taskmanager.kernels import AccumulatorKind, RecordTable, Rows
-from taskmanager.state.group_columns import GroupColumn
+from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, encode_keys
+from taskmanager.kernels.record_versions import RecordExport
+from taskmanager.state.accumulator_columns import accumulator_fields, from_columns, to_column
+from taskmanager.state.group_column import GroupColumn
+from taskmanager.state.keyed_rows import SealedKeyedRows, keyed_schema, latest_rows
+from taskmanager.state.run_format import key_fields, plain_keys, split_tombstones
+from taskmanager.state.sealed_records import SealedRecords
+from taskmanager.state.snapshot_table import RestoredPart
 
 Int64Array = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
@@ -61,6 +71,7 @@ class GroupTable:
         kinds: what the numbers are.
         columns: empty group columns.
         home: name of the state it was made for.
+        with_versions: the table can be sealed.
 
     Attributes:
         emitted_rows: rows that ``chunks`` has handed out: they are no longer part of the state.
@@ -72,11 +83,21 @@ class GroupTable:
         kinds: Sequence[AccumulatorKind],
         columns: list[GroupColumn],
         home: str = "",
+        *,
+        with_versions: bool = False,
     ) -> None:
         self.home = home
-        self._records = RecordTable(key_types, kinds, with_index=bool(columns))
+        self._key_count = len(key_types)
+        self._kinds = tuple(kinds)
+        self._records = RecordTable(
+            key_types, kinds, with_index=bool(columns), with_versions=with_versions
+        )
+        content = [*accumulator_fields(kinds), *(column.state_field() for column in columns)]
+        self._schema = keyed_schema(key_fields(key_types), content)
         self._columns = columns
         self.emitted_rows = 0
+
+    kind = "group"
 
     def __len__(self) -> int:
         return len(self._records)
@@ -165,3 +186,77 @@ class GroupTable:
     def is_reusable(self) -> bool:
         """True where a table of the same kind would do well to start with this one's memory."""
         return not self._columns and len(self) * _BYTES_PER_KEY_MAX >= self.memory_bytes()
+
+    def schema(self) -> pa.Schema:
+        """Schema of the exported rows."""
+        return self._schema
+
+    def is_changed(self, since_version: int) -> bool:
+        """Keys have changed after that version, or are being emitted."""
+        return self.emitted_rows > 0 or self._records.versions.is_changed(since_version)
+
+    def seal(self, since_version: int, max_parallelism: int) -> SealedRecords | SealedKeyedRows:
+        """Freezes the keys that changed after ``since_version``."""
+        if self.emitted_rows:
+            export = self._records.seal_rest(self.emitted_rows)
+        else:
+            export = self._records.seal(since_version)
+        if self._columns:
+            return self._seal_with_columns(export, max_parallelism)
+        return SealedRecords(
+            self._records, export, self._schema, self._key_count, max_parallelism, self._numbers
+        )
+
+    def forget(self, version: int) -> None:
+        """Tombstones up to the version may go."""
+        self._records.versions.forget(version)
+
+    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+        """Adds restored keys."""
+        self._records.reserve(len(self._records) + part.rows_max)
+        if self._columns:
+            # Values of group columns are only added to: each key is restored once.
+            batches = latest_rows(batches, self._schema, self._key_count)
+        for batch in batches:
+            removed, rows = split_tombstones(batch, self._key_count)
+            if removed is not None:
+                self._records.discard(removed)
+            if rows is not None:
+                self._restore(rows.columns[2:])
+
+    def _restore(self, columns: list[pa.Array]) -> None:
+        keys = encode_keys(columns[: self._key_count])
+        numbers_stop = self._key_count + len(self._kinds)
+        values, valid = from_columns(self._kinds, columns[self._key_count : numbers_stop])
+        self._records.put(Rows(keys, [v for v in values if v is not None], valid))
+        if self._columns:
+            groups = self._records.lookup(keys)
+            for column, states in zip(self._columns, columns[numbers_stop:], strict=True):
+                column.restore(groups, states)
+
+    def _numbers(self, rows: Rows) -> list[pa.Array]:
+        return [
+            pa.array(values, mask=None if valid is None else ~valid)
+            for values, valid in zip(rows.accumulators, rows.validity, strict=True)
+        ]
+
+    def _seal_with_columns(self, export: RecordExport, max_parallelism: int) -> SealedKeyedRows:
+        """Copies the changed keys and their numbers, and freezes the columns."""
+        records = self._records
+        keys = records.changed_keys(export)
+        gathered = records.gather(keys)
+        numbers = [
+            to_column(values, valid)
+            for values, valid in zip(gathered.accumulators, gathered.validity, strict=True)
+        ]
+        groups = records.lookup(keys)
+        states = [*numbers, *(column.freeze(groups) for column in self._columns)]
+        return SealedKeyedRows(
+            export.since_version,
+            export.version,
+            self._schema,
+            self._key_count,
+            max_parallelism,
+            plain_keys(keys).to_arrays(),
+            lambda rows: [state(rows) for state in states],
+        )

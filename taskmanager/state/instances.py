@@ -1,8 +1,13 @@
-"""Numbers for things that come and go (sessions, open count windows), and aggregates by number."""
+"""What belongs to things that come and go (sessions, open count windows), by number.
+
+The numbers are given out by the table of these things, which also exports what belongs to them: numbers
+mean nothing outside of a process.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +15,10 @@ import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, encode_keys
-from taskmanager.state.group_columns import GroupColumn
+from taskmanager.state.accumulator_columns import accumulator_fields, from_columns, to_column
+from taskmanager.state.group_column import GroupColumn
 from taskmanager.state.group_table import TableInputs, TableRows
+from taskmanager.state.value_log import FrozenStates
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -37,6 +44,25 @@ class NumberPool:
         self._free = np.append(self._free, numbers)
 
 
+class InstanceState(Protocol):
+    """State of numbered instances, exported and restored by the table that numbers them.
+
+    The columns are the same everywhere: one array per field of ``state_fields``.
+    """
+
+    def state_fields(self) -> list[pa.Field]:
+        """What an instance's state is; the names are unique within."""
+
+    def freeze(self, groups: Int64Array) -> list[FrozenStates]:
+        """The states of different instances as they are now, per field."""
+
+    def restore(self, groups: Int64Array, states: list[pa.Array]) -> None:
+        """Sets the states of n different instances."""
+
+    def memory_bytes(self) -> int:
+        """Approximate size."""
+
+
 class InstanceTable:
     """Aggregates of numbered instances.
 
@@ -46,6 +72,7 @@ class InstanceTable:
     """
 
     def __init__(self, kinds: Sequence[AccumulatorKind], columns: list[GroupColumn]) -> None:
+        self._kinds = tuple(kinds)
         self._records = RecordTable([pa.int64()], kinds) if kinds else None
         self._columns = columns
 
@@ -88,6 +115,30 @@ class InstanceTable:
             self._records.remove(_keys(instances))
         for column in self._columns:
             column.clear(instances)
+
+    def state_fields(self) -> list[pa.Field]:
+        """The accumulators, then the group columns."""
+        return [*accumulator_fields(self._kinds), *(c.state_field() for c in self._columns)]
+
+    def freeze(self, groups: Int64Array) -> list[FrozenStates]:
+        """The states of different instances as they are now."""
+        frozen: list[FrozenStates] = []
+        if self._records is not None:
+            gathered = self._records.gather(_keys(groups))
+            # An instance that has taken no rows yet has no record.
+            for values, valid in zip(gathered.accumulators, gathered.validity, strict=True):
+                mask = gathered.present if valid is None else gathered.present & valid
+                frozen.append(to_column(values, mask))
+        return frozen + [column.freeze(groups) for column in self._columns]
+
+    def restore(self, groups: Int64Array, states: list[pa.Array]) -> None:
+        """Sets the states of n different instances."""
+        if self._records is not None:
+            self._records.remove(_keys(groups))
+            values, valid = from_columns(self._kinds, states[: len(self._kinds)])
+            self._records.accumulate(_keys(groups), values, valid, merge=True)
+        for column, column_states in zip(self._columns, states[len(self._kinds) :], strict=True):
+            column.restore(groups, column_states)
 
 
 def _keys(instances: Int64Array) -> KeyBatch:

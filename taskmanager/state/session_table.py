@@ -4,12 +4,15 @@ Sessions of one key are disjoint and do not touch. They are chained from the lat
 that a batch looks only at those that are not over before its first row of that key. Everything is done
 for a whole batch at once, with a number of array operations that does not depend on its rows.
 
+What the sessions hold is part of the table, by number. In a snapshot a session is known by its key and
+its start: a session whose start changes, or that becomes part of another, leaves a tombstone.
+
 Invariants, per key: along the chain starts and ends fall; expired sessions are the end of the chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,13 +20,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
-from taskmanager.state.instances import NumberPool
+from taskmanager.kernels import encode_keys
+from taskmanager.state.instances import InstanceState, NumberPool
 from taskmanager.state.key_index import KeyIndex
+from taskmanager.state.keyed_rows import SealedKeyedRows, keyed_schema, latest_rows
+from taskmanager.state.run_format import key_fields
+from taskmanager.state.snapshot_table import RestoredPart
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 _NEVER = np.int64(2**63 - 1)
+
+_START = pa.field("start", pa.int64())
+_END = pa.field("end", pa.int64())
+_FIRED = pa.field("fired", pa.bool_())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +60,24 @@ class SessionTable:
     Args:
         key_types: types of the key columns.
         gap_ms: a session ends this long after its last row.
+        contents: what the sessions hold, by number; part of this table.
     """
 
-    def __init__(self, key_types: Sequence[pa.DataType], gap_ms: int) -> None:
+    kind = "sessions"
+
+    def __init__(
+        self, key_types: Sequence[pa.DataType], gap_ms: int, contents: InstanceState
+    ) -> None:
+        self.contents = contents
+        self._types = tuple(key_types)
         self._gap_ms = gap_ms
+        self._version = 1
+        self._last_change = 0
+        # Since when a session has its start: those of this version need no tombstone.
+        self._started_in = np.zeros(64, np.int64)
+        self._changed_in = np.zeros(64, np.int64)
+        self._dead: list[_Dead] = []
+        self._dead_bytes = 0
         self._keys = KeyIndex(key_types)
         self._numbers = NumberPool()
         self._head = np.full(64, -1, np.int64)
@@ -71,9 +96,10 @@ class SessionTable:
         return self._count
 
     def memory_bytes(self) -> int:
-        """Approximate size."""
-        arrays = (self._start, self._end, self._key, self._earlier, self._later, self._fired)
-        return self._keys.memory_bytes() + self._head.nbytes + sum(a.nbytes for a in arrays)
+        """Approximate size, what the sessions hold included."""
+        arrays = 7 * self._start.nbytes + self._fired.nbytes + self._head.nbytes
+        arrays += self._dead_bytes
+        return self._keys.memory_bytes() + arrays + self.contents.memory_bytes()
 
     def key_indices(self, keys: KeyBatch) -> Int64Array:
         """The numbers of keys, for ``add`` and ``intervals``: int64[n]."""
@@ -138,6 +164,10 @@ class SessionTable:
 
         touched = np.unique(component[: len(firsts)])
         touched_sessions = session[touched]
+        is_moved = self._start[touched_sessions] != component_starts[touched]
+        self._bury(np.append(source, touched_sessions[is_moved]))
+        self._started_in[touched_sessions[is_moved]] = self._version
+        self._touch(touched_sessions)
         self._key[session] = component_keys
         self._start[session] = component_starts
         self._end[session] = component_ends
@@ -181,8 +211,12 @@ class SessionTable:
         known = numbers >= 0
         session[component[known]] = numbers[known]
         new = np.flatnonzero(session < 0)
-        session[new] = self._numbers.allocate(len(new))
-        self._count += len(new)
+        session[new] = self._new_sessions(len(new))
+        return session
+
+    def _new_sessions(self, count: int) -> Int64Array:
+        numbers = self._numbers.allocate(count)
+        self._count += count
         bound = self._numbers.bound
         if bound > len(self._start):
             self._start = _extended(self._start, bound, 0)
@@ -190,10 +224,13 @@ class SessionTable:
             self._key = _extended(self._key, bound, 0)
             self._earlier = _extended(self._earlier, bound, -1)
             self._later = _extended(self._later, bound, -1)
+            self._started_in = _extended(self._started_in, bound, 0)
+            self._changed_in = _extended(self._changed_in, bound, 0)
             fired = np.zeros(len(self._start), np.bool_)
             fired[: len(self._fired)] = self._fired
             self._fired = fired
-        return session
+        self._started_in[numbers] = self._version
+        return numbers
 
     def _chain(
         self,
@@ -237,6 +274,7 @@ class SessionTable:
     def mark_fired(self, sessions: Int64Array) -> None:
         """The sessions have fired and stay until they expire."""
         self._fired[sessions] = True
+        self._touch(sessions)
 
     def expired(self, watermark_ms: int, lateness_ms: int) -> Int64Array:
         """Fired sessions that take no rows any more."""
@@ -256,6 +294,7 @@ class SessionTable:
         """
         if not len(sessions):
             return
+        self._bury(sessions)
         later = self._later[sessions]
         self._earlier[later[later >= 0]] = -1
         ended = self._key[sessions[later < 0]]
@@ -276,6 +315,107 @@ class SessionTable:
     def next_end(self) -> int | None:
         """A time at or before the end of the first session that is to fire, None = there is none."""
         return None if self._first_end_to_fire == _NEVER else self._first_end_to_fire
+
+    def _touch(self, sessions: Int64Array) -> None:
+        self._changed_in[sessions] = self._version
+        self._last_change = self._version
+
+    def _bury(self, sessions: Int64Array) -> None:
+        """Leaves tombstones for sessions that snapshots may know by their start."""
+        known = sessions[self._started_in[sessions] < self._version]
+        if len(known):
+            dead = _Dead(self._version, self.keys(known), self._start[known])
+            self._dead.append(dead)
+            self._dead_bytes += dead.memory_bytes()
+            self._last_change = self._version
+
+    def schema(self) -> pa.Schema:
+        """Schema of the exported rows."""
+        content = [_END, _FIRED, *self.contents.state_fields()]
+        return keyed_schema([*key_fields(self._types), _START], content)
+
+    def is_changed(self, since_version: int) -> bool:
+        """Sessions have got rows, fired or gone after that version."""
+        return self._last_change > since_version
+
+    def seal(self, since_version: int, max_parallelism: int) -> SealedKeyedRows:
+        """Freezes the sessions that changed after ``since_version``: copies their numbers, but no values
+        that they hold."""
+        version = self._version
+        self._version += 1
+        bound = self._numbers.bound
+        is_live = self._end[:bound] != _NEVER
+        if since_version:
+            is_live &= self._changed_in[:bound] > since_version
+        sessions = np.flatnonzero(is_live)
+        ends, fired = self._end[sessions], self._fired[sessions]
+        states = self.contents.freeze(sessions)
+
+        def content(rows: Int64Array) -> list[pa.Array]:
+            columns = [column(rows) for column in states]
+            return [pa.array(ends[rows]), pa.array(fired[rows]), *columns]
+
+        return SealedKeyedRows(
+            since_version,
+            version,
+            self.schema(),
+            len(self._types),
+            max_parallelism,
+            [*self.keys(sessions), pa.array(self._start[sessions])],
+            content,
+            self._dead_since(since_version) if since_version else None,
+        )
+
+    def _dead_since(self, since_version: int) -> list[pa.Array] | None:
+        dead = [dead for dead in self._dead if dead.version > since_version]
+        if not dead:
+            return None
+        keys = [pa.concat_arrays([d.keys[i] for d in dead]) for i in range(len(self._types))]
+        return [*keys, pa.array(np.concatenate([d.starts for d in dead]))]
+
+    def forget(self, version: int) -> None:
+        """Forgets the tombstones up to that version."""
+        self._dead = [dead for dead in self._dead if dead.version > version]
+        self._dead_bytes = sum(dead.memory_bytes() for dead in self._dead)
+
+    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+        """Adds restored sessions; all of a key come in one call."""
+        key_count = len(self._types)
+        loaded: list[Int64Array] = []
+        for batch in latest_rows(batches, self.schema(), key_count + 1):
+            columns = batch.columns[2:]
+            sessions = self._new_sessions(batch.num_rows)
+            self._started_in[sessions] = self._changed_in[sessions] = 0
+            self._key[sessions] = self.key_indices(encode_keys(columns[:key_count]))
+            self._start[sessions] = columns[key_count].to_numpy()
+            self._end[sessions] = columns[key_count + 1].to_numpy()
+            self._fired[sessions] = columns[key_count + 2].to_numpy(zero_copy_only=False)
+            self.contents.restore(sessions, columns[key_count + 3 :])
+            loaded.append(sessions)
+        if not loaded:
+            return
+        sessions = np.concatenate(loaded)
+        keys = self._key[sessions]
+        order = np.lexsort((self._start[sessions], keys))
+        different = np.unique(keys)
+        assert (self._head[different] < 0).all(), "a key was restored from two snapshots"
+        self._chain(sessions[order], keys[order], different, self._head[different])
+        ends, fired = self._end[sessions], self._fired[sessions]
+        first_to_fire = int(ends[~fired].min(initial=_NEVER))
+        self._first_end_to_fire = min(self._first_end_to_fire, first_to_fire)
+        self._first_end_to_expire = min(self._first_end_to_expire, int(ends.min()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Dead:
+    """Sessions that are no more, or have another start now."""
+
+    version: int
+    keys: list[pa.Array]
+    starts: Int64Array
+
+    def memory_bytes(self) -> int:
+        return self.starts.nbytes + sum(key.nbytes for key in self.keys)
 
 
 def _components(

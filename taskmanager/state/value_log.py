@@ -7,11 +7,20 @@ the group it belongs to and its place in the order of arrival.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.storage.key_encoding import bounds_of
+
 Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+FrozenStates = Callable[[Int64Array], pa.Array]
+"""States of some groups as they were when they were frozen, readable on any thread: takes indices of
+those groups, int64[n], and gives n states."""
 
 _CHUNK_ROWS_MAX = 1 << 20
 _COMPACT_ABOVE = 1 << 15
@@ -33,6 +42,13 @@ class ValueLog:
     def memory_bytes(self) -> int:
         """Bytes of the values."""
         return sum(chunk.nbytes for chunk in self._chunks)
+
+    def view(self) -> ValueLog:
+        """The values as they are now, whatever happens to this log; nothing is copied."""
+        view = ValueLog(self._type)
+        view._chunks, view._starts = list(self._chunks), list(self._starts)
+        view._length = self._length
+        return view
 
     def append(self, values: pa.Array) -> int:
         """Appends n values; returns the position of the first."""
@@ -91,16 +107,95 @@ class ValueLog:
 
 
 class GroupedLog:
-    """Values that each belong to a group; read group by group in order of arrival."""
+    """Values that each belong to a group; read group by group in order of arrival.
+
+    The state of a group is the list of its values in order of arrival, each with its place in it.
+    """
 
     def __init__(self, type_: pa.DataType) -> None:
+        self._type = type_
         self._values = ValueLog(type_)
         self._group_of = np.empty(1024, np.int64)
         self._sequence_of = np.empty(1024, np.int64)
         self._dead_count = 0
+        # Which groups have values; known while groups are being restored only.
+        self._has_values: BoolArray | None = None
 
     def __len__(self) -> int:
         return len(self._values) - self._dead_count
+
+    @property
+    def state_type(self) -> pa.DataType:
+        """Type of the state of a group."""
+        item = [
+            pa.field("sequence", pa.int64(), nullable=False),
+            pa.field("value", self._type),
+        ]
+        return pa.list_(pa.field("item", pa.struct(item), nullable=False))
+
+    def state_fields(self) -> list[pa.Field]:
+        """The one column of the states."""
+        return [pa.field("values", self.state_type)]
+
+    def freeze(self, groups: Int64Array) -> list[FrozenStates]:
+        """The states of (different) groups, in one column; copies positions, but no values."""
+        positions, rank = self._positions(groups)
+        sequence = self._sequence_of[positions]
+        values = self._values.view()
+        kind = self.state_type
+        ready: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+
+        def states(rows: Int64Array) -> pa.Array:
+            if not ready:
+                order = np.lexsort((sequence, rank))
+                counts = np.bincount(rank, minlength=len(groups)).astype(np.int64)
+                ready.append((positions[order], sequence[order], bounds_of(counts)))
+            by_group, sequence_by_group, bounds = ready[0]
+            lengths = bounds[rows + 1] - bounds[rows]
+            picked = ranges_of(bounds[rows], lengths)
+            items = pa.StructArray.from_arrays(
+                [pa.array(sequence_by_group[picked]), values.take(by_group[picked])],
+                fields=list(kind.value_type),
+            )
+            return pa.ListArray.from_arrays(
+                pa.array(bounds_of(lengths), pa.int32()), items, type=kind
+            )
+
+        return [states]
+
+    def restore(self, groups: Int64Array, states: list[pa.Array]) -> None:
+        """Sets the states of (different) groups.
+
+        Args:
+            groups: int64[n].
+            states: one column of n states.
+        """
+        if self._has_values is None:
+            self._has_values = np.zeros(64, np.bool_)
+            held = self._group_of[: len(self._values)]
+            self._note_values(held[held >= 0])
+        bound = len(self._has_values)
+        replaced = groups[groups < bound]
+        replaced = replaced[self._has_values[replaced]]
+        has_values = self._has_values
+        if len(replaced):
+            self.clear(replaced)
+        (column,) = states
+        items = column.flatten()
+        lengths = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+        self.append(
+            np.repeat(groups, lengths), items.field("sequence").to_numpy(), items.field("value")
+        )
+        self._has_values = has_values
+        self._note_values(groups)
+
+    def _note_values(self, groups: Int64Array) -> None:
+        assert self._has_values is not None
+        missing = int(groups.max(initial=-1)) + 1 - len(self._has_values)
+        if missing > 0:
+            added = np.zeros(max(missing, len(self._has_values)), np.bool_)
+            self._has_values = np.append(self._has_values, added)
+        self._has_values[groups] = True
 
     def memory_bytes(self) -> int:
         """Bytes of the values and of what belongs to them."""
@@ -114,6 +209,7 @@ class GroupedLog:
             sequence: int64[n], its place in the order of arrival.
             values: n values.
         """
+        self._has_values = None
         start = self._values.append(values)
         stop = start + len(values)
         if stop > len(self._group_of):
@@ -167,6 +263,12 @@ class GroupedLog:
         rank = rank_of[group_of]
         positions = np.flatnonzero(rank >= 0)
         return positions, rank[positions]
+
+
+def ranges_of(starts: Int64Array, lengths: Int64Array) -> Int64Array:
+    """The numbers ``starts[i] .. starts[i] + lengths[i] - 1`` for all i, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)
 
 
 def _grown(array: Int64Array, length: int) -> Int64Array:

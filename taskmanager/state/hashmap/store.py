@@ -1,42 +1,90 @@
-"""The backend that keeps everything in memory, table by table."""
+"""The backend that keeps everything in memory, table by table.
+
+Each table of a state and namespace has a chain of segments in the newest confirmed checkpoint (see
+``chains``). A snapshot seals the tables that have changed since then and lists the chains of the others
+again. Restored tables are read when an operator asks for them; until then their chain stays as it is,
+or, where it holds rows of other subtasks too, their rows are copied into the next snapshot.
+
+A snapshot refers to no older segment that one before it, on its way still, has replaced: when that one is
+confirmed, the segment's file may go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+from typing import Final, TypeVar, cast
 
 import pyarrow as pa
 
+from penstock.errors import CheckpointAborted
+from penstock.pb import checkpoint_pb2
 from penstock.storage.key_groups import key_group_range
-from taskmanager.state.backend import AggregateDescriptor
+from taskmanager.state.backend import AggregateDescriptor, BackendEnvironment
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.group_table import GroupTable
-from taskmanager.state.instances import InstanceTable
-from taskmanager.state.row_table import RowTable
+from taskmanager.state.hashmap.chains import (
+    WHOLE,
+    Chain,
+    Export,
+    base_length,
+    next_export,
+    sparse_file,
+)
+from taskmanager.state.hashmap.key_space import HashMapKeySpace
+from taskmanager.state.hashmap.memory_check import MemoryCheck
+from taskmanager.state.hashmap.restored_rows import (
+    BACKEND,
+    RESTORED_TO,
+    RestoredRows,
+    check_fits,
+    restored_rows,
+)
+from taskmanager.state.hashmap.snapshot import HashMapSnapshot, SnapshotItem, TableSlot
+from taskmanager.state.hashmap.timer_table import HashMapTimerTable
+from taskmanager.state.instances import InstanceState
+from taskmanager.state.row_table import RowDescriptor, RowTable
+from taskmanager.state.run_format import FORMAT_VERSION
 from taskmanager.state.session_table import SessionTable
-from taskmanager.state.value_log import GroupedLog
+from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
 
-_Table = GroupTable | RowTable | SessionTable | CountTable | InstanceTable | GroupedLog
-T = TypeVar("T", bound=_Table)
+T = TypeVar("T", bound=SnapshotTable)
 
-_WHOLE = 0
+OPEN_SNAPSHOTS_MAX: Final = 2
+
+_WHOLE: Final = 0
 """The namespace of states that are not cut into namespaces."""
 
 
 class HashMapStateBackend:
-    """State of one operator in one subtask, in memory.
+    """State of one operator in one subtask, in memory. Used on the mailbox thread.
 
     Args:
-        subtask_index: which of ``parallelism`` subtasks this is.
-        max_parallelism: number of key-groups.
+        environment: whose state it is, and what was restored.
+
+    Raises:
+        Unrecoverable: what was restored was written by another backend, or by a newer version.
     """
 
-    def __init__(self, subtask_index: int, parallelism: int, max_parallelism: int) -> None:
-        self._max_parallelism = max_parallelism
-        self._key_groups = key_group_range(subtask_index, parallelism, max_parallelism)
-        self._states: dict[str, dict[int, _Table]] = {}
+    def __init__(self, environment: BackendEnvironment) -> None:
+        self._environment = environment
+        self._max_parallelism = environment.max_parallelism
+        self._key_groups = key_group_range(
+            environment.subtask_index, environment.parallelism, environment.max_parallelism
+        )
+        self._operator = environment.operator_name or environment.operator_uid
+        self._instance = uuid.uuid4().hex
+        self._file_count = 0
+        self._states: dict[str, dict[int, TableSlot]] = {}
+        self._files: dict[str, checkpoint_pb2.StateFile] = {}
+        self._snapshots: dict[int, HashMapSnapshot] = {}
         # Per state one emptied table, so that the next namespace need not grow anew.
         self._spare: dict[str, GroupTable] = {}
+        self._key_space: HashMapKeySpace | None = None
+        self._memory = MemoryCheck(environment.memory, environment.clock)
+        self._is_closed = False
+        self._restore()
 
     @property
     def max_parallelism(self) -> int:
@@ -56,60 +104,298 @@ class HashMapStateBackend:
             if spare is not None:
                 return spare
             return GroupTable(
-                descriptor.key_types, descriptor.kinds, descriptor.new_columns(), home=name
+                descriptor.key_types,
+                descriptor.kinds,
+                descriptor.new_columns(),
+                home=name,
+                with_versions=True,
             )
 
         return self._get(name, namespace, create)
 
-    def row_table(self, name: str, namespace: int) -> RowTable:
+    def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:
         """Rows of a namespace; empty where there are none yet."""
-        return self._get(name, namespace, RowTable)
+        return self._get(name, namespace, lambda: RowTable(descriptor))
 
     def session_table(
-        self, name: str, key_types: Sequence[pa.DataType], gap_ms: int
+        self,
+        name: str,
+        key_types: Sequence[pa.DataType],
+        gap_ms: int,
+        new_contents: Callable[[], InstanceState],
     ) -> SessionTable:
-        """The open sessions of all keys."""
-        return self._get(name, _WHOLE, lambda: SessionTable(key_types, gap_ms))
+        """The open sessions of all keys, with what they hold."""
+        return self._get(name, _WHOLE, lambda: SessionTable(key_types, gap_ms, new_contents()))
 
-    def count_table(self, name: str, key_types: Sequence[pa.DataType]) -> CountTable:
-        """The open count windows of all keys."""
-        return self._get(name, _WHOLE, lambda: CountTable(key_types))
+    def count_table(
+        self,
+        name: str,
+        key_types: Sequence[pa.DataType],
+        new_contents: Callable[[], InstanceState],
+    ) -> CountTable:
+        """The open count windows of all keys, with what they hold."""
+        return self._get(name, _WHOLE, lambda: CountTable(key_types, new_contents()))
 
-    def instance_table(self, name: str, descriptor: AggregateDescriptor) -> InstanceTable:
-        """Aggregates of numbered instances (sessions, count windows)."""
-        return self._get(
-            name, _WHOLE, lambda: InstanceTable(descriptor.kinds, descriptor.new_columns())
-        )
+    def key_space(self, key_types: Sequence[pa.DataType]) -> HashMapKeySpace:
+        """The objects of all keys; one per operator."""
+        if self._key_space is None:
+            self._key_space = HashMapKeySpace(
+                key_types,
+                open_column=lambda name, create: self._get(name, _WHOLE, create),
+                now_ms=self._environment.clock.now_ms,
+                check_memory=self._memory.check,
+                lock=Lock(),
+            )
+            space = self._key_space
+            self._memory.register(f"{self._operator}: keys", space.key_bytes)
+        return self._key_space
 
-    def grouped_log(self, name: str, value_type: pa.DataType) -> GroupedLog:
-        """Values of numbered instances."""
-        return self._get(name, _WHOLE, lambda: GroupedLog(value_type))
+    def timer_table(self, name: str, key_types: Sequence[pa.DataType]) -> HashMapTimerTable:
+        """Timers of all keys."""
+        return self._get(name, _WHOLE, lambda: HashMapTimerTable(key_types))
 
     def namespaces(self, name: str) -> list[int]:
-        """Namespaces of a state that exist, ascending."""
+        """Namespaces of a state that exist, ascending; restored ones included."""
         return sorted(self._states.get(name, ()))
 
     def move(self, name: str, namespace: int, to_name: str, to_namespace: int) -> None:
         """Gives the content of a namespace to one that does not exist yet, without copying."""
-        target = self._states.setdefault(to_name, {})
+        target = self._state(to_name)
         assert to_namespace not in target, f"{to_name}/{to_namespace} exists already"
         target[to_namespace] = self._states[name].pop(namespace)
 
     def drop(self, name: str, namespace: int) -> None:
         """Removes a namespace with all in it; nothing happens where it does not exist."""
-        table = self._states.get(name, {}).pop(namespace, None)
+        slot = self._states.get(name, {}).pop(namespace, None)
+        table = None if slot is None else slot.table
         if isinstance(table, GroupTable) and table.is_reusable():
             table.clear()
             self._spare[table.home] = table
 
     def memory_bytes(self) -> int:
         """Approximate size of all states."""
-        tables = [table for state in self._states.values() for table in state.values()]
-        return sum(table.memory_bytes() for table in [*tables, *self._spare.values()])
+        keys = 0 if self._key_space is None else self._key_space.key_bytes()
+        spare = sum(table.memory_bytes() for table in self._spare.values())
+        return keys + spare + sum(self._state_bytes(name) for name in self._states)
+
+    def snapshot(self, checkpoint_id: int) -> HashMapSnapshot:
+        """Seals what has changed since the newest confirmed checkpoint.
+
+        Raises:
+            CheckpointAborted: too many snapshots are still being written, or the backend is closed.
+        """
+        if self._is_closed:
+            raise CheckpointAborted(checkpoint_id, f"operator {self._operator!r} has ended")
+        open_count = sum(snapshot.is_open for snapshot in self._snapshots.values())
+        if open_count >= OPEN_SNAPSHOTS_MAX:
+            raise CheckpointAborted(
+                checkpoint_id,
+                f"{open_count} snapshots of operator {self._operator!r} are still being written: raise "
+                "execution.checkpointing.interval or execution.checkpointing.min-pause",
+            )
+        chains = [slot.chain for _, _, slot in self._slots()]
+        sizes = {name: _size_bytes(file.handle) for name, file in self._files.items()}
+        sparse = sparse_file(sizes, chains)
+        rewritten = set() if sparse is None else {sparse}
+        replaced = self._replaced()
+        items = [
+            self._item(name, namespace, slot, rewritten, replaced.get(id(slot)))
+            for name, namespace, slot in self._slots()
+        ]
+        file_name = f"{self._instance}-{self._file_count}"
+        self._file_count += 1
+        snapshot = HashMapSnapshot(
+            checkpoint_id,
+            self._header(),
+            file_name,
+            f"{self._environment.operator_uid}/{file_name}",
+            [item for item in items if item is not None],
+            dict(self._files),
+            is_shared=self._environment.is_incremental,
+        )
+        self._snapshots[checkpoint_id] = snapshot
+        return snapshot
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """A checkpoint is complete: later snapshots may refer to its files."""
+        snapshot = self._snapshots.pop(checkpoint_id, None)
+        for older in [older for older in self._snapshots if older < checkpoint_id]:
+            self._snapshots.pop(older).discard()
+        if snapshot is None:
+            return
+        self._files |= snapshot.written_files
+        for item in snapshot.items:
+            self._confirm(item)
+        used = {segment.file for _, _, slot in self._slots() for segment in slot.chain}
+        self._files = {name: file for name, file in self._files.items() if name in used}
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will not complete: its changes join the next snapshot."""
+        snapshot = self._snapshots.pop(checkpoint_id, None)
+        if snapshot is not None:
+            snapshot.discard()
+
+    def close(self) -> None:
+        """Forgets everything. Snapshots that are being written fail."""
+        self._is_closed = True
+        for snapshot in self._snapshots.values():
+            snapshot.discard()
+        self._snapshots = {}
+        self._memory.close()
+        self._states = {}
+        self._spare = {}
+        self._key_space = None
 
     def _get(self, name: str, namespace: int, create: Callable[[], T]) -> T:
-        state = self._states.setdefault(name, {})
-        table = state.get(namespace)
+        self._memory.check()
+        state = self._states.get(name)
+        if state is None:
+            state = self._state(name)
+        slot = state.get(namespace)
+        if slot is None:
+            slot = state[namespace] = TableSlot(create())
+        elif slot.table is None:
+            slot.table = self._load(name, slot, create())
+        return cast("T", slot.table)
+
+    def _state(self, name: str) -> dict[int, TableSlot]:
+        if name not in self._states:
+            self._states[name] = {}
+            self._memory.register(
+                f"{self._operator}: state {name}", lambda: self._state_bytes(name)
+            )
+        return self._states[name]
+
+    def _state_bytes(self, name: str) -> int:
+        slots = self._states.get(name, {}).values()
+        return sum(slot.table.memory_bytes() for slot in slots if slot.table is not None)
+
+    def _slots(self) -> Iterator[tuple[str, int, TableSlot]]:
+        for name, state in self._states.items():
+            for namespace, slot in state.items():
+                yield name, namespace, slot
+
+    # -- restore
+
+    def _restore(self) -> None:
+        environment = self._environment
+        if not environment.restored:
+            return
+        assert environment.reader is not None, "restored snapshots need a reader"
+        found = restored_rows(
+            environment.restored, environment.reader, self._key_groups, self._operator
+        )
+        for (name, namespace), parts in found.items():
+            self._state(name)[namespace] = TableSlot(None, parts, self._shared_chain(parts))
+        for _, _, slot in self._slots():
+            for segment in slot.chain:
+                self._files[segment.file] = slot.restored[0].files[segment.file]
+
+    def _shared_chain(self, parts: list[RestoredRows]) -> Chain:
+        """The restored chain, where new snapshots may refer to it."""
+        if not self._environment.is_incremental or len(parts) > 1 or not parts[0].is_shareable:
+            return ()
+        return parts[0].chain
+
+    def _load(self, name: str, slot: TableSlot, table: T) -> T:
+        state = f"state {name!r} of operator {self._operator!r}"
+        for index, rows in enumerate(slot.restored):
+            check_fits(rows, table.kind, table.schema(), state)
+            part = RestoredPart(rows.key_groups, index, len(slot.restored), rows.rows_max)
+            table.load(rows.batches(), part)
+        # What changes from now on comes after the restored chain.
+        table.seal(RESTORED_TO, self._max_parallelism).release()
+        slot.restored = []
+        slot.is_unwritten = not slot.chain
+        return table
+
+    # -- snapshot
+
+    def _header(self) -> checkpoint_pb2.KeyedStateSnapshot:
+        return checkpoint_pb2.KeyedStateSnapshot(
+            backend=BACKEND,
+            format_version=FORMAT_VERSION,
+            instance=self._instance,
+            first_key_group=self._key_groups.start,
+            last_key_group=self._key_groups.stop - 1,
+            max_parallelism=self._max_parallelism,
+        )
+
+    def _replaced(self) -> dict[int, Export]:
+        """By identity of a slot: the earliest export of it that is on its way."""
+        found: dict[int, Export] = {}
+        for snapshot in self._snapshots.values():
+            for item in snapshot.items:
+                export = item.export
+                if export is not None:
+                    earlier = found.get(id(item.slot))
+                    found[id(item.slot)] = export if earlier is None else min(export, earlier)
+        return found
+
+    def _item(
+        self,
+        name: str,
+        namespace: int,
+        slot: TableSlot,
+        rewritten: set[str],
+        replaced: Export | None,
+    ) -> SnapshotItem | None:
+        """What a table adds to a snapshot; None = it has never held anything.
+
+        Args:
+            rewritten: files that it is not to refer to.
+            replaced: what a snapshot on its way exports of it, so that nothing newer stays of the chain.
+        """
+        table, chain = slot.table, slot.chain
         if table is None:
-            table = state[namespace] = create()
-        return cast("T", table)
+            first = slot.restored[0]
+            is_kept = bool(chain) and all(segment.file not in rewritten for segment in chain)
+            is_kept = is_kept and replaced is None
+            copied = () if is_kept and self._environment.is_incremental else tuple(slot.restored)
+            return SnapshotItem(
+                name, namespace, slot, first.kind, first.schema, chain, copied=copied
+            )
+        schema = table.schema()
+        export = next_export(chain, rewritten) if self._environment.is_incremental else WHOLE
+        if replaced is not None:
+            export = min(export, replaced)
+        is_rewritten = any(segment.file in rewritten for segment in chain)
+        must_seal = (
+            is_rewritten
+            or replaced is not None
+            or slot.is_unwritten
+            or not self._environment.is_incremental
+        )
+        is_changed = table.is_changed(chain[-1].to_version if chain else 0)
+        if schema is None or not (chain or is_changed or slot.is_unwritten):
+            return None
+        item = SnapshotItem(name, namespace, slot, table.kind, schema, chain)
+        if is_changed or must_seal:
+            item.sealed = table.seal(export.since_version, self._max_parallelism)
+            item.tier = export.tier
+        return item
+
+    def _confirm(self, item: SnapshotItem) -> None:
+        slot = item.slot
+        slot.chain = item.chain
+        if slot.table is None:
+            assert self._environment.reader is not None, "restored snapshots need a reader"
+            slot.restored = [
+                RestoredRows(
+                    item.kind,
+                    item.schema,
+                    item.chain,
+                    self._files,
+                    self._environment.reader,
+                    self._key_groups,
+                    is_shareable=True,
+                )
+            ]
+            return
+        slot.is_unwritten = False
+        if item.chain:
+            slot.table.forget(item.chain[base_length(item.chain) - 1].to_version)
+
+
+def _size_bytes(handle: checkpoint_pb2.StateHandle) -> int:
+    return handle.size_bytes or len(handle.inline)

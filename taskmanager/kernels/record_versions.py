@@ -1,0 +1,320 @@
+"""Versions of the records of a table, and exports of what changed between two of them.
+
+Every record has a word with the version in which it was changed last. ``seal`` ends the current version
+and touches no record. An export then walks the slots in chunks, on another thread, while the table goes
+on changing: a record that is still to be exported and is about to change is copied aside first.
+
+Invariants:
+- a record is in an export exactly once or twice with the same content, as it was when it was sealed: the
+  walk takes records from its cursor on whose version is in the interval; whoever changes such a record
+  copies it aside and stamps it with a version beyond the interval, under the same lock;
+- when the table gets other records in place of the old ones (growth, another width, ``clear``), the old
+  ones never change again: the export walks them on;
+- a removed key leaves a tombstone in the version of its removal, unless no export can hold the key:
+  before the first ``seal``.
+
+An empty record has version -1, a restored one 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+import numpy as np
+
+from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import ByteArray, Int64Array
+from taskmanager.kernels.slot_table import SlotTable
+
+NO_VERSION: Final = -1
+RESTORED_VERSION: Final = 0
+FIRST_VERSION: Final = 1
+CHUNK_SLOTS: Final = 1 << 16
+_TOMBSTONES_MIN: Final = 1 << 16
+"""That many tombstones are always kept."""
+
+
+class ReleasedError(RuntimeError):
+    """An export was given back while it was being read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPiece:
+    """Copies of some records.
+
+    Attributes:
+        slots: int64[n], where they were in a table of ``capacity`` slots.
+        matrix: int64[n, width], the records.
+        arena: where byte keys lie; their bytes never change.
+    """
+
+    slots: Int64Array
+    capacity: int
+    matrix: Int64Array
+    arena: ByteArray | None
+
+
+class RecordVersions:
+    """The versions of one table. All methods but those of exports are called by the table's owner.
+
+    Args:
+        slots: the table.
+        column: where the version word is.
+
+    Attributes:
+        lock: held while records change or are exported.
+        current: the version that is being written.
+    """
+
+    def __init__(self, slots: SlotTable, column: int) -> None:
+        self.lock = Lock()
+        self.current = FIRST_VERSION
+        self._slots = slots
+        self._column = column
+        self._changed = 0
+        self._floor = 0
+        self._tombstones: dict[int, list[KeyBatch]] = {}
+        self._tombstone_count = 0
+        self._exports: list[RecordExport] = []
+        slots.before_replacement = self._keep_records
+
+    @property
+    def column(self) -> int:
+        """Where the version word is."""
+        return self._column
+
+    def is_changed(self, since_version: int) -> bool:
+        """A record was changed or removed after that version."""
+        return self._changed > since_version
+
+    def upsert(self, keys: KeyBatch) -> Int64Array:
+        """The slots of keys whose records are about to change (under the lock)."""
+        if len(keys):
+            self._changed = self.current
+        if not self._exports:
+            return self._slots.upsert(keys, self._column, self.current)
+        slots = self._slots.upsert(keys)
+        self._keep_chosen()
+        touched = np.empty(len(slots), dtype=np.int64)
+        before = np.empty(len(slots), dtype=np.int64)
+        count = self._slots.kernels.touch(
+            slots, self._slots.records, self._column, self.current, touched, before
+        )
+        self._copy_aside(touched[:count], before[:count])
+        return slots
+
+    def remove(self, keys: KeyBatch) -> None:
+        """The keys are about to be removed (under the lock)."""
+        slots = self._slots.find(keys)
+        present = np.flatnonzero(slots >= 0)
+        if not len(present):
+            return
+        self._changed = self.current
+        if self.current > FIRST_VERSION and self._floor < self.current:
+            self._bury(keys if len(present) == len(keys) else keys.take(present))
+        if self._exports:
+            self._keep_chosen()
+        if self._exports:
+            self._touch_displaced(slots[present])
+
+    def seal_only(self, slots: Int64Array) -> RecordExport:
+        """Ends the current version; these records are the export's, and count as all there are."""
+        export = RecordExport(self, 0, self.current, [], slots)
+        self.current += 1
+        with self.lock:
+            self._exports.append(export)
+        return export
+
+    def seal(self, since_version: int) -> RecordExport:
+        """Ends the current version; what changed after ``since_version`` is the export's.
+
+        Args:
+            since_version: 0 for everything; the export may begin earlier than that.
+        """
+        since = since_version if since_version >= self._floor else 0
+        buried: list[KeyBatch] = []
+        if since:
+            for version, batches in self._tombstones.items():
+                if version > since:
+                    buried += batches
+        export = RecordExport(self, since, self.current, buried)
+        self.current += 1
+        with self.lock:
+            self._exports.append(export)
+        return export
+
+    def forget(self, version: int) -> None:
+        """Tombstones up to the version are not needed any more."""
+        for old in [old for old in self._tombstones if old <= version]:
+            self._tombstone_count -= sum(len(batch) for batch in self._tombstones.pop(old))
+
+    def restart(self) -> None:
+        """The table was emptied and begins anew, with the first version."""
+        self.current = FIRST_VERSION
+        self._changed = self._floor = 0
+        self._tombstones = {}
+        self._tombstone_count = 0
+
+    def memory_bytes(self) -> int:
+        """Size of tombstones and of what is kept for exports."""
+        tombstones = sum(
+            key_bytes(batch) for batches in self._tombstones.values() for batch in batches
+        )
+        return tombstones + sum(export.memory_bytes() for export in self._exports)
+
+    def _bury(self, keys: KeyBatch) -> None:
+        self._tombstones.setdefault(self.current, []).append(keys)
+        self._tombstone_count += len(keys)
+        if self._tombstone_count > max(_TOMBSTONES_MIN, 2 * len(self._slots)):
+            # The next snapshot is a full one.
+            self._tombstones = {}
+            self._tombstone_count = 0
+            self._floor = self.current
+
+    def _touch_displaced(self, slots: Int64Array) -> None:
+        room = len(self._slots) + 2
+        touched = np.empty(room, dtype=np.int64)
+        before = np.empty(room, dtype=np.int64)
+        count = self._slots.kernels.touch_displaced(
+            slots,
+            self._slots.records,
+            self._column,
+            self._slots.key_words == 2,
+            min(export.after for export in self._exports),
+            max(export.version for export in self._exports),
+            min(export.cursor for export in self._exports),
+            self.current,
+            touched,
+            before,
+        )
+        self._copy_aside(touched[:count], before[:count])
+
+    def _copy_aside(self, slots: Int64Array, before: Int64Array) -> None:
+        """Saves records whose versions were ``before`` for the exports that still need them."""
+        for export in self._exports:
+            needed = (before > export.after) & (before <= export.version) & (slots >= export.cursor)
+            if needed.any():
+                export.saved.append(self._piece(slots[needed], before[needed]))
+
+    def _piece(self, slots: Int64Array, versions: Int64Array | None = None) -> RecordPiece:
+        matrix = self._slots.records[slots]
+        if versions is not None:
+            matrix[:, self._column] = versions
+        return RecordPiece(slots, self._slots.capacity, matrix, self._slots.lend_arena())
+
+    def _keep_records(self) -> bool:
+        """The table is about to get other records: leaves the old ones to the exports."""
+        for export in self._exports:
+            export.keep(self._slots.records, self._slots.lend_arena())
+        is_kept = bool(self._exports)
+        self._exports = []
+        return is_kept
+
+    def _keep_chosen(self) -> None:
+        """Exports of chosen records get a copy of all: a table that is being emitted hardly changes."""
+        for export in [export for export in self._exports if export.is_chosen]:
+            export.keep(self._slots.records.copy(), self._slots.lend_arena())
+            self._exports.remove(export)
+
+
+class RecordExport:
+    """Records changed in the versions ``since_version + 1 .. version``. Read by one thread, once.
+
+    Attributes:
+        tombstones: keys that were removed in these versions; some may be back.
+        after: records with versions above it are exported.
+        cursor: slots before it are done.
+        saved: records that were copied aside.
+    """
+
+    def __init__(
+        self,
+        owner: RecordVersions,
+        since_version: int,
+        version: int,
+        tombstones: list[KeyBatch],
+        chosen: Int64Array | None = None,
+    ) -> None:
+        self.since_version = since_version
+        self.version = version
+        self.tombstones = tombstones
+        self.after = since_version or NO_VERSION
+        self.cursor = 0
+        self.saved: list[RecordPiece] = []
+        self._owner = owner
+        self._chosen = chosen
+        self._kept: tuple[Int64Array, ByteArray | None] | None = None
+        self._is_released = False
+
+    @property
+    def is_chosen(self) -> bool:
+        """The records are given by their slots, not by their versions."""
+        return self._chosen is not None
+
+    def keep(self, records: Int64Array, arena: ByteArray | None) -> None:
+        """Goes on with records that will not change any more."""
+        self._kept = (records, arena)
+
+    def pieces(self) -> Iterator[RecordPiece]:
+        """The records, chunk by chunk.
+
+        Raises:
+            ReleasedError: ``release`` was called before the last one.
+        """
+        owner = self._owner
+        while True:
+            with owner.lock:
+                pieces, is_done = self._next()
+                if is_done and self in owner._exports:
+                    owner._exports.remove(self)
+            yield from pieces
+            if is_done:
+                return
+
+    def release(self) -> None:
+        """Ends the export, read or not; repeatable, from any thread."""
+        with self._owner.lock:
+            self._is_released = True
+            self.saved = []
+            self.tombstones = []
+            self._kept = None
+            if self in self._owner._exports:
+                self._owner._exports.remove(self)
+
+    def memory_bytes(self) -> int:
+        """Size of what was copied aside."""
+        return sum(piece.matrix.nbytes + piece.slots.nbytes for piece in self.saved)
+
+    def _next(self) -> tuple[list[RecordPiece], bool]:
+        if self._is_released:
+            raise ReleasedError("the snapshot was discarded while it was being written")
+        table = self._owner._slots
+        records, arena = self._kept or (table.records, table.lend_arena())
+        if self._chosen is not None:
+            found = self._chosen[self.cursor : self.cursor + CHUNK_SLOTS]
+            self.cursor += len(found)
+            piece = RecordPiece(found, len(records) - 2, records[found], arena)
+            return [piece], self.cursor == len(self._chosen)
+        stop = min(self.cursor + CHUNK_SLOTS, len(records))
+        found = np.empty(stop - self.cursor, dtype=np.int64)
+        count = table.kernels.changed_slots(
+            records, self._owner._column, self.after, self.version, self.cursor, stop, found
+        )
+        pieces, self.saved = self.saved, []
+        if count:
+            slots = found[:count]
+            pieces.append(RecordPiece(slots, len(records) - 2, records[slots], arena))
+        self.cursor = stop
+        return pieces, stop == len(records)
+
+
+def key_bytes(keys: KeyBatch) -> int:
+    """Size of a batch of keys."""
+    if keys.fixed is not None:
+        return keys.fixed.nbytes
+    assert keys.data is not None
+    assert keys.offsets is not None
+    return int(keys.offsets[-1] - keys.offsets[0]) + keys.offsets.nbytes

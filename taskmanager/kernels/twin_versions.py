@@ -1,0 +1,70 @@
+"""The numpy twins of ``compiled_versions``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.storage.key_types import Int64Array
+
+
+def touch(
+    slots: Int64Array,
+    records: Int64Array,
+    column: int,
+    version: int,
+    touched: Int64Array,
+    before: Int64Array,
+) -> int:
+    """See ``interface.Kernels.touch``."""
+    others = slots[records[slots, column] != version]
+    _, first = np.unique(others, return_index=True)
+    others = others[np.sort(first)]
+    return _touch(others, records, column, version, touched, before)
+
+
+def touch_displaced(
+    slots: Int64Array,  # noqa: ARG001 - the same signature as the compiled one
+    records: Int64Array,
+    column: int,
+    byte_keys: bool,  # noqa: ARG001
+    after: int,
+    up_to: int,
+    from_slot: int,
+    version: int,
+    touched: Int64Array,
+    before: Int64Array,
+) -> int:
+    """See ``interface.Kernels.touch_displaced``: removal by the twin may move every record."""
+    versions = records[from_slot:, column]
+    moved = np.flatnonzero((versions > after) & (versions <= up_to)) + from_slot
+    return _touch(moved, records, column, version, touched, before)
+
+
+def changed_slots(
+    records: Int64Array,
+    column: int,
+    after: int,
+    up_to: int,
+    start: int,
+    stop: int,
+    found: Int64Array,
+) -> int:
+    """See ``interface.Kernels.changed_slots``."""
+    versions = records[start:stop, column]
+    slots = np.flatnonzero((versions > after) & (versions <= up_to)) + start
+    found[: len(slots)] = slots
+    return len(slots)
+
+
+def _touch(
+    slots: Int64Array,
+    records: Int64Array,
+    column: int,
+    version: int,
+    touched: Int64Array,
+    before: Int64Array,
+) -> int:
+    touched[: len(slots)] = slots
+    before[: len(slots)] = records[slots, column]
+    records[slots, column] = version
+    return len(slots)

@@ -1,0 +1,299 @@
+"""Columns with one cell per key: a value, or a list of items.
+
+A bundle may change every cell of the keys that it enters, so a cell that an export still needs is saved
+when its key is entered: a value as it is (stored values never change in place), a list as a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.storage.key_encoding import KeyBatch
+from taskmanager.kernels import encode_keys
+from taskmanager.state.descriptors import ABSENT, StateDescriptor
+from taskmanager.state.hashmap.object_column import (
+    CHUNK_SLOTS,
+    TOMBSTONES_MIN,
+    ColumnExport,
+    ColumnHome,
+    ObjectColumn,
+    codec_field,
+)
+from taskmanager.state.hashmap.object_sizes import average_bytes
+from taskmanager.state.run_format import split_tombstones
+from taskmanager.state.snapshot_table import RestoredPart
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class HashMapValueColumn(ObjectColumn):
+    """A value per key; see ``taskmanager.state.backend.ValueColumn``."""
+
+    kind = "value"
+
+    def __init__(self, home: ColumnHome, descriptor: StateDescriptor) -> None:
+        super().__init__(home, descriptor, [], self._field(descriptor))
+        self.values: list[Any] = [ABSENT] * home.room
+        # -1 = the slot holds nothing.
+        self._versions = np.full(home.room, -1, np.int64)
+        self._tombstones: dict[int, list[KeyBatch]] = {}
+        self._tombstone_count = 0
+
+    @override
+    def grow(self, room: int) -> None:
+        missing = room - len(self.values)
+        super().grow(room)
+        self.values += [ABSENT] * missing
+        self._versions = np.append(self._versions, np.full(missing, -1, np.int64))
+
+    @override
+    def save(self, slots: Int64Array) -> None:
+        for export in tuple(self.exports):
+            if isinstance(export, CellExport):
+                export.save(slots, self._versions[slots])
+
+    @override
+    def leave(self) -> Int64Array:
+        changed, values = self.changed, self.values
+        if not changed:
+            return np.empty(0, np.int64)
+        slots = np.array(changed, np.int64)
+        gone = np.array([slot for slot in changed if self._is_empty(values[slot])], np.int64)
+        self._touch()
+        if len(gone):
+            gone = np.unique(gone)
+            stored = gone[self._versions[gone] >= 0]
+            self._bury(stored)
+            for slot in gone.tolist():
+                values[slot] = ABSENT
+        self._versions[slots] = self.version
+        self.present[slots] = True
+        self._versions[gone] = -1
+        self.present[gone] = False
+        changed.clear()
+        return gone
+
+    @override
+    def forget_slots(self, slots: Int64Array) -> None:
+        """Nothing is kept for them."""
+
+    @override
+    def sweep(self, slots: Int64Array, now_ms: int) -> int:
+        removed = 0
+        for slot in slots[self.present[slots]].tolist():
+            kept, gone = self._unexpired(self.values[slot], now_ms)
+            if gone:
+                self.values[slot] = kept
+                self.changed.append(slot)
+                removed += gone
+        return removed
+
+    @override
+    def seal(self, since_version: int, max_parallelism: int) -> ColumnExport:
+        since = since_version if since_version >= self._floor else 0
+        buried = [
+            keys
+            for version, batches in self._tombstones.items()
+            if since and version > since
+            for keys in batches
+        ]
+        export = CellExport(self, self._home, since, max_parallelism, buried)
+        self.version += 1
+        with self._home.lock:
+            self.exports.append(export)
+        return export
+
+    @override
+    def forget(self, version: int) -> None:
+        for old in [old for old in self._tombstones if old <= version]:
+            self._tombstone_count -= sum(len(keys) for keys in self._tombstones.pop(old))
+
+    @override
+    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+        for batch in batches:
+            removed, rows = split_tombstones(batch, self._key_count)
+            if removed is not None:
+                self._set(self._home.restored_slots(removed), [ABSENT] * len(removed), -1)
+            if rows is not None:
+                keys = encode_keys(rows.columns[2 : 2 + self._key_count])
+                stored = self._stored(rows.columns[-1])
+                self._set(self._home.restored_slots(keys), stored, 0)
+
+    @override
+    def memory_bytes(self) -> int:
+        used = np.flatnonzero(self.present)
+        step = max(1, len(used) // 64)
+        average = average_bytes([self.values[slot] for slot in used[::step].tolist()])
+        return int(len(used) * average) + len(self.values) * 8 + self._versions.nbytes
+
+    def chunk(
+        self, slots: Int64Array, now_ms: int, saved: list[tuple[Int64Array, list[Any]]]
+    ) -> tuple[Int64Array, list[Any]]:
+        """The cells of slots, then those that were saved, without what has expired."""
+        values = self.values
+        cells = [values[slot] for slot in slots.tolist()]
+        if self._copies_cells:
+            cells = [list(cell) for cell in cells]
+        if saved:
+            slots = np.concatenate([slots, *(part for part, _ in saved)])
+            for _, more in saved:
+                cells += more
+        if self._ttl_ms:
+            kept = [self._unexpired(cell, now_ms)[0] for cell in cells]
+            there = [not self._is_empty(cell) for cell in kept]
+            slots = slots[np.array(there, np.bool_)]
+            cells = [cell for cell, is_there in zip(kept, there, strict=True) if is_there]
+        return slots, cells
+
+    def copy_cells(self, slots: Int64Array) -> list[Any]:
+        """The cells of slots, which a bundle may now change."""
+        values = self.values
+        return [values[slot] for slot in slots.tolist()]
+
+    def column_of(self, cells: list[Any]) -> pa.Array:
+        """Stored cells as the last column of a segment."""
+        return self._codec.column(cells)
+
+    _copies_cells = False
+
+    @staticmethod
+    def _field(descriptor: StateDescriptor) -> pa.Field:
+        return codec_field("value", descriptor.codec)
+
+    def _stored(self, column: pa.Array) -> list[Any]:
+        return self._codec.stored(column)
+
+    def _is_empty(self, cell: Any) -> bool:
+        return cell is ABSENT
+
+    def _unexpired(self, cell: Any, now_ms: int) -> tuple[Any, int]:
+        """What is left of a cell, and how many values have expired."""
+        return (ABSENT, 1) if self._is_expired(cell, now_ms) else (cell, 0)
+
+    def _set(self, slots: Int64Array, cells: list[Any], version: int) -> None:
+        values = self.values
+        for slot, cell in zip(slots.tolist(), cells, strict=True):
+            values[slot] = cell
+        self._versions[slots] = version
+        self.present[slots] = version >= 0
+
+    def _bury(self, slots: Int64Array) -> None:
+        if not len(slots) or self.version == 1 or self._floor == self.version:
+            return
+        self._tombstones.setdefault(self.version, []).append(self._home.keys_of(slots))
+        self._tombstone_count += len(slots)
+        if self._tombstone_count > max(TOMBSTONES_MIN, 2 * int(self.present.sum())):
+            # The next snapshot is a full one.
+            self._tombstones, self._tombstone_count = {}, 0
+            self._floor = self.version
+
+
+class HashMapListColumn(HashMapValueColumn):
+    """A list per key; see ``taskmanager.state.backend.ListColumn``."""
+
+    kind = "list"
+    _copies_cells = True
+
+    @override
+    def copy_cells(self, slots: Int64Array) -> list[Any]:
+        values = self.values
+        return [list(values[slot]) for slot in slots.tolist()]
+
+    @override
+    def column_of(self, cells: list[Any]) -> pa.Array:
+        offsets = np.zeros(len(cells) + 1, np.int32)
+        np.cumsum([len(cell) for cell in cells], out=offsets[1:])
+        items = self._codec.column([item for cell in cells for item in cell])
+        return pa.ListArray.from_arrays(pa.array(offsets), items)
+
+    @staticmethod
+    @override
+    def _field(descriptor: StateDescriptor) -> pa.Field:
+        kind = pa.list_(descriptor.codec.column_type)
+        return codec_field("items", descriptor.codec, kind)
+
+    @override
+    def _stored(self, column: pa.Array) -> list[Any]:
+        items = self._codec.stored(column.flatten())
+        bounds = np.zeros(len(column) + 1, np.int64)
+        np.cumsum(
+            pa.compute.list_value_length(column).to_numpy(zero_copy_only=False), out=bounds[1:]
+        )
+        ends = bounds.tolist()
+        return [items[start:stop] for start, stop in pairwise(ends)]
+
+    @override
+    def _is_empty(self, cell: Any) -> bool:
+        return cell is ABSENT or not cell
+
+    @override
+    def _unexpired(self, cell: Any, now_ms: int) -> tuple[Any, int]:
+        kept = [item for item in cell if not self._is_expired(item, now_ms)]
+        return kept, len(cell) - len(kept)
+
+
+class CellExport(ColumnExport):
+    """A sealed column of cells: walks the slots while bundles go on changing cells.
+
+    A slot is *done* when its cell was saved; a bundle changes the cells of such slots only, of slots that
+    the walk has passed, and of those whose version is not in the interval.
+    """
+
+    def __init__(
+        self,
+        column: HashMapValueColumn,
+        home: ColumnHome,
+        since_version: int,
+        max_parallelism: int,
+        tombstones: list[KeyBatch],
+    ) -> None:
+        super().__init__(column, home, since_version, max_parallelism)
+        self._cells = column
+        self._tombstones = tombstones
+        self._now_ms = home.now_ms()
+        self._after = since_version or -1
+        self._cursor = 0
+        self._stop = len(column.values)
+        self._done = np.zeros(self._stop, np.bool_)
+        self._saved: list[tuple[Int64Array, list[Any]]] = []
+
+    def save(self, slots: Int64Array, versions: Int64Array) -> None:
+        """Saves the cells of slots that are still to be exported."""
+        needed = (versions > self._after) & (versions <= self.version) & (slots >= self._cursor)
+        slots = np.unique(slots[needed & (slots < self._stop)])
+        slots = slots[~self._done[slots]]
+        if len(slots):
+            self._done[slots] = True
+            self._saved.append((slots, self._cells.copy_cells(slots)))
+
+    @override
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        column = self._schema.field(self._schema.names[-1])
+        for keys in self._tombstones:
+            yield self._batch(keys, True, [pa.nulls(len(keys), column.type)])
+        is_done = False
+        while not is_done:
+            with self._home.lock:
+                self._check()
+                slots, cells, keys = self._next()
+                is_done = self._cursor >= self._stop
+                if is_done:
+                    self._end()
+            if len(slots):
+                yield self._batch(keys, False, [self._cells.column_of(cells)])
+
+    def _next(self) -> tuple[Int64Array, list[Any], KeyBatch]:
+        start, stop = self._cursor, min(self._cursor + CHUNK_SLOTS, self._stop)
+        versions = self._cells._versions[start:stop]
+        needed = (versions > self._after) & (versions <= self.version) & ~self._done[start:stop]
+        saved, self._saved = self._saved, []
+        slots, cells = self._cells.chunk(np.flatnonzero(needed) + start, self._now_ms, saved)
+        self._cursor = stop
+        return slots, cells, self._home.keys_of(slots)

@@ -1,0 +1,200 @@
+"""The keys of an operator that have objects, in memory.
+
+A key has a slot as long as one of the columns holds something for it. While a column is being exported
+no slot is given to another key: keys that have nothing left are forgotten afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Final, Protocol, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.storage.key_encoding import KeyBatch
+from taskmanager.kernels import RecordTable
+from taskmanager.state.descriptors import StateDescriptor
+from taskmanager.state.hashmap.cell_columns import HashMapListColumn, HashMapValueColumn
+from taskmanager.state.hashmap.map_column import HashMapMapColumn
+from taskmanager.state.hashmap.object_column import ObjectColumn
+from taskmanager.state.hashmap.slot_keys import SlotKeys
+
+Int64Array = npt.NDArray[np.int64]
+C = TypeVar("C", bound=ObjectColumn)
+
+_KEYS_MAX: Final = 1 << 16
+"""Keys in a part of ``keys``."""
+
+
+class OpenColumn(Protocol):
+    """Makes a column a state of the backend, with what was restored."""
+
+    def __call__(self, name: str, create: Callable[[], C]) -> C:
+        """The column of that name."""
+
+
+class HashMapKeySpace:
+    """See ``taskmanager.state.backend.KeySpace``.
+
+    Args:
+        key_types: types of the key columns.
+        open_column: see ``OpenColumn``.
+        now_ms: wall-clock time.
+        check_memory: called for every bundle.
+        lock: not held by anyone; for what bundles and exports share.
+
+    Attributes:
+        room: slots that all columns have room for.
+    """
+
+    def __init__(
+        self,
+        key_types: Sequence[pa.DataType],
+        *,
+        open_column: OpenColumn,
+        now_ms: Callable[[], int],
+        check_memory: Callable[[], None],
+        lock: AbstractContextManager[object],
+    ) -> None:
+        self.key_types = tuple(key_types)
+        self.room = 64
+        self.lock = lock
+        self.now_ms = now_ms
+        self._open_column = open_column
+        self._check_memory = check_memory
+        self._records = RecordTable(key_types, [], with_index=True)
+        self._keys = SlotKeys(key_types)
+        self._is_used = np.zeros(self.room, np.bool_)
+        self._columns: dict[str, ObjectColumn] = {}
+        # Slots whose key may have nothing left.
+        self._candidates: list[Int64Array] = []
+        self._swept = 0
+
+    def value_column(self, descriptor: StateDescriptor) -> HashMapValueColumn:
+        """The column of a VALUE state; asked for before the first ``enter``."""
+        return self._column(descriptor, HashMapValueColumn)
+
+    def list_column(self, descriptor: StateDescriptor) -> HashMapListColumn:
+        """The column of a LIST state."""
+        return self._column(descriptor, HashMapListColumn)
+
+    def map_column(self, descriptor: StateDescriptor) -> HashMapMapColumn:
+        """The column of a MAP state."""
+        return self._column(descriptor, HashMapMapColumn)
+
+    def enter(self, keys: KeyBatch) -> Int64Array:
+        """The slots of n keys (equal keys, equal slots): int64[n]."""
+        slots = self._slots_of(keys)
+        for column in self._columns.values():
+            if column.exports:
+                with self.lock:
+                    column.save(slots)
+        return slots
+
+    def leave(self) -> None:
+        """Ends the bundle."""
+        is_exported = False
+        for column in self._columns.values():
+            if column.changed:
+                gone = column.leave()
+                if len(gone):
+                    self._candidates.append(gone)
+            is_exported = is_exported or bool(column.exports)
+        if self._candidates and not is_exported:
+            self._forget_unused()
+        self._check_memory()
+
+    def keys(self) -> Iterator[KeyBatch]:
+        """All keys with state, in parts of bounded size."""
+        slots = np.flatnonzero(self._has_content(np.arange(self.room)))
+        for start in range(0, len(slots), _KEYS_MAX):
+            part = slots[start : start + _KEYS_MAX]
+            yield self._keys.take(part[self._has_content(part)])
+
+    def sweep(self, now_ms: int, entries_max: int) -> int:
+        """Removes what has expired in the next ``entries_max`` slots; returns how much."""
+        columns = [column for column in self._columns.values() if column.descriptor.ttl_ms]
+        bound = self._records.index_bound
+        if not columns or not bound:
+            return 0
+        start = self._swept if self._swept < bound else 0
+        stop = min(start + max(1, entries_max // len(columns)), bound)
+        self._swept = stop
+        slots = np.arange(start, stop)
+        removed = 0
+        for column in columns:
+            if column.exports:
+                with self.lock:
+                    column.save(slots)
+            removed += column.sweep(slots, now_ms)
+        self.leave()
+        return removed
+
+    def keys_of(self, slots: Int64Array) -> KeyBatch:
+        """The keys of slots in use."""
+        return self._keys.take(slots)
+
+    def restored_slots(self, keys: KeyBatch) -> Int64Array:
+        """The slots of restored keys."""
+        return self._slots_of(keys)
+
+    def key_bytes(self) -> int:
+        """Approximate size without the columns."""
+        return self._records.memory_bytes() + self._keys.memory_bytes() + self._is_used.nbytes
+
+    def _column(self, descriptor: StateDescriptor, kind: Callable[..., C]) -> C:
+        found = self._columns.get(descriptor.name)
+        if found is not None:
+            return cast("C", found)
+
+        def create() -> C:
+            # Known before anything is restored into it: it grows with the others.
+            column = kind(self, descriptor)
+            self._columns[descriptor.name] = column
+            return column
+
+        return self._open_column(descriptor.name, create)
+
+    def _slots_of(self, keys: KeyBatch) -> Int64Array:
+        count = len(self._records)
+        slots = self._records.lookup_or_insert(keys)
+        if len(self._records) == count:
+            return slots
+        bound = self._records.index_bound
+        if bound > self.room:
+            self._grow(max(bound, 2 * self.room))
+        new = np.flatnonzero(~self._is_used[slots])
+        added, rows = np.unique(slots[new], return_index=True)
+        self._keys.put(added, keys.take(new[rows]))
+        self._is_used[added] = True
+        self._candidates.append(added)
+        return slots
+
+    def _grow(self, room: int) -> None:
+        with self.lock:
+            for column in self._columns.values():
+                column.grow(room)
+            self._keys.reserve(room)
+        self._is_used = np.append(self._is_used, np.zeros(room - self.room, np.bool_))
+        self.room = room
+
+    def _has_content(self, slots: Int64Array) -> npt.NDArray[np.bool_]:
+        found = np.zeros(len(slots), np.bool_)
+        for column in self._columns.values():
+            found |= column.present[slots]
+        return found
+
+    def _forget_unused(self) -> None:
+        slots = np.unique(np.concatenate(self._candidates))
+        self._candidates = []
+        slots = slots[~self._has_content(slots) & self._is_used[slots]]
+        if not len(slots):
+            return
+        for column in self._columns.values():
+            column.forget_slots(slots)
+        self._records.remove(self._keys.take(slots))
+        self._is_used[slots] = False
+        self._keys.free(slots, np.flatnonzero(self._is_used))

@@ -1,0 +1,51 @@
+"""When a backend looks whether the states of its slot take more than they may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from common.clock import Clock
+from taskmanager.state.memory import ManagedMemory
+
+_PAUSE_NS_MIN: Final = 5_000_000
+_PAUSE_PER_CHECK: Final = 50
+"""A check takes at most this part of the time."""
+
+
+class MemoryCheck:
+    """Checks a slot's memory now and then.
+
+    Args:
+        memory: what the states of the slot may take together.
+        clock: says how long ago the last check was.
+    """
+
+    def __init__(self, memory: ManagedMemory, clock: Clock) -> None:
+        self._memory = memory
+        self._clock = clock
+        self._next_ns = 0
+        self._names: set[str] = set()
+
+    def register(self, name: str, used_bytes: Callable[[], int]) -> None:
+        """Adds a user of the memory."""
+        self._names.add(name)
+        self._memory.register(name, used_bytes)
+
+    def check(self) -> None:
+        """Called for every batch: looks at the sizes where it is some time ago.
+
+        Raises:
+            Unrecoverable: the states are larger than the limit.
+        """
+        now = self._clock.monotonic_ns()
+        if now < self._next_ns:
+            return
+        self._memory.check()
+        done = self._clock.monotonic_ns()
+        self._next_ns = done + max(_PAUSE_NS_MIN, _PAUSE_PER_CHECK * (done - now))
+
+    def close(self) -> None:
+        """Removes all users."""
+        for name in self._names:
+            self._memory.unregister(name)

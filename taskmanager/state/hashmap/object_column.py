@@ -1,0 +1,201 @@
+"""What the columns of a key space have in common: which slots are in use, and how they are exported."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_groups import key_group_of
+from taskmanager.kernels.record_versions import ReleasedError
+from taskmanager.state.descriptors import StateDescriptor, ValueCodec
+from taskmanager.state.keyed_rows import keyed_schema
+from taskmanager.state.run_format import CODEC, key_fields, plain_keys, sorted_batch
+from taskmanager.state.snapshot_table import RestoredPart
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+CHUNK_SLOTS: Final = 1 << 13
+TOMBSTONES_MIN: Final = 1 << 16
+"""That many tombstones are always kept."""
+
+
+class ColumnHome(Protocol):
+    """The key space of a column."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held while cells are saved or exported."""
+
+    @property
+    def key_types(self) -> tuple[pa.DataType, ...]:
+        """Types of the key columns."""
+
+    @property
+    def room(self) -> int:
+        """Slots that there is room for."""
+
+    def now_ms(self) -> int:
+        """Wall-clock time."""
+
+    def keys_of(self, slots: Int64Array) -> KeyBatch:
+        """The keys of slots."""
+
+    def restored_slots(self, keys: KeyBatch) -> Int64Array:
+        """The slots of keys, new ones included."""
+
+
+class ObjectColumn(ABC):
+    """A state of a key space.
+
+    Args:
+        home: its key space.
+        descriptor: what it holds.
+        identity: columns behind the key that are part of a row's identity.
+        value: the last column.
+
+    Attributes:
+        changed: slots that were changed since ``enter``.
+        present: bool[room], which slots hold something; up to date outside of bundles.
+    """
+
+    kind = ""
+
+    def __init__(
+        self,
+        home: ColumnHome,
+        descriptor: StateDescriptor,
+        identity: Sequence[pa.Field],
+        value: pa.Field,
+    ) -> None:
+        self.changed: list[int] = []
+        self.present: BoolArray = np.zeros(home.room, np.bool_)
+        self.descriptor = descriptor
+        self.exports: list[ColumnExport] = []
+        self.version = 1
+        self._home = home
+        self._codec = descriptor.codec
+        self._ttl_ms = descriptor.ttl_ms
+        self._key_count = len(home.key_types)
+        self._changed_in = 0
+        self._floor = 0
+        schema = keyed_schema([*key_fields(home.key_types), *identity], [value])
+        self._schema = (
+            schema.with_metadata({"ttl_ms": str(self._ttl_ms)}) if self._ttl_ms else schema
+        )
+
+    def schema(self) -> pa.Schema:
+        """Schema of the exported rows."""
+        return self._schema
+
+    def is_changed(self, since_version: int) -> bool:
+        """Something has changed after that version."""
+        return self._changed_in > since_version
+
+    def grow(self, room: int) -> None:
+        """Makes room for the slots up to ``room`` - 1."""
+        added = np.zeros(room - len(self.present), np.bool_)
+        self.present = np.append(self.present, added)
+
+    @abstractmethod
+    def save(self, slots: Int64Array) -> None:
+        """A bundle may change these slots: saves what exports still need (under the lock)."""
+
+    @abstractmethod
+    def leave(self) -> Int64Array:
+        """Makes the changes of a bundle part of the state; the slots that hold nothing any more."""
+
+    @abstractmethod
+    def forget_slots(self, slots: Int64Array) -> None:
+        """The slots, which hold nothing, will belong to other keys. There are no exports."""
+
+    @abstractmethod
+    def sweep(self, slots: Int64Array, now_ms: int) -> int:
+        """Removes what has expired in these slots, as in a bundle; returns how much."""
+
+    @abstractmethod
+    def seal(self, since_version: int, max_parallelism: int) -> ColumnExport:
+        """Freezes what changed after ``since_version``."""
+
+    @abstractmethod
+    def forget(self, version: int) -> None:
+        """Tombstones up to the version may go."""
+
+    @abstractmethod
+    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+        """Adds restored rows."""
+
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Approximate size, the objects estimated from a few of them."""
+
+    def _touch(self) -> None:
+        self._changed_in = self.version
+
+    def _is_expired(self, stored: Any, now_ms: int) -> bool:
+        return bool(stored[1] + self._ttl_ms <= now_ms)
+
+
+class ColumnExport(ABC):
+    """A sealed column.
+
+    Args:
+        column: what is exported.
+        home: its key space.
+        since_version: changes after it, 0 = all content.
+        max_parallelism: number of key-groups.
+    """
+
+    def __init__(
+        self, column: ObjectColumn, home: ColumnHome, since_version: int, max_parallelism: int
+    ) -> None:
+        self.since_version = since_version
+        self.version = column.version
+        self._column = column
+        self._home = home
+        self._max_parallelism = max_parallelism
+        self._schema = column.schema()
+        self._is_released = False
+
+    @abstractmethod
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Tombstones and rows; each identity once."""
+
+    def release(self) -> None:
+        """Ends the export, read or not."""
+        with self._home.lock:
+            self._is_released = True
+            self._end()
+
+    def _end(self) -> None:
+        """Nothing needs to be saved any more (under the lock)."""
+        if self in self._column.exports:
+            self._column.exports.remove(self)
+
+    def _check(self) -> None:
+        if self._is_released:
+            raise ReleasedError("the snapshot was discarded while it was being written")
+
+    def _batch(
+        self, keys: KeyBatch, is_deleted: bool | BoolArray, content: Sequence[pa.Array]
+    ) -> pa.RecordBatch:
+        groups = key_group_of(keys.hashes, self._max_parallelism)
+        if isinstance(is_deleted, bool):
+            deleted = pa.repeat(is_deleted, len(keys))
+        else:
+            deleted = pa.array(is_deleted)
+        return sorted_batch(
+            self._schema, groups, [deleted, *plain_keys(keys).to_arrays(), *content]
+        )
+
+
+def codec_field(name: str, codec: ValueCodec, kind: pa.DataType | None = None) -> pa.Field:
+    """A column of stored values."""
+    return pa.field(name, kind or codec.column_type, metadata={CODEC: codec.name.encode()})

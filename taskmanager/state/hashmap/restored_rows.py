@@ -1,0 +1,178 @@
+"""What the restored snapshots hold of a table and namespace, read when it is asked for.
+
+A segment in a file is followed by its CRC-32: files are read in parts, and what is read is checked.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.errors import StoreCorrupt, TaskFailure, Unrecoverable
+from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import SnapshotReader
+from taskmanager.state.hashmap.chains import Chain, Segment
+from taskmanager.state.run_format import CODEC, FORMAT_VERSION, read_segment, within
+
+BACKEND: Final = "hashmap"
+CHECKSUM_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredRows:
+    """The chain of a table and namespace in one snapshot.
+
+    Attributes:
+        kind: of the table.
+        schema: of its rows, as it was when they were written.
+        chain: where they are.
+        files: at least those of the chain, by name.
+        key_groups: whose rows count.
+        is_shareable: new snapshots may refer to the chain: no rows of other key-groups are in it.
+    """
+
+    kind: str
+    schema: pa.Schema
+    chain: Chain
+    files: Mapping[str, checkpoint_pb2.StateFile]
+    reader: SnapshotReader
+    key_groups: range
+    is_shareable: bool
+
+    @property
+    def rows_max(self) -> int:
+        """Rows of all segments."""
+        return sum(segment.row_count for segment in self.chain)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, oldest segment first.
+
+        Raises:
+            StoreCorrupt: a file is not what was written.
+        """
+        for segment in self.chain:
+            data = self.reader.read_range(
+                self.files[segment.file].handle, segment.offset, segment.size_bytes
+            )
+            for batch in _checked_batches(data, segment):
+                rows = within(batch, self.key_groups)
+                if rows.num_rows:
+                    yield rows
+
+
+def with_checksum(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of a segment, then their checksum."""
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+        yield part
+    yield checksum.to_bytes(CHECKSUM_BYTES, "little")
+
+
+def restored_rows(
+    snapshots: Iterable[checkpoint_pb2.KeyedStateSnapshot],
+    reader: SnapshotReader,
+    key_groups: range,
+    operator: str,
+) -> dict[tuple[str, int], list[RestoredRows]]:
+    """What the snapshots hold, by table and namespace; one element per snapshot that has any.
+
+    Args:
+        key_groups: those of this subtask.
+        operator: its name, for messages.
+
+    Raises:
+        Unrecoverable: a snapshot was made by another backend, or by a newer version.
+    """
+    found: dict[tuple[str, int], list[RestoredRows]] = {}
+    for snapshot in snapshots:
+        _check_format(snapshot, operator)
+        covered = range(snapshot.first_key_group, snapshot.last_key_group + 1)
+        common = range(
+            max(covered.start, key_groups.start),
+            max(min(covered.stop, key_groups.stop), covered.start, key_groups.start),
+        )
+        if not common:
+            continue
+        files = {file.name: file for file in snapshot.files}
+        chains: dict[tuple[int, int], list[Segment]] = {}
+        for segment in snapshot.segments:
+            chains.setdefault((segment.table, segment.namespace), []).append(_segment(segment))
+        for (index, namespace), chain in chains.items():
+            table = snapshot.tables[index]
+            schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
+            rows = RestoredRows(
+                table.kind, schema, tuple(chain), files, reader, common, covered == key_groups
+            )
+            found.setdefault((table.name, namespace), []).append(rows)
+    return found
+
+
+def check_fits(rows: RestoredRows, kind: str, schema: pa.Schema | None, state: str) -> None:
+    """Checks that restored rows are what a table holds.
+
+    Args:
+        state: operator and state, for the message.
+
+    Raises:
+        TaskFailure: they are not.
+    """
+    if rows.kind == kind and (schema is None or _columns(rows.schema) == _columns(schema)):
+        return
+    now = kind if schema is None else f"{kind} with {_text(schema)}"
+    raise TaskFailure(
+        f"{state} was stored as {rows.kind} with {_text(rows.schema)}, but the job declares it as {now}: "
+        "declare it as it was, or give the state (or the operator, its uid) another name, so that it "
+        "starts empty"
+    )
+
+
+def _check_format(snapshot: checkpoint_pb2.KeyedStateSnapshot, operator: str) -> None:
+    if snapshot.backend != BACKEND:
+        raise Unrecoverable(
+            f"the state of operator {operator!r} was written by the backend {snapshot.backend!r}, but the "
+            f"job runs with {BACKEND!r}: set state.backend.type: {snapshot.backend}"
+        )
+    if snapshot.format_version > FORMAT_VERSION:
+        raise Unrecoverable(
+            f"the state of operator {operator!r} has format version {snapshot.format_version}, this "
+            f"version of Penstock reads up to {FORMAT_VERSION}: use a newer one"
+        )
+
+
+def _segment(segment: checkpoint_pb2.StateSegment) -> Segment:
+    """A segment of the base: all that was restored is before whatever changes now."""
+    return Segment(
+        segment.file, segment.offset, segment.size_bytes, segment.row_count, 0, RESTORED_TO
+    )
+
+
+RESTORED_TO: Final = 1
+"""The version that restored content is taken to be sealed with."""
+
+
+def _checked_batches(data: bytes, segment: Segment) -> Iterator[pa.RecordBatch]:
+    content = memoryview(data)[:-CHECKSUM_BYTES]
+    stored = int.from_bytes(data[-CHECKSUM_BYTES:], "little")
+    if len(data) != segment.size_bytes or zlib.crc32(content) != stored:
+        raise StoreCorrupt(
+            f"the state in file {segment.file}, bytes {segment.offset} to "
+            f"{segment.offset + segment.size_bytes}, is not what was written: its checksum differs"
+        )
+    yield from read_segment(content)
+
+
+def _columns(schema: pa.Schema) -> list[tuple[str, pa.DataType, bytes]]:
+    return [(field.name, field.type, (field.metadata or {}).get(CODEC, b"")) for field in schema]
+
+
+def _text(schema: pa.Schema) -> str:
+    parts = []
+    for name, kind, codec in _columns(schema):
+        if not name.startswith("__"):
+            parts.append(f"{name}: {kind}" + (f" ({codec.decode()})" if codec else ""))
+    return "(" + ", ".join(parts) + ")"

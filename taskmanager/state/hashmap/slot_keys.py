@@ -1,0 +1,102 @@
+"""The keys of slots: the way back from the small integers that a key table gives out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
+from taskmanager.kernels import encode_keys
+
+Int64Array = npt.NDArray[np.int64]
+
+_COMPACT_ABOVE: Final = 1 << 16
+
+
+class SlotKeys:
+    """Keys by slot, in columns of numpy arrays.
+
+    What is stored of a slot stays as it is until the slot is freed, so that another thread may read it,
+    but not while ``free`` runs.
+
+    Args:
+        key_types: types of the key columns.
+    """
+
+    def __init__(self, key_types: Sequence[pa.DataType]) -> None:
+        self._types = tuple(key_types)
+        self._is_fixed = is_fixed_key(key_types)
+        self._loops: KeyLoops = encode_keys([pa.nulls(0, kind) for kind in key_types]).loops
+        # Fixed keys: their words; keys of bytes: where they lie in the arena.
+        self._words = np.zeros(64, np.int64)
+        # Fixed keys: 1 for null; keys of bytes: their lengths.
+        self._extra = np.zeros(64, np.int64)
+        self._arena = np.empty(0, np.uint8)
+        self._used_bytes = 0
+        self._dead_bytes = 0
+
+    def memory_bytes(self) -> int:
+        """Approximate size."""
+        return self._words.nbytes + self._extra.nbytes + self._arena.nbytes
+
+    def reserve(self, slots: int) -> None:
+        """Makes room for the slots 0 .. ``slots`` - 1."""
+        if slots > len(self._words):
+            added = np.zeros(max(slots - len(self._words), len(self._words)), np.int64)
+            self._words = np.append(self._words, added)
+            self._extra = np.append(self._extra, added)
+
+    def put(self, slots: Int64Array, keys: KeyBatch) -> None:
+        """Stores the keys of n different slots that are free."""
+        self._loops = keys.loops
+        if keys.fixed is not None:
+            self._words[slots] = keys.fixed
+            self._extra[slots] = 0 if keys.nulls is None else keys.nulls
+            return
+        assert keys.data is not None
+        assert keys.offsets is not None
+        lengths = np.diff(keys.offsets)
+        needed = int(lengths.sum())
+        if self._used_bytes + needed > len(self._arena):
+            arena = np.empty(max(self._used_bytes + needed, 2 * len(self._arena)), np.uint8)
+            arena[: self._used_bytes] = self._arena[: self._used_bytes]
+            self._arena = arena
+        starts = bounds_of(lengths)[:-1] + self._used_bytes
+        keys.loops.copy_ranges(keys.data, keys.offsets[:-1], self._arena, starts, lengths)
+        self._used_bytes += needed
+        self._words[slots] = starts
+        self._extra[slots] = lengths
+
+    def take(self, slots: Int64Array) -> KeyBatch:
+        """The keys of n slots that are in use."""
+        words, extra = self._words[slots], self._extra[slots]
+        if self._is_fixed:
+            nulls = extra == 1
+            return KeyBatch(
+                self._types, self._loops, words, nulls if nulls.any() else None, None, None
+            )
+        offsets = bounds_of(extra)
+        data = np.empty(int(offsets[-1]), np.uint8)
+        self._loops.copy_ranges(self._arena, words, data, offsets[:-1], extra)
+        # Their hashes are computed from the columns when the keys are encoded anew.
+        columns = KeyBatch(self._types, self._loops, None, None, data, offsets).to_arrays()
+        return encode_keys(columns)
+
+    def free(self, slots: Int64Array, used: Int64Array) -> None:
+        """Forgets the keys of n slots; ``used`` are those that stay in use."""
+        if self._is_fixed:
+            return
+        self._dead_bytes += int(self._extra[slots].sum())
+        if self._dead_bytes <= max(_COMPACT_ABOVE, self._used_bytes // 2):
+            return
+        lengths = self._extra[used]
+        offsets = bounds_of(lengths)
+        arena = np.empty(int(offsets[-1]), np.uint8)
+        self._loops.copy_ranges(self._arena, self._words[used], arena, offsets[:-1], lengths)
+        self._arena = arena
+        self._words[used] = offsets[:-1]
+        self._used_bytes, self._dead_bytes = int(offsets[-1]), 0

@@ -1,0 +1,187 @@
+"""Rows of tables that keep one row per key: how they are exported, and which of them count.
+
+A row is identified by its first columns behind the key-group (its *identity*: the key, and what
+distinguishes several things of one key). A segment holds the tombstones first, then the changed rows;
+of several rows of one identity in a chain the last one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import TaskFailure
+from penstock.storage.key_encoding import encode_keys
+from penstock.storage.key_groups import key_group_of
+from taskmanager.kernels import RecordTable
+from taskmanager.state.run_format import DELETED, KEY_GROUP
+from taskmanager.state.value_log import FrozenStates
+
+Int64Array = npt.NDArray[np.int64]
+MakeColumns = Callable[[Int64Array], list[pa.Array]]
+"""Columns of the rows with these indices."""
+
+KEY_GROUP_FIELD = pa.field(KEY_GROUP, pa.uint16(), nullable=False)
+DELETED_FIELD = pa.field(DELETED, pa.bool_(), nullable=False)
+
+SEGMENT_BATCH_ROWS = 1 << 13
+
+
+def keyed_schema(identity: Sequence[pa.Field], content: Sequence[pa.Field]) -> pa.Schema:
+    """Schema of the exported rows: key-group, tombstone mark, identity, content."""
+    return pa.schema([KEY_GROUP_FIELD, DELETED_FIELD, *identity, *content])
+
+
+class SealedKeyedRows:
+    """Changed rows and tombstones of a table as they were when it was sealed.
+
+    Args:
+        since_version: the changes are those after it, 0 = all rows and no tombstones.
+        version: what was sealed.
+        schema: ``keyed_schema``.
+        key_count: how many of the identity's columns are the key.
+        max_parallelism: number of key-groups.
+        identity: columns of the changed rows.
+        content: makes the columns of changed rows; called on an I/O thread.
+        dead: identity columns of removed rows; may name rows that are there again.
+    """
+
+    def __init__(
+        self,
+        since_version: int,
+        version: int,
+        schema: pa.Schema,
+        key_count: int,
+        max_parallelism: int,
+        identity: list[pa.Array],
+        content: MakeColumns,
+        dead: list[pa.Array] | None = None,
+    ) -> None:
+        self.since_version = since_version
+        self.version = version
+        self._schema = schema
+        self._key_count = key_count
+        self._max_parallelism = max_parallelism
+        self._identity: list[pa.Array] = identity
+        self._content: MakeColumns | None = content
+        self._dead = dead
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Tombstones, then rows; each batch by ascending key-group."""
+        if self._dead is not None and len(self._dead[0]):
+            yield from self._tombstones(self._dead)
+        content = self._content
+        if content is not None:
+            yield from self._rows(self._identity, content, is_deleted=False)
+
+    def _tombstones(self, identity: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        missing = self._schema.types[2 + len(identity) :]
+
+        def nothing(rows: Int64Array) -> list[pa.Array]:
+            return [pa.nulls(len(rows), kind) for kind in missing]
+
+        yield from self._rows(identity, nothing, is_deleted=True)
+
+    def _rows(
+        self, identity: list[pa.Array], content: MakeColumns, *, is_deleted: bool
+    ) -> Iterator[pa.RecordBatch]:
+        hashes = encode_keys(identity[: self._key_count]).hashes
+        groups = key_group_of(hashes, self._max_parallelism)
+        order = np.argsort(groups, kind="stable")
+        for start in range(0, len(order), SEGMENT_BATCH_ROWS):
+            rows = order[start : start + SEGMENT_BATCH_ROWS]
+            indices = pa.array(rows)
+            arrays = [
+                pa.array(groups[rows]),
+                pa.repeat(is_deleted, len(rows)),
+                *(column.take(indices) for column in identity),
+                *content(rows),
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def release(self) -> None:
+        """Gives everything back."""
+        self._identity, self._content, self._dead = [], None, None
+
+
+def latest_rows(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, identity_count: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows that count, without tombstones: one per identity, in the order of the chain.
+
+    Args:
+        batches: a whole chain, oldest segment first.
+        schema: ``keyed_schema``.
+        identity_count: number of identity columns.
+
+    Raises:
+        TaskFailure: the rows are not of that schema.
+    """
+    checked = [checked_rows(batch, schema) for batch in batches]
+    first, stop = 2, 2 + identity_count
+    known = RecordTable(schema.types[first:stop], [], with_index=True)
+    row_ids: list[Int64Array] = []
+    last_row = np.empty(64, np.int64)
+    count = 0
+    for batch in checked:
+        ids = known.lookup_or_insert(encode_keys(batch.columns[first:stop]))
+        if known.index_bound > len(last_row):
+            grown = np.empty(max(known.index_bound, 2 * len(last_row)), np.int64)
+            grown[: len(last_row)] = last_row
+            last_row = grown
+        last_row[ids] = np.arange(count, count + len(ids))  # the last write to an element stays
+        row_ids.append(ids)
+        count += len(ids)
+    count = 0
+    for batch, ids in zip(checked, row_ids, strict=True):
+        is_deleted = batch.column(1).to_numpy(zero_copy_only=False)
+        counts = (last_row[ids] == np.arange(count, count + len(ids))) & ~is_deleted
+        count += len(ids)
+        if counts.all():
+            yield batch
+        elif counts.any():
+            yield batch.filter(pa.array(counts))
+
+
+def checked_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The restored rows, with the columns of ``schema``.
+
+    Raises:
+        TaskFailure: they have other columns.
+    """
+    found = [(field.name, field.type) for field in batch.schema]
+    expected = [(field.name, field.type) for field in schema]
+    if found != expected:
+        raise TaskFailure(
+            f"restored state does not fit the operator: it has the columns {_columns(found)}, the "
+            f"operator needs {_columns(expected)}; start from a checkpoint of the same job graph, or "
+            "give the operator another uid so that it starts without state"
+        )
+    return batch
+
+
+def _columns(columns: list[tuple[str, pa.DataType]]) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in columns)
+
+
+def present_states(frozen: Sequence[FrozenStates], present: npt.NDArray[np.bool_]) -> MakeColumns:
+    """States of rows of which only some have one; null for the others.
+
+    Args:
+        frozen: per column the states of the rows that have one, in their order.
+        present: bool[n], which of the rows have one.
+    """
+    position = np.cumsum(present) - 1
+
+    def states(rows: Int64Array) -> list[pa.Array]:
+        is_there = present[rows]
+        columns = [column(position[rows[is_there]]) for column in frozen]
+        if is_there.all():
+            return columns
+        spread = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
+        return [column.take(spread) for column in columns]
+
+    return states

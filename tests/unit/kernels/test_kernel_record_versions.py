@@ -1,0 +1,227 @@
+"""Aim: an export holds exactly what changed between two versions, whatever happens to the table meanwhile.
+
+Method: random batches, removals, seals and steps of exports by hand on tables of both implementations;
+the oracle is a dict per sealed version. Applying an export to the content at its beginning must give the
+content at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.storage.key_encoding import encode_keys
+from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, record_versions
+from taskmanager.kernels.backend import load
+from taskmanager.kernels.interface import EMPTY_WORD
+from taskmanager.kernels.record_versions import RecordExport, ReleasedError
+
+KINDS = [AccumulatorKind.COUNT, AccumulatorKind.SUM_INT64]
+Content = dict[Any, tuple[int, int | None]]
+
+FIXED = [None, EMPTY_WORD, *range(60)]
+STRINGS = [None, "", *(f"key-{i}" * (i % 4) for i in range(60))]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_versions, "CHUNK_SLOTS", 24)
+
+
+@dataclass
+class Reading:
+    """An export that is being read."""
+
+    export: RecordExport
+    rows: Iterator[Rows]
+    expected: Content
+    base: Content
+    found: Content = field(default_factory=dict)
+
+    def step(self) -> bool:
+        rows = next(self.rows, None)
+        if rows is not None:
+            self.found |= content_of(rows)
+        return rows is not None
+
+    def finish(self) -> None:
+        while self.step():
+            pass
+        content = {} if self.export.since_version == 0 else dict(self.base)
+        for keys in self.buried:
+            for key in keys.to_arrays()[0].to_pylist():
+                content.pop(key, None)
+        assert content | self.found == self.expected
+
+    def __post_init__(self) -> None:
+        self.buried = list(self.export.tombstones)
+
+
+def content_of(rows: Rows) -> Content:
+    keys = rows.keys.to_arrays()[0].to_pylist()
+    assert len(set(keys)) == len(keys)
+    valid = rows.validity[1]
+    sums: list[int | None] = rows.accumulators[1].tolist()
+    if valid is not None:
+        sums = [value if ok else None for value, ok in zip(sums, valid.tolist(), strict=True)]
+    return dict(zip(keys, zip(rows.accumulators[0].tolist(), sums, strict=True), strict=True))
+
+
+def add(content: Content, keys: list[Any], values: list[int | None]) -> None:
+    for key, value in zip(keys, values, strict=True):
+        count, total = content.get(key, (0, None))
+        total = total if value is None else (total or 0) + value
+        content[key] = (count + 1, total)
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.lists(st.integers(0, 61), max_size=40), st.booleans()),
+        st.tuples(st.just("remove"), st.lists(st.integers(0, 61), max_size=12)),
+        st.tuples(st.just("seal"), st.integers(0, 3)),
+        st.tuples(st.just("step"), st.integers(0, 1)),
+        st.tuples(st.just("finish"), st.integers(0, 1)),
+        st.tuples(st.just("release")),
+        st.tuples(st.just("clear")),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("with_index", [True, False])
+@pytest.mark.parametrize("pool", [FIXED, STRINGS], ids=["fixed", "strings"])
+@settings(max_examples=60, deadline=None)
+@given(operations=OPERATIONS)
+def test_exports_give_the_content_at_their_seal(
+    compiled: bool, with_index: bool, pool: list[Any], operations: list[tuple[Any, ...]]
+) -> None:
+    kernels = load(compiled=compiled)
+    type_ = pa.int64() if pool is FIXED else pa.string()
+    table = RecordTable([type_], KINDS, with_index=with_index, with_versions=True, kernels=kernels)
+    content: Content = {}
+    sealed: dict[int, Content] = {0: {}}
+    readings: list[Reading] = []
+    for operation, *arguments in operations:
+        if operation in ("add", "remove"):
+            keys = [pool[index] for index in arguments[0]]
+            batch = encode_keys([pa.array(keys, type_)], kernels)
+            if operation == "remove":
+                table.remove(batch)
+                for key in keys:
+                    content.pop(key, None)
+                continue
+            values = [None if arguments[1] and i % 3 == 0 else i for i in range(len(keys))]
+            numbers = np.array([value or 0 for value in values], np.int64)
+            valid = np.array([value is not None for value in values], np.bool_)
+            table.accumulate(batch, [None, numbers], [None, valid])
+            add(content, keys, values)
+        elif operation == "seal" and len(readings) < 2:
+            since = sorted(sealed)[-1 - min(arguments[0], len(sealed) - 1)]
+            export = table.seal(since)
+            sealed[export.version] = dict(content)
+            readings.append(Reading(export, table.exported(export), dict(content), sealed[since]))
+            assert not table.versions.is_changed(export.version)
+        elif operation == "step" and readings:
+            readings[arguments[0] % len(readings)].step()
+        elif operation == "finish" and readings:
+            readings.pop(arguments[0] % len(readings)).finish()
+        elif operation == "release" and readings:
+            readings.pop(0).export.release()
+        elif operation == "clear":
+            table.clear()
+            content = {}
+            sealed = {0: {}}
+    for reading in readings:
+        reading.finish()
+    assert content_of(table.rows()) == content
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_chosen_rows_stay_as_they_were(compiled: bool) -> None:
+    kernels = load(compiled=compiled)
+    table = RecordTable([pa.int64()], KINDS, with_versions=True, kernels=kernels)
+    batch = encode_keys([pa.array(range(100))], kernels)
+    table.accumulate(batch, [None, np.arange(100)], [None, None])
+    rest = table.rows().keys.slice(30, 100).to_arrays()[0].to_pylist()
+    export = table.seal_rest(30)
+    rows = table.exported(export)
+    found = content_of(next(rows))
+    table.accumulate(batch, [None, np.arange(100)], [None, None])
+    table.clear()
+    for more in rows:
+        found |= content_of(more)
+    assert found == {key: (1, key) for key in rest}
+
+
+def test_sealing_touches_no_record() -> None:
+    table = RecordTable([pa.int64()], KINDS, with_versions=True, kernels=load(compiled=False))
+    keys = encode_keys([pa.array(range(1000))])
+    table.accumulate(keys, [None, np.arange(1000)], [None, None])
+    before = table._slots.records.copy()
+    export = table.seal(0)
+    assert (table._slots.records == before).all()
+    assert (export.cursor, export.saved) == (0, [])
+
+
+def test_a_released_export_cannot_be_read_on() -> None:
+    table = RecordTable([pa.int64()], KINDS, with_versions=True)
+    table.accumulate(encode_keys([pa.array(range(100))]), [None, np.arange(100)], [None, None])
+    export = table.seal(0)
+    rows = table.exported(export)
+    next(rows)
+    export.release()
+    export.release()
+    with pytest.raises(ReleasedError):
+        list(rows)
+
+
+def test_tombstones_are_forgotten_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_versions, "_TOMBSTONES_MIN", 10)
+    table = RecordTable([pa.int64()], KINDS, with_versions=True)
+    keys = encode_keys([pa.array(range(9))])
+
+    def add_and_remove() -> None:
+        table.accumulate(keys, [None, np.arange(9)], [None, None])
+        table.remove(keys)
+
+    add_and_remove()
+    first = table.seal(0)
+    assert first.tombstones == []
+    add_and_remove()
+    second = table.seal(first.version)
+    assert [len(batch) for batch in second.tombstones] == [9]
+    table.versions.forget(second.version)
+    add_and_remove()
+    third = table.seal(second.version)
+    assert third.since_version == second.version
+    add_and_remove()
+    add_and_remove()
+    # Too many were kept: the next export is a whole one, and then they begin anew.
+    fourth = table.seal(third.version)
+    assert fourth.since_version == 0
+    add_and_remove()
+    fifth = table.seal(fourth.version)
+    assert fifth.since_version == fourth.version
+    assert [len(batch) for batch in fifth.tombstones] == [9]
+
+
+def test_restored_records_are_no_changes() -> None:
+    table = RecordTable([pa.int64()], KINDS, with_versions=True)
+    other = RecordTable([pa.int64()], KINDS, with_versions=True)
+    keys = encode_keys([pa.array([1, 2, None])])
+    valid = np.array([True, False, True])
+    other.accumulate(keys, [None, np.array([5, 6, 7])], [None, valid])
+    for rows in other.exported(other.seal(0)):
+        table.put(rows)
+    assert content_of(table.rows()) == {1: (1, 5), 2: (1, None), None: (1, 7)}
+    assert not table.versions.is_changed(0)
+    assert sum(len(rows.keys) for rows in table.exported(table.seal(1))) == 0
+    assert sum(len(rows.keys) for rows in table.exported(table.seal(0))) == 3
