@@ -1,0 +1,1 @@
+"""The RocksDB state backend; ``store`` is where it begins."""

@@ -1,0 +1,232 @@
+"""One RocksDB database: bulk reads, files that are taken in, ranges that are dropped, hard links.
+
+Everything but range deletions gets in as a finished SST file (``sst_file``), so that writing holds
+neither the interpreter lock nor the write path of the database. There is no write-ahead log: what counts
+is in checkpoints.
+
+Reads are for the mailbox thread; writes for whoever holds the lock of the ``WriteQueue``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import ENOSPC
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Final
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Checkpoint,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteOptions,
+)
+
+from penstock.errors import StoreFull, StoreTransient
+from penstock.storage.key_encoding import KeyLoops
+from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
+from taskmanager.state.rocksdb.sst_file import SstEntries, sst_file
+
+SCAN_ROWS: Final = 8192
+
+_NO_SPACE: Final = "No space left"
+
+
+class Database:
+    """A database in a directory.
+
+    Args:
+        directory: of the database; made where it is missing.
+        ingest_directory: for files on their way in; on the same file system.
+        memory: of the slot.
+        loops: for making files.
+
+    Raises:
+        StoreTransient: it cannot be opened.
+    """
+
+    def __init__(
+        self, directory: Path, ingest_directory: Path, memory: SlotMemory, loops: KeyLoops
+    ) -> None:
+        self._directory = directory
+        self._ingest_directory = ingest_directory
+        self._loops = loops
+        self._file_numbers = count()
+        ingest_directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._rocks: Any = Rdict(str(directory), _options(memory))
+        except Exception as error:  # rocksdict raises nothing more special
+            raise StoreTransient(
+                f"the RocksDB database in {directory} cannot be opened: {error}"
+            ) from error
+        options = WriteOptions()
+        options.disable_wal = True
+        self._rocks.set_write_options(options)
+        self._ingest_options = IngestExternalFileOptions()
+        self._ingest_options.set_move_files(True)
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """The values of keys, which are best sorted; None where there is no entry.
+
+        Raises:
+            StoreTransient: they cannot be read.
+        """
+        if not keys:
+            return []
+        try:
+            values: list[bytes | None] = self._rocks[keys]
+        except Exception as error:
+            raise _unreadable(self._directory, error) from error
+        return values
+
+    def scan(
+        self, begin: bytes, end: bytes, rows_max: int = SCAN_ROWS
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Keys and values with ``begin <= key < end`` in order, as they are at the first step.
+
+        Args:
+            rows_max: size of the parts.
+
+        Raises:
+            StoreTransient: they cannot be read.
+        """
+        return _scan(self._rocks, self._directory, begin, end, rows_max)
+
+    def ingest(self, entries: SstEntries) -> None:
+        """Writes entries, which win over what is there.
+
+        Raises:
+            StoreFull: the disk is full.
+            StoreTransient: they cannot be written.
+        """
+        path = self._ingest_directory / f"{next(self._file_numbers)}.sst"
+        try:
+            with self._writing(), path.open("wb") as file:
+                for part in sst_file(entries, self._loops):
+                    file.write(part)
+            with self._writing():
+                self._rocks.ingest_external_file([str(path)], self._ingest_options)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def drop_range(self, begin: bytes, end: bytes) -> None:
+        """Removes all entries with ``begin <= key < end``.
+
+        Raises:
+            StoreTransient: they cannot be removed.
+        """
+        with self._writing():
+            self._rocks.delete_range(begin, end)
+
+    def link(self, directory: Path) -> None:
+        """Makes ``directory`` a database with the present content; files are shared, not copied.
+
+        Raises:
+            StoreFull: the disk is full.
+            StoreTransient: it cannot be made.
+        """
+        with self._writing():
+            self._rocks.flush()
+            Checkpoint(self._rocks).create_checkpoint(str(directory))
+
+    def size_bytes(self) -> int:
+        """Approximate size on disk."""
+        return int(self._rocks.property_int_value("rocksdb.total-sst-files-size") or 0)
+
+    def close(self) -> None:
+        """Closes the database; its files stay."""
+        self._rocks.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Says what a failure to write means: nothing is lost, the checkpoint is declined."""
+        try:
+            yield
+        except Exception as error:  # rocksdict raises nothing more special
+            full = getattr(error, "errno", None) == ENOSPC or _NO_SPACE in str(error)
+            if full:
+                raise StoreFull(f"no room for state in {self._directory}: free some") from error
+            raise StoreTransient(
+                f"state cannot be written in {self._directory}: {error}"
+            ) from error
+
+
+class ReadOnlyDatabase:
+    """A downloaded database from which ranges are copied.
+
+    Raises:
+        StoreTransient: it cannot be opened.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        options = Options(raw_mode=True)
+        options.create_if_missing(False)
+        try:
+            self._rocks: Any = Rdict(
+                str(directory), options, access_type=AccessType.read_only(False)
+            )
+        except Exception as error:
+            raise _unreadable(directory, error) from error
+
+    def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """As ``Database.scan``."""
+        return _scan(self._rocks, self._directory, begin, end, SCAN_ROWS)
+
+    def close(self) -> None:
+        """Closes it."""
+        self._rocks.close()
+
+
+def _scan(
+    rocks: Any, directory: Path, begin: bytes, end: bytes, rows_max: int
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    options = ReadOptions()
+    options.set_iterate_upper_bound(end)
+    items = rocks.items(from_key=begin, read_opt=options)
+    while True:
+        try:
+            part = list(islice(items, rows_max))
+        except Exception as error:
+            raise _unreadable(directory, error) from error
+        if not part:
+            return
+        yield [key for key, _ in part], [value for _, value in part]
+
+
+def _unreadable(directory: Path, error: Exception) -> StoreTransient:
+    return StoreTransient(
+        f"the RocksDB database in {directory} cannot be read: {error}; it is made anew from the "
+        "newest checkpoint"
+    )
+
+
+def _options(memory: SlotMemory) -> Any:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    blocks = BlockBasedOptions()
+    blocks.set_block_cache(memory.block_cache)
+    blocks.set_block_size(8 << 10)
+    blocks.set_bloom_filter(10, False)
+    blocks.set_cache_index_and_filter_blocks(True)
+    blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    options.set_block_based_table_factory(blocks)
+    options.set_write_buffer_manager(memory.write_buffers)
+    options.set_write_buffer_size(memory.write_buffer_bytes)
+    options.set_compression_type(DBCompressionType.none())
+    options.set_bottommost_compression_type(DBCompressionType.lz4())
+    # Every file that is taken in lies in level 0: merging fewer at once would write everything more often.
+    options.set_level_zero_file_num_compaction_trigger(8)
+    options.set_target_file_size_base(32 << 20)
+    options.set_max_background_jobs(2)
+    # The manifest is uploaded with each checkpoint.
+    options.set_max_manifest_file_size(256 << 10)
+    options.set_keep_log_file_num(1)
+    options.set_stats_dump_period_sec(0)
+    return options

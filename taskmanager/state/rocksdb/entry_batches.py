@@ -1,0 +1,154 @@
+"""Batches of keys and entries put together, and records turned into sorted entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of
+from penstock.storage.key_types import BoolArray, Int64Array
+from taskmanager.kernels import Rows
+from taskmanager.kernels.accumulators import Values
+from taskmanager.state.rocksdb.entry_keys import entry_keys, entry_order
+from taskmanager.state.rocksdb.entry_values import encoded_rows
+from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
+
+
+def concat_keys(batches: Sequence[KeyBatch]) -> KeyBatch:
+    """One batch with the keys of at least one batch, all of the same types."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if first.fixed is not None:
+        words = np.concatenate([batch.fixed for batch in batches if batch.fixed is not None])
+        nulls = None
+        if any(batch.nulls is not None for batch in batches):
+            nulls = np.concatenate(
+                [
+                    np.zeros(len(batch), np.bool_) if batch.nulls is None else batch.nulls
+                    for batch in batches
+                ]
+            )
+        return KeyBatch(first.types, first.loops, words, nulls, None, None)
+    strings = concat_strings([_strings(batch) for batch in batches])
+    hashes = np.concatenate([batch.hashes for batch in batches])
+    return KeyBatch(first.types, first.loops, None, None, strings.data, strings.offsets, hashes)
+
+
+def concat_strings(parts: Sequence[ByteStrings]) -> ByteStrings:
+    """The strings of all parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    data = [part.data[int(part.offsets[0]) : int(part.offsets[-1])] for part in parts]
+    lengths = np.concatenate([part.lengths() for part in parts])
+    return ByteStrings(np.concatenate(data), bounds_of(lengths))
+
+
+def concat_rows(parts: Sequence[Rows]) -> Rows:
+    """The records of at least one part."""
+    if len(parts) == 1:
+        return parts[0]
+    accumulators: list[Values] = []
+    validity: list[BoolArray | None] = []
+    for column in range(len(parts[0].accumulators)):
+        accumulators.append(np.concatenate([part.accumulators[column] for part in parts]))
+        validity.append(_concat_validity(parts, column))
+    return Rows(concat_keys([part.keys for part in parts]), accumulators, validity)
+
+
+def concat_entries(parts: Sequence[SstEntries]) -> SstEntries:
+    """The entries of at least one part, whose keys are beyond those of the part before."""
+    if len(parts) == 1:
+        return parts[0]
+    deleted = None
+    if any(part.deleted is not None for part in parts):
+        deleted = np.concatenate(
+            [
+                np.zeros(len(part.keys), np.bool_) if part.deleted is None else part.deleted
+                for part in parts
+            ]
+        )
+    keys = concat_strings([part.keys for part in parts])
+    return SstEntries(keys, concat_strings([part.values for part in parts]), deleted)
+
+
+def take_rows(rows: Rows, chosen: Int64Array) -> Rows:
+    """Some of the records."""
+    return Rows(
+        rows.keys.take(chosen),
+        [values[chosen] for values in rows.accumulators],
+        [None if valid is None else valid[chosen] for valid in rows.validity],
+    )
+
+
+def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
+    """The records ``start .. stop - 1``, without copying."""
+    return Rows(
+        rows.keys.slice(start, stop),
+        [values[start:stop] for values in rows.accumulators],
+        [None if valid is None else valid[start:stop] for valid in rows.validity],
+    )
+
+
+def sorted_entries(partition: int, rows: Rows, max_parallelism: int, loops: KeyLoops) -> SstEntries:
+    """Records as entries; of records with the same key one is taken (they are equal)."""
+    order = entry_order(rows.keys, max_parallelism)
+    keys = entry_keys(partition, rows.keys.take(order), max_parallelism)
+    again = _repeated(keys)
+    if again.any():
+        kept = np.flatnonzero(~again)
+        order, keys = order[kept], keys.take(kept, loops)
+    values = encoded_rows(
+        [values[order] for values in rows.accumulators],
+        [None if valid is None else valid[order] for valid in rows.validity],
+    )
+    return SstEntries(keys, values, None)
+
+
+def deleting_entries(partition: int, keys: KeyBatch, max_parallelism: int) -> SstEntries:
+    """Entries that remove (different) keys."""
+    order = entry_order(keys, max_parallelism)
+    found = entry_keys(partition, keys.take(order), max_parallelism)
+    nothing = ByteStrings(np.empty(0, np.uint8), np.zeros(len(keys) + 1, np.int64))
+    return SstEntries(found, nothing, np.ones(len(keys), np.bool_))
+
+
+def _repeated(keys: ByteStrings) -> BoolArray:
+    """bool[n]: which of the sorted strings are equal to the one before."""
+    again = np.zeros(len(keys), np.bool_)
+    if len(keys) < 2:
+        return again
+    lengths = keys.lengths()
+    width = int(lengths[0])
+    if (lengths == width).all():
+        start = int(keys.offsets[0])
+        matrix = keys.data[start : start + width * len(keys)].reshape(len(keys), width)
+        tails = np.ascontiguousarray(matrix[:, -8:]).view(np.int64).reshape(-1)
+        candidates = np.flatnonzero(tails[1:] == tails[:-1]) + 1
+    else:
+        candidates = np.flatnonzero(lengths[1:] == lengths[:-1]) + 1
+        firsts = keys.offsets[:-1]
+        for offset in range(int(lengths.min())):
+            values = keys.data[firsts[candidates] + offset]
+            before = keys.data[firsts[candidates - 1] + offset]
+            candidates = candidates[values == before]
+    for row in candidates.tolist():
+        again[row] = keys.at(row) == keys.at(row - 1)
+    return again
+
+
+def _strings(keys: KeyBatch) -> ByteStrings:
+    assert keys.data is not None
+    assert keys.offsets is not None
+    return ByteStrings(keys.data, keys.offsets)
+
+
+def _concat_validity(parts: Sequence[Rows], column: int) -> BoolArray | None:
+    if all(part.validity[column] is None for part in parts):
+        return None
+    columns: list[BoolArray] = []
+    for part in parts:
+        valid = part.validity[column]
+        columns.append(np.ones(len(part.keys), np.bool_) if valid is None else valid)
+    return np.concatenate(columns)

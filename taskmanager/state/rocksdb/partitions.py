@@ -1,0 +1,172 @@
+"""Which namespaces of which states there are, and the partitions of the database they lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.errors import TaskFailure
+from penstock.pb import checkpoint_pb2
+from taskmanager.state.accumulator_columns import accumulator_fields
+from taskmanager.state.backend import AggregateDescriptor
+from taskmanager.state.descriptors import StateDescriptor, ValueCodec
+from taskmanager.state.rocksdb.group_rows import StoredGroupTable
+from taskmanager.state.rocksdb.inner_state import STORED_KIND
+
+GROUP_KIND: Final = STORED_KIND + "group"
+
+_CODEC: Final = "codec"
+"""Metadata key of a field."""
+
+
+@dataclass(slots=True)
+class Partition:
+    """A namespace of a state.
+
+    Attributes:
+        number: of the partition in the database.
+        is_stored: the database holds something of it.
+        table: what operators use; None = not asked for since it was restored.
+    """
+
+    number: int
+    is_stored: bool
+    row_count: int = 0
+    table: StoredGroupTable | None = None
+
+
+@dataclass(slots=True)
+class StoredState:
+    """A state of the database.
+
+    Attributes:
+        kind: ``rocksdb.group``, ...
+        schema: Arrow IPC schema of its rows.
+        partitions: by namespace.
+    """
+
+    kind: str
+    schema: bytes
+    partitions: dict[int, Partition] = field(default_factory=dict)
+
+
+class PartitionCatalog:
+    """All states of a database.
+
+    Attributes:
+        states: by name.
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[str, StoredState] = {}
+        self._next_number = 1
+
+    def new_number(self) -> int:
+        """A partition that there has never been."""
+        self._next_number += 1
+        return self._next_number - 1
+
+    def restore(self, snapshot: checkpoint_pb2.KeyedStateSnapshot) -> None:
+        """Takes over the partitions of the snapshot that the database was opened with."""
+        for table in snapshot.tables:
+            if table.kind.startswith(STORED_KIND):
+                self.states[table.name] = StoredState(table.kind, table.schema)
+        for name, segment in stored_segments(snapshot):
+            partition = Partition(segment.offset, is_stored=True, row_count=segment.row_count)
+            self.states[name].partitions[segment.namespace] = partition
+            self._next_number = max(self._next_number, segment.offset + 1)
+
+    def partition_for(self, table: checkpoint_pb2.StateTable, namespace: int) -> Partition:
+        """The partition of a namespace of a state that another snapshot has; made where there is none."""
+        state = self.states.setdefault(table.name, StoredState(table.kind, table.schema))
+        partition = state.partitions.get(namespace)
+        if partition is None:
+            partition = state.partitions[namespace] = Partition(self.new_number(), is_stored=True)
+        return partition
+
+    def state(self, name: str, kind: str, schema: bytes, owner: str) -> StoredState:
+        """A state, made where there is none.
+
+        Raises:
+            TaskFailure: it was restored with other types.
+        """
+        state = self.states.get(name)
+        if state is None:
+            state = self.states[name] = StoredState(kind, schema)
+        elif state.kind != kind or state.schema != schema:
+            raise TaskFailure(
+                f"state {name} of {owner} was stored as {_shown(state.kind, state.schema)}, but the job "
+                f"keeps {_shown(kind, schema)}: give the operator another uid, or restore what was stored"
+            )
+        return state
+
+    def all_partitions(self) -> Iterator[Partition]:
+        """The partitions of all states."""
+        for state in self.states.values():
+            yield from state.partitions.values()
+
+    def describe(self) -> tuple[list[checkpoint_pb2.StateTable], list[checkpoint_pb2.StateSegment]]:
+        """The states and their partitions as they are now."""
+        tables: list[checkpoint_pb2.StateTable] = []
+        segments: list[checkpoint_pb2.StateSegment] = []
+        for name, state in self.states.items():
+            for namespace, partition in state.partitions.items():
+                count = partition.row_count
+                if partition.table is not None:
+                    count = partition.table.known_row_count
+                segments.append(
+                    checkpoint_pb2.StateSegment(
+                        table=len(tables),
+                        namespace=namespace,
+                        offset=partition.number,
+                        row_count=count,
+                    )
+                )
+            tables.append(
+                checkpoint_pb2.StateTable(name=name, kind=state.kind, schema=state.schema)
+            )
+        return tables, segments
+
+
+def stored_segments(
+    snapshot: checkpoint_pb2.KeyedStateSnapshot,
+) -> Iterator[tuple[str, checkpoint_pb2.StateSegment]]:
+    """The partitions of a snapshot with the names of their states."""
+    for segment in snapshot.segments:
+        table = snapshot.tables[segment.table]
+        if table.kind.startswith(STORED_KIND):
+            yield table.name, segment
+
+
+def group_schema(descriptor: AggregateDescriptor) -> bytes:
+    """What rows of an aggregate look like."""
+    fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(descriptor.key_types)]
+    schema = pa.schema([*fields, *accumulator_fields(descriptor.kinds)])
+    return schema.serialize().to_pybytes()
+
+
+def column_schema(key_types: Sequence[pa.DataType], descriptor: StateDescriptor) -> bytes:
+    """What a column of keyed objects looks like: types of the keys, codecs of the rest."""
+    fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(key_types)]
+    if descriptor.key_codec is not None:
+        fields.append(_codec_field("map_key", descriptor.key_codec))
+    fields.append(_codec_field("value", descriptor.codec))
+    return pa.schema(fields).serialize().to_pybytes()
+
+
+def _codec_field(name: str, codec: ValueCodec) -> pa.Field:
+    return pa.field(name, codec.column_type, metadata={_CODEC: codec.name})
+
+
+def _shown(kind: str, schema: bytes) -> str:
+    fields = pa.ipc.read_schema(pa.py_buffer(schema))
+    columns = ", ".join(f"{field.name}: {_shown_type(field)}" for field in fields)
+    return f"{kind.removeprefix(STORED_KIND)} ({columns})"
+
+
+def _shown_type(field: pa.Field) -> str:
+    codec = (field.metadata or {}).get(_CODEC.encode())
+    return str(field.type) if codec is None else codec.decode()

@@ -1,0 +1,59 @@
+"""What all databases of a slot share: block cache, write buffers, and the budget of their caches."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Final
+
+from rocksdict import Cache, WriteBufferManager
+
+from taskmanager.state.memory import ManagedMemory
+from taskmanager.state.rocksdb.cgroup_client import cgroup_memory_limit
+from taskmanager.state.rocksdb.memory_shares import memory_shares
+
+
+class SlotMemory:
+    """The memory of the databases of one slot. Used on the mailbox thread.
+
+    Attributes:
+        block_cache: shared by the databases.
+        write_buffers: shared by the databases.
+    """
+
+    def __init__(self, memory: ManagedMemory) -> None:
+        shares = memory_shares(memory.limit_bytes, cgroup_memory_limit())
+        self.block_cache: Any = Cache(shares.block_cache_bytes)
+        self.write_buffers: Any = WriteBufferManager(shares.write_buffer_bytes, False)
+        self.write_buffer_bytes = shares.write_buffer_bytes
+        self._cache_bytes = shares.cache_bytes
+        self._users = 0
+
+    def join(self) -> None:
+        """One more database."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """One database less."""
+        self._users -= 1
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the write-back cache of one database may take now."""
+        return self._cache_bytes // max(1, self._users)
+
+    @property
+    def database_bytes(self) -> int:
+        """One database's share of what RocksDB takes now (block cache and write buffers)."""
+        used = self.block_cache.get_usage() + self.write_buffers.get_usage()
+        return int(used) // max(1, self._users)
+
+
+_SLOTS: Final[weakref.WeakKeyDictionary[ManagedMemory, SlotMemory]] = weakref.WeakKeyDictionary()
+
+
+def slot_memory(memory: ManagedMemory) -> SlotMemory:
+    """The one ``SlotMemory`` that belongs to a ledger."""
+    found = _SLOTS.get(memory)
+    if found is None:
+        found = _SLOTS[memory] = SlotMemory(memory)
+    return found

@@ -1,0 +1,111 @@
+"""A snapshot of the database on its way into the checkpoint store."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import CheckpointAborted
+from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import Blob
+from taskmanager.state.backend import BackendSnapshot
+from taskmanager.state.rocksdb.file_ledger import FileLedger
+from taskmanager.state.rocksdb.inner_state import add_inner
+from taskmanager.state.rocksdb.write_queue_runner import Freeze, WriteQueue
+
+_READ_BYTES: Final = 4 << 20
+_INNER: Final = "memory/"
+
+
+class RocksDBSnapshot:
+    """See ``BackendSnapshot``.
+
+    Args:
+        checkpoint_id: which.
+        header: the snapshot without files; the tables and segments of the database.
+        queue: where ``freeze`` is waiting.
+        freeze: the changes that are to be written; has a directory for links.
+        ledger: of the files.
+        inner: the snapshot of the states in memory.
+    """
+
+    def __init__(
+        self,
+        checkpoint_id: int,
+        header: checkpoint_pb2.KeyedStateSnapshot,
+        queue: WriteQueue,
+        freeze: Freeze,
+        ledger: FileLedger,
+        inner: BackendSnapshot,
+    ) -> None:
+        assert freeze.link_to is not None
+        self._checkpoint_id = checkpoint_id
+        self._header = header
+        self._queue = queue
+        self._freeze = freeze
+        self._directory = freeze.link_to
+        self._ledger = ledger
+        self._inner = inner
+        self._known: dict[str, checkpoint_pb2.StateFile] = {}
+        self._uploaded: list[str] = []
+
+    def blobs(self) -> Iterator[Blob]:
+        """Writes what was frozen, then gives the files that no completed checkpoint holds.
+
+        Raises:
+            StreamError: it was discarded, or cannot be written.
+        """
+        self._queue.write_until(self._freeze)
+        names = [path.name for path in self._directory.iterdir() if _belongs(path)]
+        self._known, self._uploaded = self._ledger.to_upload(names)
+        for name in self._uploaded:
+            yield Blob(name, partial(self._parts_of, name))
+        for blob in self._inner.blobs():
+            yield Blob(_INNER + blob.name, blob.chunks)
+
+    def describe(
+        self, handles: Mapping[str, checkpoint_pb2.StateHandle]
+    ) -> checkpoint_pb2.KeyedStateSnapshot:
+        """See ``BackendSnapshot``."""
+        snapshot = checkpoint_pb2.KeyedStateSnapshot()
+        snapshot.CopyFrom(self._header)
+        snapshot.files.extend(self._known.values())
+        for name in self._uploaded:
+            snapshot.files.append(self._ledger.uploaded(name, handles[name]))
+        self._ledger.described(self._checkpoint_id, snapshot.files)
+        of_inner = {
+            name.removeprefix(_INNER): handle
+            for name, handle in handles.items()
+            if name.startswith(_INNER)
+        }
+        add_inner(snapshot, self._inner.describe(of_inner))
+        self._remove_links()
+        return snapshot
+
+    def discard(self) -> None:
+        """See ``BackendSnapshot``."""
+        self._queue.discard(self._freeze)
+        self._remove_links()
+        self._inner.discard()
+
+    def _parts_of(self, name: str) -> Iterator[bytes]:
+        try:
+            file = (self._directory / name).open("rb")
+        except FileNotFoundError as error:
+            raise CheckpointAborted(
+                self._checkpoint_id, "it was discarded while it was being written"
+            ) from error
+        with file:
+            while part := file.read(_READ_BYTES):
+                yield part
+
+    def _remove_links(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _belongs(path: Path) -> bool:
+    """Not an empty log: nothing is ever written to it."""
+    return path.suffix != ".log"

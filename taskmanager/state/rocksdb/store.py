@@ -1,0 +1,343 @@
+"""The backend that keeps state in RocksDB, one database per operator and subtask.
+
+In the database: aggregates that consist of numbers (``group_table`` without group columns: running
+aggregates, tumbling and sliding windows) and the objects of process functions (``key_space``). Everything
+else (sessions, count windows, rows of windows, aggregates with group columns, timers) is kept in memory
+by a ``HashMapStateBackend`` inside; it counts towards the same limit, and its files are part of the same
+snapshots.
+
+Reads and changes go through write-back caches (``group_rows``, ``key_space``), freezes through the
+``WriteQueue``. When the caches are larger than their share of the slot's memory, all changes are written
+on the mailbox thread and what was used least recently leaves the caches.
+
+Memory is accounted in two users of the slot's ledger: the caches here (with RocksDB's block cache and
+write buffers), and the backend inside.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.errors import CheckpointAborted
+from penstock.pb import checkpoint_pb2
+from penstock.storage.key_groups import key_group_range
+from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.state.backend import (
+    AggregateDescriptor,
+    BackendEnvironment,
+    BackendSnapshot,
+    KeyedStateBackend,
+    KeySpace,
+    TimerTable,
+)
+from taskmanager.state.count_table import CountTable
+from taskmanager.state.descriptors import StateDescriptor
+from taskmanager.state.group_table import GroupTable
+from taskmanager.state.hashmap.store import HashMapStateBackend
+from taskmanager.state.instances import InstanceState
+from taskmanager.state.rocksdb.group_rows import StoredGroupTable
+from taskmanager.state.rocksdb.inner_state import STORED_KIND, inner_part
+from taskmanager.state.rocksdb.key_space import StoredKeySpace
+from taskmanager.state.rocksdb.pacer_runner import Pacer
+from taskmanager.state.rocksdb.partitions import (
+    GROUP_KIND,
+    Partition,
+    column_schema,
+    group_schema,
+)
+from taskmanager.state.rocksdb.restore_store import BACKEND, FORMAT_VERSION, open_state
+from taskmanager.state.rocksdb.slot_memory_store import slot_memory
+from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
+from taskmanager.state.rocksdb.write_queue_runner import Freeze, FrozenPart, WriteQueue
+from taskmanager.state.row_table import RowDescriptor, RowTable
+from taskmanager.state.session_table import SessionTable
+
+FREEZES_MAX: Final = 3
+"""Snapshots that may wait to be written."""
+
+_COLUMN_PREFIX: Final = "key_space/"
+"""Stands before the names of keyed objects in snapshots."""
+_WHOLE: Final = 0
+"""The namespace of states that are not cut into namespaces."""
+
+
+class RocksDBStateBackend:
+    """State of one operator in one subtask.
+
+    Args:
+        environment: see there.
+        open_inner: opens the backend for what is kept in memory.
+
+    Raises:
+        StreamError: what is to be restored cannot be.
+    """
+
+    def __init__(
+        self,
+        environment: BackendEnvironment,
+        open_inner: Callable[[BackendEnvironment], KeyedStateBackend] = HashMapStateBackend,
+    ) -> None:
+        self._environment = environment
+        self._key_groups = key_group_range(
+            environment.subtask_index, environment.parallelism, environment.max_parallelism
+        )
+        self._owner = f"{environment.operator_name} (uid {environment.operator_uid})"
+        self._slot_memory = slot_memory(environment.memory)
+        opened = open_state(environment, self._key_groups, self._slot_memory, process_kernels())
+        self._database, self._catalog = opened.database, opened.catalog
+        self._ledger = opened.ledger
+        self._queue = WriteQueue(self._database)
+        self._link_numbers = count(1)
+        self._is_inner: dict[str, bool] = {}
+        inner_directory = environment.work_directory / "memory"
+        restored = tuple(inner_part(snapshot) for snapshot in environment.restored)
+        self._inner = open_inner(
+            replace(environment, restored=restored, work_directory=inner_directory)
+        )
+        self._slot_memory.join()
+        self._memory_name = f"{self._owner} #{environment.subtask_index} (rocksdb)"
+        environment.memory.register(self._memory_name, self._own_bytes)
+        self._cache_bytes = 0
+        self._key_space: StoredKeySpace | None = None
+        self._pacer = Pacer(environment.clock)
+        self._is_closed = False
+
+    @property
+    def max_parallelism(self) -> int:
+        """Number of key-groups of the operator."""
+        return self._environment.max_parallelism
+
+    @property
+    def key_groups(self) -> range:
+        """The key-groups of this subtask."""
+        return self._key_groups
+
+    def group_table(self, name: str, namespace: int, descriptor: AggregateDescriptor) -> GroupTable:
+        """Aggregates per key of a namespace; empty where there are none yet.
+
+        Raises:
+            TaskFailure: it was restored with other types.
+        """
+        is_inner = self._is_inner.get(name)
+        if is_inner is None:
+            is_inner = not descriptor.kinds or bool(descriptor.new_columns())
+            self._is_inner[name] = is_inner
+        if is_inner:
+            return self._inner.group_table(name, namespace, descriptor)
+        partition = self._partition(name, namespace, descriptor)
+        if partition.table is None:
+            partition.table = StoredGroupTable(
+                partition.number,
+                descriptor,
+                self.max_parallelism,
+                self._database,
+                self,
+                is_complete=not partition.is_stored,
+            )
+        return partition.table
+
+    def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:
+        """Rows of a namespace; empty where there are none yet."""
+        return self._inner.row_table(name, namespace, descriptor)
+
+    def session_table(
+        self,
+        name: str,
+        key_types: Sequence[pa.DataType],
+        gap_ms: int,
+        new_contents: Callable[[], InstanceState],
+    ) -> SessionTable:
+        """The open sessions of all keys, with what they hold."""
+        return self._inner.session_table(name, key_types, gap_ms, new_contents)
+
+    def count_table(
+        self,
+        name: str,
+        key_types: Sequence[pa.DataType],
+        new_contents: Callable[[], InstanceState],
+    ) -> CountTable:
+        """The open count windows of all keys, with what they hold."""
+        return self._inner.count_table(name, key_types, new_contents)
+
+    def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
+        """The objects of all keys; one per operator."""
+        if self._key_space is None:
+            self._key_space = StoredKeySpace(key_types, self.max_parallelism, self._database, self)
+        assert self._key_space.key_types == tuple(key_types), "one key space per operator"
+        return self._key_space
+
+    def timer_table(self, name: str, key_types: Sequence[pa.DataType]) -> TimerTable:
+        """Timers of all keys."""
+        return self._inner.timer_table(name, key_types)
+
+    def namespaces(self, name: str) -> list[int]:
+        """Namespaces of a state that exist, ascending; restored ones included."""
+        state = self._catalog.states.get(name)
+        own = set() if state is None else set(state.partitions)
+        return sorted(own.union(self._inner.namespaces(name)))
+
+    def move(self, name: str, namespace: int, to_name: str, to_namespace: int) -> None:
+        """Gives the content of a namespace to one that does not exist yet, without copying."""
+        state = self._catalog.states.get(name)
+        if state is None or namespace not in state.partitions:
+            self._inner.move(name, namespace, to_name, to_namespace)
+            return
+        target = self._catalog.state(to_name, state.kind, state.schema, self._owner)
+        assert to_namespace not in target.partitions, f"{to_name}/{to_namespace} exists already"
+        target.partitions[to_namespace] = state.partitions.pop(namespace)
+
+    def drop(self, name: str, namespace: int) -> None:
+        """Removes a namespace with all in it; nothing happens where it does not exist."""
+        state = self._catalog.states.get(name)
+        partition = None if state is None else state.partitions.pop(namespace, None)
+        if partition is None:
+            self._inner.drop(name, namespace)
+            return
+        is_stored = partition.is_stored
+        if partition.table is not None:
+            is_stored = is_stored or partition.table.is_stored
+            partition.table.close()
+        if is_stored:
+            self._queue.drop(partition.number)
+
+    def memory_bytes(self) -> int:
+        """Approximate size of all states in memory."""
+        return self._own_bytes() + self._inner.memory_bytes()
+
+    def snapshot(self, checkpoint_id: int) -> BackendSnapshot:
+        """See ``KeyedStateBackend``.
+
+        Raises:
+            CheckpointAborted: too many snapshots are still being written, or the backend is closed.
+        """
+        if self._is_closed:
+            raise CheckpointAborted(checkpoint_id, f"{self._owner} has ended")
+        if len(self._queue) >= FREEZES_MAX:
+            raise CheckpointAborted(
+                checkpoint_id,
+                f"{len(self._queue)} snapshots of {self._owner} are still being written",
+            )
+        inner = self._inner.snapshot(checkpoint_id)
+        tables, segments = self._catalog.describe()
+        header = checkpoint_pb2.KeyedStateSnapshot(
+            backend=BACKEND,
+            format_version=FORMAT_VERSION,
+            instance=self._ledger.instance,
+            first_key_group=self._key_groups.start,
+            last_key_group=self._key_groups.stop - 1,
+            max_parallelism=self.max_parallelism,
+            tables=tables,
+            segments=segments,
+        )
+        directory = self._environment.work_directory / f"links-{next(self._link_numbers)}"
+        freeze = self._freeze(directory)
+        return RocksDBSnapshot(checkpoint_id, header, self._queue, freeze, self._ledger, inner)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """See ``KeyedStateBackend``."""
+        self._ledger.completed(checkpoint_id)
+        self._inner.checkpoint_completed(checkpoint_id)
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """See ``KeyedStateBackend``."""
+        self._ledger.aborted(checkpoint_id)
+        self._inner.checkpoint_aborted(checkpoint_id)
+
+    def close(self) -> None:
+        """See ``KeyedStateBackend``."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._queue.close()
+        self._inner.close()
+        self._database.close()
+        self._environment.memory.unregister(self._memory_name)
+        self._slot_memory.leave()
+        shutil.rmtree(self._environment.work_directory, ignore_errors=True)
+
+    def cache_resized(self, difference_bytes: int) -> None:
+        """Keeps the caches within their budget (``CacheHost``).
+
+        Raises:
+            StoreFull: the disk is full.
+        """
+        self._cache_bytes += difference_bytes
+        if difference_bytes > 0 and self._cache_bytes > self._slot_memory.cache_bytes:
+            self._shrink()
+
+    def column_partition(
+        self, descriptor: StateDescriptor, key_types: Sequence[pa.DataType]
+    ) -> tuple[int, bool]:
+        """The partition of a column, and whether the database holds something of it (``KeySpaceHost``).
+
+        Raises:
+            TaskFailure: it was restored with other types or codecs.
+        """
+        name = _COLUMN_PREFIX + descriptor.name
+        kind = STORED_KIND + descriptor.kind.value
+        schema = column_schema(key_types, descriptor)
+        state = self._catalog.state(name, kind, schema, self._owner)
+        partition = state.partitions.get(_WHOLE)
+        if partition is None:
+            partition = Partition(self._catalog.new_number(), is_stored=False)
+            state.partitions[_WHOLE] = partition
+        return partition.number, partition.is_stored
+
+    def pace(self, frozen_at_ms: int) -> None:
+        """Pauses the thread that encodes cells (``KeySpaceHost``)."""
+        self._pacer.pause(frozen_at_ms)
+
+    def _partition(self, name: str, namespace: int, descriptor: AggregateDescriptor) -> Partition:
+        state = self._catalog.states.get(name)
+        partition = None if state is None else state.partitions.get(namespace)
+        if partition is not None and partition.table is not None:
+            return partition
+        schema = group_schema(descriptor)
+        state = self._catalog.state(name, GROUP_KIND, schema, self._owner)
+        if partition is None:
+            partition = Partition(self._catalog.new_number(), is_stored=False)
+            state.partitions[namespace] = partition
+        return partition
+
+    def _tables(self) -> list[StoredGroupTable]:
+        return [
+            partition.table
+            for partition in self._catalog.all_partitions()
+            if partition.table is not None
+        ]
+
+    def _own_bytes(self) -> int:
+        return self._cache_bytes + self._slot_memory.database_bytes
+
+    def _freeze(self, link_to: Path | None) -> Freeze:
+        parts: list[FrozenPart] = []
+        for table in self._tables():
+            part = table.freeze()
+            if part is not None:
+                parts.append(part)
+        if self._key_space is not None:
+            parts += self._key_space.freeze(self._environment.clock.now_ms())
+        return self._queue.add(parts, link_to)
+
+    def _shrink(self, *, everything: bool = False) -> None:
+        """Writes all changes, then shrinks the caches: largest tables first."""
+        self._freeze(None)
+        self._pacer.hurry()
+        try:
+            self._queue.write_all()
+        finally:
+            self._pacer.relax()
+        goal = -1 if everything else self._slot_memory.cache_bytes // 2
+        for table in sorted(self._tables(), key=lambda table: -table.memory_bytes()):
+            if self._cache_bytes <= goal:
+                return
+            table.evict(0 if everything else table.cached_rows // 2)
+        if self._key_space is not None:
+            self._key_space.evict(0 if everything else self._key_space.cached_keys // 2)
