@@ -1,0 +1,346 @@
+"""A job whose only operators are two keyed states, one on each backend, with everything around them real:
+snapshotters, packed files in a store, the coordinator with its registry, manifests, deletion of files.
+
+One checkpoint covers both operators, so that both are always restored to the same moment. What runs on
+I/O threads is run step by step on the test's own thread; what the coordinator no longer needs is deleted
+at once, so that any reference to a file that nobody has confirmed fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from common.elements import CheckpointBarrier
+from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint.state_assignment import KeyedPart, assign_keyed
+from jobmanager.graph.execution_attempt import AttemptKey
+from jobmanager.rpc.snapshot_convert import references_of, summary_of, with_replaced
+from penstock.config import Configuration
+from penstock.errors import StreamError
+from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import Blob
+from penstock.storage.memory_store import MemoryStore
+from penstock.storage.snapshot_files import (
+    PackedSnapshotWriter,
+    StoreSnapshotReader,
+    snapshot_file_name,
+)
+from taskmanager.snapshot.subtask_snapshot import SnapshotPart, SubtaskSnapshotter
+from taskmanager.state.backend import BackendEnvironment, BackendSnapshot, KeyedStateBackend
+from taskmanager.state.factory import open_backend
+from taskmanager.state.memory import ManagedMemory
+from taskmanager.state.operator_state import OperatorStateStore
+from taskmanager.task.metrics import SubtaskCounters
+from tests.support.checkpoints import Driver
+from tests.support.hashmap_backend import SteppedClock
+
+MAX_PARALLELISM: Final = 16
+BACKENDS: Final = ("hashmap", "rocksdb")
+
+Manifest = list[checkpoint_pb2.SubtaskSnapshot]
+
+
+def open_state(kind: str, environment: BackendEnvironment) -> KeyedStateBackend:
+    """The backend that ``state.backend.type: kind`` gives."""
+    return open_backend(Configuration.from_mapping({"state.backend.type": kind}), environment)
+
+
+class SteppedSnapshot:
+    """A ``BackendSnapshot`` whose bytes can be pulled ahead of its writer, one part at a time."""
+
+    def __init__(self, snapshot: BackendSnapshot) -> None:
+        self._snapshot = snapshot
+        self._pulled: list[tuple[str, list[bytes]]] = []
+        self._parts = self._pull()
+        self._error: Exception | None = None
+
+    def _pull(self) -> Iterator[None]:
+        for blob in self._snapshot.blobs():
+            chunks: list[bytes] = []
+            self._pulled.append((blob.name, chunks))
+            yield
+            for chunk in blob.chunks():
+                chunks.append(bytes(chunk))
+                yield
+
+    def step(self) -> None:
+        """Makes the next part; an error is raised to the writer."""
+        try:
+            next(self._parts, None)
+        except (StreamError, OSError) as error:
+            self._error = error
+
+    def blobs(self) -> Iterable[Blob]:
+        """See ``BackendSnapshot``."""
+        if self._error is not None:
+            raise self._error
+        for _ in self._parts:
+            pass
+        for name, chunks in self._pulled:
+            yield Blob(name, partial(list, chunks))
+
+    def describe(
+        self, handles: Mapping[str, checkpoint_pb2.StateHandle]
+    ) -> checkpoint_pb2.KeyedStateSnapshot:
+        """See ``BackendSnapshot``."""
+        return self._snapshot.describe(handles)
+
+    def discard(self) -> None:
+        """See ``BackendSnapshot``."""
+        self._snapshot.discard()
+
+
+class _SteppedBackend:
+    """What a snapshotter needs of a backend."""
+
+    def __init__(
+        self, backend: KeyedStateBackend, taken: Callable[[SteppedSnapshot], None]
+    ) -> None:
+        self._backend = backend
+        self._taken = taken
+
+    def snapshot(self, checkpoint_id: int) -> SteppedSnapshot:
+        snapshot = SteppedSnapshot(self._backend.snapshot(checkpoint_id))
+        self._taken(snapshot)
+        return snapshot
+
+
+@dataclass
+class Writing:
+    """A snapshot of one subtask that is to be written on an I/O thread.
+
+    Attributes:
+        finish: writes the rest, and acknowledges or declines.
+    """
+
+    checkpoint_id: int
+    snapshot: SteppedSnapshot
+    finish: Callable[[], None]
+
+
+class Subtask:
+    """One subtask of one of the operators, and the listener of its snapshotter."""
+
+    def __init__(self, job: BackendJob, key: AttemptKey, backend: KeyedStateBackend) -> None:
+        self.key = key
+        self.backend = backend
+        self._job = job
+        self._newest: SteppedSnapshot | None = None
+        self._checkpoint_id = 0
+        proxy: Any = _SteppedBackend(backend, self._taken)
+        self._snapshotter = SubtaskSnapshotter(
+            key.vertex,
+            key.subtask_index,
+            [SnapshotPart(f"uid-{key.vertex}", None, OperatorStateStore(), proxy)],
+            new_writer=self._writer,
+            submit=self._submit,
+            listener=self,
+            clock=job.clock,
+            counters=SubtaskCounters(),
+            inline_max_bytes=job.inline_max_bytes,
+        )
+
+    def trigger(self, checkpoint_id: int) -> None:
+        """The barrier has passed."""
+        self._checkpoint_id = checkpoint_id
+        self._snapshotter.take(CheckpointBarrier(checkpoint_id, 0), None, finished=False)
+
+    def acknowledge(self, checkpoint_id: int, snapshot: checkpoint_pb2.SubtaskSnapshot) -> None:
+        """See ``SnapshotListener``; the snapshot as it is sent."""
+        sent = checkpoint_pb2.SubtaskSnapshot.FromString(snapshot.SerializeToString())
+        summary = summary_of(sent.metrics)
+        ack = m.AckReceived(self.key, checkpoint_id, sent, references_of(sent), summary, 0)
+        self._job.step(ack)
+
+    def decline(self, checkpoint_id: int, reason: str) -> None:
+        """See ``SnapshotListener``."""
+        self._job.declined.append(reason)
+        self._job.step(m.DeclineReceived(self.key, checkpoint_id, reason, 0))
+
+    def fail_later(self, error: BaseException) -> None:
+        """See ``SnapshotListener``: no test expects that."""
+        raise error
+
+    def _taken(self, snapshot: SteppedSnapshot) -> None:
+        self._newest = snapshot
+
+    def _submit(self, finish: Callable[[], None]) -> None:
+        assert self._newest is not None
+        self._job.writings.append(Writing(self._checkpoint_id, self._newest, finish))
+
+    def _writer(self, checkpoint_id: int) -> PackedSnapshotWriter:
+        job = self._job
+        job.written += 1
+        key = self.key
+        name = snapshot_file_name(
+            checkpoint_id, key.vertex, key.subtask_index, key.attempt, f"w{job.written}"
+        )
+        return PackedSnapshotWriter(job.store, name, job.inline_max_bytes)
+
+
+@dataclass
+class BackendJob:
+    """The job.
+
+    Args:
+        directory: for the databases.
+        retained_max: completed checkpoints to keep.
+        inline_max_bytes: smaller snapshots are kept in the manifest.
+        frozen: called for each checkpoint at the moment that it covers, after the barrier has passed.
+
+    Attributes:
+        subtasks: the running ones by backend and index.
+        writings: snapshots that are to be written, of earlier attempts too.
+        manifests: retained checkpoints, oldest first.
+        declined: why snapshots were not written.
+        is_deaf: what the coordinator tells the tasks waits in ``notices``.
+    """
+
+    directory: Path
+    retained_max: int = 1
+    inline_max_bytes: int = 0
+    is_incremental: bool = True
+    frozen: Callable[[int], None] = lambda _: None
+    clock: SteppedClock = field(default_factory=lambda: SteppedClock(1000))
+    store: MemoryStore = field(default_factory=lambda: MemoryStore(1 << 30))
+    subtasks: dict[str, list[Subtask]] = field(default_factory=dict)
+    writings: list[Writing] = field(default_factory=list)
+    manifests: dict[int, Manifest] = field(default_factory=dict)
+    declined: list[str] = field(default_factory=list)
+    notices: list[m.NotifyCompleted | m.NotifyAborted] = field(default_factory=list)
+    is_deaf: bool = False
+    fails_to_store: bool = False
+    written: int = 0
+    _attempt: int = 0
+    _opened: list[KeyedStateBackend] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._driver = Driver(
+            (), start=False, interval_ms=None, max_concurrent=4, retained_max=self.retained_max
+        )
+        self._driver.now_ms = 0  # as in all events: nothing expires
+
+    def start(self, parallelism: int, checkpoint_id: int | None = None) -> None:
+        """Starts the subtasks, from a retained checkpoint; those before are killed."""
+        if self.subtasks:
+            self.step(m.TasksStopped(0))
+        self.notices.clear()
+        self._attempt += 1
+        manifest = [] if checkpoint_id is None else self.manifests[checkpoint_id]
+        self.subtasks = {kind: self._start(kind, parallelism, manifest) for kind in BACKENDS}
+        keys = [subtask.key for kind in BACKENDS for subtask in self.subtasks[kind]]
+        self.step(m.TasksStarted(tuple(m.TaskView(key, ()) for key in keys), 0))
+
+    def _start(self, kind: str, parallelism: int, manifest: Manifest) -> list[Subtask]:
+        keyed = [s.operators[0].keyed for s in manifest if s.vertex == kind]
+        parts = [KeyedPart(k.first_key_group, k.last_key_group, k) for k in keyed]
+        memory = ManagedMemory(64 << 20)
+        subtasks = []
+        for index, own in enumerate(assign_keyed(parts, parallelism, MAX_PARALLELISM)):
+            environment = BackendEnvironment(
+                operator_uid=f"uid-{kind}",
+                operator_name=f"operator-{index}",
+                subtask_index=index,
+                parallelism=parallelism,
+                max_parallelism=MAX_PARALLELISM,
+                clock=self.clock,
+                memory=memory,
+                work_directory=self.directory / f"{self._attempt}-{kind}-{index}",
+                is_incremental=self.is_incremental,
+                restored=tuple(own),
+                reader=StoreSnapshotReader(self.store),
+            )
+            backend = open_state(kind, environment)
+            self._opened.append(backend)
+            subtasks.append(Subtask(self, AttemptKey(kind, index, self._attempt), backend))
+        return subtasks
+
+    def checkpoint(self) -> None:
+        """Asks for a checkpoint."""
+        self._run(self._driver.request())
+
+    def complete(self) -> None:
+        """Writes all that waits to be written."""
+        while self.writings:
+            self.writings.pop(0).finish()
+
+    def abort_oldest(self) -> None:
+        """A task declines the oldest checkpoint that is under way."""
+        for pending in self._driver.machine.pending[:1]:
+            for subtask in self.subtasks[BACKENDS[0]]:
+                decline = m.DeclineReceived(subtask.key, pending.checkpoint_id, "a test", 0)
+                self.step(decline)
+
+    def step(self, event: m.CoordinatorEvent) -> None:
+        """An event for the coordinator, and what follows from it."""
+        self._run(self._driver.step(event))
+
+    def listen(self) -> None:
+        """Tells the tasks what the coordinator has to say."""
+        while self.notices and not self.is_deaf:
+            notice = self.notices.pop(0)
+            for subtasks in self.subtasks.values():
+                for subtask in subtasks:
+                    if subtask.key not in notice.keys:
+                        continue
+                    if isinstance(notice, m.NotifyCompleted):
+                        subtask.backend.checkpoint_completed(notice.checkpoint_id)
+                    else:
+                        subtask.backend.checkpoint_aborted(notice.checkpoint_id)
+
+    def bury(self) -> None:
+        """Closes what was killed: its directories, and the writing it had left."""
+        running = {id(s.backend) for subtasks in self.subtasks.values() for s in subtasks}
+        for backend in self._opened:
+            if id(backend) not in running:
+                backend.close()
+        self._opened = [backend for backend in self._opened if id(backend) in running]
+
+    def close(self) -> None:
+        """Ends everything."""
+        self.subtasks = {}
+        self.bury()
+
+    def _run(self, effects: Iterable[m.CoordinatorEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case m.TriggerTasks():
+                    self._trigger(effect)
+                case m.StoreCheckpoint():
+                    self._store(effect)
+                case m.DeleteFiles():
+                    for path in effect.paths:
+                        self.store.delete(path)
+                    self.step(m.FilesDeleted((), 0))
+                case m.NotifyCompleted() | m.NotifyAborted():
+                    self.notices.append(effect)
+                case _:
+                    pass
+        self.listen()
+
+    def _trigger(self, effect: m.TriggerTasks) -> None:
+        self.listen()
+        asked = [s for subtasks in self.subtasks.values() for s in subtasks]
+        self.frozen(effect.checkpoint_id)
+        for subtask in asked:
+            if subtask.key in effect.keys:
+                subtask.trigger(effect.checkpoint_id)
+
+    def _store(self, effect: m.StoreCheckpoint) -> None:
+        if self.fails_to_store:
+            self.fails_to_store = False
+            self.step(m.CheckpointNotStored(effect.checkpoint_id, "the disk is full", 0))
+            return
+        replaced = dict(effect.replaced)
+        snapshots = [with_replaced(snapshot, replaced) for _, snapshot in effect.snapshots]
+        self.manifests[effect.checkpoint_id] = snapshots
+        self.manifests = {
+            i: self.manifests[i] for i in sorted(effect.retained) if i in self.manifests
+        }
+        self.step(
+            m.CheckpointStored(effect.checkpoint_id, f"chk-{effect.checkpoint_id}/manifest", 0)
+        )
