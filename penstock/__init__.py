@@ -19,7 +19,8 @@ from penstock.aggregates import (
 )
 from penstock.cluster import Cluster, connect
 from penstock.collected import CollectedRow, CollectedRows
-from penstock.connectors.sink import Sink, SinkContext
+from penstock.connected_streams import ConnectedStreams
+from penstock.connectors.sink import Sink, SinkContext, TwoPhaseSink
 from penstock.connectors.source import END, EndOfSplit, Reader, Source, SourceContext, Split
 from penstock.environment import Environment, JobPlan
 from penstock.errors import (
@@ -45,7 +46,32 @@ from penstock.functions import (
 )
 from penstock.job import JobHandle, JobResult
 from penstock.keyed_stream import KeyedStream, WindowedStream
+from penstock.process_context import MAX_WATERMARK, MIN_WATERMARK, ProcessContext, Timers
+from penstock.process_functions import (
+    BatchCollector,
+    BroadcastProcessFunction,
+    CheckpointContext,
+    CoProcessFunction,
+    KeyedBatchFunction,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    ProcessFunction,
+)
 from penstock.rows import Row
+from penstock.state import (
+    MSGPACK,
+    PICKLE,
+    AggregatingState,
+    BroadcastState,
+    ListState,
+    MapState,
+    OperatorListState,
+    ReducingState,
+    Ttl,
+    ValueState,
+)
+from penstock.storage.codec import StateError
 from penstock.stream import Stream
 from penstock.stream_outputs import StreamSink
 from penstock.windows import Window, count_window, session, sliding, tumbling
@@ -54,14 +80,25 @@ __version__ = "0.1.0"
 
 __all__ = [
     "END",
+    "MAX_WATERMARK",
+    "MIN_WATERMARK",
+    "MSGPACK",
+    "PICKLE",
     "Aggregate",
     "AggregateFunction",
+    "AggregatingState",
     "BadRecord",
+    "BatchCollector",
+    "BroadcastProcessFunction",
+    "BroadcastState",
+    "CheckpointContext",
     "Cluster",
+    "CoProcessFunction",
     "CollectedRow",
     "CollectedRows",
     "Collector",
     "ConfigurationError",
+    "ConnectedStreams",
     "EndOfSplit",
     "Environment",
     "Expr",
@@ -77,18 +114,33 @@ __all__ = [
     "JobPlan",
     "JobRejected",
     "JobResult",
+    "KeyedBatchFunction",
+    "KeyedBroadcastProcessFunction",
+    "KeyedCoProcessFunction",
+    "KeyedProcessFunction",
     "KeyedStream",
+    "ListState",
     "MapFunction",
+    "MapState",
+    "OperatorListState",
+    "ProcessContext",
+    "ProcessFunction",
     "Reader",
+    "ReducingState",
     "Row",
     "Sink",
     "SinkContext",
     "Source",
     "SourceContext",
     "Split",
+    "StateError",
     "Stream",
     "StreamError",
     "StreamSink",
+    "Timers",
+    "Ttl",
+    "TwoPhaseSink",
+    "ValueState",
     "Window",
     "WindowFunction",
     "WindowInfo",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import datetime as dt
 import inspect
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -106,6 +107,8 @@ class Collector:
     """
 
     __slots__ = ("_builder", "_side_schema", "_sides")
+    # Collector[Alert] as an annotation says what is emitted: the fields of Alert are the columns.
+    __class_getitem__: ClassVar[Any] = classmethod(types.GenericAlias)
 
     def __init__(self, schema: pa.Schema, side_schema: pa.Schema) -> None:
         self._builder = RowBuilder(schema)
@@ -124,7 +127,7 @@ class Collector:
         elif row is None:
             self._builder.append(columns)
         else:
-            self._builder.append({**_as_mapping(row), **columns})
+            self._builder.append({**as_mapping(row), **columns})
 
     def side(self, tag: str, row: object) -> None:
         """Sends one row to a side output; rows there have the columns of the operator's input."""
@@ -204,7 +207,12 @@ def _hook(function: object, name: str) -> Callable[..., object] | None:
     return hook if callable(hook) else None
 
 
-def _as_mapping(row: object) -> Mapping[str, Any]:
+def as_mapping(row: object) -> Mapping[str, Any]:
+    """A dict, row or record as a mapping.
+
+    Raises:
+        TypeError: it is none of these.
+    """
     record = row.as_dict() if isinstance(row, Row) else record_as_dict(row)
     if record is None:
         raise TypeError(f"out.emit(row, **columns) needs a dict, row or dataclass, got {row!r}")

@@ -7,18 +7,16 @@ of row i of the input, so the function must return as many rows as it was given.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput
 from penstock.errors import TaskFailure
-from penstock.expressions.casting import cast_kernel
-from penstock.naming import nearest_hint
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME, schema_from_bytes, user_batch, user_schema
 from taskmanager.operators.bad_records import BadRecordPolicy
+from taskmanager.operators.batch_results import result_columns
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.user_function import UserFunctionHandle
 
@@ -57,7 +55,7 @@ class BatchFunctionOperator(Operator):
                 self._policy.handle(index, lambda: failure)
             yield from self._policy.side_output(batch)
             return
-        columns = self._columns(result)
+        columns = result_columns(result, self._visible, self._wrong)
         if self._carries_event_time:
             rows = len(columns[0])
             if rows != batch.num_rows:
@@ -70,42 +68,7 @@ class BatchFunctionOperator(Operator):
         if len(columns[0]):
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _columns(self, result: Any) -> list[pa.Array]:
-        """The result's columns in the output schema's order and types."""
-        if not isinstance(result, pa.RecordBatch | pa.Table):
-            raise self._wrong(
-                f"returned {type(result).__name__}, it must return a pyarrow RecordBatch or Table "
-                "(pa.RecordBatch.from_pandas(frame, preserve_index=False), frame.to_arrow())"
-            )
-        names = result.schema.names
-        unknown = [name for name in names if name not in self._visible.names]
-        missing = [name for name in self._visible.names if name not in names]
-        if missing or unknown or len(names) != len(set(names)):
-            hint = nearest_hint(missing[0], unknown) if missing else ""
-            raise self._wrong(
-                f"returned the columns {', '.join(names) or 'none'}, expected "
-                f"{', '.join(self._visible.names)}{hint}; say what it returns with schema=..."
-            )
-        return [self._cast(_one_array(result.column(f.name)), f) for f in self._visible]
-
-    def _cast(self, column: pa.Array, field: pa.Field) -> pa.Array:
-        if column.type != field.type:
-            try:
-                column = cast_kernel(column.type, field.type, safe=True)(column)
-            except pa.ArrowException as e:
-                raise self._wrong(
-                    f"returned column {field.name!r} as {column.type}, which does not go into the "
-                    f"declared {field.type} without loss: {e}"
-                ) from e
-        if column.null_count and not field.nullable:
-            raise self._wrong(f"returned nulls in column {field.name!r}, which may not be null")
-        return column
-
     def _wrong(self, what: str) -> TaskFailure:
         return TaskFailure(
             f"operator {self._name!r}: {self._handle.name} {what}", operator=self._name
         )
-
-
-def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

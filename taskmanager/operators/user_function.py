@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -28,13 +29,18 @@ class UserFunctionHandle:
         self._operator = operator
         self._pickled = function
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext, prepare: Callable[[Any], None] | None = None) -> None:
         """Loads the function and calls its ``open``, where it has one.
+
+        Args:
+            prepare: called with the function before its ``open``.
 
         Raises:
             TaskFailure: it cannot be loaded here, or its ``open`` raised.
         """
         self.function = load_function(self._pickled, self._operator)
+        if prepare is not None:
+            prepare(self.function)
         open_user_function(self.function, self.name, context)
 
     def close(self) -> None:

@@ -1,0 +1,60 @@
+"""Batches that a user's function made, as the columns of an operator's output schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import TaskFailure
+from penstock.expressions.casting import cast_kernel
+from penstock.naming import nearest_hint
+
+
+def result_columns(
+    result: Any, schema: pa.Schema, wrong: Callable[[str], TaskFailure]
+) -> list[pa.Array]:
+    """The result's columns in the schema's order and types.
+
+    Args:
+        result: what the function returned or emitted.
+        schema: of the output, without the event-time column.
+        wrong: the failure to raise, of what is wrong: "returned ...".
+
+    Raises:
+        TaskFailure: it does not fit.
+    """
+    if not isinstance(result, pa.RecordBatch | pa.Table):
+        raise wrong(
+            f"returned {type(result).__name__}, it must return a pyarrow RecordBatch or Table "
+            "(pa.RecordBatch.from_pandas(frame, preserve_index=False), frame.to_arrow())"
+        )
+    names = result.schema.names
+    unknown = [name for name in names if name not in schema.names]
+    missing = [name for name in schema.names if name not in names]
+    if missing or unknown or len(names) != len(set(names)):
+        hint = nearest_hint(missing[0], unknown) if missing else ""
+        raise wrong(
+            f"returned the columns {', '.join(names) or 'none'}, expected "
+            f"{', '.join(schema.names)}{hint}; say what it returns with schema=..."
+        )
+    return [_cast(_one_array(result.column(f.name)), f, wrong) for f in schema]
+
+
+def _cast(column: pa.Array, field: pa.Field, wrong: Callable[[str], TaskFailure]) -> pa.Array:
+    if column.type != field.type:
+        try:
+            column = cast_kernel(column.type, field.type, safe=True)(column)
+        except pa.ArrowException as e:
+            raise wrong(
+                f"returned column {field.name!r} as {column.type}, which does not go into the "
+                f"declared {field.type} without loss: {e}"
+            ) from e
+    if column.null_count and not field.nullable:
+        raise wrong(f"returned nulls in column {field.name!r}, which may not be null")
+    return column
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -1,0 +1,182 @@
+"""What a process function emits, on its way out: checked, and given event times.
+
+Each result knows the row (or timer) it was emitted for, so that it gets its event time, and goes the way
+of the operator's error policy with it where it does not fit the output schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import override
+
+from common.elements import OperatorOutput, SideOutput
+from penstock.column_values import short_repr
+from penstock.errors import TaskFailure
+from penstock.functions import Collector, as_mapping
+from penstock.pb import graph_pb2
+from penstock.process_context import ProcessContext
+from penstock.rows import RowBuilder, RowMismatch
+from penstock.schema import EVENT_TIME, schema_from_bytes, user_schema
+from taskmanager.operators.bad_records import BadRecordPolicy
+from taskmanager.operators.row_results import row_at
+
+_ROW_CHARACTERS = 500
+
+
+class ProcessCollector(Collector):
+    """Collects results with the index of the row or timer that each was emitted for."""
+
+    __slots__ = ("_context", "indexes", "results", "side_results")
+
+    def __init__(self, schema: pa.Schema, side_schema: pa.Schema, context: ProcessContext) -> None:
+        super().__init__(schema, side_schema)
+        self._context = context
+        self.results: list[Any] = []
+        self.indexes: list[int] = []
+        self.side_results: list[tuple[str, Any, int]] = []
+
+    @override
+    def emit(self, row: object = None, /, **columns: Any) -> None:
+        if not columns:
+            self.results.append(row)
+        elif row is None:
+            self.results.append(columns)
+        else:
+            self.results.append({**as_mapping(row), **columns})
+        self.indexes.append(self._context.index)
+
+    @override
+    def side(self, tag: str, row: object) -> None:
+        self.side_results.append((tag, row, self._context.index))
+
+    @override
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def drop(self, index: int) -> None:
+        """Forgets what was emitted for the latest row: its call raised."""
+        while self.indexes and self.indexes[-1] == index:
+            self.indexes.pop()
+            self.results.pop()
+        while self.side_results and self.side_results[-1][2] == index:
+            self.side_results.pop()
+
+
+class ProcessOutput:
+    """Makes output batches of what one operator's function emits.
+
+    Args:
+        spec: the operator.
+        collector: what the function emits to.
+    """
+
+    def __init__(self, spec: graph_pb2.Operator, collector: ProcessCollector) -> None:
+        self._operator = spec.name
+        self._function = spec.process.function.display_name
+        self._schema = schema_from_bytes(spec.output_schema)
+        self._side_schema = user_schema(schema_from_bytes(spec.input_schema))
+        self._built_schema = user_schema(self._schema)
+        self._time_position = self._schema.get_field_index(EVENT_TIME)
+        self._collector = collector
+
+    def of_rows(self, batch: pa.RecordBatch, policy: BadRecordPolicy) -> Iterator[OperatorOutput]:
+        """What was emitted for rows of a batch since the last call."""
+        collector = self._collector
+        if collector.results:
+            results, indexes = collector.results, collector.indexes
+            collector.results, collector.indexes = [], []
+            yield from self._main(results, indexes, _times_of(batch), (batch, policy))
+        if collector.side_results:
+            yield from self._sides((batch, policy))
+        yield from policy.side_output(batch)
+
+    def of_timers(self, times: pa.Array) -> Iterator[OperatorOutput]:
+        """What was emitted for timers since the last call.
+
+        Args:
+            times: of the timers, by index.
+        """
+        collector = self._collector
+        if collector.results:
+            results, indexes = collector.results, collector.indexes
+            collector.results, collector.indexes = [], []
+            yield from self._main(results, indexes, times, None)
+        if collector.side_results:
+            yield from self._sides(None)
+
+    def _main(
+        self,
+        results: list[Any],
+        indexes: list[int],
+        times: pa.Array | None,
+        rows: tuple[pa.RecordBatch, BadRecordPolicy] | None,
+    ) -> Iterator[OperatorOutput]:
+        built, kept = self._checked(results, indexes, self._built_schema, rows)
+        if not kept:
+            return
+        if self._time_position >= 0:
+            assert times is not None, "a stream with event time has it in its input"
+            arrays = list(built.columns)
+            arrays.insert(self._time_position, times.take(pa.array(kept, pa.int64())))
+            built = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        yield built
+
+    def _sides(self, rows: tuple[pa.RecordBatch, BadRecordPolicy] | None) -> Iterator[SideOutput]:
+        collector = self._collector
+        emitted, collector.side_results = collector.side_results, []
+        for tag in dict.fromkeys(tag for tag, _, _ in emitted):
+            results = [row for to, row, _ in emitted if to == tag]
+            indexes = [index for to, _, index in emitted if to == tag]
+            built, kept = self._checked(results, indexes, self._side_schema, rows)
+            if kept:
+                yield SideOutput(tag, built)
+
+    def _checked(
+        self,
+        results: list[Any],
+        indexes: list[int],
+        schema: pa.Schema,
+        rows: tuple[pa.RecordBatch, BadRecordPolicy] | None,
+    ) -> tuple[pa.RecordBatch, list[int]]:
+        """The results as columns, and their indexes; those that do not fit are left to the policy."""
+        try:
+            return _built(results, schema), indexes
+        except RowMismatch as e:
+            if e.index < 0 or rows is None:
+                raise self._mismatch(e, rows, indexes[max(e.index, 0)]) from e
+        batch, policy = rows
+        good = []
+        for position, (result, index) in enumerate(zip(results, indexes, strict=True)):
+            try:
+                _built([result], schema)
+                good.append(position)
+            except RowMismatch as e:
+                policy.handle(index, lambda e=e, i=index: self._mismatch(e, (batch, policy), i))  # type: ignore[misc]
+        return _built([results[p] for p in good], schema), [indexes[p] for p in good]
+
+    def _mismatch(
+        self,
+        error: RowMismatch,
+        rows: tuple[pa.RecordBatch, BadRecordPolicy] | None,
+        index: int,
+    ) -> TaskFailure:
+        shown = error.row if rows is None else short_repr(row_at(rows[0], index), _ROW_CHARACTERS)
+        return TaskFailure(
+            f"operator {self._operator!r}: what {self._function} emitted does not fit: {error}",
+            operator=self._operator,
+            row=shown,
+        )
+
+
+def _built(results: list[Any], schema: pa.Schema) -> pa.RecordBatch:
+    builder = RowBuilder(schema)
+    builder.extend(results)
+    return builder.build()
+
+
+def _times_of(batch: pa.RecordBatch) -> pa.Array | None:
+    position = batch.schema.get_field_index(EVENT_TIME)
+    return None if position < 0 else batch.column(position)

@@ -1,0 +1,232 @@
+"""The declared states of a running function: bound to the backend, brought into reach bundle by bundle."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import JobRejected
+from penstock.process_functions import ProcessKindInfo
+from penstock.state import (
+    BroadcastState,
+    KeyedState,
+    OperatorListState,
+    State,
+    StateScope,
+    bind_attribute,
+    check_states,
+)
+from penstock.storage.codec import Stamped, StateError
+from penstock.storage.key_encoding import KeyBatch
+from taskmanager.kernels import encode_keys
+from taskmanager.operators.operator import OperatorContext
+from taskmanager.state.descriptors import StateDescriptor, StateKind
+from taskmanager.state.operator_state import BROADCAST, SPLIT, UNION
+
+_SWEPT_PER_BUNDLE = 256
+_SWEPT_WHEN_IDLE = 4096
+_REDISTRIBUTION = {"split": SPLIT, "union": UNION}
+
+
+class FunctionStates:
+    """The states of one function.
+
+    Args:
+        function: gets its bound states as attributes.
+        info: its kind.
+        key_types: of the key columns; None = unkeyed.
+        scope: what its states of keys look at.
+
+    Attributes:
+        by_name: the bound states.
+
+    Raises:
+        JobRejected: a state is declared wrongly.
+        StateError: what was restored does not fit a declaration.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        info: ProcessKindInfo,
+        key_types: Sequence[pa.DataType] | None,
+        scope: StateScope,
+        context: OperatorContext,
+    ) -> None:
+        self._scope = scope
+        self._clock = context.clock
+        self.by_name: dict[str, State] = {}
+        self._keyed: list[KeyedState] = []
+        self._broadcast: list[BroadcastState] = []
+        self._space = None if key_types is None else context.state.key_space(key_types)
+        for attribute, state in check_states(function, info.states).items():
+            if isinstance(state, KeyedState):
+                bound: Any = state.bind(self._column(state), scope)
+                self._keyed.append(bound)
+            elif isinstance(state, BroadcastState):
+                held = context.operator_state.list(state.name, BROADCAST)
+                bound = state.bind(held, scope)
+                self._broadcast.append(bound)
+            else:
+                assert isinstance(state, OperatorListState)
+                redistribution = _REDISTRIBUTION[state.redistribute]
+                held = context.operator_state.list(state.name, redistribution)
+                held.redistribution = redistribution
+                bound = state.bind(held)
+            bind_attribute(function, attribute, bound)
+            self.by_name[state.name] = bound
+        self._has_ttl = any(state.ttl_ms for state in self._keyed)
+
+    def _column(self, state: KeyedState) -> Any:
+        if self._space is None:
+            raise JobRejected(f"state {state.name!r}: state per key needs a keyed stream")
+        descriptor = StateDescriptor(
+            name=state.name,
+            kind=StateKind(state.kind),
+            codec=Stamped(state.codec) if state.ttl_ms else state.codec,
+            key_codec=state.key_codec,
+            ttl_ms=state.ttl_ms,
+            queryable=state.queryable,
+        )
+        if descriptor.kind is StateKind.VALUE:
+            return self._space.value_column(descriptor)
+        if descriptor.kind is StateKind.LIST:
+            return self._space.list_column(descriptor)
+        return self._space.map_column(descriptor)
+
+    def enter(self, keys: KeyBatch) -> list[int]:
+        """Brings n keys into reach; their slots."""
+        assert self._space is not None
+        slots: list[int] = self._space.enter(keys).tolist()
+        for state in self._keyed:
+            state.enter()
+        return slots
+
+    def peek(self, state: KeyedState, keys: KeyBatch) -> Iterator[KeyedState]:
+        """Lets a tool look at a state of some keys, one after the other: reading renews no time to live.
+
+        Yields:
+            The state, once per key: it is that key's until the next one.
+        """
+        scope = self._scope
+        slots = self.enter(keys)
+        seen = copy.copy(state)
+        seen._reads_stamp = False
+        seen.enter()
+        scope.now_ms = self._clock.now_ms()
+        try:
+            for slot in slots:
+                scope.slot = slot
+                yield seen
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Ends the bundle, and looks at some entries that may have expired."""
+        assert self._space is not None
+        self._scope.slot = None
+        self._space.leave()
+        if self._has_ttl:
+            self._space.sweep(self._clock.now_ms(), _SWEPT_PER_BUNDLE)
+
+    def sweep(self) -> None:
+        """Looks at more entries that may have expired: there is nothing else to do."""
+        if self._has_ttl and self._space is not None:
+            self._space.sweep(self._clock.now_ms(), _SWEPT_WHEN_IDLE)
+
+    def snapshot(self) -> None:
+        """Puts broadcast state where a snapshot takes it from."""
+        for state in self._broadcast:
+            state.snapshot()
+
+    def visit(
+        self,
+        state: Any,
+        call: Callable[[Any, Any], object],
+        keys_of: Callable[[KeyBatch], list[Any]],
+    ) -> None:
+        """Calls ``call(key, state)`` for every key with content in the state.
+
+        Args:
+            keys_of: the keys of a part as the user sees them.
+
+        Raises:
+            StateError: it is no state of this function's keys.
+        """
+        if self._space is None or not any(state is own for own in self._keyed):
+            raise StateError(
+                f"ctx.apply_to_keyed_state() takes a state per key of this function, got {state!r}"
+            )
+        for part in list(self._space.keys()):  # visiting a key may remove it
+            values = keys_of(part)
+            slots = self.enter(part)
+            try:
+                for key, slot in zip(values, slots, strict=True):
+                    if state.is_present(slot):
+                        self._scope.slot = slot
+                        call(key, state)
+            finally:
+                self.leave()
+
+
+class BatchKeys:
+    """Slots of the keys of a batch, for functions that ask for many keys at once.
+
+    Args:
+        keys: as the function is given them.
+        slots: of each of them.
+    """
+
+    def __init__(self, keys: pa.Array, slots: list[int]) -> None:
+        self._keys = keys
+        self._slots = slots
+        self._by_key: dict[bytes, int] | None = None
+
+    def slots_of(self, keys: pa.Array) -> Sequence[int]:
+        """The slots of m keys.
+
+        Raises:
+            StateError: one is not among the keys of the batch.
+        """
+        if keys is self._keys:
+            return self._slots
+        if isinstance(keys, pa.ChunkedArray):
+            keys = keys.combine_chunks()
+        if not isinstance(keys, pa.Array):
+            keys = pa.array(keys, self._keys.type)
+        if keys.type != self._keys.type:
+            keys = keys.cast(self._keys.type)
+        if pa.types.is_struct(keys.type):
+            return self._slots_of_structs(keys)
+        positions = pc.index_in(keys, value_set=self._keys)
+        if positions.null_count:
+            raise self._unknown(keys, pc.index(positions.is_null(), True).as_py())
+        slots = self._slots
+        return [slots[position] for position in positions.to_pylist()]
+
+    def _slots_of_structs(self, keys: pa.Array) -> Sequence[int]:
+        if self._by_key is None:
+            known = _bytes_of(self._keys)
+            self._by_key = dict(zip(known, self._slots, strict=True))
+        found = []
+        for index, key in enumerate(_bytes_of(keys)):
+            slot = self._by_key.get(key)
+            if slot is None:
+                raise self._unknown(keys, index)
+            found.append(slot)
+        return found
+
+    def _unknown(self, keys: pa.Array, index: int) -> StateError:
+        return StateError(
+            f"the key {keys[index].as_py()!r} is not among the keys of this batch: only their state is in "
+            "reach"
+        )
+
+
+def _bytes_of(keys: pa.StructArray) -> list[bytes]:
+    encoded = encode_keys(keys.flatten())
+    return [encoded.to_bytes(row) for row in range(len(encoded))]

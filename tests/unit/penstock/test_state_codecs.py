@@ -1,0 +1,241 @@
+"""Values survive their way into bytes and columns and back, in the type they were put in as.
+
+Method: hypothesis values per type against themselves; names make the same codec again; what does not fit
+is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+from collections import OrderedDict
+from decimal import Decimal
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import StoreCorrupt
+from penstock.storage.codec import Stamped, StateCodec, StateError, codec_of
+from penstock.storage.type_names import parse_type, type_name
+
+
+def moment(year: int, microsecond: int = 0) -> dt.datetime:
+    """The first moment of a year, without a time zone."""
+    return dt.datetime(year, 1, 1, microsecond=microsecond)  # noqa: DTZ001 - on purpose
+
+
+INT = st.integers(-(2**63), 2**63 - 1)
+FLOAT = st.floats(allow_nan=False)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+MOMENT = st.datetimes(moment(1700), moment(2200))
+PLAIN: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.bool_(), st.booleans()),
+    (pa.int8(), st.integers(-128, 127)),
+    (pa.uint16(), st.integers(0, 65535)),
+    (pa.int64(), INT),
+    (pa.uint64(), st.integers(0, 2**64 - 1)),
+    (pa.float16(), st.floats(width=16, allow_nan=False)),
+    (pa.float32(), st.floats(width=32, allow_nan=False)),
+    (pa.float64(), FLOAT),
+    (pa.string(), TEXT),
+    (pa.large_string(), TEXT),
+    (pa.binary(), st.binary(max_size=8)),
+    (pa.binary(3), st.binary(min_size=3, max_size=3)),
+    (pa.decimal128(20, 3), st.decimals(-(10**9), 10**9, places=3)),
+    (pa.decimal256(50, 0), st.integers(-(10**40), 10**40).map(Decimal)),
+    (pa.date32(), st.dates()),
+    (pa.date64(), st.dates()),
+    (pa.time32("s"), st.times().map(lambda t: t.replace(microsecond=0))),
+    (pa.time64("us"), st.times()),
+    (pa.time64("ns"), st.times()),
+    (pa.timestamp("us"), MOMENT),
+    (pa.timestamp("ns"), MOMENT),
+    (pa.timestamp("s", "UTC"), MOMENT.map(lambda t: t.replace(microsecond=0, tzinfo=dt.UTC))),
+    (pa.timestamp("us", "+02:30"), MOMENT.map(lambda t: t.replace(tzinfo=dt.UTC))),
+    (pa.timestamp("us", "Europe/Berlin"), MOMENT.map(lambda t: t.replace(tzinfo=dt.UTC))),
+    (pa.duration("us"), st.timedeltas(dt.timedelta(-10_000), dt.timedelta(10_000))),
+]
+
+
+def _check(codec: StateCodec, value: Any) -> None:
+    again = codec_of(codec.name)
+    assert again.name == codec.name
+    assert pickle.loads(pickle.dumps(codec)).name == codec.name
+    stored, nothing = codec.to_stored(value), codec.to_stored(None)
+    assert codec.to_value(stored) == value
+    assert codec.to_value(nothing) is None
+    assert type(codec.to_value(stored)) is type(value)
+    assert again.decode(codec.encode(stored)) == stored
+    assert again.decode(codec.encode(nothing)) == nothing
+    column = codec.column([stored, nothing, stored])
+    assert column.type == codec.column_type
+    assert again.stored(column) == [stored, nothing, stored]
+    assert again.stored(column.slice(1)) == [nothing, stored]
+    stamped = Stamped(codec)
+    assert stamped.is_immutable == codec.is_immutable
+    cells = [(stored, 5), (nothing, -6)]
+    other = codec_of(stamped.name)
+    assert other.stored(stamped.column(cells)) == cells
+    assert [other.decode(stamped.encode(cell)) for cell in cells] == cells
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize(("type_", "values"), PLAIN, ids=lambda p: str(p)[:24])
+def test_plain_arrow_values(type_: pa.DataType, values: Any, data: st.DataObject) -> None:
+    codec = codec_of(type_)
+    assert codec.is_immutable
+    _check(codec, data.draw(values))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_nested_arrow_values(data: st.DataObject) -> None:
+    inner_type, inner = data.draw(st.sampled_from(PLAIN))
+    type_ = pa.struct(
+        [
+            ('a "b"', pa.list_(inner_type)),
+            ("c", pa.map_(pa.string(), pa.list_(inner_type, 2))),
+        ]
+    )
+    value = {
+        'a "b"': data.draw(st.lists(st.none() | inner, max_size=3)),
+        "c": data.draw(st.dictionaries(TEXT, st.lists(inner, min_size=2, max_size=2), max_size=2)),
+    }
+    codec = codec_of(type_)
+    assert not codec.is_immutable
+    _check(codec, value)
+
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | FLOAT
+    | TEXT
+    | st.binary(max_size=5)
+    | st.decimals(allow_nan=False)
+    | st.datetimes(timezones=st.none() | st.just(dt.UTC) | st.just(ZoneInfo("Europe/Berlin")))
+    | st.dates()
+    | st.times()
+    | st.timedeltas()
+)
+HASHABLE = st.integers() | TEXT | st.tuples(st.integers(), TEXT)
+PLAIN_PYTHON = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(HASHABLE, inner, max_size=3)
+        | st.sets(HASHABLE, max_size=3)
+        | st.frozensets(HASHABLE, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(value=PLAIN_PYTHON)
+def test_plain_python_values(value: Any) -> None:
+    _check(codec_of("msgpack/1"), value)
+
+
+class Point:
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Point) and self.x == other.x
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_pickled_values() -> None:
+    class Local(Point):
+        pass
+
+    _check(codec_of("pickle/1"), Point(3))
+    codec = codec_of("pickle/1")
+    assert codec.to_value(codec.to_stored(Local(4))).x == 4
+    with pytest.raises(ValueError, match="cannot be pickled"):
+        codec.to_stored(i for i in range(3))
+
+
+def test_numpy_scalars_become_pythons_own() -> None:
+    for codec_name in ("msgpack/1", "arrow.int64/1"):
+        codec = codec_of(codec_name)
+        value = codec.to_value(codec.to_stored(np.int32(7)))
+        assert type(value) is int
+    assert codec_of(pa.float64()).to_stored(np.float32(0.5)) == 0.5
+    assert codec_of(pa.bool_()).to_stored(np.True_) is True
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "reason"),
+    [
+        (pa.int64(), "7", "^$"),
+        (pa.int64(), True, "^$"),
+        (pa.int64(), 7.0, "^$"),
+        (pa.int64(), 2**63, "not within"),
+        (pa.uint8(), -1, "not within"),
+        (pa.bool_(), 1, "^$"),
+        (pa.float64(), "1", "^$"),
+        (pa.float64(), 2**53 + 1, "exactly"),
+        (pa.float32(), 1e300, "too large"),
+        (pa.string(), b"x", "^$"),
+        (pa.string(), "\ud800", "Unicode"),
+        (pa.binary(), "x", "^$"),
+        (pa.binary(2), b"x", "1 bytes"),
+        (pa.decimal128(4, 2), Decimal("1.234"), "round it"),
+        (pa.decimal128(4, 2), Decimal("123.45"), "round it"),
+        (pa.decimal128(4, 2), 1.5, "^$"),
+        (pa.date32(), moment(2020), "datetime"),
+        (pa.timestamp("s"), moment(2020, 5), "whole number of s"),
+        (pa.timestamp("us"), dt.datetime(2020, 1, 1, tzinfo=dt.UTC), "time zone"),
+        (pa.timestamp("ns"), moment(2500), "out of range"),
+        (pa.time64("us"), dt.time(1, tzinfo=dt.UTC), "time zone"),
+        (pa.list_(pa.int64()), "abc", "no list"),
+        (pa.list_(pa.int64()), [1, "x"], "'x' is no int64"),
+        (pa.list_(pa.int64(), 2), [1], "1 items"),
+        (pa.struct([("a", pa.int64())]), {"b": 1}, "does not have: b"),
+        (pa.map_(pa.string(), pa.int64()), [("a", 1)], "no dict"),
+    ],
+)
+def test_what_does_not_fit(type_: pa.DataType, value: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        codec_of(type_).to_stored(value)
+
+
+@pytest.mark.parametrize("value", [object(), OrderedDict(a=1), Point(1), "\ud800", [{1: object()}]])
+def test_msgpack_refuses_what_would_come_back_as_something_else(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"no plain Python value|cannot hold"):
+        codec_of("msgpack/1").to_stored(value)
+
+
+@pytest.mark.parametrize(
+    "name", ["arrow.int64/2", "arrow.int65/1", "arrow.list<int64/1", "json/1", "arrow./1"]
+)
+def test_names_of_other_versions(name: str) -> None:
+    with pytest.raises(StoreCorrupt):
+        codec_of(name)
+
+
+@pytest.mark.parametrize(
+    "type_", [pa.null(), pa.dictionary(pa.int8(), pa.string()), pa.list_(pa.null())]
+)
+def test_types_that_state_cannot_hold(type_: pa.DataType) -> None:
+    assert type_name(type_) is None
+    with pytest.raises(StateError, match="cannot hold"):
+        codec_of(type_)
+
+
+def test_type_names_come_back() -> None:
+    for type_, _ in PLAIN:
+        text = type_name(type_)
+        assert text is not None
+        assert parse_type(text) == type_
