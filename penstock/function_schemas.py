@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -133,6 +133,50 @@ def window_output_schema(function: Any, schema: Any) -> pa.Schema:
         f"process: the columns of the rows that {type(function).__name__} emits are not known: give "
         "schema=pa.schema([...]), a dataclass, or {'name': 'int64', ...}"
     )
+
+
+def process_output_schema(function: Any, methods: Sequence[str], schema: Any) -> pa.Schema:
+    """The columns of the rows that a process function emits.
+
+    They are not found by trying: a function with state would start the job with what it has seen.
+
+    Args:
+        function: an object of one of the classes for process functions.
+        methods: its methods that take rows.
+        schema: what the user gave; None = from the annotation ``out: ps.Collector[Record]`` of a method.
+
+    Raises:
+        JobRejected: nothing tells them.
+    """
+    if schema is not None:
+        return declared_schema("process", schema)
+    found = next(
+        filter(None, (_collected_schema(getattr(function, method)) for method in methods)), None
+    )
+    if found is None:
+        raise JobRejected(
+            f"process: the columns of the rows that {type(function).__name__} emits are not known: give "
+            "schema=pa.schema([...]), a dataclass, or {'name': 'int64', ...}, or annotate what it "
+            f"collects with a dataclass: def {methods[0]}(..., out: ps.Collector[Alert])"
+        )
+    check_output_names("process", found.names)
+    return found
+
+
+def _collected_schema(method: Callable[..., Any]) -> pa.Schema | None:
+    """The columns of ``Record`` where a parameter is annotated ``Collector[Record]``."""
+    from penstock.functions import Collector
+    from penstock.process_functions import BatchCollector
+
+    try:
+        hints = typing.get_type_hints(method)
+    except (NameError, TypeError, AttributeError):  # names that are imported for type checkers only
+        return None
+    for hint in hints.values():
+        if typing.get_origin(hint) in (Collector, BatchCollector):
+            (record,) = typing.get_args(hint)
+            return schema_from_annotations(record) if isinstance(record, type) else None
+    return None
 
 
 def _type(call: str, name: str, given: Any) -> pa.DataType:

@@ -17,9 +17,11 @@ from penstock.graph_operators import (
     check_operator,
     decode_schema,
     grouping_keys,
+    has_two_inputs,
     is_partial,
     late_tag,
     operator_where,
+    second_keys,
     side_schema,
 )
 from penstock.pb import graph_pb2
@@ -141,6 +143,8 @@ def _check_chain(vertex: graph_pb2.Vertex, artifacts: set[str]) -> None:
             continue
         if _kind(operator) == "source":
             raise JobRejected(f"{where}: a source cannot read from another operator")
+        if has_two_inputs(operator):
+            raise JobRejected(f"{where}: it has two inputs, so it must be the first of its vertex")
         if not operator.HasField("input") or not 0 <= operator.input.operator_index < index:
             raise JobRejected(f"{where}: it does not read from an operator before it in its chain")
         parent = vertex.operators[operator.input.operator_index]
@@ -164,12 +168,33 @@ def _check_inputs(vertex: graph_pb2.Vertex, edges: list[graph_pb2.Edge]) -> None
         return
     if not edges:
         raise JobRejected(f"{where}: it has no input")
+    _check_target_inputs(head, edges, where)
     for edge in edges:
         edge_schema = decode_schema(edge.schema, where)
-        _check_same_schema(edge_schema, decode_schema(head.input_schema, where), where)
+        given = head.second_input_schema if edge.target_input else head.input_schema
+        _check_same_schema(edge_schema, decode_schema(given, where), where)
     keys = grouping_keys(head)
-    if keys is None or is_partial(head):
-        return
+    if keys is not None and not is_partial(head):
+        first = [edge for edge in edges if not edge.target_input]
+        _check_grouped(vertex, keys, first, where)
+    if has_two_inputs(head):
+        _check_second_input(head, [edge for edge in edges if edge.target_input], where)
+
+
+def _check_target_inputs(head: graph_pb2.Operator, edges: list[graph_pb2.Edge], where: str) -> None:
+    """An operator with two inputs reads from both, every other one from its only one."""
+    wanted = {0, 1} if has_two_inputs(head) else {0}
+    found = {edge.target_input for edge in edges}
+    if found != wanted:
+        raise JobRejected(
+            f"{where}: it has {len(wanted)} input{'s'[: len(wanted) - 1]}, but edges feed the inputs "
+            f"{', '.join(map(str, sorted(found)))}"
+        )
+
+
+def _check_grouped(
+    vertex: graph_pb2.Vertex, keys: tuple[str, ...], edges: list[graph_pb2.Edge], where: str
+) -> None:
     if not keys:
         if vertex.parallelism != 1:
             raise JobRejected(
@@ -182,6 +207,20 @@ def _check_inputs(vertex: graph_pb2.Vertex, edges: list[graph_pb2.Edge]) -> None
             raise JobRejected(
                 f"{where}: it works per key ({', '.join(keys)}), but edge {edge.id} does not bring the "
                 "rows of a key together: use .key_by(...) directly before it"
+            )
+
+
+def _check_second_input(head: graph_pb2.Operator, edges: list[graph_pb2.Edge], where: str) -> None:
+    keys = second_keys(head)
+    for edge in edges:
+        if keys == () and edge.partitioning != graph_pb2.PARTITIONING_BROADCAST:
+            raise JobRejected(
+                f"{where}: its second input must reach all its subtasks: connect(rules.broadcast())"
+            )
+        if keys and (edge.partitioning != _HASH or tuple(edge.key_columns) != keys):
+            raise JobRejected(
+                f"{where}: its second input must be routed by ({', '.join(keys)}), and edge {edge.id} "
+                "is not: use .key_by(...) on it"
             )
 
 
@@ -227,7 +266,9 @@ def _output_schema(producer: graph_pb2.Operator, tag: str, where: str) -> pa.Sch
 
 def _emits_any_tag(operator: graph_pb2.Operator) -> bool:
     process = graph_pb2.WINDOW_FUNCTION_KIND_PROCESS
-    return _kind(operator) == "window_function" and operator.window_function.kind == process
+    if _kind(operator) == "window_function":
+        return operator.window_function.kind == process
+    return _kind(operator) == "process"
 
 
 def _check_same_schema(given: pa.Schema, wanted: pa.Schema, where: str) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from penstock.errors import JobRejected
+from penstock.join_schemas import check_same_keys
 from penstock.naming import nearest_hint
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME, schema_from_bytes, user_schema
+from penstock.window_schemas import window_fields
 from penstock.windows import is_event_time
 
 ERROR_COLUMN = "error"
@@ -20,6 +22,22 @@ SOURCE_ERROR_SCHEMA = pa.schema(
     [("where", pa.string()), ("text", pa.string()), (ERROR_COLUMN, pa.string())]
 )
 """Bad records of a source."""
+
+_BROADCAST_KINDS = frozenset(
+    {graph_pb2.PROCESS_KIND_BROADCAST, graph_pb2.PROCESS_KIND_KEYED_BROADCAST}
+)
+_TWO_INPUT_KINDS = _BROADCAST_KINDS | {
+    graph_pb2.PROCESS_KIND_CO,
+    graph_pb2.PROCESS_KIND_KEYED_CO,
+}
+_KEYED_KINDS = frozenset(
+    {
+        graph_pb2.PROCESS_KIND_KEYED,
+        graph_pb2.PROCESS_KIND_KEYED_BATCH,
+        graph_pb2.PROCESS_KIND_KEYED_BROADCAST,
+        graph_pb2.PROCESS_KIND_KEYED_CO,
+    }
+)
 
 _ARTIFACT_ID = re.compile(r"[0-9a-f]{64}")
 
@@ -52,6 +70,8 @@ def window_of(operator: graph_pb2.Operator) -> graph_pb2.WindowSpec | None:
     kind = operator.WhichOneof("spec")
     if kind == "window_aggregate":
         return operator.window_aggregate.window
+    if kind == "join" and not operator.join.is_interval:
+        return operator.join.window
     return operator.window_function.window if kind == "window_function" else None
 
 
@@ -59,7 +79,7 @@ def side_schema(operator: graph_pb2.Operator, given: pa.Schema, tag: str) -> pa.
     """The schema of one of an operator's side outputs.
 
     Args:
-        given: what comes in, event time included where it is carried.
+        given: what comes in (by the first input where there are two), event time included where it is carried.
     """
     if tag == operator.on_error.tag:
         if operator.WhichOneof("spec") == "source":
@@ -75,7 +95,26 @@ def grouping_keys(operator: graph_pb2.Operator) -> tuple[str, ...] | None:
         return tuple(operator.window_aggregate.keys)
     if kind == "window_function":
         return tuple(operator.window_function.keys)
+    if kind == "process":
+        return tuple(operator.process.keys) if operator.process.kind in _KEYED_KINDS else None
+    if kind == "join":
+        return tuple(operator.join.keys)
     return tuple(operator.running_aggregate.keys) if kind == "running_aggregate" else None
+
+
+def has_two_inputs(operator: graph_pb2.Operator) -> bool:
+    """Whether it tells a first input from a second one."""
+    kind = operator.WhichOneof("spec")
+    return kind == "join" or (kind == "process" and operator.process.kind in _TWO_INPUT_KINDS)
+
+
+def second_keys(operator: graph_pb2.Operator) -> tuple[str, ...] | None:
+    """The keys that rows of the second input are routed by; () = they go to all subtasks, None = any way."""
+    if operator.WhichOneof("spec") == "join":
+        return tuple(operator.join.keys)
+    if operator.process.kind == graph_pb2.PROCESS_KIND_KEYED_CO:
+        return tuple(operator.process.second_keys)
+    return () if operator.process.kind in _BROADCAST_KINDS else None
 
 
 def is_partial(operator: graph_pb2.Operator) -> bool:
@@ -142,6 +181,10 @@ def check_operator(operator: graph_pb2.Operator, where: str, artifacts: set[str]
         if operator.sink.WhichOneof("kind") is None:
             raise JobRejected(f"{where}: it does not say where the rows go")
         _check_columns(operator.sink.files.partition_by, given, where)
+    elif kind == "process":
+        _check_process(operator, given, where)
+    elif kind == "join":
+        _check_join(operator, given, output, where)
     else:
         _check_grouping(operator, given, where)
 
@@ -186,6 +229,54 @@ def _check_grouping(operator: graph_pb2.Operator, given: pa.Schema, where: str) 
     ):
         if aggregate.column:
             _check_columns([aggregate.column], given, where)
+
+
+def _check_process(operator: graph_pb2.Operator, given: pa.Schema, where: str) -> None:
+    spec = operator.process
+    is_keyed = spec.kind in _KEYED_KINDS
+    if is_keyed != bool(spec.keys):
+        raise JobRejected(
+            f"{where}: a function with state per key needs keys (.key_by(...) before it), and only such "
+            "a function has them"
+        )
+    _check_columns(spec.keys, given, where)
+    if not has_two_inputs(operator):
+        return
+    second = decode_schema(operator.second_input_schema, where)
+    _check_schema(second, where)
+    if spec.kind == graph_pb2.PROCESS_KIND_KEYED_CO:
+        _check_columns(spec.second_keys, second, where)
+        check_same_keys(where, given, spec.keys, second, spec.second_keys)
+
+
+def _check_join(
+    operator: graph_pb2.Operator, left: pa.Schema, output: pa.Schema, where: str
+) -> None:
+    spec = operator.join
+    right = decode_schema(operator.second_input_schema, where)
+    _check_schema(right, where)
+    if not spec.keys:
+        raise JobRejected(f"{where}: a join needs the columns that must be equal on both sides")
+    for schema in (left, right):
+        _check_columns(spec.keys, schema, where)
+        if EVENT_TIME not in schema.names:
+            raise JobRejected(
+                f"{where}: a join needs event time on both sides: call .with_event_time(...) before it"
+            )
+    check_same_keys(where, left, spec.keys, right, spec.keys)
+    if spec.is_interval:
+        if spec.how != graph_pb2.JOIN_KIND_INNER or spec.lower_ms > spec.upper_ms:
+            raise JobRejected(f"{where}: an interval join is inner, and its bounds are in order")
+    elif spec.window.kind == graph_pb2.WINDOW_KIND_COUNT or not is_event_time(spec.window):
+        raise JobRejected(f"{where}: a join has windows of event time only")
+    expected = [left.field(key).type for key in spec.keys]
+    expected += [] if spec.is_interval else [f.type for f in window_fields(spec.window)]
+    for schema in (left, right):
+        expected += [f.type for f in user_schema(schema) if f.name not in spec.keys]
+    if user_schema(output).types != expected:
+        raise JobRejected(
+            f"{where}: its output ({', '.join(output.names)}) does not have the columns of both sides"
+        )
 
 
 def _check_columns(names: Iterable[str], schema: pa.Schema, where: str) -> None:

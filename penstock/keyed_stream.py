@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.aggregates import Aggregate, check_aggregates
 from penstock.column_checks import check_output_names, column_name, require_columns
@@ -35,6 +36,11 @@ from penstock.windows import Window, is_event_time
 
 if TYPE_CHECKING:
     from penstock.functions import WindowFunction
+    from penstock.process_functions import (
+        KeyedBatchFunction,
+        KeyedProcessFunction,
+        ProcessFunction,
+    )
     from penstock.windows import Duration
 
 
@@ -52,6 +58,29 @@ class KeyedStream(Stream):
         schema = running_aggregate_schema(_planned(source), self.keys, resolved)
         operation = RunningAggregate(self.keys, tuple(resolved.items()))
         return _add(self._builder, operation, source, "aggregate", schema)
+
+    @override
+    def process(
+        self,
+        function: KeyedProcessFunction | KeyedBatchFunction | ProcessFunction,
+        schema: Schema = None,
+    ) -> Stream:
+        """Hands every row to a function with state and timers per key; the output has no keys.
+
+        Args:
+            function: an object of a class derived from ``ps.KeyedProcessFunction``, or
+                ``ps.KeyedBatchFunction`` for whole batches; a ``ps.ProcessFunction`` gets the rows of a
+                key in one subtask too, and has no state per key.
+            schema: the columns of what it emits; None = from annotations.
+        """
+        from penstock.connected_streams import add_process
+
+        fitting = (
+            graph_pb2.PROCESS_KIND_KEYED,
+            graph_pb2.PROCESS_KIND_KEYED_BATCH,
+            graph_pb2.PROCESS_KIND_PLAIN,
+        )
+        return add_process(self._builder, (self._source,), function, fitting, schema)
 
 
 class WindowedStream:

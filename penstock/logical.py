@@ -116,6 +116,47 @@ class RunningAggregate:
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """A process function of the user's, of one or two inputs.
+
+    Attributes:
+        keys: key columns of the first input, () for functions without keys.
+        second_keys: key columns of the second input, where it is keyed too.
+        columns: per input what the function reads, None = it may read every column.
+    """
+
+    kind: graph_pb2.ProcessKind.ValueType
+    function: object
+    keys: tuple[str, ...] = ()
+    second_keys: tuple[str, ...] = ()
+    columns: tuple[frozenset[str] | None, ...] = (None,)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it has state per key."""
+        return bool(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Joins the rows of two inputs that have equal keys.
+
+    Attributes:
+        interval: of an interval join, (lower, upper) in milliseconds; else None.
+        window: of a window join, else None.
+        left: columns of the left input that are no keys, with their names in the output.
+        right: the same of the right input.
+    """
+
+    keys: tuple[str, ...]
+    how: graph_pb2.JoinKind.ValueType
+    interval: tuple[int, int] | None
+    window: graph_pb2.WindowSpec | None
+    left: tuple[tuple[str, str], ...]
+    right: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WriteSink:
     """Rows to the outside.
 
@@ -142,6 +183,8 @@ Operation = (
     | WindowAggregate
     | ApplyWindowFunction
     | RunningAggregate
+    | Process
+    | Join
     | WriteSink
     | Union
 )
@@ -213,7 +256,8 @@ class Node:
     @property
     def is_grouping(self) -> bool:
         """Whether it works on groups of rows, so that it knows no single bad record."""
-        return isinstance(self.operation, (WindowAggregate, ApplyWindowFunction, RunningAggregate))
+        grouping = (WindowAggregate, ApplyWindowFunction, RunningAggregate, Join)
+        return isinstance(self.operation, grouping)
 
     @property
     def late_tag(self) -> str:
@@ -245,7 +289,7 @@ class Node:
     def _emits_any_tag(self) -> bool:
         """Whether the user's function may send rows to side outputs of any name (``out.side``)."""
         operation = self.operation
-        return (
+        return isinstance(operation, Process) or (
             isinstance(operation, ApplyWindowFunction)
             and operation.kind == graph_pb2.WINDOW_FUNCTION_KIND_PROCESS
         )
@@ -256,6 +300,8 @@ class Node:
             return (
                 f"operator {self.name!r} has no side output {tag!r}: a running aggregate has none"
             )
+        if isinstance(self.operation, Join):
+            return f"operator {self.name!r} has no side output {tag!r}: a join has none"
         if not tags and self.is_grouping:
             return (
                 f"operator {self.name!r} has no side output {tag!r}: it gets one by "

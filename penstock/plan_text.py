@@ -80,6 +80,7 @@ def _edge(edge: graph_pb2.Edge) -> dict[str, Any]:
         "source_operator": edge.source_output.operator_index,
         "side_output": edge.source_output.side_tag,
         "target": edge.target_vertex,
+        "target_input": edge.target_input,
         "partitioning": _partitioning(edge),
         "keys": list(edge.key_columns),
         "type": graph_pb2.ResultPartitionType.Name(edge.partition_type)
@@ -127,6 +128,10 @@ def operator_detail(operator: graph_pb2.Operator) -> str:
             function = operator.window_function
             keys = f" by {', '.join(function.keys)}" if function.keys else ""
             return f"{window_text(function.window)}{keys}: {function.function.display_name}"
+        case "process":
+            return _process_detail(operator.process)
+        case "join":
+            return _join_detail(operator.join)
         case "sink":
             return _sink_detail(operator.sink)
         case _:
@@ -167,6 +172,22 @@ def _source_detail(source: graph_pb2.SourceSpec) -> str:
             return f"{source.socket.host}:{source.socket.port}"
         case _:
             return source.custom.display_name
+
+
+def _process_detail(process: graph_pb2.ProcessSpec) -> str:
+    kind = graph_pb2.ProcessKind.Name(process.kind).removeprefix("PROCESS_KIND_").lower()
+    keys = f" by {', '.join(process.keys)}" if process.keys else ""
+    others = f" and {', '.join(process.second_keys)}" if process.second_keys else ""
+    return f"{kind.replace('_', ' ')}{keys}{others}: {process.function.display_name}"
+
+
+def _join_detail(join: graph_pb2.JoinSpec) -> str:
+    how = graph_pb2.JoinKind.Name(join.how).removeprefix("JOIN_KIND_").lower()
+    if join.is_interval:
+        where = f"right within {join.lower_ms} ms to {join.upper_ms} ms of left"
+    else:
+        where = window_text(join.window)
+    return f"{how} by {', '.join(join.keys)}, {where}"
 
 
 def _sink_detail(sink: graph_pb2.SinkSpec) -> str:
@@ -217,9 +238,11 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
             f"{vertex['id']}  {vertex['name']}  [parallelism {vertex['parallelism']} of "
             f"{vertex['max_parallelism']}, slot group {vertex['slot_group']}]"
         )
-        for edge in plan["edges"]:
-            if edge["target"] == vertex["id"]:
-                yield f"    <- {_edge_line(edge)}"
+        incoming = [edge for edge in plan["edges"] if edge["target"] == vertex["id"]]
+        has_two_inputs = any(edge["target_input"] for edge in incoming)
+        for edge in incoming:
+            which = f"input {edge['target_input'] + 1}: " if has_two_inputs else ""
+            yield f"    <- {which}{_edge_line(edge)}"
         for index, operator in enumerate(vertex["operators"]):
             yield f"    {index}: {_operator_line(operator)}"
 

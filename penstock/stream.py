@@ -30,9 +30,11 @@ from penstock.logical import (
     AssignEventTime,
     BatchFunction,
     Filter,
+    Join,
     Node,
     NodeInput,
     Operation,
+    Process,
     Project,
     Routing,
     RowFunction,
@@ -43,10 +45,12 @@ from penstock.logical import (
 from penstock.operator_properties import OperatorProperties
 from penstock.pb import graph_pb2
 from penstock.stream_outputs import StreamOutputs
+from penstock.stream_pairs import StreamPairs
 from penstock.units import duration_ms
 
 if TYPE_CHECKING:
     from penstock.keyed_stream import KeyedStream, WindowedStream
+    from penstock.process_functions import ProcessFunction
     from penstock.windows import Duration, Window
 
 KEY_COLUMN = "key"
@@ -56,7 +60,7 @@ Schema = Any
 """A pa.Schema, a dataclass, a TypedDict, or a mapping of names to types."""
 
 
-class Stream(OperatorProperties, StreamOutputs):
+class Stream(OperatorProperties, StreamPairs, StreamOutputs):
     """Rows of one schema, made by ``env.read_...`` and by the methods below."""
 
     def __init__(self, builder: JobBuilder, source: NodeInput) -> None:
@@ -280,6 +284,19 @@ class Stream(OperatorProperties, StreamOutputs):
         )
         return Stream(self._builder, NodeInput(node))
 
+    def process(self, function: ProcessFunction, schema: Schema = None) -> Stream:
+        """Hands every row to a function, which emits rows.
+
+        Args:
+            function: an object of a class derived from ``ps.ProcessFunction``; with state per key, see
+                ``key_by``.
+            schema: the columns of what it emits; None = from annotations.
+        """
+        from penstock.connected_streams import add_process
+
+        fitting = (graph_pb2.PROCESS_KIND_PLAIN,)
+        return add_process(self._builder, (self._source,), function, fitting, schema)
+
     def _conforming(self, schema: pa.Schema) -> NodeInput:
         """This stream's rows with their columns in the order, and as nullable, as in ``schema``."""
         if self.schema.equals(schema):
@@ -370,7 +387,8 @@ class Stream(OperatorProperties, StreamOutputs):
     def on_error(self, action: str) -> Self:
         """What happens to records the last operator cannot handle.
 
-        Windows and aggregates have none: late rows go to ``late_to``, what fails there fails the job.
+        Windows, aggregates and joins have none: late rows go to ``late_to``, what fails there fails the
+        job. What a process function did to its state before it failed for a row stays done.
 
         Args:
             action: "fail" (the job fails), "skip" (they are dropped and counted), or the name of a
@@ -378,11 +396,23 @@ class Stream(OperatorProperties, StreamOutputs):
         """
         node = self._last_operator("on_error")
         policy = _error_policy(action)
+        if (
+            policy.action != graph_pb2.ERROR_ACTION_FAIL
+            and isinstance(node.operation, Process)
+            and node.operation.kind == graph_pb2.PROCESS_KIND_KEYED_BATCH
+        ):
+            raise JobRejected(
+                f"on_error({action!r}): {node.name!r} handles whole batches and has no bad records of its "
+                "own: catch the error in the function, or use a ps.KeyedProcessFunction"
+            )
         if policy.action != graph_pb2.ERROR_ACTION_FAIL and node.is_grouping:
+            late = "late rows go to .window(..., late_to='late')"
+            if isinstance(node.operation, Join):
+                late = "late rows are dropped and counted"
             raise JobRejected(
                 f"on_error({action!r}): {node.name!r} works on groups of rows and has no bad records of "
-                "its own: late rows go to .window(..., late_to='late'), and a function or a sum that "
-                "fails fails the job; set on_error on the operators before it"
+                f"its own: {late}, and a function or a sum that fails fails the job; set on_error on "
+                "the operators before it"
             )
         if policy.tag:
             if isinstance(node.operation, Union):

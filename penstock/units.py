@@ -51,6 +51,22 @@ def duration_ms(value: str | float | timedelta) -> int:
     return _whole(number * _MILLISECONDS[unit or "ms"], value)
 
 
+def signed_duration_ms(value: str | float | timedelta) -> int:
+    """The same, and it may be negative: ``"-5s"``.
+
+    Raises:
+        ConfigurationError: it is no duration, or finer than a millisecond.
+    """
+    if isinstance(value, str):
+        is_negative, length = value.lstrip().startswith("-"), value.lstrip().removeprefix("-")
+        return -duration_ms(length) if is_negative else duration_ms(length)
+    if isinstance(value, timedelta):
+        return -duration_ms(-value) if value < timedelta() else duration_ms(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
+        return -duration_ms(-value)
+    return duration_ms(value)
+
+
 def size_bytes(value: str | int) -> int:
     """A size in bytes; units are powers of 1024.
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
-from penstock.units import duration_ms
+from penstock.units import duration_ms, signed_duration_ms
 
 Duration = str | int | float | timedelta
 
@@ -200,13 +200,7 @@ def _positive(window: str, name: str, value: Duration) -> int:
 
 def _offset(window: str, limit_name: str, value: Duration, limit_ms: int) -> int:
     """The offset, which may be negative, as its equal within [0, limit)."""
-    if isinstance(value, str):
-        is_negative, length = value.lstrip().startswith("-"), value.lstrip().removeprefix("-")
-        milliseconds = -duration_ms(length) if is_negative else duration_ms(length)
-    elif isinstance(value, timedelta):
-        milliseconds = -duration_ms(-value) if value < timedelta() else duration_ms(value)
-    else:
-        milliseconds = -duration_ms(-value) if value < 0 else duration_ms(value)
+    milliseconds = signed_duration_ms(value)
     if abs(milliseconds) >= limit_ms:
         raise JobRejected(
             f"{window}: offset ({milliseconds} ms) must be shorter than {limit_name} ({limit_ms} ms)"

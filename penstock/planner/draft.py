@@ -33,6 +33,7 @@ class DraftOperator:
     Attributes:
         proto: without ``input`` and schemas, which follow from the fields below.
         parent: the operator of the same chain that feeds it, and from which output; None at the head.
+        second_input_schema: of operators with two inputs, which are always heads.
     """
 
     proto: graph_pb2.Operator
@@ -40,6 +41,7 @@ class DraftOperator:
     input_schema: pa.Schema
     output_schema: pa.Schema
     parent: DraftOutput | None
+    second_input_schema: pa.Schema | None = None
 
     def schema_of(self, tag: str) -> pa.Schema:
         """The schema of the main output or of a side output, event time included."""
@@ -67,15 +69,21 @@ class DraftEdge:
     target: DraftVertex
     partitioning: graph_pb2.Partitioning.ValueType
     keys: tuple[str, ...]
+    target_input: int
 
 
 @dataclass(frozen=True, slots=True)
 class DraftInput:
-    """How an operator is to read an output."""
+    """How an operator is to read an output.
+
+    Attributes:
+        target_input: which input of the operator it feeds: 0, or 1 for the second of two.
+    """
 
     source: DraftOutput
     partitioning: graph_pb2.Partitioning.ValueType
     keys: tuple[str, ...] = ()
+    target_input: int = 0
 
 
 class Draft:
@@ -133,8 +141,9 @@ class Draft:
     ) -> DraftOperator:
         """Adds an operator as the head of a new chain, with an edge from each of its inputs."""
         vertex = DraftVertex(parallelism, slot_group, max_parallelism)
-        schema = inputs[0].source.schema if inputs else pa.schema([])
-        operator = DraftOperator(proto, vertex, schema, output_schema, None)
+        schema = schema_of_input(inputs, 0) or pa.schema([])
+        second = schema_of_input(inputs, 1)
+        operator = DraftOperator(proto, vertex, schema, output_schema, None, second)
         vertex.operators.append(operator)
         self._vertices.append(vertex)
         for given in inputs:
@@ -144,7 +153,9 @@ class Draft:
                     f"and {given.source.operator.proto.name!r} has "
                     f"{given.source.operator.vertex.parallelism}, this one {parallelism}"
                 )
-            self._edges.append(DraftEdge(given.source, vertex, given.partitioning, given.keys))
+            self._edges.append(
+                DraftEdge(given.source, vertex, given.partitioning, given.keys, given.target_input)
+            )
         return operator
 
     def to_proto(self, default_max: int) -> graph_pb2.JobGraph:
@@ -169,9 +180,15 @@ class Draft:
                     key_columns=edge.keys,
                     partition_type=graph_pb2.RESULT_PARTITION_TYPE_PIPELINED,
                     schema=schema_to_bytes(edge.source.schema),
+                    target_input=edge.target_input,
                 )
             )
         return graph
+
+
+def schema_of_input(inputs: Sequence[DraftInput], target_input: int) -> pa.Schema | None:
+    """What comes in by one of an operator's inputs, None where there is no such input."""
+    return next((i.source.schema for i in inputs if i.target_input == target_input), None)
 
 
 def chain_name(vertex: graph_pb2.Vertex) -> str:
@@ -202,6 +219,8 @@ def _vertex_proto(vertex: DraftVertex, vertex_id: str, default_max: int) -> grap
     for operator in vertex.operators:
         operator.proto.input_schema = schema_to_bytes(operator.input_schema)
         operator.proto.output_schema = schema_to_bytes(operator.output_schema)
+        if operator.second_input_schema is not None:
+            operator.proto.second_input_schema = schema_to_bytes(operator.second_input_schema)
         if operator.parent is not None:
             operator.proto.input.CopyFrom(_chain_input(operator.parent))
         proto.operators.append(operator.proto)

@@ -20,8 +20,9 @@ from penstock.logical import (
     AssignEventTime,
     BatchFunction,
     Filter,
+    Join,
     Node,
-    NodeInput,
+    Process,
     Project,
     ReadSource,
     RowFunction,
@@ -29,6 +30,7 @@ from penstock.logical import (
     Union,
     WindowAggregate,
     WriteSink,
+    input_has_event_time,
     input_schema,
 )
 from penstock.pb import graph_pb2
@@ -67,20 +69,24 @@ def find_needs(nodes: Sequence[Node]) -> Needs:
     for node in reversed(nodes):
         main = needs.get((node.index, ""), Need())
         needs[node.index, ""] = _not_empty(main, node.schema)
-        for source in node.inputs:
+        for position, source in enumerate(node.inputs):
             known = needs.get((source.node.index, source.tag), Need())
-            needs[source.node.index, source.tag] = known | need_of(node, source, needs)
+            needs[source.node.index, source.tag] = known | need_of(node, position, needs)
     return needs
 
 
-def need_of(node: Node, source: NodeInput, needs: Needs) -> Need:
+def need_of(node: Node, position: int, needs: Needs) -> Need:
     """What one operator needs of one of its inputs.
 
     Args:
+        position: which of its inputs.
         needs: of the operator's own outputs.
     """
+    source = node.inputs[position]
     sides = {tag: need for (index, tag), need in needs.items() if index == node.index and tag}
-    need = _operation_need(node, needs[node.index, ""]) | _side_need(node, sides)
+    need = _operation_need(node, position, needs[node.index, ""])
+    if position == 0 or isinstance(node.operation, Union):
+        need |= _side_need(node, sides)
     # The inputs of a union have the same columns, so a key that one is routed by is kept in all.
     is_union = isinstance(node.operation, Union)
     need |= Need(_union_keys(node) if is_union else frozenset(source.routing.keys))
@@ -95,9 +101,10 @@ def _union_keys(node: Node) -> frozenset[str]:
     return frozenset().union(*routed)
 
 
-def _operation_need(node: Node, output: Need) -> Need:
-    """What an operation reads, given what is needed of its main output."""
-    everything = frozenset(input_schema(node.inputs[0]).names) if node.inputs else frozenset()
+def _operation_need(node: Node, position: int, output: Need) -> Need:
+    """What an operation reads of one of its inputs, given what is needed of its main output."""
+    source = node.inputs[position]
+    everything = frozenset(input_schema(source).names)
     event_time = output.event_time
     match node.operation:
         case ReadSource():
@@ -107,13 +114,8 @@ def _operation_need(node: Node, output: Need) -> Need:
             return Need(frozenset(chain.from_iterable(read)), event_time)
         case Filter(predicate=predicate):
             return Need(output.columns | predicate.columns(), event_time)
-        case RowFunction(kind=kind, columns=columns):
-            used = everything if columns is None else columns & everything
-            if kind == graph_pb2.ROW_FUNCTION_KIND_FILTER:
-                used |= output.columns
-            elif kind == graph_pb2.ROW_FUNCTION_KIND_KEY:
-                used |= output.columns - {KEY_COLUMN}
-            return Need(used, event_time)
+        case RowFunction():
+            return Need(_row_function_reads(node.operation, output, everything), event_time)
         case BatchFunction():
             return Need(everything, event_time)
         case AssignEventTime(column=column):
@@ -125,12 +127,32 @@ def _operation_need(node: Node, output: Need) -> Need:
             return Need(_aggregated(keys, aggregates, everything), event_time)
         case ApplyWindowFunction(window=window):
             return Need(everything, event_time or is_event_time(window))
+        case Process(columns=columns):
+            read_here = columns[position]
+            return Need(
+                everything if read_here is None else read_here, input_has_event_time(source)
+            )
+        case Join(keys=keys, left=left, right=right):
+            of_side = (left, right)[position]
+            wanted = (column for column, name in of_side if name in output.columns)
+            return Need(frozenset((*keys, *wanted)), event_time=True)
         case WriteSink():
             return Need(everything)
         case Union():
             return output
         case _:
             assert_never(node.operation)
+
+
+def _row_function_reads(
+    operation: RowFunction, output: Need, everything: frozenset[str]
+) -> frozenset[str]:
+    used = everything if operation.columns is None else operation.columns & everything
+    if operation.kind == graph_pb2.ROW_FUNCTION_KIND_FILTER:
+        return used | output.columns
+    if operation.kind == graph_pb2.ROW_FUNCTION_KIND_KEY:
+        return used | output.columns - {KEY_COLUMN}
+    return used
 
 
 def _aggregated(

@@ -13,7 +13,9 @@ from penstock.errors import JobRejected
 from penstock.graph import validate
 from penstock.logical import (
     ApplyWindowFunction,
+    Join,
     Node,
+    Process,
     ReadSource,
     RunningAggregate,
     WindowAggregate,
@@ -21,7 +23,10 @@ from penstock.logical import (
 )
 from penstock.pb import graph_pb2
 from penstock.planner.planner import Planner
+from penstock.state import declared_states
 from penstock.user_code import cloudpickle_version, python_version, shipping
+
+_WITHOUT_OWN_STATE = (graph_pb2.PROCESS_KIND_PLAIN, graph_pb2.PROCESS_KIND_CO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +87,7 @@ def plan_job(
 
 
 def _check_uids(nodes: Sequence[Node], config: Configuration) -> tuple[str, ...]:
-    stateful = (WindowAggregate, ApplyWindowFunction, RunningAggregate)
-    without = [
-        node.name
-        for node in nodes
-        if isinstance(node.operation, stateful) and not node.properties.uid
-    ]
+    without = [node.name for node in nodes if _has_state(node) and not node.properties.uid]
     if not without:
         return ()
     names = ", ".join(repr(name) for name in without)
@@ -101,3 +101,10 @@ def _check_uids(nodes: Sequence[Node], config: Configuration) -> tuple[str, ...]
         ".uid('...'), so that their state is found again when the job has changed"
     )
     return (warning,)
+
+
+def _has_state(node: Node) -> bool:
+    operation = node.operation
+    if isinstance(operation, Process):
+        return operation.kind not in _WITHOUT_OWN_STATE or bool(declared_states(operation.function))
+    return isinstance(operation, (WindowAggregate, ApplyWindowFunction, RunningAggregate, Join))

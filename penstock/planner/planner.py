@@ -9,7 +9,7 @@ and aggregated per batch where the aggregates allow it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from penstock.logical import (
     AssignEventTime,
     Node,
     NodeInput,
+    Process,
     Properties,
     ReadSource,
     Routing,
@@ -30,7 +31,14 @@ from penstock.logical import (
     input_schema,
 )
 from penstock.pb import graph_pb2
-from penstock.planner.draft import FORWARD, Draft, DraftInput, DraftOperator, DraftOutput
+from penstock.planner.draft import (
+    FORWARD,
+    Draft,
+    DraftInput,
+    DraftOperator,
+    DraftOutput,
+    schema_of_input,
+)
 from penstock.planner.needs import Need, find_needs, need_of, pruned
 from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
 from penstock.planner.uids import assign_uids, derived_uid
@@ -48,12 +56,14 @@ class _Read:
     """One output that a node reads, unions in between seen through.
 
     Attributes:
-        source: the node's own input that it stands for.
+        position: which of the node's own inputs it stands for.
+        target_input: which input of the operator it feeds; the inputs of a union are one.
     """
 
     output: DraftOutput
     routing: Routing
-    source: NodeInput
+    position: int
+    target_input: int
 
 
 class Planner:
@@ -89,8 +99,8 @@ class Planner:
 
     def _place(self, node: Node) -> DraftOperator:
         reads = [
-            _Read(output, routing, source)
-            for source in node.inputs
+            _Read(output, routing, position, 0 if isinstance(node.operation, Union) else position)
+            for position, source in enumerate(node.inputs)
             for output, routing in self._outputs(source)
         ]
         parallelism = self._parallelism(node, reads)
@@ -98,12 +108,11 @@ class Planner:
         inputs = [_draft_input(read, parallelism) for read in reads]
         most = node.properties.max_parallelism
         chained = self._draft.can_chain(inputs, parallelism, group, most)
-        keys = frozenset(key for each in inputs for key in each.keys)
         inputs = [
-            self._prepare(node, read, given, keys, chained=chained)
+            self._prepare(node, read, given, _routed_by(inputs, given), chained=chained)
             for read, given in zip(reads, inputs, strict=True)
         ]
-        given = inputs[0].source.schema if inputs else pa.schema([])
+        given = schema_of_input(inputs, 0) or pa.schema([])
         proto = operator_proto(node, self._uids[node.index])
         output = specify(proto, node, given, self._needs[node.index, ""])
         inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
@@ -152,15 +161,17 @@ class Planner:
         """Leaves out columns that the operator does not need, where they would cost something.
 
         Args:
-            keys: what any of the operator's inputs is routed by; all its inputs have the same columns.
+            keys: what the rows of this input of the operator are routed by, wherever they come from:
+                they all have the same columns.
         """
-        need = need_of(node, read.source, self._needs) | Need(keys)
-        schema = with_event_time(pruned(input_schema(read.source), need), need.event_time)
+        need = need_of(node, read.position, self._needs) | Need(keys)
+        source = node.inputs[read.position]
+        schema = with_event_time(pruned(input_schema(source), need), need.event_time)
         actual = given.source.schema
         is_disturbed = isinstance(node.operation, AssignEventTime) and EVENT_TIME in actual.names
         if schema.names == actual.names or (chained and not is_disturbed):
             return given
-        return DraftInput(self._narrow(given.source, schema), given.partitioning, given.keys)
+        return replace(given, source=self._narrow(given.source, schema))
 
     def _narrow(self, output: DraftOutput, schema: pa.Schema) -> DraftOutput:
         key = (id(output.operator), output.tag, tuple(schema.names))
@@ -199,15 +210,22 @@ class Planner:
             partial.window_aggregate.CopyFrom(proto.window_aggregate)
             partial.window_aggregate.phase = graph_pb2.AGGREGATION_PHASE_PARTIAL
         operator = self._draft.append(partial, given.source, given.source.schema)
-        return DraftInput(DraftOutput(operator, ""), given.partitioning, given.keys)
+        return replace(given, source=DraftOutput(operator, ""))
 
 
 def _draft_input(read: _Read, parallelism: int) -> DraftInput:
     routing = read.routing
     if routing.partitioning is not None:
-        return DraftInput(read.output, routing.partitioning, routing.keys)
+        return DraftInput(read.output, routing.partitioning, routing.keys, read.target_input)
     same = read.output.operator.vertex.parallelism == parallelism
-    return DraftInput(read.output, FORWARD if same else _REBALANCE)
+    partitioning = FORWARD if same else _REBALANCE
+    return DraftInput(read.output, partitioning, target_input=read.target_input)
+
+
+def _routed_by(inputs: Sequence[DraftInput], given: DraftInput) -> frozenset[str]:
+    """The columns that rows of the same input of an operator are routed by."""
+    same = (each for each in inputs if each.target_input == given.target_input)
+    return frozenset(key for each in same for key in each.keys)
 
 
 def _slot_group(node: Node, reads: Sequence[_Read]) -> str:
@@ -220,7 +238,7 @@ def _slot_group(node: Node, reads: Sequence[_Read]) -> str:
 
 def _sees_all_rows(node: Node) -> bool:
     operation = node.operation
-    if isinstance(operation, (ReadSource, WriteSink)):
+    if isinstance(operation, (ReadSource, WriteSink, Process)):
         return False
     return getattr(operation, "keys", None) == ()
 

@@ -18,7 +18,9 @@ from penstock.logical import (
     AssignEventTime,
     BatchFunction,
     Filter,
+    Join,
     Node,
+    Process,
     Project,
     ReadSource,
     RowFunction,
@@ -57,7 +59,7 @@ def specify(proto: graph_pb2.Operator, node: Node, given: pa.Schema, need: Need)
     Args:
         proto: the operator; its ``spec`` is set.
         node: the operation.
-        given: what comes in, event time included where it is carried.
+        given: what comes in by the first input, event time included where it is carried.
         need: what is needed of the main output.
 
     Returns:
@@ -93,6 +95,12 @@ def specify(proto: graph_pb2.Operator, node: Node, given: pa.Schema, need: Need)
         case Union():
             getattr(proto, "pass").SetInParent()  # a keyword in Python
             return given
+        case Process():
+            _process(proto, operation, node)
+            return with_event_time(node.schema, need.event_time)
+        case Join():
+            _join(proto, operation)
+            return _joined(operation, node, need)
         case WindowAggregate() | RunningAggregate() | ApplyWindowFunction():
             return _grouped(proto, operation, node, given)
         case _:
@@ -114,10 +122,10 @@ def _source(proto: graph_pb2.Operator, operation: ReadSource, node: Node, need: 
         kind = operation.spec.WhichOneof("kind")
         target = proto.source.generator.function if kind == "generator" else proto.source.custom
         target.CopyFrom(function)
-    schema = pa.schema(pruned(node.schema, need))
+    columns = pruned(node.schema, need)
     if operation.spec.WhichOneof("kind") == "files":
-        proto.source.files.columns[:] = schema.names
-    return schema
+        proto.source.files.columns[:] = [field.name for field in columns]
+    return with_event_time(columns, need.event_time and node.has_event_time)
 
 
 def _project(
@@ -153,6 +161,30 @@ def _sink(proto: graph_pb2.Operator, operation: WriteSink, node: Node) -> None:
     proto.sink.CopyFrom(operation.spec)
     if operation.function is not None:
         proto.sink.custom.CopyFrom(pickle_function(operation.function, operator=node.name))
+
+
+def _process(proto: graph_pb2.Operator, operation: Process, node: Node) -> None:
+    proto.process.kind = operation.kind
+    proto.process.function.CopyFrom(pickle_function(operation.function, operator=node.name))
+    proto.process.keys.extend(operation.keys)
+    proto.process.second_keys.extend(operation.second_keys)
+
+
+def _join(proto: graph_pb2.Operator, operation: Join) -> None:
+    proto.join.keys.extend(operation.keys)
+    proto.join.how = operation.how
+    if operation.interval is not None:
+        proto.join.is_interval = True
+        proto.join.lower_ms, proto.join.upper_ms = operation.interval
+    if operation.window is not None:
+        proto.join.window.CopyFrom(operation.window)
+
+
+def _joined(operation: Join, node: Node, need: Need) -> pa.Schema:
+    """The columns of a join: keys and window always, of both sides what is needed."""
+    of_sides = {name for _, name in (*operation.left, *operation.right)}
+    kept = [f for f in node.schema if f.name not in of_sides or f.name in need.columns]
+    return with_event_time(kept, need.event_time)
 
 
 def _grouped(

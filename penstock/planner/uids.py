@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
-from penstock.logical import Node, ReadSource, RowFunction, WriteSink
+from penstock.logical import Join, Node, Process, ReadSource, RowFunction, WriteSink
 from penstock.pb import graph_pb2
 
 _LENGTH = 32
@@ -40,4 +40,9 @@ def _kind(node: Node) -> str:
         return f"{kind}:{operation.spec.WhichOneof('kind')}"
     if isinstance(operation, RowFunction):
         return f"{kind}:{graph_pb2.RowFunctionKind.Name(operation.kind)}"
+    if isinstance(operation, Process):
+        return f"{kind}:{graph_pb2.ProcessKind.Name(operation.kind)}"
+    if isinstance(operation, Join):
+        window = operation.window
+        return f"{kind}:{'interval' if window is None else graph_pb2.WindowKind.Name(window.kind)}"
     return kind

@@ -1,0 +1,171 @@
+"""Finds rows of one side of an interval join by key and time (pure).
+
+One index holds the rows of one time bucket. They are found in *runs*: parts of the rows sorted by hash and
+time, so that the partners of a row are one range of a run. Small runs are merged with their neighbours, each
+row a logarithmic number of times, so there are few. The rows themselves stay in the batches they came in;
+only small ones are merged.
+
+An index is no state: it is made anew from the rows of the bucket, which are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from taskmanager.state.row_table import concatenated
+
+Int64Array = npt.NDArray[np.int64]
+UInt64Array = npt.NDArray[np.uint64]
+
+_CHUNK_ROWS_MAX = 1 << 13
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Rows that look for partners, by ascending hash: neighbours look in the same places.
+
+    Attributes:
+        rows: int64[n] their numbers.
+        hashes: uint64[n] of their keys.
+        first: int64[n] the earliest event time a partner has.
+        last: int64[n] the latest.
+    """
+
+    rows: Int64Array
+    hashes: UInt64Array
+    first: Int64Array
+    last: Int64Array
+
+    def select(self, indices: Int64Array) -> Probe:
+        """Some of the rows."""
+        return Probe(
+            self.rows[indices], self.hashes[indices], self.first[indices], self.last[indices]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows by hash and time.
+
+    Attributes:
+        hashes: uint64[m] ascending.
+        times: int64[m] event times, ascending where hashes are equal.
+        positions: int64[m] the rows' numbers within their bucket; where hash and time are equal, ascending.
+    """
+
+    hashes: UInt64Array
+    times: Int64Array
+    positions: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def find(self, probe: Probe) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Where the rows with each hash and a time from ``first`` to ``last`` are.
+
+        Returns:
+            The numbers of the probing rows that have some, ascending, and where theirs start and how
+            many they are: int64[k] each.
+        """
+        low = np.searchsorted(self.hashes, probe.hashes, side="left")
+        is_there = self.hashes[np.minimum(low, len(self) - 1)] == probe.hashes
+        hits = np.flatnonzero(is_there)
+        high = np.searchsorted(self.hashes, probe.hashes[hits], side="right")
+        starts = self._bisect(low[hits], high, probe.first[hits], after=False)
+        counts = self._bisect(starts, high, probe.last[hits], after=True) - starts
+        rows = probe.rows[hits]
+        order = np.argsort(rows)
+        order = order[counts[order] > 0]
+        return rows[order], starts[order], counts[order]
+
+    def merged(self, later: Run) -> Run:
+        """One run of both; the rows of ``later`` have higher positions."""
+        low = np.searchsorted(self.hashes, later.hashes, side="left")
+        high = np.searchsorted(self.hashes, later.hashes, side="right")
+        places = self._bisect(low, high, later.times, after=True) + np.arange(len(later))
+        is_own = np.ones(len(self) + len(later), np.bool_)
+        is_own[places] = False
+
+        def both(own: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            column = np.empty(len(is_own), own.dtype)
+            column[is_own], column[places] = own, others
+            return column
+
+        return Run(
+            both(self.hashes, later.hashes),
+            both(self.times, later.times),
+            both(self.positions, later.positions),
+        )
+
+    def _bisect(
+        self, low: Int64Array, high: Int64Array, times: Int64Array, *, after: bool
+    ) -> Int64Array:
+        """In each range low .. high - 1 the first row with a time >= ``times``, or > if ``after``."""
+        low, high = low.copy(), high.copy()
+        open_ = np.flatnonzero(low < high)
+        while len(open_):
+            middle = (low[open_] + high[open_]) // 2
+            found, wanted = self.times[middle], times[open_]
+            is_before = found <= wanted if after else found < wanted
+            low[open_[is_before]] = middle[is_before] + 1
+            high[open_[~is_before]] = middle[~is_before]
+            open_ = open_[low[open_] < high[open_]]
+        return low
+
+
+class BucketIndex:
+    """The rows of a bucket."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self._chunks: list[pa.RecordBatch] = []
+        self._starts: list[int] = []
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, batch: pa.RecordBatch, hashes: UInt64Array, times: Int64Array) -> None:
+        """Adds n rows, at least one; the first gets the next position."""
+        order = np.lexsort((times, hashes))
+        self.runs.append(Run(hashes[order], times[order], self._length + order))
+        self._chunks.append(batch)
+        self._starts.append(self._length)
+        self._length += batch.num_rows
+        self._merge_runs()
+        self._merge_chunks()
+
+    def take(self, positions: Int64Array) -> pa.RecordBatch:
+        """The rows at n positions, at least one."""
+        if len(self._chunks) == 1:
+            return self._chunks[0].take(pa.array(positions))
+        order = np.argsort(positions)
+        ordered = positions[order]
+        cuts = np.searchsorted(ordered, [*self._starts, self._length])
+        parts = []
+        for i, chunk in enumerate(self._chunks):
+            wanted = ordered[cuts[i] : cuts[i + 1]] - self._starts[i]
+            if len(wanted):
+                parts.append(chunk.take(pa.array(wanted)))
+        inverse = np.empty(len(order), np.int64)
+        inverse[order] = np.arange(len(order))
+        return concatenated(parts).take(pa.array(inverse))
+
+    def _merge_runs(self) -> None:
+        runs = self.runs
+        while len(runs) > 1 and len(runs[-2]) <= 2 * len(runs[-1]):
+            runs[-2:] = [runs[-2].merged(runs[-1])]
+
+    def _merge_chunks(self) -> None:
+        chunks = self._chunks
+        while len(chunks) > 1:
+            before, last = chunks[-2].num_rows, chunks[-1].num_rows
+            if before > 2 * last or before + last > _CHUNK_ROWS_MAX:
+                return
+            chunks[-2:] = [concatenated(chunks[-2:])]
+            self._starts.pop()

@@ -1,0 +1,323 @@
+"""Interval join: pairs of rows with equal keys whose event times are at most so far apart.
+
+A right row fits a left one where ``left + lower <= right <= left + upper``. Each row is joined with the
+rows of the other side that came before it and is kept for those that come after it.
+
+Invariants, with the watermark W:
+- a left row is *live* while ``time > W - upper``, a right row while ``time > W + lower``: after that no
+  row of the other side that is in time can fit. Rows are joined with live rows only;
+- a row is late, and dropped, when it is neither live nor above the watermark. A row that is in time meets
+  all its partners; one that is behind the watermark and live meets those that are still live;
+- rows lie in buckets of time, which go as a whole when none of their rows is live. So what a row meets
+  does not depend on buckets, batches or restores.
+
+Output, per batch: for each row in order of arrival its partners by time, then in order of arrival. As in
+SQL a null key equals nothing: such rows are dropped.
+
+Source: Flink's IntervalJoinOperator, which drops every row behind the watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from typing_extensions import override
+
+from common.elements import (
+    MAX_TIMESTAMP_MS,
+    MIN_TIMESTAMP_MS,
+    TIME_LIMIT_MS,
+    OperatorOutput,
+    Watermark,
+)
+from penstock.errors import BadRecord
+from penstock.pb import graph_pb2
+from penstock.schema import EVENT_TIME
+from penstock.storage.key_types import KeyKind, fixed_values, key_kind
+from taskmanager.kernels import split_by_slice, time_bounds
+from taskmanager.operators.join_index import BucketIndex, Int64Array, Probe, Run, UInt64Array
+from taskmanager.operators.join_pairs import pieces, spread
+from taskmanager.operators.joined_rows import BoolArray, JoinedRows, JoinSide
+from taskmanager.operators.operator import Operator, OperatorContext
+from taskmanager.operators.operator_progress import ArrivalCounter, WatermarkState
+from taskmanager.state.operator_state import UNION
+from taskmanager.state.row_table import RowDescriptor, RowTable, concatenated
+
+_NAMES = ("left", "right")
+_BUCKET_MIN_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """Rows of one input that are in time and have a key."""
+
+    batch: pa.RecordBatch
+    times: Int64Array
+    hashes: UInt64Array
+
+    def select(self, rows: Int64Array) -> _Arrived:
+        """Some of the rows."""
+        return _Arrived(self.batch.take(pa.array(rows)), self.times[rows], self.hashes[rows])
+
+
+class IntervalJoinOperator(Operator):
+    """Joins two inputs by key and distance in time."""
+
+    def __init__(self, spec: graph_pb2.Operator) -> None:
+        self._name = spec.name
+        self._joined = JoinedRows(spec)
+        lower, upper = spec.join.lower_ms, spec.join.upper_ms
+        # Seen from a row of a side: when its partners are, and how long it may have some to come.
+        self._bounds = ((lower, upper), (-upper, -lower))
+        self._kept_ms = (upper, -lower)
+        self._bucket_ms = max(upper - lower, _BUCKET_MIN_MS)
+        self._sides = [_Side(name, self._joined.side(i)) for i, name in enumerate(_NAMES)]
+        self._arrivals = ArrivalCounter()
+        self._watermark_ms = MIN_TIMESTAMP_MS
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._batch_rows = context.config.batch_rows
+        self._watermark = WatermarkState(context)
+        self._watermark_ms = self._watermark.restored_ms()
+        # Restored rows lie in buckets as long as they were when these were made.
+        lengths = context.operator_state.list("bucket_ms", UNION)
+        lengths.codec = "decimal/1"
+        if lengths.items:
+            self._bucket_ms = int(lengths.items[0])
+        lengths.items = [b"%d" % self._bucket_ms]
+        self._arrivals.open(context)
+        for side in self._sides:
+            side.open(context)
+
+    @override
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        self._watermark.keep(self._watermark_ms)
+        self._arrivals.keep()
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
+        index = self.context.origins.input_index
+        arrived = self._in_time(index, batch)
+        if not len(arrived.times):
+            return
+        self._keep(index, arrived)
+        yield from self._join(index, arrived)
+
+    @override
+    def on_watermark(self, watermark: Watermark) -> Iterator[OperatorOutput]:
+        self._watermark_ms = max(self._watermark_ms, watermark.timestamp_ms)
+        for side, kept_ms in zip(self._sides, self._kept_ms, strict=True):
+            side.drop_until(self._watermark_ms - kept_ms, self._bucket_ms)
+        yield watermark
+
+    # ------------------------------------------------------------ a batch comes in
+
+    def _in_time(self, index: int, batch: pa.RecordBatch) -> _Arrived:
+        """The rows that are not late and have a key."""
+        times: Int64Array = batch.column(EVENT_TIME).to_numpy()
+        smallest, largest = time_bounds(times)
+        if smallest < -TIME_LIMIT_MS or largest > TIME_LIMIT_MS:
+            raise BadRecord(
+                f"an event time of {smallest if smallest < 0 else largest} ms is out of range",
+                operator=self._name,
+            )
+        side = self._joined.side(index)
+        wanted = side.has_key(batch)
+        over_ms = self._watermark_ms - max(self._kept_ms[index], 0)
+        if smallest <= over_ms:
+            in_time = times > over_ms
+            self.context.counters.late_records += int(len(times) - in_time.sum())
+            wanted &= in_time
+        if not wanted.all():
+            batch, times = batch.filter(pa.array(wanted)), times[wanted]
+        return _Arrived(batch, times, side.keys.encode(batch).hashes)
+
+    def _keep(self, index: int, arrived: _Arrived) -> None:
+        """Makes rows part of the state that rows to come can fit."""
+        side, over_ms = self._sides[index], self._watermark_ms - self._kept_ms[index]
+        sequence = self._arrivals.take(len(arrived.times))
+        split = split_by_slice(arrived.times, self._bucket_ms, 0)
+        for i, start in enumerate(split.starts.tolist()):
+            if start + self._bucket_ms - 1 <= over_ms:
+                continue  # nothing to come can fit them
+            if split.order is None:
+                side.add(start, arrived, sequence)
+                continue
+            rows = split.order[split.bounds[i] : split.bounds[i + 1]]
+            side.add(start, arrived.select(rows), sequence[rows])
+
+    def _join(self, index: int, arrived: _Arrived) -> Iterator[pa.RecordBatch]:
+        other, (lower, upper) = self._sides[1 - index], self._bounds[index]
+        over_ms = max(self._watermark_ms - self._kept_ms[1 - index], MIN_TIMESTAMP_MS)
+        first = np.maximum(arrived.times + lower, min(over_ms, MAX_TIMESTAMP_MS - 1) + 1)
+        order = np.argsort(arrived.hashes)
+        probe = Probe(order, arrived.hashes[order], first[order], (arrived.times + upper)[order])
+        found = other.find(probe, self._bucket_ms)
+        if not found:
+            return
+        counts = np.zeros(len(order), np.int64)
+        for each in found:
+            counts[each.rows] += each.counts
+        for start, stop in pieces(counts, self._batch_rows):
+            rows, partners = _partners(found, start, stop)
+            for at in range(0, len(rows), self._batch_rows):
+                few = slice(at, at + self._batch_rows)
+                output = self._output(index, arrived, rows[few], partners.take(few))
+                if output.num_rows:
+                    yield output
+
+    def _output(
+        self, index: int, arrived: _Arrived, rows: Int64Array, partners: _Partners
+    ) -> pa.RecordBatch:
+        mine, others = arrived.batch.take(pa.array(rows)), partners.rows()
+        is_same = _same_keys(self._joined.side(index), mine, self._joined.side(1 - index), others)
+        pairs = np.flatnonzero(is_same)
+        sides = (others, mine) if index else (mine, others)
+        times = np.maximum(*(batch.column(EVENT_TIME).to_numpy() for batch in sides))
+        return self._joined.build(sides[0], pairs, sides[1], pairs, (), times[pairs])
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where the partners of rows are in one run of a bucket.
+
+    Attributes:
+        rows: int64[k] the rows that have some, ascending.
+        starts: int64[k] first place in the run.
+        counts: int64[k] how many.
+    """
+
+    bucket: BucketIndex
+    run: Run
+    rows: Int64Array
+    starts: Int64Array
+    counts: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Partners:
+    """Rows of several buckets.
+
+    Attributes:
+        buckets: that they lie in, some more than once.
+        bucket_of: int64[n] index into ``buckets``.
+        positions: int64[n] within the bucket.
+    """
+
+    buckets: list[BucketIndex]
+    bucket_of: Int64Array
+    positions: Int64Array
+
+    def take(self, rows: slice | Int64Array) -> _Partners:
+        """Some of them."""
+        return _Partners(self.buckets, self.bucket_of[rows], self.positions[rows])
+
+    def rows(self) -> pa.RecordBatch:
+        """The rows, at least one."""
+        order = np.argsort(self.bucket_of, kind="stable")
+        present, firsts = np.unique(self.bucket_of[order], return_index=True)
+        parts = [
+            self.buckets[bucket].take(self.positions[order[first:last]])
+            for bucket, first, last in zip(
+                present.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(order)], strict=True
+            )
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        inverse = np.empty(len(order), np.int64)
+        inverse[order] = np.arange(len(order))
+        return concatenated(parts).take(pa.array(inverse))
+
+
+class _Side:
+    """The kept rows of one input: in the backend, by bucket, and an index of each bucket."""
+
+    def __init__(self, name: str, side: JoinSide) -> None:
+        self._name = name
+        self._side = side
+        self._descriptor = RowDescriptor(side.schema, side.keys.names)
+        self._indexes: dict[int, BucketIndex] = {}
+
+    def open(self, context: OperatorContext) -> None:
+        """Called once before anything else."""
+        self._state = context.state
+
+    def add(self, start: int, arrived: _Arrived, sequence: Int64Array) -> None:
+        """Keeps rows of the bucket that starts there."""
+        index = self._index(start)
+        self._table(start).add(arrived.batch, sequence)
+        index.add(arrived.batch, arrived.hashes, arrived.times)
+
+    def find(self, probe: Probe, bucket_ms: int) -> list[_Found]:
+        """Where the partners of n rows are, some of which may have equal hashes only."""
+        found = []
+        earliest, latest = int(probe.first.min()), int(probe.last.max())
+        for start in self._state.namespaces(self._name):
+            if start + bucket_ms <= earliest or start > latest:
+                continue
+            near = np.flatnonzero((probe.first < start + bucket_ms) & (probe.last >= start))
+            bucket, part = self._index(start), probe.select(near)
+            for run in bucket.runs:
+                rows, starts, counts = run.find(part)
+                if len(rows):
+                    found.append(_Found(bucket, run, rows, starts, counts))
+        return found
+
+    def drop_until(self, time_ms: int, bucket_ms: int) -> None:
+        """Forgets the buckets that have no rows after a time."""
+        for start in self._state.namespaces(self._name):
+            if start + bucket_ms - 1 > time_ms:
+                return
+            self._state.drop(self._name, start)
+            self._indexes.pop(start, None)
+
+    def _table(self, start: int) -> RowTable:
+        return self._state.row_table(self._name, start, self._descriptor)
+
+    def _index(self, start: int) -> BucketIndex:
+        index = self._indexes.get(start)
+        if index is None:
+            index = self._indexes[start] = BucketIndex()
+            table = self._table(start)
+            if len(table):  # restored
+                rows = table.all_rows()
+                times = rows.column(EVENT_TIME).to_numpy()
+                index.add(rows, self._side.keys.encode(rows).hashes, times)
+        return index
+
+
+def _partners(found: list[_Found], start: int, stop: int) -> tuple[Int64Array, _Partners]:
+    """The pairs of rows ``start .. stop - 1``, row by row, partners by time and then arrival."""
+    row_parts, time_parts, position_parts, bucket_parts = [], [], [], []
+    for number, each in enumerate(found):
+        first, last = np.searchsorted(each.rows, (start, stop))
+        which, within = spread(each.counts[first:last])
+        places = each.starts[first:last][which] + within
+        row_parts.append(each.rows[first:last][which])
+        time_parts.append(each.run.times[places])
+        position_parts.append(each.run.positions[places])
+        bucket_parts.append(np.full(len(places), number))
+    rows, positions = np.concatenate(row_parts), np.concatenate(position_parts)
+    order = np.lexsort((positions, np.concatenate(time_parts), rows))
+    buckets = [each.bucket for each in found]
+    bucket_of = np.concatenate(bucket_parts)
+    return rows[order], _Partners(buckets, bucket_of[order], positions[order])
+
+
+def _same_keys(
+    first: JoinSide, mine: pa.RecordBatch, second: JoinSide, others: pa.RecordBatch
+) -> BoolArray:
+    """Which of n pairs have equal keys; none of them is null."""
+    is_same = np.ones(mine.num_rows, np.bool_)
+    for left, right in zip(first.keys.arrays(mine), second.keys.arrays(others), strict=True):
+        if key_kind(left.type) is KeyKind.FIXED:
+            is_same &= fixed_values(left) == fixed_values(right)
+        else:
+            is_same &= pc.equal(left, right).to_numpy(zero_copy_only=False)
+    return is_same

@@ -1,0 +1,225 @@
+"""Joins of the rows that two streams have in the same window.
+
+When a window fires, its rows are joined by key: for each left row in order of arrival its partners in
+order of arrival, then (for the joins that keep them) the right rows without a partner. As in SQL a null key
+equals nothing. The timing is that of windows in general; sessions are those of both streams together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from common.elements import OperatorOutput
+from penstock.pb import graph_pb2
+from penstock.windows import is_sliced
+from taskmanager.kernels import RecordTable
+from taskmanager.operators.join_interval import IntervalJoinOperator
+from taskmanager.operators.join_pairs import NO_ROW, Int64Array, joined_pairs
+from taskmanager.operators.joined_rows import JoinedRows
+from taskmanager.operators.operator import Operator, OperatorContext
+from taskmanager.operators.operator_progress import ArrivalCounter
+from taskmanager.operators.window_contents import (
+    FiredInstances,
+    InstanceContents,
+    Rows,
+    SliceContents,
+    constant_time,
+    times,
+)
+from taskmanager.operators.window_timing import instance_window_operator, sliced_window_operator
+from taskmanager.state.instances import InstanceState
+from taskmanager.state.row_table import RowDescriptor, RowTable
+from taskmanager.state.value_log import GroupedLog
+
+_SLICES = ("left_slices", "right_slices")
+_FIRING = ("left_firing", "right_firing")
+
+
+@dataclass(frozen=True, slots=True)
+class _SidedRows:
+    """A batch of one input with the rows' places in the order of arrival."""
+
+    side: int
+    batch: pa.RecordBatch
+    sequence: Int64Array
+
+    def select(self, rows: Rows | None) -> _SidedRows:
+        """Some of the rows, None = all."""
+        if rows is None:
+            return self
+        if isinstance(rows, slice):
+            batch = self.batch.slice(rows.start, rows.stop - rows.start)
+        else:
+            batch = self.batch.take(pa.array(rows))
+        return _SidedRows(self.side, batch, self.sequence[rows])
+
+
+class JoinSlices(SliceContents[_SidedRows]):
+    """Rows of tumbling and sliding windows: per slice and input, joined at the firing."""
+
+    def __init__(self, spec: graph_pb2.Operator) -> None:
+        self._joined = JoinedRows(spec)
+        self._how = spec.join.how
+        self._descriptors = tuple(
+            RowDescriptor(side.schema, side.keys.names)
+            for side in (self._joined.left, self._joined.right)
+        )
+        self._arrivals = ArrivalCounter()
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._arrivals.open(context)
+        self._batch_rows = context.config.batch_rows
+
+    @override
+    def slices(self) -> list[int]:
+        return sorted({start for name in _SLICES for start in self.context.state.namespaces(name)})
+
+    @override
+    def prepare_snapshot(self) -> None:
+        firing = [end for name in _FIRING for end in self.context.state.namespaces(name)]
+        assert not firing, "a window is firing"
+        self._arrivals.keep()
+
+    @override
+    def prepare(self, batch: pa.RecordBatch) -> _SidedRows:
+        sequence = self._arrivals.take(batch.num_rows)
+        return _SidedRows(self.context.origins.input_index, batch, sequence)
+
+    @override
+    def add(self, start: int, prepared: _SidedRows, rows: Rows | None) -> None:
+        part = prepared.select(rows)
+        self._table(_SLICES, part.side, start).add(part.batch, part.sequence)
+
+    @override
+    def begin_firing(self, end: int, slices: Sequence[int], last_use: Sequence[bool]) -> None:
+        for side in range(2):
+            tables = [self._table(_SLICES, side, start) for start in slices]
+            self._table(_FIRING, side, end).extend(tables)
+
+    @override
+    def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
+        left, right = (self._rows(side, end) for side in range(2))
+        for of_left, of_right in joined_pairs(*self._ids(left, right), self._how, self._batch_rows):
+            rows = len(of_left)
+            window = [constant_time(start, rows), constant_time(end, rows)]
+            event_times = np.full(rows, end - 1, np.int64)
+            yield self._joined.build(left, of_left, right, of_right, window, event_times)
+        for name in _FIRING:
+            self.context.state.drop(name, end)
+
+    @override
+    def emit_updated(
+        self,
+        start: int,
+        end: int,
+        slices: Sequence[int],
+        updated: Sequence[tuple[_SidedRows, Rows | None]],
+    ) -> Iterator[OperatorOutput]:
+        raise AssertionError("the windows of a join have no allowed lateness, so they fire once")
+
+    @override
+    def drop(self, start: int) -> None:
+        for name in _SLICES:
+            self.context.state.drop(name, start)
+
+    def _table(self, names: Sequence[str], side: int, namespace: int) -> RowTable:
+        return self.context.state.row_table(names[side], namespace, self._descriptors[side])
+
+    def _rows(self, side: int, end: int) -> pa.RecordBatch:
+        firing = self._table(_FIRING, side, end)
+        return firing.all_rows() if len(firing) else self._joined.side(side).empty()
+
+    def _ids(self, left: pa.RecordBatch, right: pa.RecordBatch) -> tuple[Int64Array, Int64Array]:
+        """Numbers for the keys of both sides: equal keys, equal numbers; ``NO_ROW`` for null keys."""
+        table = RecordTable(self._joined.left.keys.types, [], with_index=True)
+        found = []
+        for side, batch in ((self._joined.left, left), (self._joined.right, right)):
+            ids = table.lookup_or_insert(side.keys.encode(batch)).astype(np.int64)
+            found.append(np.where(side.has_key(batch), ids, NO_ROW))
+        return found[0], found[1]
+
+
+class JoinSessions(InstanceContents[GroupedLog]):
+    """Rows of sessions: those of both inputs in one log, joined when the session ends."""
+
+    def __init__(self, spec: graph_pb2.Operator) -> None:
+        self._joined = JoinedRows(spec)
+        self._how = spec.join.how
+        sides = (self._joined.left, self._joined.right)
+        self._types = [pa.struct(list(side.schema)) for side in sides]
+        rows = [pa.field(n, kind) for n, kind in zip(("left", "right"), self._types, strict=True)]
+        self._type = pa.struct([pa.field("is_right", pa.bool_(), nullable=False), *rows])
+        self._arrivals = ArrivalCounter()
+
+    @override
+    def open(self, context: OperatorContext, state: Callable[[], InstanceState]) -> None:
+        super().open(context, state)
+        self._arrivals.open(context)
+        self._batch_rows = context.config.batch_rows
+
+    @override
+    def new_state(self) -> GroupedLog:
+        return GroupedLog(self._type)
+
+    @override
+    def prepare_snapshot(self) -> None:
+        self._arrivals.keep()
+
+    @override
+    def add(self, instances: Int64Array, batch: pa.RecordBatch) -> None:
+        side, count = self.context.origins.input_index, batch.num_rows
+        rows = [pa.nulls(count, kind) for kind in self._types]
+        rows[side] = pa.StructArray.from_arrays(batch.columns, fields=list(self._types[side]))
+        is_right = pa.repeat(bool(side), count)
+        values = pa.StructArray.from_arrays([is_right, *rows], fields=list(self._type))
+        self._state.append(instances, self._arrivals.take(count), values)
+
+    @override
+    def merge(self, source: Int64Array, target: Int64Array) -> None:
+        log = self._state
+        log.merge(log, source, target)
+        log.clear(source)
+
+    @override
+    def emit(self, fired: FiredInstances) -> Iterator[tuple[int, OperatorOutput]]:
+        assert fired.ends is not None, "a session has an end"
+        counts, _, values = self._state.gather(fired.instances)
+        session_of = np.repeat(np.arange(len(counts)), counts)
+        is_right = values.field("is_right").to_numpy(zero_copy_only=False)
+        sides, sessions, ids = [], [], []
+        for side, mine in enumerate((~is_right, is_right)):
+            rows = values.field(side + 1).filter(pa.array(mine))
+            batch = pa.RecordBatch.from_struct_array(rows).cast(self._joined.side(side).schema)
+            sides.append(batch)
+            sessions.append(session_of[mine])
+            has_key = self._joined.side(side).has_key(batch)
+            ids.append(np.where(has_key, session_of[mine], NO_ROW))
+        for of_left, of_right in joined_pairs(ids[0], ids[1], self._how, self._batch_rows):
+            has_left = of_left >= 0
+            session = np.empty(len(of_left), np.int64)
+            session[has_left] = sessions[0][of_left[has_left]]
+            session[~has_left] = sessions[1][of_right[~has_left]]
+            window = [times(fired.starts[session]), times(fired.ends[session])]
+            ends = fired.ends[session]
+            yield 0, self._joined.build(sides[0], of_left, sides[1], of_right, window, ends - 1)
+
+    @override
+    def clear(self, instances: Int64Array) -> None:
+        self._state.clear(instances)
+
+
+def join_operator(spec: graph_pb2.Operator) -> Operator:
+    """The operator of a ``JoinSpec``."""
+    if spec.join.is_interval:
+        return IntervalJoinOperator(spec)
+    window = spec.join.window
+    if is_sliced(window):
+        return sliced_window_operator(spec, window, JoinSlices(spec))
+    return instance_window_operator(spec, window, list(spec.join.keys), JoinSessions(spec))
