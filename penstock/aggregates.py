@@ -12,7 +12,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -31,9 +31,16 @@ CUSTOM = "custom"
 class AggregateFunction(ABC):
     """An aggregate of the user's own: ``ps.aggregate(MyAggregate())``.
 
-    Accumulators stay within the process that made them. ``add`` and ``merge`` may change and return
-    the accumulator they are given.
+    ``add`` and ``merge`` may change and return the accumulator they are given.
+
+    Attributes:
+        accumulator_codec: how accumulators become part of a checkpoint: "msgpack" (plain Python values:
+            None, bool, int, float, str, bytes, list, tuple, dict, set, dates and times, Decimal, nested
+            at will), or "pickle" (any object that can be pickled; its class must still be there when
+            the job is restored).
     """
+
+    accumulator_codec: ClassVar[str] = "msgpack"
 
     @abstractmethod
     def create_accumulator(self) -> Any:

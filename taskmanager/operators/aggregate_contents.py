@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,11 +27,10 @@ from taskmanager.operators.window_contents import (
 )
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_table import GroupTable, TableRows
-from taskmanager.state.instances import InstanceTable
+from taskmanager.state.instances import InstanceState, InstanceTable
 
 _SLICES = "slices"
 _FIRING = "firing"
-_INSTANCES = "instances"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +95,20 @@ class AggregateSlices(SliceContents[AggregateRows]):
         aggregates: Sequence[graph_pb2.Aggregate],
     ) -> None:
         self._bound = BoundAggregation(operator, keys, aggregates)
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._bound.aggregation.open(context)
+
+    @override
+    def slices(self) -> list[int]:
+        return self.context.state.namespaces(_SLICES)
+
+    @override
+    def prepare_snapshot(self) -> None:
+        assert not self.context.state.namespaces(_FIRING), "a window is firing"
+        self._bound.aggregation.prepare_snapshot()
 
     @override
     def prepare(self, batch: pa.RecordBatch) -> AggregateRows:
@@ -164,7 +177,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
         return self._bound.result(rows, window, event_times)
 
 
-class AggregateInstances(InstanceContents):
+class AggregateInstances(InstanceContents[InstanceTable]):
     """Aggregates of sessions and count windows."""
 
     def __init__(
@@ -176,16 +189,23 @@ class AggregateInstances(InstanceContents):
         self._bound = BoundAggregation(operator, keys, aggregates)
 
     @override
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._table: InstanceTable = context.state.instance_table(
-            _INSTANCES, self._bound.descriptor
-        )
+    def open(self, context: OperatorContext, state: Callable[[], InstanceState]) -> None:
+        super().open(context, state)
+        self._bound.aggregation.open(context)
+
+    @override
+    def new_state(self) -> InstanceTable:
+        descriptor = self._bound.descriptor
+        return InstanceTable(descriptor.kinds, descriptor.new_columns())
+
+    @override
+    def prepare_snapshot(self) -> None:
+        self._bound.aggregation.prepare_snapshot()
 
     @override
     def add(self, instances: Int64Array, batch: pa.RecordBatch) -> None:
         try:
-            self._table.update(instances, self._bound.aggregation.inputs(batch))
+            self._state.update(instances, self._bound.aggregation.inputs(batch))
         except AccumulatorOverflowError as error:
             keys = self._bound.keys.encode(batch)
             raise self._bound.aggregation.overflow(error, keys) from error
@@ -193,7 +213,7 @@ class AggregateInstances(InstanceContents):
     @override
     def merge(self, source: Int64Array, target: Int64Array) -> None:
         try:
-            self._table.merge(source, target)
+            self._state.merge(source, target)
         except AccumulatorOverflowError as error:
             raise self._bound.aggregation.overflow_in(error.accumulator, "") from error
 
@@ -202,7 +222,7 @@ class AggregateInstances(InstanceContents):
         size = self.context.config.batch_rows
         for start in range(0, len(fired), size):
             part = fired.slice(start, min(start + size, len(fired)))
-            rows = self._table.rows(part.instances, part.keys)
+            rows = self._state.rows(part.instances, part.keys)
             event_times = None
             if self._bound.has_event_time and part.event_times is not None:
                 event_times = pa.array(part.event_times)
@@ -211,4 +231,4 @@ class AggregateInstances(InstanceContents):
 
     @override
     def clear(self, instances: Int64Array) -> None:
-        self._table.clear(instances)
+        self._state.clear(instances)

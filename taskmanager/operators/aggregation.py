@@ -1,6 +1,7 @@
 """The aggregates of one operator: what they read of a batch, and how results come of their state.
 
-``Aggregation`` is the translation between columns and accumulators; it holds no state itself.
+``Aggregation`` is the translation between columns and accumulators; all that it keeps is how many rows
+it has numbered.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ from penstock.window_schemas import first_accumulator
 from taskmanager.kernels import AccumulatorKind, AccumulatorOverflowError
 from taskmanager.operators.custom_aggregate import CustomAggregate
 from taskmanager.operators.key_columns import KeyColumns, as_type
+from taskmanager.operators.operator import OperatorContext
+from taskmanager.operators.operator_progress import ArrivalCounter
 from taskmanager.operators.user_function import load_function
-from taskmanager.state.group_columns import GroupColumn, group_column
+from taskmanager.state.group_column import GroupColumn
+from taskmanager.state.group_columns import group_column
 from taskmanager.state.group_table import TableRows
 
 Int64Array = npt.NDArray[np.int64]
@@ -105,7 +109,18 @@ class Aggregation:
         }
         self.layout = aggregate_layout(aggregates, schema)
         self.kinds = [AccumulatorKind(slot.kind.value) for slot in self.layout.slots]
-        self._arrived = 0
+        self._arrivals = ArrivalCounter()
+        self._counts_arrivals = bool(self.layout.group_columns)
+
+    def open(self, context: OperatorContext) -> None:
+        """Goes on numbering rows where a restored operator has stopped."""
+        if self._counts_arrivals:
+            self._arrivals.open(context)
+
+    def prepare_snapshot(self) -> None:
+        """Makes the numbering part of the snapshot."""
+        if self._counts_arrivals:
+            self._arrivals.keep()
 
     def new_columns(self) -> list[GroupColumn]:
         """Empty group columns for a new table."""
@@ -146,8 +161,7 @@ class Aggregation:
         ]
         sequence = np.empty(0, np.int64)
         if columns:
-            sequence = np.arange(self._arrived, self._arrived + batch.num_rows)
-            self._arrived += batch.num_rows
+            sequence = self._arrivals.take(batch.num_rows)
         return AggregateInputs(values, valid, columns, sequence)
 
     def partial_inputs(self, batch: pa.RecordBatch) -> AggregateInputs:

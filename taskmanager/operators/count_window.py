@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ class CountWindowOperator(Operator):
         spec: graph_pb2.Operator,
         window: graph_pb2.WindowSpec,
         keys: list[str],
-        contents: InstanceContents,
+        contents: InstanceContents[Any],
     ) -> None:
         schema = schema_from_bytes(spec.input_schema)
         self._rows_per_window: int = window.count
@@ -41,7 +42,15 @@ class CountWindowOperator(Operator):
     @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._contents.open(context)
+        self._contents.open(context, lambda: self._counts.contents)
+
+    @property
+    def _counts(self) -> CountTable:
+        return self.context.state.count_table(_COUNTS, self._keys.types, self._contents.new_state)
+
+    @override
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        self._contents.prepare_snapshot()
 
     @override
     def close(self) -> None:
@@ -50,7 +59,7 @@ class CountWindowOperator(Operator):
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
         size = self._rows_per_window
-        table: CountTable = self.context.state.count_table(_COUNTS, self._keys.types)
+        table = self._counts
         keys = table.key_indices(self._keys.encode(batch))
         order = np.argsort(keys, kind="stable")
         sorted_keys = keys[order]
@@ -81,6 +90,7 @@ class CountWindowOperator(Operator):
         table.filled[batch_keys] = filled % size
         table.instance[part_keys] = -1
         table.instance[part_keys[~is_complete]] = instances[~is_complete]
+        table.changed(batch_keys)
 
         last_rows = order[lasts[is_complete]]
         by_arrival = np.argsort(last_rows)
@@ -110,5 +120,4 @@ class CountWindowOperator(Operator):
     def _forget(self, instances: Int64Array) -> None:
         if len(instances):
             self._contents.clear(instances)
-            table: CountTable = self.context.state.count_table(_COUNTS, self._keys.types)
-            table.numbers.release(instances)
+            self._counts.numbers.release(instances)

@@ -3,6 +3,11 @@
 Watermarks leave when the input goes idle and otherwise at most once per
 ``pipeline.auto-watermark-interval``, since each of them ends the batches that are being filled in
 front of an exchange.
+
+Nothing of this is part of a checkpoint. After a restore every origin begins anew: a split that is read on
+in the middle holds the watermark back until it is opened, and from then on counts with the rows that are
+read on, so no watermark passes an unread row that it would not have passed before. What was late stays
+late, since the operators that decide it keep their own watermark.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from penstock.schema import schema_from_bytes
 from taskmanager.kernels import RecordTable, distinct
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import OperatorContext
+from taskmanager.operators.operator_progress import ArrivalCounter
 from taskmanager.operators.window_contents import (
     FiredInstances,
     InstanceContents,
@@ -23,12 +24,12 @@ from taskmanager.operators.window_contents import (
     SliceContents,
 )
 from taskmanager.operators.window_function_runner import WindowRows, window_function_runner
-from taskmanager.state.row_table import RowTable
+from taskmanager.state.instances import InstanceState
+from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.value_log import GroupedLog
 
 _SLICES = "slices"
 _FIRING = "firing"
-_ROWS = "rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,25 @@ class FunctionSlices(SliceContents[SequencedRows]):
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._runner = window_function_runner(spec)
         keys = spec.window_function.keys
-        self._keys = KeyColumns(keys, schema_from_bytes(spec.input_schema))
-        self._arrived = 0
+        schema = schema_from_bytes(spec.input_schema)
+        self._keys = KeyColumns(keys, schema)
+        self._descriptor = RowDescriptor(schema, tuple(keys))
+        self._arrivals = ArrivalCounter()
 
     @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
+        self._arrivals.open(context)
         self._runner.open(context)
+
+    @override
+    def slices(self) -> list[int]:
+        return self.context.state.namespaces(_SLICES)
+
+    @override
+    def prepare_snapshot(self) -> None:
+        assert not self.context.state.namespaces(_FIRING), "a window is firing"
+        self._arrivals.keep()
 
     @override
     def close(self) -> None:
@@ -69,9 +82,7 @@ class FunctionSlices(SliceContents[SequencedRows]):
 
     @override
     def prepare(self, batch: pa.RecordBatch) -> SequencedRows:
-        sequence = np.arange(self._arrived, self._arrived + batch.num_rows)
-        self._arrived += batch.num_rows
-        return SequencedRows(batch, sequence)
+        return SequencedRows(batch, self._arrivals.take(batch.num_rows))
 
     @override
     def add(self, start: int, prepared: SequencedRows, rows: Rows | None) -> None:
@@ -86,6 +97,9 @@ class FunctionSlices(SliceContents[SequencedRows]):
     @override
     def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
         firing = self._table(_FIRING, end)
+        if not len(firing):  # all its rows have been restored to other subtasks
+            self.context.state.drop(_FIRING, end)
+            return
         windows = self._group(firing.all_rows(), start, end)
         firing.replace(windows.rows)
         for done, output in self._runner.run(windows):
@@ -104,7 +118,7 @@ class FunctionSlices(SliceContents[SequencedRows]):
         touched = RecordTable(self._keys.types, [], with_index=True)
         for prepared, rows in updated:
             touched.lookup_or_insert(self._keys.encode(prepared.select(rows).batch))
-        merged = RowTable()
+        merged = RowTable(self._descriptor)
         merged.extend([self._table(_SLICES, slice_start) for slice_start in slices])
         batch = merged.all_rows()
         batch = batch.filter(pa.array(touched.contains(self._keys.encode(batch))))
@@ -116,7 +130,7 @@ class FunctionSlices(SliceContents[SequencedRows]):
         self.context.state.drop(_SLICES, start)
 
     def _table(self, name: str, namespace: int) -> RowTable:
-        return self.context.state.row_table(name, namespace)
+        return self.context.state.row_table(name, namespace, self._descriptor)
 
     def _group(self, batch: pa.RecordBatch, start: int, end: int) -> WindowRows:
         """The rows key by key, keys in order of their first row."""
@@ -136,19 +150,27 @@ class FunctionSlices(SliceContents[SequencedRows]):
         )
 
 
-class FunctionInstances(InstanceContents):
+class FunctionInstances(InstanceContents[GroupedLog]):
     """Rows of sessions and count windows, each with the number of its window."""
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._runner = window_function_runner(spec)
         self._type = pa.struct(list(schema_from_bytes(spec.input_schema)))
-        self._arrived = 0
+        self._arrivals = ArrivalCounter()
 
     @override
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        self._log: GroupedLog = context.state.grouped_log(_ROWS, self._type)
+    def open(self, context: OperatorContext, state: Callable[[], InstanceState]) -> None:
+        super().open(context, state)
+        self._arrivals.open(context)
         self._runner.open(context)
+
+    @override
+    def new_state(self) -> GroupedLog:
+        return GroupedLog(self._type)
+
+    @override
+    def prepare_snapshot(self) -> None:
+        self._arrivals.keep()
 
     @override
     def close(self) -> None:
@@ -156,19 +178,19 @@ class FunctionInstances(InstanceContents):
 
     @override
     def add(self, instances: Int64Array, batch: pa.RecordBatch) -> None:
-        sequence = np.arange(self._arrived, self._arrived + batch.num_rows)
-        self._arrived += batch.num_rows
+        sequence = self._arrivals.take(batch.num_rows)
         values = pa.StructArray.from_arrays(batch.columns, fields=list(self._type))
-        self._log.append(instances, sequence, values)
+        self._state.append(instances, sequence, values)
 
     @override
     def merge(self, source: Int64Array, target: Int64Array) -> None:
-        self._log.merge(self._log, source, target)
-        self._log.clear(source)
+        log = self._state
+        log.merge(log, source, target)
+        log.clear(source)
 
     @override
     def emit(self, fired: FiredInstances) -> Iterator[tuple[int, OperatorOutput]]:
-        counts, _, values = self._log.gather(fired.instances)
+        counts, _, values = self._state.gather(fired.instances)
         bounds = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=bounds[1:])
         yield from self._runner.run(
@@ -184,4 +206,4 @@ class FunctionInstances(InstanceContents):
 
     @override
     def clear(self, instances: Int64Array) -> None:
-        self._log.clear(instances)
+        self._state.clear(instances)

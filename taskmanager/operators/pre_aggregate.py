@@ -97,6 +97,10 @@ class RunningPreAggregateOperator(Operator):
             return (batch,)
         return (partial,)
 
+    @override
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        assert not len(self._table), "every batch leaves at once"
+
     def _aggregated(self, batch: pa.RecordBatch, keys: KeyBatch) -> pa.RecordBatch:
         inputs = self._aggregation.inputs(batch)
         try:

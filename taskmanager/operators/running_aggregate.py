@@ -17,7 +17,7 @@ from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME
 from taskmanager.kernels import AccumulatorOverflowError, distinct
 from taskmanager.operators.aggregate_contents import BoundAggregation
-from taskmanager.operators.operator import Operator
+from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.pre_aggregate import RunningPreAggregateOperator, last_rows
 from taskmanager.state.group_table import GroupTable
 
@@ -35,6 +35,15 @@ class RunningAggregateOperator(Operator):
         aggregates: Sequence[graph_pb2.Aggregate],
     ) -> None:
         self._bound = BoundAggregation(spec, keys, aggregates)
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._bound.aggregation.open(context)
+
+    @override
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        self._bound.aggregation.prepare_snapshot()
 
     @override
     def process(self, batch: pa.RecordBatch) -> tuple[OperatorOutput, ...]:

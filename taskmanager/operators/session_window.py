@@ -8,6 +8,7 @@ interval is over is still taken in by an open session.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from taskmanager.kernels import time_bounds
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.late_rows import handle_late_rows
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.operator_progress import WatermarkState
 from taskmanager.operators.window_contents import FiredInstances, InstanceContents
 from taskmanager.state.session_table import SessionTable
 
@@ -45,7 +47,7 @@ class _SessionWindowOperator(Operator):
         spec: graph_pb2.Operator,
         window: graph_pb2.WindowSpec,
         keys: list[str],
-        contents: InstanceContents,
+        contents: InstanceContents[Any],
     ) -> None:
         self._name = spec.name
         self._window = window
@@ -58,7 +60,14 @@ class _SessionWindowOperator(Operator):
     @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._contents.open(context)
+        self._contents.open(context, lambda: self._sessions.contents)
+        self._watermark = WatermarkState(context)
+        self._watermark_ms = self._watermark.restored_ms()
+
+    @override
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        self._watermark.keep(self._watermark_ms)
+        self._contents.prepare_snapshot()
 
     @override
     def close(self) -> None:
@@ -66,7 +75,9 @@ class _SessionWindowOperator(Operator):
 
     @property
     def _sessions(self) -> SessionTable:
-        return self.context.state.session_table(_SESSIONS, self._keys.types, self._gap_ms)
+        return self.context.state.session_table(
+            _SESSIONS, self._keys.types, self._gap_ms, self._contents.new_state
+        )
 
     def _add(self, batch: pa.RecordBatch, keys: Int64Array, times: Int64Array) -> Int64Array:
         """Adds rows; returns the sessions that have got some."""
@@ -176,6 +187,11 @@ class EventTimeSessionOperator(_SessionWindowOperator):
 
 class ProcessingTimeSessionOperator(_SessionWindowOperator):
     """Sessions of the machine's clock, which timers fire; what is open fires at the end of data."""
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._register_timer()
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 
 from common.elements import MIN_TIMESTAMP_MS
 from penstock.pb import graph_pb2
@@ -33,6 +34,11 @@ class SliceTimeline:
         self._lateness_ms: int = window.allowed_lateness_ms
         self.watermark_ms = MIN_TIMESTAMP_MS
         self._live: list[int] = []
+
+    def restore(self, watermark_ms: int, live: Iterable[int]) -> None:
+        """Goes on from a snapshot: the watermark, and the starts of the slices that have rows."""
+        self.watermark_ms = watermark_ms
+        self._live = sorted(live)
 
     @property
     def live(self) -> tuple[int, ...]:

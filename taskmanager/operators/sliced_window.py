@@ -22,6 +22,7 @@ from penstock.window_schemas import SLICE, is_partial
 from taskmanager.kernels import slice_starts, split_by_slice, time_bounds
 from taskmanager.operators.late_rows import handle_late_rows
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.operator_progress import WatermarkState
 from taskmanager.operators.slice_timeline import SliceTimeline
 from taskmanager.operators.window_contents import Rows, SliceContents
 
@@ -46,6 +47,13 @@ class _SlicedWindowOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._contents.open(context)
+        self._watermark = WatermarkState(context)
+        self._timeline.restore(self._watermark.restored_ms(), self._contents.slices())
+
+    @override
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        self._watermark.keep(self._timeline.watermark_ms)
+        self._contents.prepare_snapshot()
 
     @override
     def close(self) -> None:
@@ -150,6 +158,11 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
 
 class ProcessingTimeWindowOperator(_SlicedWindowOperator):
     """Windows of the machine's clock, which timers fire; what is open fires at the end of data."""
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._register_timer()
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:

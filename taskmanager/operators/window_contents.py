@@ -7,9 +7,9 @@ classes (aggregates, or the rows for a function) decide *what*.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import pyarrow as pa
 from common.elements import OperatorOutput
 from penstock.window_schemas import WINDOW_TIME_TYPE
 from taskmanager.operators.operator import OperatorContext
+from taskmanager.state.instances import InstanceState
 
 Int64Array = npt.NDArray[np.int64]
 Rows = slice | Int64Array
@@ -36,6 +37,14 @@ class SliceContents(ABC, Generic[P]):
 
     def close(self) -> None:
         """Called once at the end, whatever the end."""
+
+    @abstractmethod
+    def slices(self) -> list[int]:
+        """Starts of the slices that have rows, restored ones included."""
+
+    @abstractmethod
+    def prepare_snapshot(self) -> None:
+        """Puts what is kept outside of the backend into the operator's lists; no window is firing."""
 
     @abstractmethod
     def prepare(self, batch: pa.RecordBatch) -> P:
@@ -108,12 +117,37 @@ class FiredInstances:
         return [times(self.starts), times(self.ends)]
 
 
-class InstanceContents(ABC):
-    """Contents of windows that belong to one key each: sessions and count windows, by number."""
+S = TypeVar("S", bound=InstanceState)
 
-    def open(self, context: OperatorContext) -> None:
-        """Called once before anything else."""
+
+class InstanceContents(ABC, Generic[S]):
+    """Contents of windows that belong to one key each: sessions and count windows, by number.
+
+    ``S`` is the state of the windows, which is part of the table that numbers them.
+    """
+
+    def open(self, context: OperatorContext, state: Callable[[], InstanceState]) -> None:
+        """Called once before anything else.
+
+        Args:
+            context: of the operator.
+            state: asks the backend for what ``new_state`` has made; asked again in every call.
+        """
         self.context = context
+        self._ask = state
+
+    @property
+    def _state(self) -> S:
+        """The state of the windows, for this call only."""
+        return cast("S", self._ask())
+
+    @abstractmethod
+    def new_state(self) -> InstanceState:
+        """The state of a table without windows."""
+
+    @abstractmethod
+    def prepare_snapshot(self) -> None:
+        """Puts what is kept outside of the backend into the operator's lists."""
 
     def close(self) -> None:
         """Called once at the end, whatever the end."""

@@ -101,6 +101,10 @@ class WindowPreAggregateOperator(Operator):
         return (*self._take_bundle(), element)
 
     @override
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        assert not self._bundle_rows, "the bundle has left ahead of the barrier"
+
+    @override
     def on_idle(self) -> Iterable[OperatorOutput]:
         return self._take_bundle()
 

@@ -31,7 +31,7 @@ def instance_window_operator(
     spec: graph_pb2.Operator,
     window: graph_pb2.WindowSpec,
     keys: list[str],
-    contents: InstanceContents,
+    contents: InstanceContents[Any],
 ) -> Operator:
     """The operator of a session or count window."""
     if window.kind == graph_pb2.WINDOW_KIND_COUNT:

@@ -2,11 +2,16 @@
 
 ``OperatorHarness(operator)`` opens it with a context of its own; each ``push``, ``watermark``,
 ``advance_clock`` and ``end`` runs the operator to the end of the call and keeps what it emitted.
+``snapshot`` takes a checkpoint, from which another harness starts (``restored=``), also several, and as
+another subtask of another parallelism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,31 +19,38 @@ import pyarrow as pa
 
 from common.elements import (
     MAX_TIMESTAMP_MS,
+    CheckpointBarrier,
     OperatorOutput,
     Pause,
     SideOutput,
     Watermark,
 )
 from penstock.config import Configuration
+from penstock.pb import checkpoint_pb2
 from penstock.schema import EVENT_TIME
+from taskmanager.harness.manual_clock import ManualClock
 from taskmanager.operators.operator import Operator, OperatorContext
+from taskmanager.state.backend import BackendEnvironment, BackendSnapshot, KeyedStateBackend
 from taskmanager.state.hashmap.store import HashMapStateBackend
+from taskmanager.state.memory import ManagedMemory
+from taskmanager.state.operator_state import OperatorStateStore
 from taskmanager.task.metrics import SubtaskCounters
 
 
-class ManualClock:
-    """A clock that stands still until it is moved."""
+@dataclass(frozen=True)
+class HarnessSnapshot:
+    """What one subtask put into a checkpoint: everything inline, and serialised."""
 
-    def __init__(self, now_ms: int = 0) -> None:
-        self.time_ms = now_ms
+    keyed: bytes
+    lists: tuple[bytes, ...]
 
-    def now_ms(self) -> int:
-        """The time that was set."""
-        return self.time_ms
 
-    def monotonic_ns(self) -> int:
-        """The same in nanoseconds."""
-        return self.time_ms * 1_000_000
+class _InlineReader:
+    def read(self, handle: checkpoint_pb2.StateHandle) -> bytes:
+        return handle.inline
+
+    def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
+        return handle.inline[offset : offset + size_bytes]
 
 
 class OperatorHarness:
@@ -59,12 +71,34 @@ class OperatorHarness:
         now_ms: int = 0,
         config: Configuration | None = None,
         name: str = "operator",
+        restored: Sequence[HarnessSnapshot] = (),
+        subtask_index: int = 0,
+        parallelism: int = 1,
+        backend: Callable[[BackendEnvironment], KeyedStateBackend] = HashMapStateBackend,
+        work_directory: Path = Path("unused"),
     ) -> None:
         self.operator = operator
         self.clock = ManualClock(now_ms)
         self.timers: list[int] = []
         self.counters = SubtaskCounters()
-        self.state = HashMapStateBackend(0, 1, 128)
+        self.state = backend(
+            BackendEnvironment(
+                operator_uid="uid",
+                operator_name=name,
+                subtask_index=subtask_index,
+                parallelism=parallelism,
+                max_parallelism=128,
+                clock=self.clock,
+                memory=ManagedMemory(1 << 30),
+                work_directory=work_directory,
+                restored=tuple(
+                    checkpoint_pb2.KeyedStateSnapshot.FromString(taken.keyed) for taken in restored
+                ),
+                reader=_InlineReader(),
+            )
+        )
+        self.operator_state = OperatorStateStore(_redistributed(restored))
+        self._checkpoint_id = 0
         self.emitted: list[OperatorOutput] = []
         self.context = OperatorContext(
             job_id="job",
@@ -72,19 +106,21 @@ class OperatorHarness:
             vertex_id="v0",
             operator_uid="uid",
             operator_name=name,
-            subtask_index=0,
-            parallelism=1,
+            subtask_index=subtask_index,
+            parallelism=parallelism,
             max_parallelism=128,
             attempt=0,
             config=config or Configuration.from_mapping({}),
             clock=self.clock,
             counters=self.counters,
             state=self.state,
+            operator_state=self.operator_state,
             register_timer=self.timers.append,
             wake=lambda: None,
             run_in_background=lambda call, done: done(call()),
             send_results=lambda _collect_id, _chunk: None,
-            origins=cast("Any", SimpleNamespace(open=(), current="")),
+            origins=cast("Any", SimpleNamespace(open=(), current="", input_index=0)),
+            restored_checkpoint_id=1 if restored else 0,
         )
         operator.open(self.context)
 
@@ -117,9 +153,10 @@ class OperatorHarness:
         self.emitted.clear()
         return rows
 
-    def push(self, batch: pa.RecordBatch) -> None:
-        """Hands the operator a batch."""
+    def push(self, batch: pa.RecordBatch, input_index: int = 0) -> None:
+        """Hands the operator a batch, which came in by one of its inputs."""
         if batch.num_rows:
+            self.context.origins.input_index = input_index
             self._run(self.operator.process(batch))
 
     def watermark(self, timestamp_ms: int) -> None:
@@ -144,6 +181,45 @@ class OperatorHarness:
         self.watermark(MAX_TIMESTAMP_MS)
         self._run(self.operator.on_end_of_data())
 
+    def snapshot(self, *, complete: bool = True) -> HarnessSnapshot:
+        """A checkpoint: the barrier passes, then everything is exported.
+
+        Args:
+            complete: tells the operator and its backend that the checkpoint is complete, else that it
+                was aborted.
+        """
+        return self.begin_snapshot()(complete)
+
+    def begin_snapshot(self) -> Callable[[bool], HarnessSnapshot]:
+        """The synchronous part of a checkpoint; what it returns does the rest, whenever it is called."""
+        self._checkpoint_id += 1
+        checkpoint_id = self._checkpoint_id
+        self._run(self.operator.on_control(CheckpointBarrier(checkpoint_id, self.clock.time_ms)))
+        self.operator.prepare_snapshot(checkpoint_id)
+        lists = tuple(taken.SerializeToString() for taken in self.operator_state.snapshot())
+        keyed = self.state.snapshot(checkpoint_id)
+        return partial(self._finish_snapshot, checkpoint_id, lists, keyed)
+
+    def _finish_snapshot(
+        self,
+        checkpoint_id: int,
+        lists: tuple[bytes, ...],
+        keyed: BackendSnapshot,
+        complete: bool,
+    ) -> HarnessSnapshot:
+        handles = {}
+        for blob in keyed.blobs():
+            data = b"".join(blob.chunks())
+            handles[blob.name] = checkpoint_pb2.StateHandle(inline=data, size_bytes=len(data))
+        taken = HarnessSnapshot(keyed.describe(handles).SerializeToString(), lists)
+        if complete:
+            self.state.checkpoint_completed(checkpoint_id)
+            self.operator.on_checkpoint_completed(checkpoint_id)
+        else:
+            self.state.checkpoint_aborted(checkpoint_id)
+            self.operator.on_checkpoint_aborted(checkpoint_id)
+        return taken
+
     def close(self) -> None:
         """Closes the operator."""
         self.operator.close()
@@ -152,3 +228,20 @@ class OperatorHarness:
         for output in outputs:
             if not isinstance(output, Pause):
                 self.emitted.append(output)
+
+
+def _redistributed(
+    restored: Sequence[HarnessSnapshot],
+) -> list[checkpoint_pb2.OperatorStateSnapshot]:
+    """The lists of all snapshots together: what every subtask gets of lists with union redistribution."""
+    found: dict[str, checkpoint_pb2.OperatorStateSnapshot] = {}
+    for taken in restored:
+        for data in taken.lists:
+            snapshot = checkpoint_pb2.OperatorStateSnapshot.FromString(data)
+            if snapshot.redistribution != checkpoint_pb2.REDISTRIBUTION_UNION:
+                assert len(restored) == 1, "redistribution is not the harness's business"
+            if snapshot.name in found:
+                found[snapshot.name].items.extend(snapshot.items)
+            else:
+                found[snapshot.name] = snapshot
+    return list(found.values())

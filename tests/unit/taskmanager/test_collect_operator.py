@@ -6,11 +6,15 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.pb import graph_pb2
 from penstock.schema import schema_to_bytes
-from taskmanager.operators.sink import CollectOperator
+from taskmanager.operators.collect_sink import CollectOperator
+from taskmanager.operators.operator import Operator
+from taskmanager.state.operator_state import OperatorStateStore
+from taskmanager.task.operator_chain import SOURCE, ChainState, OperatorChain
 from tests.support.operator_harness import OperatorHarness
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -20,7 +24,7 @@ BATCH_ROWS = 100
 class Collect:
     """A collect operator and the chunks it has sent."""
 
-    def __init__(self, limit=0):
+    def __init__(self, limit=0, restored=()):
         sink = graph_pb2.SinkSpec(collect=graph_pb2.CollectSink(collect_id="c", limit=limit))
         schema = schema_to_bytes(SCHEMA)
         spec = graph_pb2.Operator(sink=sink, input_schema=schema, output_schema=schema)
@@ -30,10 +34,19 @@ class Collect:
         self.chunks = []
         self.operator.open(
             dataclasses.replace(
-                self.harness.context, send_results=lambda _, chunk: self.chunks.append(chunk)
+                self.harness.context,
+                send_results=lambda _, chunk: self.chunks.append(chunk),
+                operator_state=OperatorStateStore(restored),
+                takes_checkpoints=True,
             )
         )
         self.next = 0
+
+    def snapshot(self, checkpoint_id):
+        list(self.operator.on_control(CheckpointBarrier(checkpoint_id, 0)))
+        self.operator.prepare_snapshot(checkpoint_id)
+        assert self.operator.finish_snapshot(checkpoint_id) is None
+        return self.operator.context.operator_state.snapshot()
 
     def push(self, rows):
         numbers = range(self.next, self.next + rows)
@@ -108,3 +121,74 @@ def test_rows_arrive_once_and_in_order(limit, events):
     assert found == list(range(min(collect.next, limit) if limit else collect.next))
     assert [chunk.sequence for chunk in collect.chunks] == list(range(len(collect.chunks)))
     assert collect.harness.counters.records_out == len(found)
+
+
+def test_a_barrier_waits_until_the_rows_before_it_have_arrived():
+    """A checkpoint must not cover rows that could be lost on their way."""
+    collect = Collect()
+    passed = []
+
+    class After(Operator):
+        def on_control(self, element):
+            passed.append(element)
+            return (element,)
+
+    chain = OperatorChain([collect.operator, After()], [(SOURCE, ""), (0, "")], [])
+    collect.push(3)
+    collect.push(2)
+    chain.start(SOURCE, (CheckpointBarrier(1, 0),))
+    while (state := chain.run()) is ChainState.PAUSED:
+        pass
+    assert state is ChainState.BLOCKED
+    assert collect.sizes() == [3, 2]
+    collect.operator.on_results_taken(internal_pb2.ResultsTaken(sequence=0))
+    assert chain.run() is ChainState.BLOCKED
+    assert passed == []
+    collect.take()
+    assert chain.run() is ChainState.DONE
+    assert passed == [CheckpointBarrier(1, 0)]
+    assert collect.operator.is_available()
+
+
+def test_a_barrier_with_nothing_before_it_does_not_wait():
+    collect = Collect()
+    chain = OperatorChain([collect.operator], [(SOURCE, "")], [])
+    chain.start(SOURCE, (CheckpointBarrier(1, 0),))
+    while (state := chain.run()) is ChainState.PAUSED:
+        pass
+    assert state is ChainState.DONE
+
+
+def test_a_restored_collect_goes_on_where_the_checkpoint_was():
+    collect = Collect(limit=10)
+    collect.push(4)
+    collect.harness.idle()
+    taken = collect.snapshot(1)
+    assert int.from_bytes(taken[0].items[0], "little") == 1  # where the JobManager looks
+    collect.push(3)
+    restored = Collect(limit=10, restored=taken)
+    assert not restored.operator.needs_commit
+    assert restored.operator.is_drained()
+    restored.push(4)
+    restored.push(4)
+    restored.harness.idle()
+    assert [chunk.sequence for chunk in restored.chunks] == [1, 2]
+    assert restored.sizes() == [4, 2]
+
+
+def test_rows_that_no_checkpoint_covers_need_one():
+    collect = Collect()
+    assert not collect.operator.needs_commit
+    collect.push(1)
+    collect.snapshot(1)
+    collect.snapshot(2)
+    assert collect.operator.needs_commit
+    collect.operator.on_checkpoint_aborted(2)
+    collect.operator.on_checkpoint_completed(1)
+    assert not collect.operator.needs_commit
+    collect.push(1)
+    collect.harness.end()
+    assert collect.operator.needs_commit
+    collect.snapshot(3)
+    collect.operator.on_checkpoint_completed(3)
+    assert not collect.operator.needs_commit

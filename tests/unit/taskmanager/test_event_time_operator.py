@@ -77,3 +77,25 @@ def test_origins_that_are_all_silent_hold_nothing_back():
     assert timed.said() == []
     timed.harness.advance_clock(1_500)
     assert timed.said() == [Watermark(49), IDLE]
+
+
+def test_after_a_restore_no_watermark_passes_what_is_still_unread():
+    timed = Timed()
+    timed.origins.bounded, timed.origins.all_known = True, True
+    timed.origins.add("read on in the middle", 5)
+    timed.origins.add("not opened before", 40)
+    timed.harness.idle()
+    timed.harness.snapshot()
+    assert not any(isinstance(said, Watermark) for said in timed.said())
+    timed.origins.start("read on in the middle")
+    timed.harness.idle()
+    assert timed.said() == []
+    timed.push(30, 60)
+    timed.harness.idle()
+    assert timed.said() == [Watermark(39)]
+    timed.origins.start("not opened before")
+    timed.push(41)
+    timed.end("read on in the middle")
+    assert timed.said() == [Watermark(40)]
+    taken = timed.harness.snapshot()
+    assert taken.lists == ()

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock.aggregates as agg
+from common.elements import CheckpointBarrier
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME
@@ -219,3 +220,22 @@ def _newest(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, str]
 
 def _text(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(repr(row) for row in rows)
+
+
+def test_a_bundle_leaves_ahead_of_the_barrier() -> None:
+    aggregates = {"n": NUMBERS["n"], "sum_x": NUMBERS["sum_x"]}
+    spec = window_aggregate_spec(tumbling(10).to_proto(), ("k",), aggregates, phase=PARTIAL)
+    harness = OperatorHarness(window_aggregate_operator(spec))
+    row = {"k": 1, "x": 2, "f": 1.0, "s": "a", EVENT_TIME: 3}
+    harness.push(batch_of([row] * 10))
+    harness.push(batch_of([row] * 10))
+    assert harness.emitted == []
+    with pytest.raises(AssertionError, match="ahead of the barrier"):
+        harness.operator.prepare_snapshot(1)
+    harness.snapshot()
+    partial, barrier = harness.emitted
+    assert isinstance(partial, pa.RecordBatch)
+    assert is_partial(partial.schema)
+    assert isinstance(barrier, CheckpointBarrier)
+    harness.end()
+    assert len(harness.batches) == 1

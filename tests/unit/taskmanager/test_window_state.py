@@ -17,15 +17,16 @@ from penstock.aggregate_layout import GroupColumnSpec
 from penstock.windows import sliding
 from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.operators.aggregation import AggregateInputs
+from taskmanager.operators.operator import Operator
 from taskmanager.operators.slice_timeline import SliceTimeline
-from taskmanager.state import group_columns, key_index, value_log
+from taskmanager.state import distinct_count, group_columns, key_index, value_log
 from taskmanager.state.backend import AggregateDescriptor, KeyedStateBackend
 from taskmanager.state.group_columns import group_column
 from taskmanager.state.group_table import GroupTable
-from taskmanager.state.hashmap.store import HashMapStateBackend
 from taskmanager.state.instances import NumberPool
 from taskmanager.state.key_index import KeyIndex
 from taskmanager.state.value_log import ValueLog
+from tests.support.operator_harness import OperatorHarness
 
 FUNCTIONS = ["first", "last", "min", "max", "count_distinct", "collect_list"]
 OPERATIONS = st.lists(
@@ -42,7 +43,7 @@ OPERATIONS = st.lists(
 
 @pytest.fixture(autouse=True)
 def compact_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (group_columns, key_index, value_log):
+    for module in (distinct_count, group_columns, key_index, value_log):
         monkeypatch.setattr(module, "_COMPACT_ABOVE", 3)
 
 
@@ -147,7 +148,8 @@ def test_number_pool_gives_numbers_out_again() -> None:
 
 
 def test_backend_keeps_namespaces_apart_and_reuses_memory() -> None:
-    backend: KeyedStateBackend = HashMapStateBackend(1, 2, 128)
+    harness = OperatorHarness(Operator(), subtask_index=1, parallelism=2)
+    backend: KeyedStateBackend = harness.state
     assert (backend.max_parallelism, backend.key_groups) == (128, range(64, 128))
     descriptor = AggregateDescriptor((pa.int64(),), (AccumulatorKind.COUNT,), list)
     table = backend.group_table("slices", 20, descriptor)
