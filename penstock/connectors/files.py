@@ -81,6 +81,8 @@ def file_sink(
     roll: int = DEFAULT_ROLL_BYTES,
     *,
     schema: pa.Schema | None = None,
+    roll_interval_ms: int = 0,
+    inactivity_ms: int = 0,
 ) -> graph_pb2.SinkSpec:
     """A sink that writes files into a directory.
 
@@ -90,6 +92,8 @@ def file_sink(
         partition_by: columns that become ``key=value`` directories.
         roll: bytes after which a new file begins.
         schema: of the rows, to check the rest against; None checks later.
+        roll_interval_ms: age at which a file is completed, 0 = no limit.
+        inactivity_ms: time without rows after which a file is completed, 0 = no limit.
 
     Raises:
         JobRejected: a partition column does not exist, or a type cannot be written in this format.
@@ -107,7 +111,12 @@ def file_sink(
         _check_written_columns(format, schema, partitions)
     return graph_pb2.SinkSpec(
         files=graph_pb2.FileSink(
-            format=format, directory=location, partition_by=partitions, roll_size_bytes=roll
+            format=format,
+            directory=location,
+            partition_by=partitions,
+            roll_size_bytes=roll,
+            roll_interval_ms=roll_interval_ms,
+            inactivity_interval_ms=inactivity_ms,
         )
     )
 

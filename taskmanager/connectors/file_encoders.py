@@ -36,6 +36,9 @@ class FileEncoder(ABC):
     def finish(self) -> None:
         """Writes what is left and the file's end; the file stays open."""
 
+    def abandon(self) -> None:
+        """The file is given up: nothing is written to it any more."""
+
 
 class ParquetEncoder(FileEncoder):
     """Collects rows into row groups."""
@@ -66,6 +69,11 @@ class ParquetEncoder(FileEncoder):
     def finish(self) -> None:
         self.encode_buffered()
         self._writer.close()
+
+    @override
+    def abandon(self) -> None:
+        self._batches.clear()
+        self._writer.is_open = False  # else it ends the file when it is collected
 
 
 class CsvEncoder(FileEncoder):

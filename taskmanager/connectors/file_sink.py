@@ -1,23 +1,31 @@
 """The file sink: hidden files while they are written, final names by rename at commit.
 
-A file is ``.part-...inprogress`` while rows are added, ``.part-...pending`` once it is complete and
-synced, and gets its final name when it is committed. Names carry job, sink, subtask and attempt, so that
-no two writers ever share one and an earlier job's output in the directory is left alone.
+Names carry job, sink, subtask and attempt, and attempts are numbered without repetition, so that no two
+writers ever share one and an earlier job's output in the directory is left alone.
+
+Every checkpoint ends the open files (rows behind its barrier go to new ones), so what it covers are
+whole files: a restored attempt commits those that the checkpoint names and removes the others of its
+predecessors. Encoding and syncing them is left to an I/O thread, behind which the checkpoint is
+acknowledged.
+
+Invariants:
+- a name without a leading "." is only ever given by ``commit`` and ``recover``;
+- what is committed is complete, and was so before the checkpoint that names it was acknowledged;
+- a file that an acknowledged checkpoint names is removed by nobody but ``abort``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
+import structlog
 from typing_extensions import override
 
 from penstock.connectors.messages import os_reason, shorten
@@ -25,24 +33,21 @@ from penstock.connectors.sink import SinkContext
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
 from penstock.schema import user_batch
-from taskmanager.connectors.file_encoders import EXTENSIONS, FileEncoder, file_encoder
+from taskmanager.connectors.file_encoders import EXTENSIONS, file_encoder
 from taskmanager.connectors.hive_partitions import split_by_partition
+from taskmanager.connectors.output_files import (
+    OutputFile,
+    PreparedFiles,
+    hidden_files,
+    sync_directory,
+)
 from taskmanager.connectors.sink_writer import SinkWriter
 
-OPEN_FILES_MAX = 32
+_log = structlog.get_logger()
+
+OPEN_FILES_MAX = 128
 BUFFERED_BYTES_MAX = 64 << 20
-
-
-@dataclass(slots=True)
-class _OpenFile:
-    path: Path
-    final_path: Path
-    file: BinaryIO
-    encoder: FileEncoder
-
-    @property
-    def size_bytes(self) -> int:
-        return self.file.tell() + self.encoder.buffered_bytes
+_CREATE_TRIES = 10
 
 
 class FileSinkWriter(SinkWriter):
@@ -53,9 +58,11 @@ class FileSinkWriter(SinkWriter):
         self._directory = Path(spec.directory)
         self._partition_by = list(spec.partition_by)
         self._roll_bytes = spec.roll_size_bytes
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
-        self._finished: list[tuple[Path, Path]] = []
-        self._prepared: set[Path] = set()
+        self._roll_interval_ms = spec.roll_interval_ms
+        self._inactivity_ms = spec.inactivity_interval_ms
+        self._open: OrderedDict[str, OutputFile] = OrderedDict()
+        self._finished: list[OutputFile] = []
+        self._prepared = PreparedFiles(self._complete, self._sync)
         self._made: list[Path] = []
         self._count = 0
         self._hidden_stem = ""
@@ -66,18 +73,18 @@ class FileSinkWriter(SinkWriter):
     def open(self, ctx: SinkContext) -> None:
         job, sink = ctx.job_id[:8], hashlib.sha256(ctx.operator_uid.encode()).hexdigest()[:6]
         self._tag = f"{job}-{sink}"
-        stem = f"part-{self._tag}-{ctx.subtask_index}"
-        self._hidden_stem = f".{stem}-{ctx.attempt}"
+        self._context = ctx
+        self._hidden_stem = f".part-{self._tag}-{ctx.subtask_index}-{ctx.attempt}"
         self._final_stem = f"part-{ctx.subtask_index}-{ctx.attempt}"
         with self._writing(self._directory):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            for made in self._make_directory(self._directory):
+                sync_directory(made.parent)
             # Says now, rather than with the first rows, that the directory cannot be written.
             probe = self._directory / f"{self._hidden_stem}.probe"
             probe.touch()
             probe.unlink()
-            if ctx.attempt > 0:
-                for leftover in self._directory.rglob(f".{stem}-*.inprogress"):
-                    leftover.unlink(missing_ok=True)
+
+    # -- rows
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
@@ -92,37 +99,55 @@ class FileSinkWriter(SinkWriter):
     def _write(self, directory: str, rows: pa.RecordBatch) -> None:
         file = self._open.get(directory) or self._create(directory, rows.schema)
         self._open.move_to_end(directory)
+        file.was_written = True
         with self._writing(file.path):
             file.encoder.write(rows)
             full = file.size_bytes >= self._roll_bytes
         if full:
             self._finish(directory)
 
-    def _create(self, directory: str, schema: pa.Schema) -> _OpenFile:
+    def _create(self, directory: str, schema: pa.Schema) -> OutputFile:
         while len(self._open) >= OPEN_FILES_MAX:
             self._finish(next(iter(self._open)))
         target = self._directory / directory
         extension = EXTENSIONS[self._format]
-        hidden = target / f"{self._hidden_stem}-{self._count}.{extension}.inprogress"
+        stem = f"{self._hidden_stem}-{self._count}.{extension}"
+        hidden, pending = target / f"{stem}.inprogress", target / f"{stem}.pending"
         final = target / f"{self._final_stem}-{self._count}-{self._tag}.{extension}"
         self._count += 1
         with self._writing(hidden):
-            self._make_directory(target)
-            file = hidden.open("xb")
+            file = self._open_new(hidden)
             try:
                 encoder = file_encoder(self._format, file, schema)
             except BaseException:
                 file.close()
                 hidden.unlink()
                 raise
-        opened = _OpenFile(hidden, final, file, encoder)
+        opened = OutputFile(hidden, pending, final, self._up_from(target), file, encoder)
         self._open[directory] = opened
         return opened
 
-    def _make_directory(self, target: Path) -> None:
+    def _open_new(self, hidden: Path) -> BinaryIO:
+        for left in reversed(range(_CREATE_TRIES)):
+            self._made += self._make_directory(hidden.parent)
+            try:
+                return hidden.open("xb")
+            except FileNotFoundError:
+                # Another writer has just removed the directory, which it had found empty.
+                if not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _make_directory(self, target: Path) -> list[Path]:
+        """Makes a directory; returns what was missing, the innermost first."""
         missing = [path for path in (target, *target.parents) if not path.exists()]
         target.mkdir(parents=True, exist_ok=True)
-        self._made.extend(missing)
+        return missing
+
+    def _up_from(self, target: Path) -> set[Path]:
+        """A partition's directory and all above it, up to the output directory."""
+        depth = len(target.parts) - len(self._directory.parts)
+        return {target, *target.parents[:depth]}
 
     def _bound_buffers(self) -> None:
         while sum(file.encoder.buffered_bytes for file in self._open.values()) > BUFFERED_BYTES_MAX:
@@ -131,79 +156,138 @@ class FileSinkWriter(SinkWriter):
                 largest.encoder.encode_buffered()
 
     def _finish(self, directory: str) -> None:
-        """Completes the file and makes it safe; it stays hidden."""
+        """Completes a file; rows that follow go to another one."""
         file = self._open[directory]
-        pending = file.path.with_name(f"{file.path.stem}.pending")
-        with self._writing(file.path):
-            file.encoder.finish()
-            file.file.flush()
-            os.fsync(file.file.fileno())
-            file.file.close()
-            file.path.rename(pending)
+        self._complete(file)
         del self._open[directory]
-        self._finished.append((pending, file.final_path))
+        self._finished.append(file)
+
+    def _complete(self, file: OutputFile) -> None:
+        with self._writing(file.path):
+            file.complete()
+
+    def _sync(self, directory: Path) -> None:
+        with self._writing(directory):
+            sync_directory(directory)
 
     @override
     def flush(self) -> None:
         """Rows show at commit only."""
 
     @override
-    def prepare_commit(self) -> list[bytes]:
-        for directory in list(self._open):
-            self._finish(directory)
-        committables = [
-            json.dumps({"pending": str(pending), "final": str(final)}).encode()
-            for pending, final in self._finished
-        ]
-        self._prepared.update(pending for pending, _ in self._finished)
-        self._finished.clear()
-        return committables
+    def roll(self, now_ms: int) -> int | None:
+        if not self._roll_interval_ms and not self._inactivity_ms:
+            return None
+        deadlines = []
+        for directory, file in list(self._open.items()):
+            if file.was_written:
+                file.was_written, file.written_ms = False, now_ms
+            if file.created_ms is None:
+                file.created_ms = now_ms
+            deadline_ms = self._deadline_ms(file.created_ms, file.written_ms)
+            if deadline_ms <= now_ms:
+                self._finish(directory)
+            else:
+                deadlines.append(deadline_ms)
+        return min(deadlines, default=None)
+
+    def _deadline_ms(self, created_ms: int, written_ms: int) -> int:
+        deadlines = []
+        if self._roll_interval_ms:
+            deadlines.append(created_ms + self._roll_interval_ms)
+        if self._inactivity_ms:
+            deadlines.append(written_ms + self._inactivity_ms)
+        return min(deadlines)
+
+    # -- the two phases
+
+    @property
+    @override
+    def has_unprepared(self) -> bool:
+        return bool(self._open or self._finished)
+
+    @override
+    def prepare_commit(self, checkpoint_id: int) -> list[bytes]:
+        covered = self._finished + list(self._open.values())
+        self._finished = []
+        self._open.clear()
+        for file in covered:
+            self._prepared.add(file)
+        return [_encode(file.pending_path, file.final_path) for file in covered]
+
+    @override
+    def finish_prepared(self) -> Callable[[], None] | None:
+        return self._prepared.work
 
     @override
     def commit(self, committables: list[bytes]) -> None:
+        missing = self._commit(committables)
+        if missing:
+            raise TaskFailure(
+                f"{missing[0]}: cannot be committed: neither it nor its hidden predecessor is there any "
+                "more; did something clean up the output directory?"
+            )
+
+    def _commit(self, committables: list[bytes]) -> list[Path]:
+        """Gives files their final names; returns those that are gone under both names."""
         directories: set[Path] = set()
+        missing = []
         for pending, final in map(_decode, committables):
             with self._writing(final):
                 try:
                     pending.rename(final)
                 except FileNotFoundError:
                     if not final.exists():
-                        raise TaskFailure(
-                            f"{final}: cannot be committed: neither it nor {pending.name} is there any "
-                            "more; did something clean up the output directory?"
-                        ) from None
-            self._prepared.discard(pending)
-            directories.update((final.parent, self._directory))
+                        missing.append(final)
+                        continue
+            directories.add(final.parent)
         for directory in sorted(directories):
-            with self._writing(directory):
-                _sync_directory(directory)
+            self._sync(directory)
+        return missing
 
     @override
     def abort(self, committables: list[bytes]) -> None:
         for pending, _ in map(_decode, committables):
             with self._writing(pending):
                 pending.unlink(missing_ok=True)
-            self._prepared.discard(pending)
+        self._remove_made_directories()
+
+    # -- the beginning and the end of an attempt
+
+    @override
+    def recover(self, committables: list[bytes]) -> None:
+        for final in self._commit(committables):
+            # It was committed before; whoever reads the output may have taken it away since.
+            _log.warning("output.not_found", path=str(final), operator=self._context.operator_name)
+        if self._context.attempt > 0:
+            with self._writing(self._directory):
+                self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Removes hidden files of earlier attempts of this subtask, and of those that are no more."""
+        own, parallelism = self._context.subtask_index, self._context.parallelism
+        parents = set()
+        for path, subtask_index, attempt in hidden_files(self._directory, self._tag):
+            if subtask_index % parallelism == own and attempt < self._context.attempt:
+                path.unlink(missing_ok=True)
+                parents.add(path.parent)
+        for parent in parents:
+            while parent != self._directory and _remove_if_empty(parent):
+                parent = parent.parent
 
     @override
     def close(self) -> None:
-        for file in self._open.values():
-            with suppress(OSError):
-                # Its content is given up; a full disk must not stand in the way of removing it.
-                file.file.close()
-        leftovers = [file.path for file in self._open.values()]
-        leftovers += [pending for pending, _ in self._finished]
-        leftovers += sorted(self._prepared)
+        left = [*self._open.values(), *self._finished, *self._prepared.close()]
         self._open.clear()
-        self._finished.clear()
-        self._prepared.clear()
-        for path in leftovers:
-            with self._writing(path):
-                path.unlink(missing_ok=True)
+        self._finished = []
+        for file in left:
+            with self._writing(file.path):
+                file.remove()
+        self._remove_made_directories()
+
+    def _remove_made_directories(self) -> None:
         for directory in sorted(self._made, key=lambda path: len(path.parts), reverse=True):
-            with suppress(OSError):
-                # Fails where another writer's or a committed file lies in it: then it stays.
-                directory.rmdir()
+            _remove_if_empty(directory)
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
@@ -220,15 +304,18 @@ class FileSinkWriter(SinkWriter):
             ) from error
 
 
+def _encode(pending: Path, final: Path) -> bytes:
+    return json.dumps({"pending": str(pending), "final": str(final)}).encode()
+
+
 def _decode(committable: bytes) -> tuple[Path, Path]:
     fields = json.loads(committable)
     return Path(fields["pending"]), Path(fields["final"])
 
 
-def _sync_directory(directory: Path) -> None:
-    """Makes renames in a directory survive a crash of the machine."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _remove_if_empty(directory: Path) -> bool:
+    with suppress(OSError):
+        # Fails where another writer's or a committed file lies in it: then it stays.
+        directory.rmdir()
+        return True
+    return False

@@ -8,12 +8,15 @@ needs no second phase return nothing from ``prepare_commit``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.sink import Sink, SinkContext
-from penstock.errors import TaskFailure
+from penstock.column_values import short_repr
+from penstock.connectors.sink import Sink, SinkContext, is_two_phase
+from penstock.errors import JobRejected, TaskFailure
+from penstock.storage.plain_codecs import MsgpackCodec
 from taskmanager.connectors.user_code import calling_user_code
 
 
@@ -31,18 +34,49 @@ class SinkWriter(ABC):
     def flush(self) -> None:
         """Hands over what is buffered where that makes it visible earlier."""
 
-    def prepare_commit(self) -> list[bytes]:
-        """Makes all that was written safe; returns what ``commit`` must be given to show it."""
+    @property
+    def has_unprepared(self) -> bool:
+        """True where something was written that only a commit will show."""
+        return False
+
+    def roll(self, now_ms: int) -> int | None:
+        """Completes what is old enough; returns when to be called again, None = not by time."""
+        return None
+
+    def prepare_commit(self, checkpoint_id: int) -> list[bytes]:
+        """Takes leave of all that was written: it is what the checkpoint covers; must be fast.
+
+        Args:
+            checkpoint_id: 0 at the end of a job without checkpoints.
+
+        Returns:
+            What ``commit`` must be given to show it.
+        """
         return []
+
+    def finish_prepared(self) -> Callable[[], None] | None:
+        """Work on an I/O thread after which all that was prepared so far is safe; None = it is already.
+
+        The work may be dropped and asked for again, as a checkpoint is that cannot be taken, and the work
+        of two checkpoints may run at the same time. It raises a TaskFailure where what was prepared is lost.
+        """
+        return None
 
     def commit(self, committables: list[bytes]) -> None:
         """Shows what was prepared; repeatable."""
 
     def abort(self, committables: list[bytes]) -> None:
-        """Removes what was prepared and will not be committed; repeatable."""
+        """Removes what was prepared and is in no completed checkpoint, nor ever will be; repeatable."""
+
+    def recover(self, committables: list[bytes]) -> None:
+        """Called once after ``open``: commits what the restored checkpoint covers, and removes what
+        earlier attempts left beside it."""
+        if committables:
+            self.commit(committables)
 
     def close(self) -> None:
-        """Called once at the end, whatever the end; removes what has not been committed."""
+        """Called once at the end, whatever the end; removes what no checkpoint can cover: what was not
+        prepared, or is not safe yet."""
 
 
 class DiscardWriter(SinkWriter):
@@ -58,10 +92,13 @@ class DiscardWriter(SinkWriter):
 
 
 class UserSinkWriter(SinkWriter):
-    """Runs a user's ``Sink``; what it raises becomes a TaskFailure with the user's traceback.
+    """Runs a user's ``Sink``, idempotent or two-phase; what it raises becomes a TaskFailure with the user's
+    traceback.
+
+    Committables are kept as msgpack, so that each comes back as what it was.
 
     Raises:
-        TaskFailure: the user's object is no ``Sink``.
+        TaskFailure: the user's object is no ``Sink``, or neither of the two.
     """
 
     def __init__(self, sink: object, operator_name: str) -> None:
@@ -70,9 +107,15 @@ class UserSinkWriter(SinkWriter):
                 f"the user's sink is a {type(sink).__name__}; derive it from penstock.Sink",
                 operator=operator_name,
             )
+        try:
+            self._is_two_phase = is_two_phase(sink)
+        except JobRejected as error:
+            raise TaskFailure(str(error), operator=operator_name) from error
         self._sink = sink
         self._operator = operator_name
         self._name = type(sink).__name__
+        self._codec = MsgpackCodec()
+        self._has_unprepared = False
 
     @override
     def open(self, ctx: SinkContext) -> None:
@@ -81,6 +124,7 @@ class UserSinkWriter(SinkWriter):
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
+        self._has_unprepared = self._is_two_phase
         with calling_user_code(f"{self._name}.write", self._operator):
             self._sink.write(batch)
 
@@ -88,6 +132,50 @@ class UserSinkWriter(SinkWriter):
     def flush(self) -> None:
         with calling_user_code(f"{self._name}.flush", self._operator):
             self._sink.flush()
+
+    @property
+    @override
+    def has_unprepared(self) -> bool:
+        return self._has_unprepared
+
+    @override
+    def prepare_commit(self, checkpoint_id: int) -> list[bytes]:
+        if not self._is_two_phase:
+            return []
+        with calling_user_code(f"{self._name}.prepare_commit", self._operator):
+            committables: object = self._sink.prepare_commit(checkpoint_id)
+        if not isinstance(committables, list | tuple):
+            raise TaskFailure(
+                f"{self._name}.prepare_commit returned a {type(committables).__name__} in the place of a "
+                "list of committables: return [] where there is nothing to commit",
+                operator=self._operator,
+            )
+        encoded = [self._encoded(committable) for committable in committables]
+        self._has_unprepared = False
+        return encoded
+
+    def _encoded(self, committable: object) -> bytes:
+        try:
+            return self._codec.to_stored(committable)
+        except ValueError as error:
+            raise TaskFailure(
+                f"{self._name}.prepare_commit returned a committable that a checkpoint cannot hold: "
+                f"{short_repr(committable)} ({type(committable).__name__}); return bytes, or plain Python "
+                "values (numbers, text, dates, lists, tuples, dicts)",
+                operator=self._operator,
+            ) from error
+
+    @override
+    def commit(self, committables: list[bytes]) -> None:
+        for committable in map(self._codec.to_value, committables):
+            with calling_user_code(f"{self._name}.commit", self._operator):
+                self._sink.commit(committable)
+
+    @override
+    def abort(self, committables: list[bytes]) -> None:
+        for committable in map(self._codec.to_value, committables):
+            with calling_user_code(f"{self._name}.abort", self._operator):
+                self._sink.abort(committable)
 
     @override
     def close(self) -> None:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
 from taskmanager.operators.batch_function import BatchFunctionOperator
+from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.event_time import EventTimeOperator
+from taskmanager.operators.join_window import join_operator
 from taskmanager.operators.operator import Operator
+from taskmanager.operators.process import process_operator
 from taskmanager.operators.project import FilterOperator, ProjectOperator
 from taskmanager.operators.row_function import RowFunctionOperator
 from taskmanager.operators.running_aggregate import running_aggregate_operator
-from taskmanager.operators.sink import CollectOperator, SinkOperator
+from taskmanager.operators.sink import SinkOperator
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from taskmanager.operators.window_function import window_function_operator
 
@@ -39,6 +42,8 @@ _BUILDERS: dict[str, Callable[[graph_pb2.Operator], Operator]] = {
     "window_aggregate": window_aggregate_operator,
     "window_function": window_function_operator,
     "running_aggregate": running_aggregate_operator,
+    "join": join_operator,
+    "process": process_operator,
     "sink": _sink,
     "pass": PassOperator,
 }

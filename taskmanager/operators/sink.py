@@ -1,41 +1,60 @@
-"""Sinks at the end of a chain: writers that run here, and the collect sink that ships rows."""
+"""Sinks at the end of a chain: runs a writer and commits what it wrote, exactly once.
+
+With checkpoints on, output goes through two phases: at a barrier the writer makes what was written so
+far safe and says how to commit it (*committables*), which becomes part of the snapshot; when the
+checkpoint is complete, it is committed. After a restore everything the snapshot names is committed first:
+whether that had been done before does not matter, and what the snapshot does not name was written by
+an attempt that nobody will ever know of. Without checkpoints there is one such commit, at the end of the job.
+
+What an aborted checkpoint had prepared is part of the next one. ``abort`` is for output that no completed
+checkpoint names or will ever name: what was prepared at the end of a job without checkpoints that ends
+otherwise before anything of it is committed.
+
+The list of committables is restored by union, each item with the subtask that wrote it: the same rule says
+who commits what a subtask prepared and who removes what else it left behind, so the one is done before
+the other, also where the parallelism has changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import PAUSE, OperatorOutput
-from common.pb import internal_pb2
+from common.elements import OperatorOutput
 from penstock.connectors.sink import SinkContext
 from penstock.errors import TaskFailure
-from penstock.pb import client_pb2, graph_pb2
+from penstock.pb import graph_pb2
 from penstock.schema import user_batch
 from taskmanager.connectors.factory import build_sink_writer
+from taskmanager.connectors.sink_writer import SinkWriter
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.user_failure import user_traceback
+from taskmanager.state.operator_state import UNION
 
-_CHUNKS_UNDER_WAY_MAX = 4
-_CHUNK_BYTES = 1 << 20
-_CHUNK_BYTES_MAX = 32 << 20
-_GATHER_NS = 10_000_000
+_STATE = "committables"
+_END_OF_JOB = 0
+"""Stands for the id of a checkpoint where there are none."""
+_OWNER = struct.Struct("<i")
 
 
 class SinkOperator(Operator):
-    """Hands batches to a sink writer and commits its output when the whole job has ended well."""
+    """Hands batches to a sink writer."""
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._spec = spec
-        self._committables: list[bytes] = []
+        self._writer: SinkWriter | None = None
+        self._prepared: dict[int, list[bytes]] = {}
         self._is_dirty = False
 
     @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._writer = build_sink_writer(self._spec.sink, self._spec)
-        self._writer.open(
+        self._writer = writer = build_sink_writer(self._spec.sink, self._spec)
+        writer.open(
             SinkContext(
                 job_id=context.job_id,
                 operator_name=context.operator_name,
@@ -45,18 +64,43 @@ class SinkOperator(Operator):
                 attempt=context.attempt,
             )
         )
+        self._committables = context.operator_state.list(_STATE, UNION)
+        self._committables.codec = "committable/1"
+        with self._failing("commit what a checkpoint covers"):
+            writer.recover([*self._own(self._committables.items)])
+        self._committables.items = []
+
+    def _own(self, items: Iterable[bytes]) -> Iterator[bytes]:
+        """Of the restored committables those of this subtask, and of subtasks that are no more."""
+        for item in items:
+            (owner,) = _OWNER.unpack_from(item)
+            if owner % self.context.parallelism == self.context.subtask_index:
+                yield item[_OWNER.size :]
+
+    @property
+    def _opened(self) -> SinkWriter:
+        assert self._writer is not None, "the sink is open"
+        return self._writer
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
         self._is_dirty = True
-        try:
-            self._writer.write(user_batch(batch))
-        except TaskFailure:
-            raise
-        except Exception as error:
-            raise self._failure("write", error) from error
+        with self._failing("write"):
+            self._opened.write(user_batch(batch))
+            self._roll()
         self.context.counters.records_out += batch.num_rows
         return NOTHING
+
+    @override
+    def on_timer(self, now_ms: int) -> Iterable[OperatorOutput]:
+        with self._failing("write"):
+            self._roll()
+        return NOTHING
+
+    def _roll(self) -> None:
+        next_at_ms = self._opened.roll(self.context.clock.now_ms())
+        if next_at_ms is not None:
+            self.context.register_timer(next_at_ms)
 
     @override
     def on_idle(self) -> Iterable[OperatorOutput]:
@@ -66,30 +110,68 @@ class SinkOperator(Operator):
     @override
     def on_end_of_data(self) -> Iterable[OperatorOutput]:
         self._flush()
-        try:
-            self._committables = self._writer.prepare_commit()
-        except Exception as error:
-            raise self._failure("prepare its output", error) from error
+        if not self.context.takes_checkpoints:
+            self._prepare(_END_OF_JOB)
+            work = self._opened.finish_prepared()
+            if work is not None:
+                with self._failing("make its output safe"):
+                    work()
         return NOTHING
+
+    def _prepare(self, checkpoint_id: int) -> None:
+        with self._failing("prepare its output"):
+            committables = self._opened.prepare_commit(checkpoint_id)
+        if committables:
+            self._prepared[checkpoint_id] = committables
+
+    # -- checkpoints
+
+    @override
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        self._flush()
+        self._prepare(checkpoint_id)
+        # What earlier checkpoints prepared is still to be committed, whatever became of them.
+        owner = _OWNER.pack(self.context.subtask_index)
+        self._committables.items = [
+            owner + committable for own in self._prepared.values() for committable in own
+        ]
+
+    @override
+    def finish_snapshot(self, checkpoint_id: int) -> Callable[[], None] | None:
+        return self._opened.finish_prepared()
+
+    @override
+    def on_checkpoint_completed(self, checkpoint_id: int) -> None:
+        for prepared in [id for id in self._prepared if id <= checkpoint_id]:
+            self._commit(prepared)
+
+    # -- the end of the data
 
     @property
     @override
     def needs_commit(self) -> bool:
-        return bool(self._committables)
+        if self.context.takes_checkpoints:
+            return bool(self._prepared) or self._opened.has_unprepared
+        return bool(self._prepared)
 
     @override
     def commit_output(self) -> None:
-        try:
-            self._writer.commit(self._committables)
-        except Exception as error:
-            raise self._failure("commit its output", error) from error
-        self._committables = []
+        self._commit(_END_OF_JOB)
+
+    def _commit(self, checkpoint_id: int) -> None:
+        # Taken out first: nothing of it is aborted any more, whatever becomes of the rest.
+        committables = self._prepared.pop(checkpoint_id)
+        with self._failing("commit its output"):
+            self._opened.commit(committables)
 
     @override
     def close(self) -> None:
+        if self._writer is None:
+            return
         try:
-            if self._committables:
-                self._writer.abort(self._committables)
+            # What a checkpoint may cover is left for whoever is restored from it.
+            if _END_OF_JOB in self._prepared:
+                self._writer.abort(self._prepared[_END_OF_JOB])
         finally:
             self._writer.close()
 
@@ -97,117 +179,19 @@ class SinkOperator(Operator):
         if not self._is_dirty:
             return
         self._is_dirty = False
+        with self._failing("flush"):
+            self._opened.flush()
+
+    @contextmanager
+    def _failing(self, action: str) -> Iterator[None]:
+        """Turns what a writer raises into a failure that names the sink."""
         try:
-            self._writer.flush()
+            yield
+        except TaskFailure:
+            raise
         except Exception as error:
-            raise self._failure("flush", error) from error
-
-    def _failure(self, action: str, error: Exception) -> TaskFailure:
-        return TaskFailure(
-            f"sink {self._spec.name} could not {action}: {type(error).__name__}: {error}",
-            operator=self._spec.name,
-            user_traceback=user_traceback(error),
-        )
-
-
-class CollectOperator(Operator):
-    """Ships rows to the JobManager, from where the client fetches them.
-
-    At most ``_CHUNKS_UNDER_WAY_MAX`` chunks are on their way; until one is taken the chain waits,
-    and with it everything upstream. A chunk costs a round trip through three processes: small batches
-    (windows that fire one by one) gather for a moment, until they are worth one, or the input is idle.
-    """
-
-    def __init__(self, spec: graph_pb2.Operator) -> None:
-        self._collect_id = spec.sink.collect.collect_id
-        self._limit = spec.sink.collect.limit
-        self._sent_rows = 0
-        self._next_sequence = 0
-        self._taken_sequence = -1
-        self._is_satisfied = False
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
-        self._waiting_bytes = 0
-        self._last_sent_ns = 0
-
-    @property
-    def collect_id(self) -> str:
-        """Names this collect within the job."""
-        return self._collect_id
-
-    @override
-    def process(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
-        rows = user_batch(batch)
-        if self._limit:
-            rows = rows.slice(0, max(0, self._limit - self._sent_rows))
-        if not rows.num_rows or self._is_satisfied:
-            return
-        self._sent_rows += rows.num_rows
-        self._waiting.append(rows)
-        self._waiting_rows += rows.num_rows
-        self._waiting_bytes += rows.nbytes
-        if (
-            self._waiting_rows >= self.context.config.batch_rows
-            or self._waiting_bytes >= _CHUNK_BYTES
-            or self.context.clock.monotonic_ns() - self._last_sent_ns >= _GATHER_NS
-        ):
-            yield from self._send_waiting()
-
-    @override
-    def on_idle(self) -> Iterator[OperatorOutput]:
-        return self._send_waiting()
-
-    @override
-    def on_end_of_data(self) -> Iterator[OperatorOutput]:
-        return self._send_waiting()
-
-    def _send_waiting(self) -> Iterator[OperatorOutput]:
-        if not self._waiting:
-            return
-        rows = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()[0]
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-        self._last_sent_ns = self.context.clock.monotonic_ns()
-        chunk_rows = max(1, rows.num_rows * _CHUNK_BYTES // max(1, rows.nbytes))
-        for start in range(0, rows.num_rows, chunk_rows):
-            if start:
-                yield PAUSE  # there may be no room for another chunk
-            self._send(rows.slice(start, chunk_rows))
-
-    def _send(self, rows: pa.RecordBatch) -> None:
-        if self._is_satisfied:
-            return
-        arrow = _to_ipc(rows)
-        if len(arrow) > _CHUNK_BYTES_MAX:
             raise TaskFailure(
-                f"rows of {len(arrow) >> 20} MB cannot be collected, the limit is"
-                f" {_CHUNK_BYTES_MAX >> 20} MB: write them to files instead",
-                operator=self.context.operator_name,
-                row=str(rows.slice(0, 1).to_pylist())[:500],
-            )
-        chunk = client_pb2.ResultChunk(
-            subtask_index=self.context.subtask_index, sequence=self._next_sequence, arrow=arrow
-        )
-        self._next_sequence += 1
-        self.context.send_results(self._collect_id, chunk)
-        self.context.counters.records_out += rows.num_rows
-
-    def on_results_taken(self, taken: internal_pb2.ResultsTaken) -> None:
-        """A chunk has arrived: there is room for another."""
-        self._taken_sequence = max(self._taken_sequence, taken.sequence)
-        self._is_satisfied = self._is_satisfied or taken.satisfied
-        self.context.wake()
-
-    @override
-    def is_available(self) -> bool:
-        return self._next_sequence - self._taken_sequence - 1 < _CHUNKS_UNDER_WAY_MAX
-
-    @override
-    def is_drained(self) -> bool:
-        return self._taken_sequence + 1 >= self._next_sequence
-
-
-def _to_ipc(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
+                f"sink {self._spec.name} could not {action}: {type(error).__name__}: {error}",
+                operator=self._spec.name,
+                user_traceback=user_traceback(error),
+            ) from error

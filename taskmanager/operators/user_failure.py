@@ -9,7 +9,7 @@ from types import TracebackType
 import penstock
 import taskmanager
 from penstock.column_values import short_repr
-from penstock.errors import TaskFailure
+from penstock.errors import StreamError, TaskFailure
 
 _OWN_DIRECTORIES = tuple(
     f"{Path(p).resolve()}/" for m in (penstock, taskmanager) for p in m.__path__
@@ -50,7 +50,8 @@ def failure_of_operator(error: BaseException, operator: str) -> TaskFailure:
     return TaskFailure(
         f"operator {operator!r} raised {type(error).__name__}: {error}",
         operator=operator,
-        user_traceback=user_traceback(error),
+        # An error of ours is the cluster's, not the user's: its class is found through the cause.
+        user_traceback="" if isinstance(error, StreamError) else user_traceback(error),
     )
 
 

@@ -9,15 +9,14 @@ import datetime as dt
 import json
 import math
 import resource
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.csv as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,67 +29,30 @@ from penstock.connectors import (
     file_source,
     print_sink,
 )
-from penstock.connectors.sink import Sink, SinkContext
+from penstock.connectors.sink import Sink, SinkContext, TwoPhaseSink
 from penstock.errors import InvariantViolation, TaskFailure
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
 from taskmanager.connectors import file_encoders
 from taskmanager.connectors import file_sink as file_sink_module
-from taskmanager.connectors.factory import build_sink_writer
 from taskmanager.connectors.json_text import json_rows
 from taskmanager.connectors.sink_writer import SinkWriter, UserSinkWriter
+from tests.support.file_sinks import (
+    batch,
+    context,
+    everything,
+    opened,
+    prepare,
+    read,
+    release_killed,
+    user,
+    visible,
+)
 
 
-def context(
-    job: str = "a" * 32, subtask: int = 0, attempt: int = 0, uid: str = "out"
-) -> SinkContext:
-    return SinkContext(job, "sink", uid, subtask, 2, attempt)
-
-
-def opened(spec: graph_pb2.SinkSpec, **place: Any) -> SinkWriter:
-    writer = build_sink_writer(spec, graph_pb2.Operator(uid="out", name="sink"))
-    writer.open(context(**place))
-    return writer
-
-
-def batch(start: int = 0, rows: int = 100) -> pa.RecordBatch:
-    numbers = range(start, start + rows)
-    return pa.record_batch(
-        {
-            "id": pa.array(numbers, pa.int64()),
-            "name": [None if i % 9 == 0 else f'n"{i}\n,' for i in numbers],
-            "k": [["x y", None, "a/b"][i % 3] for i in numbers],
-            EVENT_TIME: pa.array(numbers, pa.int64()),
-        }
-    )
-
-
-def user(*batches: pa.RecordBatch) -> pa.Table:
-    return pa.Table.from_batches(batches).drop_columns([EVENT_TIME])
-
-
-def visible(directory: Path) -> list[Path]:
-    return sorted(
-        p for p in directory.rglob("*") if p.is_file() and not p.name.startswith((".", "_"))
-    )
-
-
-def everything(directory: Path) -> list[Path]:
-    return sorted(directory.rglob("*"))
-
-
-def read(format: str, directory: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for path in visible(directory):
-        if format == "parquet":
-            rows += pq.ParquetFile(path).read().to_pylist()
-        elif format == "csv":
-            nulls = pc.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)
-            lines = pc.ParseOptions(newlines_in_values=True)
-            rows += pc.read_csv(path, convert_options=nulls, parse_options=lines).to_pylist()
-        else:
-            rows += [json.loads(line) for line in path.read_text().splitlines()]
-    return rows
+@pytest.fixture(autouse=True)
+def _killed_writers() -> Iterator[None]:
+    yield
+    release_killed()
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "json"])
@@ -101,10 +63,10 @@ def test_rows_show_at_commit(tmp_path: Path, format: str) -> None:
     writer.write(batch(100))
     writer.flush()
     assert visible(out) == []
-    committables = writer.prepare_commit()
+    committables = prepare(writer)
     assert len(committables) == 1
     assert visible(out) == []
-    assert writer.prepare_commit() == []
+    assert prepare(writer) == []
     writer.commit(committables)
     writer.commit(committables)
     writer.close()
@@ -121,7 +83,7 @@ def test_written_files_can_be_read_back_as_a_source(
 ) -> None:
     writer = opened(file_sink(format, tmp_path, "k"))
     writer.write(batch())
-    writer.commit(writer.prepare_commit())
+    writer.commit(prepare(writer))
     spec, schema = file_source(format, tmp_path)
     found = harness.read_all(spec, schema).sort_by("id").to_pylist()
     if format == "csv":
@@ -133,7 +95,7 @@ def test_partitions_are_read_by_pyarrow_and_duckdb(tmp_path: Path) -> None:
     writer = opened(file_sink("parquet", tmp_path, ["k", "id"]))
     writer.write(batch(0, 6))
     writer.write(batch(3, 6))
-    writer.commit(writer.prepare_commit())
+    writer.commit(prepare(writer))
     names = {p.name for p in tmp_path.iterdir()}
     assert names == {"k=x%20y", "k=a%2Fb", "k=__HIVE_DEFAULT_PARTITION__"}
     expected = user(batch(0, 6), batch(3, 6)).sort_by("id").to_pylist()
@@ -178,7 +140,7 @@ def test_files_roll_by_size_and_number(tmp_path: Path, monkeypatch: Any) -> None
     writer = opened(file_sink("json", tmp_path / "a", roll=2000))
     for start in range(0, 200, 20):
         writer.write(batch(start, 20))
-    writer.commit(writer.prepare_commit())
+    writer.commit(prepare(writer))
     assert len(visible(tmp_path / "a")) > 3
     assert sorted(row["id"] for row in read("json", tmp_path / "a")) == list(range(200))
     monkeypatch.setattr(file_sink_module, "OPEN_FILES_MAX", 2)
@@ -188,72 +150,16 @@ def test_files_roll_by_size_and_number(tmp_path: Path, monkeypatch: Any) -> None
     for start in range(0, 300, 100):
         writer.write(batch(start))
         assert sum(1 for p in everything(tmp_path / "b") if p.name.endswith("inprogress")) <= 2
-    writer.commit(writer.prepare_commit())
+    writer.commit(prepare(writer))
     assert sorted(row["id"] for row in read("parquet", tmp_path / "b")) == list(range(300))
 
 
 def test_nothing_written_shows_nothing(tmp_path: Path) -> None:
     writer = opened(file_sink("parquet", tmp_path / "out"))
-    assert writer.prepare_commit() == []
+    assert prepare(writer) == []
     writer.commit([])
     writer.close()
     assert everything(tmp_path / "out") == []
-
-
-@pytest.mark.parametrize("prepared", [False, True])
-def test_close_without_commit_leaves_nothing(tmp_path: Path, prepared: bool) -> None:
-    writer = opened(file_sink("json", tmp_path, "k", roll=300))
-    for start in range(0, 100, 10):
-        writer.write(batch(start, 10))
-    if prepared:
-        writer.prepare_commit()
-    writer.close()
-    assert everything(tmp_path) == []
-
-
-def test_abort_removes_what_was_prepared_and_keeps_the_rest(tmp_path: Path) -> None:
-    writer = opened(file_sink("json", tmp_path))
-    writer.write(batch(0, 10))
-    first = writer.prepare_commit()
-    writer.write(batch(10, 10))
-    second = writer.prepare_commit()
-    writer.abort(first)
-    writer.abort(first)
-    other = opened(file_sink("json", tmp_path))
-    other.commit(second)
-    writer.close()
-    assert [row["id"] for row in read("json", tmp_path)] == list(range(10, 20))
-    with pytest.raises(TaskFailure, match="neither it nor"):
-        other.commit(first)
-
-
-def test_no_two_writers_share_a_name(tmp_path: Path) -> None:
-    places: list[dict[str, Any]] = [
-        {"job": job, "subtask": subtask, "attempt": attempt, "uid": uid}
-        for job in ("a" * 32, "b" * 32)
-        for subtask in (0, 1)
-        for attempt in (0, 1)
-        for uid in ("x", "y")
-    ]
-    for place in places:
-        writer = opened(file_sink("json", tmp_path), **place)
-        writer.write(batch(0, 1))
-        writer.commit(writer.prepare_commit())
-        writer.close()
-    assert len(visible(tmp_path)) == len(places)
-
-
-def test_a_new_attempt_removes_what_a_killed_one_left(tmp_path: Path) -> None:
-    places: list[dict[str, Any]] = [{}, {"subtask": 1}, {"job": "c" * 32}]
-    killed = [opened(file_sink("json", tmp_path, "k"), **place) for place in places]
-    for writer in killed:
-        writer.write(batch(0, 2))
-    opened(file_sink("json", tmp_path, "k"), attempt=1).close()
-    left = [p.name for p in everything(tmp_path) if p.is_file()]
-    assert len(left) == 4
-    assert not any("aaaaaaaa" in name and name.split("-")[3] == "0" for name in left)
-    for writer in killed:
-        writer.close()
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
@@ -272,7 +178,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 def _write_and_prepare(writer: SinkWriter) -> None:
     for start in range(0, 2000, 500):
         writer.write(batch(start, 500))
-    writer.prepare_commit()
+    prepare(writer)
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "json"])
@@ -418,3 +324,93 @@ def test_a_users_sink() -> None:
     assert sink.calls == [1, 2, 3, "flush", "close"]
     with pytest.raises(TaskFailure, match=r"derive it from penstock\.Sink"):
         UserSinkWriter(3, "mine")
+
+
+class Ledger(TwoPhaseSink):
+    """A two-phase sink that keeps numbers in memory."""
+
+    def __init__(self, committable: Any = None) -> None:
+        self.rows: list[int] = []
+        self.committable = committable
+        self.calls: list[Any] = []
+
+    @override
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch["id"].to_pylist()
+
+    @override
+    def prepare_commit(self, checkpoint_id: int) -> list[Any]:
+        rows, self.rows = self.rows, []
+        if self.committable is not None:
+            return [self.committable]
+        return [{"checkpoint": checkpoint_id, "rows": rows}] if rows else []
+
+    @override
+    def commit(self, committable: Any) -> None:
+        self.calls.append(("commit", committable))
+
+    @override
+    def abort(self, committable: Any) -> None:
+        self.calls.append(("abort", committable))
+
+
+def test_a_users_two_phase_sink() -> None:
+    sink = Ledger()
+    writer = UserSinkWriter(sink, "mine")
+    writer.open(context())
+    assert not writer.has_unprepared
+    assert writer.prepare_commit(1) == []
+    writer.write(batch(0, 2))
+    assert writer.has_unprepared
+    first = writer.prepare_commit(2)
+    assert writer.finish_prepared() is None
+    assert not writer.has_unprepared
+    other = Ledger()
+    UserSinkWriter(other, "mine").recover(first)
+    writer.commit(first)
+    writer.abort(first)
+    committable = {"checkpoint": 2, "rows": [0, 1]}
+    assert other.calls == [("commit", committable)]
+    assert sink.calls == [("commit", committable), ("abort", committable)]
+
+
+@pytest.mark.parametrize(
+    "committable", [b"\x00\xff", "text", 7, (1, [2, {"a": b"x"}]), dt.date(2024, 1, 2), 2**70]
+)
+def test_committables_come_back_as_what_they_were(committable: Any) -> None:
+    sink = Ledger(committable)
+    writer = UserSinkWriter(sink, "mine")
+    writer.commit(writer.prepare_commit(1))
+    ((_, found),) = sink.calls
+    assert found == committable
+    assert type(found) is type(committable)
+
+
+def test_committables_that_cannot_be_kept() -> None:
+    with pytest.raises(TaskFailure, match=r"prepare_commit returned a committable .*return bytes"):
+        UserSinkWriter(Ledger(object()), "mine").prepare_commit(1)
+
+    class Bare(Ledger):
+        @override
+        def prepare_commit(self, checkpoint_id: int) -> Any:
+            return b"not in a list"
+
+    with pytest.raises(TaskFailure, match="a bytes in the place of a list of committables"):
+        UserSinkWriter(Bare(), "mine").prepare_commit(1)
+
+
+def test_a_sink_that_is_neither_is_refused() -> None:
+    class Neither(Sink):
+        @override
+        def write(self, batch: pa.RecordBatch) -> None:
+            pass
+
+    with pytest.raises(TaskFailure, match="neither flush nor prepare_commit"):
+        UserSinkWriter(Neither(), "mine")
+
+
+def test_an_idempotent_sink_prepares_nothing() -> None:
+    writer = UserSinkWriter(Recording(), "mine")
+    writer.write(batch(0, 1))
+    assert not writer.has_unprepared
+    assert writer.prepare_commit(1) == []
