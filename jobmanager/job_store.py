@@ -1,9 +1,10 @@
-"""What survives the JobManager: the graphs of its jobs, its cluster id, and the leader epoch.
+"""What survives the JobManager: the graphs of its jobs, which of their attempt numbers may have been
+used, its cluster id, and the leader epoch.
 
 A graph is stored before its job is acknowledged and removed when the job has ended. A graph that is
 found at start belongs to a job that the last JobManager did not see to its end. Invariants: files
 appear complete or not at all; ``leader_epoch`` grows with each start; one JobManager uses the
-directory at a time.
+directory at a time; an attempt number is reserved before anything of it is deployed.
 """
 
 from __future__ import annotations
@@ -16,17 +17,24 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from penstock.errors import ConfigurationError, StoreCorrupt
+from penstock.errors import ConfigurationError, StoreCorrupt, StoreTransient
 from penstock.pb import graph_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedJob:
-    """A job of an earlier JobManager."""
+    """A job of an earlier JobManager.
+
+    Attributes:
+        first_attempt: every attempt number that may have been used is smaller.
+        is_cancelled: its user had cancelled it.
+    """
 
     job_id: str
     graph: graph_pb2.JobGraph
     submitted_at_ms: int
+    first_attempt: int = 0
+    is_cancelled: bool = False
 
 
 class JobStore:
@@ -71,9 +79,39 @@ class JobStore:
         """
         _write(self._path(job_id), graph.SerializeToString())
 
+    def reserve_attempts(self, job_id: str, end: int) -> None:
+        """Attempt numbers below ``end`` may be used from now on; when this returns, it is safe.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        path = self._attempts_path(job_id)
+        try:
+            _write(path, str(end).encode())
+        except OSError as error:
+            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
+    def note_cancellation(self, job_id: str) -> None:
+        """The job is not to be run again, however this JobManager ends.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        path = self._cancelled_path(job_id)
+        try:
+            if self._path(job_id).exists():
+                _write(path, b"")
+        except OSError as error:
+            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
     def remove(self, job_id: str) -> None:
         """The job has ended."""
-        self._path(job_id).unlink(missing_ok=True)
+        for path in (
+            self._path(job_id),
+            self._attempts_path(job_id),
+            self._cancelled_path(job_id),
+        ):
+            path.unlink(missing_ok=True)
 
     def unfinished(self) -> list[UnfinishedJob]:
         """Jobs that an earlier JobManager did not see to their end, oldest first."""
@@ -85,25 +123,43 @@ class JobStore:
             except DecodeError:
                 graph.name = f"unreadable graph {path}"
             submitted_at_ms = path.stat().st_mtime_ns // 1_000_000
-            found.append(UnfinishedJob(path.stem, graph, submitted_at_ms))
+            found.append(
+                UnfinishedJob(
+                    path.stem,
+                    graph,
+                    submitted_at_ms,
+                    _number(self._attempts_path(path.stem)),
+                    self._cancelled_path(path.stem).exists(),
+                )
+            )
         return sorted(found, key=lambda job: (job.submitted_at_ms, job.job_id))
 
     def _path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.pb"
 
+    def _attempts_path(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.attempts"
+
+    def _cancelled_path(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.cancelled"
+
 
 def _next_epoch(path: Path) -> int:
+    epoch = _number(path) + 1
+    _write(path, str(epoch).encode())
+    return epoch
+
+
+def _number(path: Path) -> int:
     try:
-        last = int(path.read_text(encoding="ascii"))
+        return int(path.read_text(encoding="ascii"))
     except FileNotFoundError:
-        last = 0
+        return 0
     except ValueError as error:
         raise StoreCorrupt(
-            f"{path} does not hold a number: write one there that is larger than any leader_epoch "
-            "in the logs"
+            f"{path} does not hold a number: write one there that is larger than any of its kind "
+            "(leader_epoch, attempt) in the logs"
         ) from error
-    _write(path, str(last + 1).encode())
-    return last + 1
 
 
 def _cluster_id(path: Path) -> str:

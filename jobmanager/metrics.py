@@ -7,14 +7,44 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from common.metrics import AttemptMetricsCollector
+from jobmanager.dispatcher.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.scheduler.cluster_runner import ClusterRunner, SlotCounts
+
+_JOB_LABELS = ("job_id", "job_name")
+_Numbers = tuple[tuple[str, str, Callable[[JobCheckpointNumbers], float]], ...]
+_COUNTERS: _Numbers = (
+    ("restarts", "Restarts of a job.", lambda job: job.restarts),
+    (
+        "checkpoints_completed",
+        "Completed checkpoints.",
+        lambda job: job.checkpoints.completed,
+    ),
+    ("checkpoints_failed", "Failed checkpoints.", lambda job: job.checkpoints.failed),
+)
+_GAUGES: _Numbers = (
+    (
+        "last_checkpoint_duration_seconds",
+        "From the trigger of the last completed checkpoint to its end.",
+        lambda job: job.checkpoints.last_duration_ms / 1000,
+    ),
+    (
+        "last_checkpoint_state_bytes",
+        "Size of all state of the last completed checkpoint.",
+        lambda job: job.checkpoints.last_state_bytes,
+    ),
+    (
+        "last_checkpoint_uploaded_bytes",
+        "What was written for the last completed checkpoint.",
+        lambda job: job.checkpoints.last_uploaded_bytes,
+    ),
+)
 
 
 class ClusterCollector(Collector):
@@ -51,10 +81,51 @@ class ClusterCollector(Collector):
             yield GaugeMetricFamily(f"penstock_jobmanager_{name}", help_text, value=value)
 
 
+class CheckpointCollector(Collector):
+    """Checkpoints and restarts of the jobs that run.
+
+    Args:
+        jobs: the current numbers.
+        now_ms: the wall clock.
+    """
+
+    def __init__(
+        self, jobs: Callable[[], Iterable[JobCheckpointNumbers]], now_ms: Callable[[], int]
+    ) -> None:
+        self._jobs = jobs
+        self._now_ms = now_ms
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """The families."""
+        jobs = tuple(self._jobs())
+        for name, help_text, count in _COUNTERS:
+            counter = CounterMetricFamily(f"penstock_job_{name}", help_text, labels=_JOB_LABELS)
+            for job in jobs:
+                counter.add_metric((job.job_id, job.name), count(job))
+            yield counter
+        taking = [job for job in jobs if job.checkpoints.safe_since_ms]
+        for name, help_text, value in _GAUGES:
+            gauge = GaugeMetricFamily(f"penstock_job_{name}", help_text, labels=_JOB_LABELS)
+            for job in taking:
+                gauge.add_metric((job.job_id, job.name), value(job))
+            yield gauge
+        at_risk = GaugeMetricFamily(
+            "penstock_job_work_at_risk_seconds",
+            "Work that a failure now would repeat: time since the last checkpoint was triggered.",
+            labels=_JOB_LABELS,
+        )
+        for job in taking:
+            at_risk_ms = max(0, self._now_ms() - job.checkpoints.safe_since_ms)
+            at_risk.add_metric((job.job_id, job.name), at_risk_ms / 1000)
+        yield at_risk
+
+
 def build_registry(dispatcher: DispatcherRunner, cluster: ClusterRunner) -> CollectorRegistry:
     """All metrics of the JobManager."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     registry.register(ClusterCollector(lambda: dispatcher.counts, lambda: cluster.counts))
+    registry.register(CheckpointCollector(dispatcher.checkpoint_numbers, dispatcher.now_ms))
     registry.register(AttemptMetricsCollector(dispatcher.recent_metrics))
     return registry

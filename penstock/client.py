@@ -34,6 +34,7 @@ from penstock.protocol import (
 _CONNECT_TIMEOUT_S = 5.0
 _CALL_TIMEOUT_S = 30.0
 _UPLOAD_TIMEOUT_S = 600.0
+_CHECKPOINT_TIMEOUT_S = 600.0
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_SIZE_MAX_BYTES),
@@ -193,6 +194,27 @@ class Client:
     def cancel(self, job_id: str) -> None:
         """Begins to cancel a job; harmless for one that has ended."""
         self._call(lambda stub: stub.CancelJob, client_pb2.CancelJobRequest(job_id=job_id))
+
+    def checkpoint(self, job_id: str, timeout_s: float | None = None) -> int:
+        """Takes a checkpoint of a job now; returns its id when it is complete.
+
+        Args:
+            timeout_s: how long to wait at most; None = ten minutes.
+
+        Raises:
+            JobRejected: the job takes none, or has ended.
+            CheckpointAborted: it began and did not complete; the job runs on.
+            StreamError: it could not begin.
+        """
+        request = client_pb2.TriggerCheckpointRequest(job_id=job_id)
+        timeout_s = _CHECKPOINT_TIMEOUT_S if timeout_s is None else timeout_s
+        answer = self._call(lambda stub: stub.TriggerCheckpoint, request, timeout_s=timeout_s)
+        return answer.checkpoint_id
+
+    def checkpoints(self, job_id: str) -> client_pb2.ListCheckpointsResponse:
+        """The last checkpoints of a job, the newest first."""
+        request = client_pb2.ListCheckpointsRequest(job_id=job_id)
+        return self._call(lambda stub: stub.ListCheckpoints, request)
 
     def fetch_results(self, job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Rows of a collect sink as (subtask index, batch), in order per subtask.

@@ -38,6 +38,10 @@ def _off(value: object) -> object:
     return "off" if value is False else value  # YAML reads a plain off as false
 
 
+def _none_as_zero(value: object) -> object:
+    return 0 if value is False or value in ("none", "off", "disabled") else value
+
+
 def _as_value_error(parse: Any, value: object) -> object:
     try:
         return parse(value)
@@ -48,6 +52,8 @@ def _as_value_error(parse: Any, value: object) -> object:
 DurationMs = Annotated[
     int, BeforeValidator(_duration), Field(json_schema_extra={"type": "duration"})
 ]
+IntervalMs = Annotated[DurationMs, BeforeValidator(_none_as_zero)]
+"""A duration, or ``none`` (0)."""
 SizeBytes = Annotated[int, BeforeValidator(_size), Field(json_schema_extra={"type": "size"})]
 RestartStrategyType = Literal[
     "none",
@@ -64,6 +70,10 @@ Count = Annotated[int, BeforeValidator(_count_or_infinite), Field(ge=-1)]
 """A number, or ``infinite`` (-1)."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 MetricsPort = Annotated[int, Field(ge=-1, le=65535)]
+
+
+DEFAULT_CHECKPOINT_INTERVAL_MS = 10_000
+"""Committing sinks need checkpoints: they are on unless they are turned off."""
 
 
 class Configuration(BaseModel):
@@ -120,11 +130,11 @@ class Configuration(BaseModel):
         description="Result partition type of exchanges that set none.",
     )
 
-    # -- checkpoints (validated from now on, in force with checkpointing)
-    execution_checkpointing_interval_ms: DurationMs | None = Field(
+    # -- checkpoints
+    execution_checkpointing_interval_ms: IntervalMs | None = Field(
         None,
         alias="execution.checkpointing.interval",
-        description="Time between the starts of two checkpoints.",
+        description="Time between the starts of two checkpoints; `none` takes none, and output is committed when the job has finished. By default 10 s.",
     )
     execution_checkpointing_mode: Literal["exactly-once", "at-least-once"] = Field(
         "exactly-once", alias="execution.checkpointing.mode", description="Guarantee of the state."
@@ -158,6 +168,11 @@ class Configuration(BaseModel):
     execution_checkpointing_dir: str = Field(
         "", alias="execution.checkpointing.dir", description="Root directory of the checkpoints."
     )
+    execution_checkpointing_jobmanager_max_bytes: SizeBytes = Field(
+        5 * 1024 * 1024,
+        alias="execution.checkpointing.jobmanager.max-size",
+        description="Size of all retained checkpoints of a job in storage `jobmanager`.",
+    )
     execution_checkpointing_incremental: bool = Field(
         True, alias="execution.checkpointing.incremental", description="Upload only what changed."
     )
@@ -188,9 +203,9 @@ class Configuration(BaseModel):
         None, alias="restart-strategy.type", description="When a failed job is restarted."
     )
     restart_strategy_fixed_delay_attempts: Count = Field(
-        1,
+        -1,
         alias="restart-strategy.fixed-delay.attempts",
-        description="Restarts before the job fails.",
+        description="Restarts before the job fails; `infinite` for no limit.",
     )
     restart_strategy_fixed_delay_delay_ms: DurationMs = Field(
         1000,
@@ -372,6 +387,13 @@ class Configuration(BaseModel):
         if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
             raise ValueError("heartbeat.timeout must be longer than heartbeat.interval")
         return self
+
+    @property
+    def checkpoint_interval_ms(self) -> int | None:
+        """Time between the starts of two checkpoints, None = checkpointing is off."""
+        if self.execution_checkpointing_interval_ms is None:
+            return DEFAULT_CHECKPOINT_INTERVAL_MS
+        return self.execution_checkpointing_interval_ms or None
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Configuration:

@@ -44,7 +44,9 @@ STATUS_BY_CLASS: Final[dict[type[StreamError], grpc.StatusCode]] = {
     errors.ProtocolMismatch: _Status.FAILED_PRECONDITION,
     errors.Fenced: _Status.FAILED_PRECONDITION,
     errors.Unauthenticated: _Status.UNAUTHENTICATED,
+    errors.CheckpointAborted: _Status.ABORTED,
     errors.StoreTransient: _Status.UNAVAILABLE,
+    errors.StoreFull: _Status.RESOURCE_EXHAUSTED,
     errors.StoreNotFound: _Status.NOT_FOUND,
     errors.StoreCorrupt: _Status.DATA_LOSS,
     errors.Unrecoverable: _Status.INTERNAL,
@@ -61,7 +63,15 @@ CLASS_BY_STATUS: Final[dict[grpc.StatusCode, type[StreamError]]] = {
 """Status code -> class where the other side named none; else ``StreamError``."""
 
 _CLASS_BY_NAME: Final = {cls.__name__: cls for cls in STATUS_BY_CLASS}
-_FIELD_NAMES: Final = ("job_id", "cause", "vertex", "subtask_index", "operator", "row")
+_FIELD_NAMES: Final = (
+    "job_id",
+    "cause",
+    "vertex",
+    "subtask_index",
+    "operator",
+    "row",
+    "checkpoint_id",
+)
 _MESSAGE_BYTES_MAX: Final = 4096
 _TRACEBACK_CHARACTERS_MAX: Final = 12_000
 
@@ -81,6 +91,8 @@ def status_of(error: StreamError) -> ErrorStatus:
     """The status that carries ``error`` to the caller."""
     listed = next(cls for cls in type(error).__mro__ if cls in STATUS_BY_CLASS)
     fields = {name: getattr(error, name) for name in _FIELD_NAMES if getattr(error, name, None)}
+    if isinstance(error, errors.CheckpointAborted):
+        fields["reason"] = _shortened(error.reason)
     traceback = getattr(error, "user_traceback", "")
     if traceback:
         # The end of a traceback says most.
@@ -108,8 +120,12 @@ def error_from_status(
         origin = f" ({name})" if name else ""
         fallback = CLASS_BY_STATUS.get(code, StreamError)
         return fallback(f"{code.name}{origin}: {details or 'no details'}")
+    fields = json.loads(_text(by_key.get(ERROR_FIELDS_KEY, "")) or "{}")
+    if issubclass(cls, errors.CheckpointAborted):
+        # Its message is made of its fields.
+        return cls(fields.get("checkpoint_id", 0), fields.get("reason", details))
     error = cls(details)
-    for key, value in json.loads(_text(by_key.get(ERROR_FIELDS_KEY, "")) or "{}").items():
+    for key, value in fields.items():
         if hasattr(error, key):
             setattr(error, key, value)
     return error
@@ -123,11 +139,6 @@ def error_from_rpc(error: grpc.RpcError) -> StreamError:
     """
     call: Any = error
     return error_from_status(call.code(), call.details() or "", call.trailing_metadata() or ())
-
-
-def named_error(class_name: str, message: str) -> StreamError:
-    """An error of the class of that name, ``StreamError`` where the name is unknown."""
-    return _CLASS_BY_NAME.get(class_name, StreamError)(message)
 
 
 class ErrorServerInterceptor(grpc.aio.ServerInterceptor):

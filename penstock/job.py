@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from penstock.collected import CollectedRows
 from penstock.errors import JobCanceled, JobFailed, StreamError
+from penstock.job_checkpoints import Checkpoint, checkpoint_of
 from penstock.job_metrics import job_metrics
 from penstock.pb import client_pb2
 
@@ -41,6 +42,12 @@ class JobClient(Protocol):
 
     def cancel(self, job_id: str) -> None:
         """Begins to cancel a job."""
+
+    def checkpoint(self, job_id: str, timeout_s: float | None = None) -> int:
+        """Takes a checkpoint; its id."""
+
+    def checkpoints(self, job_id: str) -> client_pb2.ListCheckpointsResponse:
+        """The last checkpoints of a job."""
 
     def fetch_results(self, job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Rows of a collect sink."""
@@ -118,6 +125,26 @@ class JobHandle:
     def cancel(self) -> None:
         """Begins to cancel the job; ``wait`` tells when it has ended. Harmless when it has."""
         self._client.cancel(self._job_id)
+
+    def checkpoint(self, timeout: float | None = None) -> int:
+        """Takes a checkpoint now and waits until it is complete.
+
+        Args:
+            timeout: seconds at most; None = ten minutes.
+
+        Returns:
+            The checkpoint's id.
+
+        Raises:
+            JobRejected: the job takes no checkpoints, or has ended.
+            CheckpointAborted: it began and did not complete; the job runs on.
+            StreamError: it could not begin: the job is not running.
+        """
+        return self._client.checkpoint(self._job_id, timeout)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The last checkpoints, the newest first; pending and failed ones too."""
+        return [checkpoint_of(one) for one in self._client.checkpoints(self._job_id).checkpoints]
 
     def wait(
         self, timeout: float | None = None, *, on_progress: ProgressCallback | None = None

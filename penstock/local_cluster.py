@@ -38,6 +38,7 @@ from penstock.user_code import OWN_PACKAGES
 
 DEFAULT_PORT = 6123
 _PORT_KEY = "jobmanager.rpc.port"
+_CHECKPOINTS_KEY = "execution.checkpointing.dir"
 _START_DEADLINE_S = 60.0
 _STOP_DEADLINE_S = 10.0
 _POLL_S = 0.02
@@ -213,6 +214,8 @@ class LocalCluster:
             options["taskmanager.numberOfTaskSlots"] = str(slots)
         if _PORT_KEY not in options:
             self.configure({})
+        if not self.configuration().execution_checkpointing_dir:
+            options.setdefault(_CHECKPOINTS_KEY, str(self.directory / "checkpoints"))
         deadline = time.monotonic() + _START_DEADLINE_S
         spawn = functools.partial(
             self._spawn, environment=environment, descriptors=pass_descriptors

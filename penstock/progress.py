@@ -1,4 +1,4 @@
-"""Live progress of a job for people: rows per second, watermark, restarts.
+"""Live progress of a job for people: rows per second, watermark, last checkpoint, restarts.
 
 On a terminal one line is redrawn; elsewhere a line is written at every change of the job's state and
 every few seconds.
@@ -76,6 +76,10 @@ class ProgressDisplay:
         if watermark_ms is not None:
             clock = time.gmtime(watermark_ms / 1000)
             parts.append(f"watermark {time.strftime('%Y-%m-%d %H:%M:%S', clock)}")
+        if details.last_checkpoint_id:
+            completed = time.gmtime(details.last_checkpoint_at_ms / 1000)
+            clock_time = time.strftime("%H:%M:%S", completed)
+            parts.append(f"checkpoint {details.last_checkpoint_id} at {clock_time}")
         if details.summary.restarts:
             parts.append(f"{details.summary.restarts} restarts")
         return "  ".join(parts)

@@ -1,5 +1,8 @@
 """Takes jobs in, runs one actor per job, answers questions about them.
 
+A JobManager that stops suspends the jobs that its successor can go on with, and fails the others; one
+that starts goes on with what it finds (``recovery.py``).
+
 Invariants: a job that was acknowledged is stored; submitting a job id again changes nothing; a bug
 in one job's actor ends that job only (quarantine: it fails, its story is logged, its slots are
 freed); at most ``jobmanager.retained-jobs`` ended jobs are kept, those that ended first go first.
@@ -8,7 +11,6 @@ freed); at most ``jobmanager.retained-jobs`` ended jobs are kept, those that end
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -19,29 +21,28 @@ from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher.admission import CodeStamp, admission_problem
+from jobmanager.dispatcher.checkpoint_gauges import JobCheckpointNumbers
+from jobmanager.dispatcher.job_description import JobDescription, describe
 from jobmanager.dispatcher.job_master_runner import (
-    JobDescription,
     JobMasterRunner,
     free_slots,
     quarantine_cause,
 )
+from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_state import JobState
+from jobmanager.dispatcher.recovery import JobEndedError, cause_of_end, recovered
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.graph.job_plan import plan_problem
-from jobmanager.job_store import JobStore
+from jobmanager.job_store import JobStore, UnfinishedJob
 from jobmanager.results.results_store import ResultsStore
-from jobmanager.rpc.graph_convert import event_of, plan_of
+from jobmanager.rpc.graph_convert import cause_of_error, event_of
 from jobmanager.rpc.job_record import JobRecord
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from penstock.config import Configuration
-from penstock.errors import JobNotFound, JobRejected
-from penstock.graph import validate
+from penstock.errors import JobNotFound, JobRejected, StoreTransient, StreamError
 from penstock.pb import client_pb2, graph_pb2
 
-_JOB_ID = re.compile(r"[0-9a-f]{32}")
-_OWN_SETTINGS = ("jobmanager.", "taskmanager.", "security.", "log.")
 _METRICS_AFTER_END_MS = 60_000
+_OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
 _STOP_TIMEOUT_S = 2.0
 _ABANDON_TIMEOUT_S = 1.0
 
@@ -93,39 +94,44 @@ class DispatcherRunner:
 
     async def run(self, started: asyncio.Event) -> None:
         """Runs the actors until it is cancelled."""
-        self._bury_unfinished()
-        await self._artifacts.sweep(frozenset())
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            for unfinished in self._store.unfinished():
+                self._recover(unfinished)
+            self._evict()
+            in_use = (job.record.artifact_ids for job in self._jobs.values())
+            await self._artifacts.sweep(frozenset().union(*in_use))
             started.set()
             await asyncio.Event().wait()
 
-    def _bury_unfinished(self) -> None:
-        """Jobs of a JobManager that was killed have failed; clients get a clear answer."""
-        for unfinished in self._store.unfinished():
-            record = JobRecord(
-                unfinished.job_id, unfinished.graph, None, unfinished.submitted_at_ms
-            )
-            now_ms = self._clock.now_ms()
-            record.failure = FailureCause(
-                "Unrecoverable",
-                "the JobManager ended while the job ran, and the job ended with it: submit it again",
-                timestamp_ms=now_ms,
-            )
-            record.enter(JobState.FAILED, now_ms)
-            self._jobs[unfinished.job_id] = _Job(record, None)
-            self._store.remove(unfinished.job_id)
-            self._log.warning("job.lost", job_id=unfinished.job_id)
-        self._evict()
+    def _recover(self, unfinished: UnfinishedJob) -> None:
+        """Goes on with a job of an earlier JobManager, or tells how it has ended."""
+        job_id, graph, now_ms = unfinished.job_id, unfinished.graph, self._clock.now_ms()
+        try:
+            job = recovered(unfinished, self._config, self._artifacts)
+        except JobEndedError as end:
+            record = JobRecord(job_id, graph, None, unfinished.submitted_at_ms)
+            record.failure = cause_of_end(end, now_ms)
+            record.enter(end.state, now_ms)
+            self._jobs[job_id] = _Job(record, None)
+            self._store.remove(job_id)
+            self._log.warning("job.lost", job_id=job_id, state=end.state.name, reason=str(end))
+            return
+        options = job.options(unfinished.first_attempt, is_recovered=True)
+        record = self._begin(job, unfinished.submitted_at_ms, options)
+        record.enter(JobState.RESTARTING, now_ms)
+        self._log.info("job.recovered", job_id=job_id, name=graph.name)
 
     async def stop(self) -> None:
-        """Fails what still runs, and waits a few seconds until it has ended."""
+        """Suspends or fails what still runs, and waits a few seconds until it has ended."""
         self._stopping = True
         cause = FailureCause(
             "Unrecoverable", "JobManager stopped", timestamp_ms=self._clock.now_ms()
         )
         for job in self._jobs.values():
-            if job.runner is not None:
+            if job.runner is not None and job.runner.outlives_jobmanager:
+                job.runner.post(m.SuspendRequested())
+            elif job.runner is not None:
                 job.runner.post(m.FailureRequested(cause))
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
@@ -157,51 +163,35 @@ class DispatcherRunner:
             return
         if self._stopping:
             raise JobRejected("the JobManager is stopping: submit the job to its successor")
-        job = self._describe(job_id, graph)
+        job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
         self._store.save(job_id, graph)
+        self._begin(job, self._clock.now_ms(), job.options())
+        self._log.info("job.accepted", job_id=job_id, name=graph.name)
+        if job.settings.warning:
+            self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
+
+    def _begin(self, job: JobDescription, submitted_at_ms: int, options: JobOptions) -> JobRecord:
+        job_id = job.job_id
         runner = JobMasterRunner(
             job,
             self._cluster,
             self._store.leader_epoch,
             self._clock,
             lambda state: self._publish(job_id, state),
+            self._store,
+            self._results,
+            options,
         )
-        record = JobRecord(job_id, graph, runner.master, self._clock.now_ms())
+        record = JobRecord(
+            job_id, job.graph, runner.master, submitted_at_ms, job.checkpoint_directory
+        )
         self._jobs[job_id] = _Job(record, runner)
-        self._results.open(job_id, record.collect_limits)
+        self._results.open(job_id, record.collect_limits, job.settings.checkpoints is not None)
         self._idle.clear()
         self._count()
-        self._log.info("job.accepted", job_id=job_id, name=graph.name)
-        assert self._tasks is not None, "jobs are submitted while the dispatcher runs"
+        assert self._tasks is not None, "jobs are run while the dispatcher runs"
         self._tasks.create_task(self._supervise(job_id, runner))
-
-    def _describe(self, job_id: str, graph: graph_pb2.JobGraph) -> JobDescription:
-        if not _JOB_ID.fullmatch(job_id):
-            raise JobRejected(f"{job_id[:80]!r} is no job id: it must be 32 lower-case hex digits")
-        plan = plan_of(graph)
-        problem = plan_problem(plan)
-        if problem is not None:
-            raise JobRejected(f"job {graph.name!r}: {problem}")
-        validate(graph)
-        config = self._config.merged(dict(graph.config))
-        missing = set(self._artifacts.missing(artifact.id for artifact in graph.artifacts))
-        names = [f"{a.name} ({a.id})" for a in graph.artifacts if a.id in missing]
-        if names:
-            raise JobRejected(
-                f"job {graph.name!r} names artifacts that were not uploaded: {', '.join(names)}"
-            )
-        stamp = CodeStamp(
-            graph.python_version, graph.cloudpickle_version, tuple(graph.requirements)
-        )
-        refusal = admission_problem(stamp, self._cluster.facts())
-        if refusal is not None:
-            raise refusal
-        shared = {
-            key: value
-            for key, value in self._config.to_mapping().items()
-            if not key.startswith(_OWN_SETTINGS)
-        }
-        return JobDescription(job_id, graph, plan, stamp, config, shared | dict(graph.config))
+        return record
 
     async def _supervise(self, job_id: str, runner: JobMasterRunner) -> None:
         """Runs a job's actor; whatever goes wrong in it stays in here."""
@@ -237,10 +227,10 @@ class DispatcherRunner:
             "job.state_changed",
             job_id=job_id,
             state=state.name,
-            reason=record.failure.message if record.failure else "",
+            reason=record.failure.message if record.failure and state in _OF_FAILURES else "",
         )
         if record.ended:
-            self._results.end(job_id)
+            self._results.end(job_id, state is JobState.FINISHED)
             self._store.remove(job_id)
         self._count()
 
@@ -305,7 +295,48 @@ class DispatcherRunner:
         """Begins to cancel a job; harmless for one that is ending or has ended."""
         job = self._find(job_id)
         if job.runner is not None:
+            try:
+                self._store.note_cancellation(job.record.job_id)
+            except StoreTransient as error:
+                # It is cancelled all the same; only a JobManager that dies now would run it again.
+                self._log.warning("job.cancellation_not_stored", reason=str(error))
             job.runner.post(m.CancelRequested())
+
+    def fail(self, job_id: str, error: StreamError) -> None:
+        """Fails a job for a reason that lies outside of its tasks."""
+        job = self._jobs.get(job_id)
+        if job is not None and job.runner is not None:
+            job.runner.post(m.FailureRequested(cause_of_error(error, self._clock.now_ms())))
+
+    async def checkpoint(self, job_id: str) -> int:
+        """Takes a checkpoint of a job now; returns its id when it is complete.
+
+        Raises:
+            JobNotFound: there is no such job.
+            JobRejected: it takes none, or has ended.
+            StreamError: it could not be taken.
+        """
+        job = self._find(job_id)
+        if job.runner is None:
+            raise JobRejected(f"job {job.record.job_id} has ended: {job.record.state.name}")
+        return await job.runner.checkpoints.request()
+
+    def now_ms(self) -> int:
+        """The wall clock."""
+        return self._clock.now_ms()
+
+    def checkpoint_numbers(self) -> tuple[JobCheckpointNumbers, ...]:
+        """Checkpoints and restarts of jobs that run; any thread may ask."""
+        return tuple(
+            JobCheckpointNumbers(
+                job.record.job_id,
+                job.record.name,
+                runner.master.restarts,
+                runner.checkpoints.gauges.numbers,
+            )
+            for job in tuple(self._jobs.values())
+            if (runner := job.runner) is not None
+        )
 
     # ------------------------------------------------------------ reports of TaskManagers
 

@@ -1,13 +1,17 @@
 """The machine of one job: events in, effects out.
 
-    CREATED -> slots -> slot processes -> attempts -> RUNNING -> end of data everywhere -> commit
-    -> FINISHED; any failure: FAILING -> all attempts over -> FAILED; a cancellation likewise.
+    CREATED -> prepared -> slots -> slot processes -> attempts -> RUNNING -> end of data everywhere ->
+    commit, or final checkpoint -> FINISHED
+    a failure that may be mended: RESTARTING -> all attempts over -> slots freed -> delay -> prepared ...
+    any other failure: FAILING -> all attempts over -> FAILED; a cancellation likewise; a JobManager that
+    stops: SUSPENDED
 
 Invariants (``check``):
-- a job reaches exactly one terminal state, when every attempt is over;
+- a job reaches at most one terminal state, when every attempt is over;
 - nothing is deployed before every slot process of the job listens;
 - each granted slot is freed exactly once, unless it is lost with its TaskManager;
-- output is committed once, and only when every attempt has finished or waits for the commit;
+- without checkpoints output is committed once, and only when every attempt has finished or waits for it;
+- failures that come before a restart's next attempts begin belong to that restart;
 - reports for attempts that are unknown, not current, or already further are dropped and counted.
 
 Source: Flink, JobMaster, DefaultScheduler and ExecutionGraph; the commit at the end of the data is
@@ -20,26 +24,38 @@ from collections import deque
 from collections.abc import Iterable
 from typing import assert_never
 
+from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher.job_state import ACTIVE, ENDING, TRANSITIONS, JobState, is_terminal
+from jobmanager.dispatcher.checkpoint_wiring import (
+    CheckpointWiring,
+    Coordinator,
+    FailJob,
+    WiredEffect,
+)
+from jobmanager.dispatcher.job_causes import no_slots, of_attempt, told
+from jobmanager.dispatcher.job_options import FORWARD, JobOptions, Phase
+from jobmanager.dispatcher.job_state import ENDING, TRANSITIONS, JobState, is_terminal
+from jobmanager.dispatcher.slot_lease import SlotLease
+from jobmanager.dispatcher.source_splits import SourceSplits
 from jobmanager.failover.failure_cause import FailureCause, more_telling
+from jobmanager.failover.restart_strategy import RestartStrategy
 from jobmanager.graph.execution_attempt import (
     ON_TASKMANAGER,
     REPORTABLE,
     AttemptKey,
     AttemptState,
     ExecutionAttempt,
-    SubtaskId,
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.scheduler.deployment import Endpoint, TaskPlan, plan_deployments
+from jobmanager.scheduler.deployment import TaskPlan, plan_deployments
 from jobmanager.scheduler.placement import place, slots_needed
 from jobmanager.scheduler.slots import Slot
-from jobmanager.scheduler.split_assigner import SplitAssigner
 from penstock.errors import InvariantViolation
 
 _STORY_LENGTH = 64
+_DAMAGED = ("StoreCorrupt", "StoreNotFound")
+"""A task that fails so has found its checkpoint damaged: an older one is tried."""
 
 
 class JobMaster:
@@ -47,58 +63,88 @@ class JobMaster:
 
     Args:
         plan: shape of the job; ``plan_problem(plan)`` is None.
+        options: how it is run.
     """
 
-    def __init__(self, plan: JobPlan) -> None:
+    def __init__(self, plan: JobPlan, options: JobOptions | None = None) -> None:
         self.plan = plan
-        self.graph = ExecutionGraph(plan)
-        self.state = JobState.CREATED
+        self.options = options or JobOptions()
+        self.graph = ExecutionGraph(plan, self.options.first_attempt)
+        self.state = JobState.RESTARTING if self.options.is_recovered else JobState.CREATED
         self.failure: FailureCause | None = None
         self.dropped_events = 0
+        self.restored_checkpoint_id = 0
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        self._waits_for_slots = False
-        self._slots: tuple[Slot, ...] = ()
-        self._freed = False
-        self._lost_taskmanagers: set[str] = set()
-        self._allocating: set[str] = set()
-        self._endpoint_of_slot: dict[str, Endpoint] = {}
-        self._deployed = False
+        self._phase = Phase.NEW
+        self._now_ms = 0
+        self._strategy = RestartStrategy(
+            self.options.restart, is_recovered=self.options.is_recovered
+        )
+        self._restart_delay_ms = 0
+        self._lease = SlotLease()
+        self._splits = SourceSplits(plan)
+        self._wiring = (
+            CheckpointWiring(self.options.coordinator, self.graph)
+            if self.options.coordinator is not None
+            else None
+        )
+        self._unusable: set[int] = set()
         self._committed = False
-        self._assigners = {
-            (vertex.id, uid): SplitAssigner(vertex.parallelism)
-            for vertex in plan.vertices
-            for uid in vertex.source_uids
-        }
+        self._all_started = False
         self._effects: list[m.JobEffect] = []
 
     @property
     def ended(self) -> bool:
-        """True when the job has reached a terminal state."""
-        return is_terminal(self.state)
+        """True when the job has reached its end, here at least."""
+        return self._phase is Phase.ENDED
 
-    def step(self, event: m.JobEvent) -> list[m.JobEffect]:
+    @property
+    def attempt(self) -> int:
+        """Number of the current attempts."""
+        return self.graph.attempt
+
+    @property
+    def restarts(self) -> int:
+        """How often the job has been restarted here; going on after another JobManager is one."""
+        return self._strategy.restarts + self.options.is_recovered
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """For views; None where the job takes no checkpoints, or before HEAD is known."""
+        return self._wiring.coordinator if self._wiring is not None else None
+
+    def step(self, event: m.JobEvent, now_ms: int = 0) -> list[m.JobEffect]:
         """Takes one event and returns what is to be done, in order.
+
+        Args:
+            event: what has happened.
+            now_ms: the wall clock.
 
         Raises:
             InvariantViolation: our bug; carries the last events.
         """
-        self.story.append(_told(event))
+        self.story.append(told(event))
         self._effects = []
+        self._now_ms = now_ms
         try:
             self._handle(event)
         except InvariantViolation as error:
             raise InvariantViolation(f"{error}; story: {' | '.join(self.story)}") from error
         return self._effects
 
-    def _handle(self, event: m.JobEvent) -> None:
+    def _handle(self, event: m.JobEvent) -> None:  # noqa: C901 - one case per event
         match event:
             case m.JobStarted():
                 self._start()
+            case m.StartPrepared() | m.StartNotPrepared():
+                self._take_preparation(event)
+            case m.RestartDue():
+                self._restart(event)
             case m.SlotsGranted():
                 self._take_slots(event.slots)
             case m.SlotsRefused():
-                self._waits_for_slots = False
-                self._fail_if_active(_no_slots(event))
+                self._lease.waits = False
+                self._fail(no_slots(event))
             case m.SlotsAllocated():
                 self._take_endpoints(event)
             case m.AttemptReported():
@@ -107,71 +153,111 @@ class JobMaster:
                 self._assign_splits(event)
             case m.EndOfDataReported():
                 self._take_end_of_data(event.key)
+            case m.FinalCheckpointDue():
+                self._retry_final(event)
             case m.CallFailed():
                 self._take_failed_call(event)
             case m.TaskManagerLost():
                 self._lose_taskmanager(event)
             case m.CancelRequested():
-                if self.state in ACTIVE:
-                    self._end_attempts(JobState.CANCELLING)
+                if self.state not in ENDING and not self.ended:
+                    self._stop(JobState.CANCELLING)
+            case m.SuspendRequested():
+                if self.state not in ENDING and not self.ended:
+                    self._stop(JobState.SUSPENDED)
             case m.FailureRequested():
-                self._fail_if_active(event.cause)
+                self._fail(event.cause)
             case m.CancellationOverdue():
-                self._end_overdue()
+                self._end_overdue(event)
+            case (
+                c.TimeReached()
+                | c.CheckpointRequested()
+                | c.AckReceived()
+                | c.DeclineReceived()
+                | c.CheckpointStored()
+                | c.CheckpointNotStored()
+                | c.FilesDeleted()
+            ):
+                self._take_checkpoint_event(event)
             case _:
                 assert_never(event)
 
-    # ------------------------------------------------------------ slots and deployment
+    # ------------------------------------------------------------ the beginning of an attempt
 
     def _start(self) -> None:
-        if self.state is not JobState.CREATED:
+        if self._phase is not Phase.NEW:
             self.dropped_events += 1  # cancelled before it began
             return
+        self._prepare()
+
+    def _prepare(self) -> None:
         for attempt in self.graph.current():
             attempt.become(AttemptState.SCHEDULED)
-        self._waits_for_slots = True
-        self._effects.append(m.RequestSlots(slots_needed(self.plan)))
+        if self.options.survives:
+            self._phase = Phase.PREPARING
+            self._effects.append(m.PrepareStart(self.attempt, tuple(sorted(self._unusable))))
+        else:
+            self._request_slots()
+
+    def _take_preparation(self, event: m.StartPrepared | m.StartNotPrepared) -> None:
+        if self._phase is not Phase.PREPARING or event.attempt != self.attempt:
+            self.dropped_events += 1
+            return
+        if isinstance(event, m.StartNotPrepared):
+            self._fail(event.cause)
+            return
+        if self._wiring is not None:
+            self._wiring.open(event)
+        self.restored_checkpoint_id = event.restored.checkpoint_id if event.restored else 0
+        self._splits = SourceSplits(self.plan, event.restored)
+        self._request_slots()
+
+    def _request_slots(self) -> None:
+        self._phase = Phase.SCHEDULING
+        self._effects += self._lease.request(slots_needed(self.plan))
 
     def _take_slots(self, slots: tuple[Slot, ...]) -> None:
-        if self._slots:
-            raise InvariantViolation("slots were granted twice")
-        self._slots = slots
-        if not self._waits_for_slots or self.state is not JobState.CREATED:
-            self._free_slots()  # the request was withdrawn while the grant was on its way
+        if not self._lease.waits and self._phase is not Phase.SCHEDULING:
+            # The request was withdrawn while the grant was on its way.
+            stray = SlotLease()
+            stray.take(slots)
+            self._effects += stray.free()
             return
-        self._waits_for_slots = False
+        self._lease.take(slots)
         for subtask, slot in place(self.plan, slots).items():
             attempt = self.graph.current_of(subtask)
             attempt.slot_id, attempt.taskmanager_id = slot.slot_id, slot.taskmanager_id
-        for taskmanager_id, own in _by_taskmanager(slots).items():
-            self._allocating.add(taskmanager_id)
-            self._effects.append(
-                m.AllocateSlots(taskmanager_id, tuple(slot.slot_id for slot in own))
-            )
+        self._effects += self._lease.allocate()
 
     def _take_endpoints(self, event: m.SlotsAllocated) -> None:
-        if self.state is not JobState.CREATED or event.taskmanager_id not in self._allocating:
+        if (
+            self._phase is not Phase.SCHEDULING
+            or event.attempt != self.attempt
+            or not self._lease.note_endpoints(event.taskmanager_id, event.endpoints)
+        ):
             self.dropped_events += 1
             return
-        self._allocating.remove(event.taskmanager_id)
-        self._endpoint_of_slot |= {endpoint.slot_id: endpoint for endpoint in event.endpoints}
-        if not self._allocating:
+        if self._lease.all_listen:
             self._deploy()
 
     def _deploy(self) -> None:
-        missing = {slot.slot_id for slot in self._slots} - self._endpoint_of_slot.keys()
+        missing = self._lease.without_address
         if missing:
-            message = f"slots {', '.join(sorted(missing))} were allocated without an address"
-            self._fail_if_active(FailureCause("StreamError", message))
+            message = f"slots {', '.join(missing)} were allocated without an address"
+            self._fail(FailureCause("StreamError", message))
             return
-        self._deployed = True
+        self._phase = Phase.DEPLOYED
         tasks: dict[str, list[TaskPlan]] = {}
-        for task in plan_deployments(self.graph, self._endpoint_of_slot):
+        for task in plan_deployments(self.graph, self._lease.endpoint_of_slot):
             attempt = self.graph.current_of(task.attempt.subtask)
             attempt.become(AttemptState.DEPLOYING)
             tasks.setdefault(attempt.taskmanager_id, []).append(task)
         for taskmanager_id, own in tasks.items():
             self._effects.append(m.DeployTasks(taskmanager_id, tuple(own)))
+        self._send(
+            m.AddSplits(self.graph.current_of(subtask).key, uid, (), True)
+            for subtask, uid in self._splits.left_without_discovery()
+        )
 
     # ------------------------------------------------------------ reports of attempts
 
@@ -192,12 +278,12 @@ class JobMaster:
             return
         attempt.become(event.state)
         if event.state is AttemptState.FAILED:
-            cause = event.failure or _of_attempt(attempt, "it failed without a cause")
-            self._note_failure(cause)
-            self._fail_if_active(cause)
-        elif event.state is AttemptState.CANCELED:
-            # Nobody asked for it, or the job is ending anyway.
-            self._fail_if_active(_of_attempt(attempt, "its TaskManager cancelled it"))
+            self._fail(event.failure or of_attempt(attempt, "it failed without a cause"))
+        elif event.state is AttemptState.CANCELED and self._phase in FORWARD:
+            # Nobody asked for it.
+            self._fail(of_attempt(attempt, "its TaskManager cancelled it"))
+        elif event.state is AttemptState.FINISHED and self._wiring is not None:
+            self._perform(self._wiring.finished(event.key, self._splits, self._now_ms))
         self._go_on()
 
     def _take_end_of_data(self, key: AttemptKey) -> None:
@@ -212,133 +298,194 @@ class JobMaster:
 
     def _assign_splits(self, event: m.SplitsReported) -> None:
         attempt = self._current(event.key)
-        assigner = self._assigners.get((event.key.vertex, event.operator_uid))
+        assigner = self._splits.assigner(event.key.vertex, event.operator_uid)
         if attempt is None:
             return
         if assigner is None or event.key.subtask_index != 0:
             message = f"reported splits of {event.operator_uid!r}, which is no source it speaks for"
-            self._fail_if_active(_of_attempt(attempt, message))
+            self._fail(of_attempt(attempt, message))
             return
-        if self.state not in ACTIVE or assigner.is_final:
+        if self._phase is not Phase.DEPLOYED or assigner.is_final:
             self.dropped_events += 1
             return
-        commands: dict[str, list[m.AddSplits | m.CommitOutput]] = {}
-        for assignment in assigner.assign(event.splits, event.final):
-            reader = self.graph.current_of(SubtaskId(event.key.vertex, assignment.subtask_index))
-            if reader.state not in ON_TASKMANAGER:
-                continue
-            commands.setdefault(reader.taskmanager_id, []).append(
-                m.AddSplits(reader.key, event.operator_uid, assignment.splits, assignment.final)
-            )
-        self._send(commands)
+        self._send(self._splits.assign(event, self.attempt))
 
-    def _send(self, commands: dict[str, list[m.AddSplits | m.CommitOutput]]) -> None:
-        for taskmanager_id, own in commands.items():
+    def _send(self, commands: Iterable[m.Command]) -> None:
+        """Sends what is for attempts that a TaskManager may know."""
+        by_taskmanager: dict[str, list[m.Command]] = {}
+        for command in commands:
+            attempt = self.graph.find_current(command.key)
+            if attempt is not None and attempt.state in ON_TASKMANAGER:
+                by_taskmanager.setdefault(attempt.taskmanager_id, []).append(command)
+        for taskmanager_id, own in by_taskmanager.items():
             self._effects.append(m.SendCommands(taskmanager_id, tuple(own)))
 
     # ------------------------------------------------------------ the way forward
 
     def _go_on(self) -> None:
         """Moves the job as far as its attempts allow."""
-        if self.state is JobState.CREATED and self.graph.all_running_or_finished:
-            self._become(JobState.RUNNING)
-        if self.state is JobState.RUNNING:
+        if self._phase is Phase.DEPLOYED and self.graph.all_running_or_finished:
+            if not self._all_started:
+                self._note_all_started()
             if self.graph.all_finished:
                 self._end(JobState.FINISHED)
-            elif not self._committed and self.graph.all_done_or_waiting:
-                self._commit()
-        elif self.state in ENDING and self.graph.all_terminal:
-            if self.state is JobState.FAILING:
-                self._end(JobState.FAILED)
-            elif self.graph.all_finished:
-                self._end(JobState.FINISHED)
+            elif self.graph.all_done_or_waiting:
+                self._complete_output()
+        elif self._phase is Phase.STOPPING and self.graph.all_terminal:
+            self._take_end_of_attempts()
+
+    def _note_all_started(self) -> None:
+        self._all_started = True
+        if self.state is not JobState.RUNNING:
+            self._become(JobState.RUNNING)
+        if self._wiring is not None and not self.graph.all_finished:
+            self._perform(self._wiring.started(self._splits, self._now_ms))
+
+    def _complete_output(self) -> None:
+        """Every attempt has finished or waits: its output is made visible."""
+        if self._wiring is not None:
+            self._perform(self._wiring.request_final(self._splits, self._now_ms))
+        elif not self._committed:
+            self._committed = True
+            self._send(
+                m.CommitOutput(attempt.key)
+                for attempt in self.graph.current()
+                if attempt.state is AttemptState.RUNNING
+            )
+
+    def _retry_final(self, event: m.FinalCheckpointDue) -> None:
+        if self._wiring is None or event.attempt != self.attempt:
+            self.dropped_events += 1
+            return
+        self._wiring.retry_final()
+        self._go_on()
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _take_checkpoint_event(self, event: m.CheckpointEvent) -> None:
+        if self._wiring is not None and not self.ended:
+            self._perform(self._wiring.take(event, self._splits))
+        elif isinstance(event, c.CheckpointRequested):
+            refused = c.RequestRefused.NOT_RUNNING if self._wiring else c.RequestRefused.DISABLED
+            self._effects.append(c.AnswerRequest(event.request_id, 0, refused))
+        else:
+            self.dropped_events += 1
+
+    def _perform(self, effects: Iterable[WiredEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, FailJob):
+                self._fail(FailureCause("CheckpointAborted", effect.message))
             else:
-                self._end(JobState.CANCELED)
+                self._effects.append(effect)
 
-    def _commit(self) -> None:
-        self._committed = True
-        commands: dict[str, list[m.AddSplits | m.CommitOutput]] = {}
-        for attempt in self.graph.current():
-            if attempt.state is AttemptState.RUNNING:
-                commands.setdefault(attempt.taskmanager_id, []).append(m.CommitOutput(attempt.key))
-        self._send(commands)
-
-    # ------------------------------------------------------------ failures and the end
+    # ------------------------------------------------------------ failures
 
     def _take_failed_call(self, event: m.CallFailed) -> None:
         """Nobody knows what runs there now: freeing the slots ends whatever is left."""
-        self._give_up_on(event.taskmanager_id, event.cause)
-        self._fail_if_active(event.cause)
+        if event.attempt != self.attempt:
+            self.dropped_events += 1
+            return
+        had_attempts = self._give_up_on(event.taskmanager_id)
+        if had_attempts or self._phase in FORWARD:
+            self._fail(event.cause)
         self._go_on()
 
     def _lose_taskmanager(self, event: m.TaskManagerLost) -> None:
-        if event.taskmanager_id not in {slot.taskmanager_id for slot in self._slots}:
+        if not self._lease.uses(event.taskmanager_id):
             return
-        self._lost_taskmanagers.add(event.taskmanager_id)
-        if self._give_up_on(event.taskmanager_id, event.cause):
-            self._fail_if_active(event.cause)
+        self._lease.lose(event.taskmanager_id)
+        if self._give_up_on(event.taskmanager_id):
+            self._fail(event.cause)
         self._go_on()
 
-    def _give_up_on(self, taskmanager_id: str, cause: FailureCause) -> bool:
+    def _give_up_on(self, taskmanager_id: str) -> bool:
         """Counts attempts as failed whose end nobody will report; False = there are none."""
-        self._allocating.discard(taskmanager_id)
+        self._lease.expect_no_more_of(taskmanager_id)
         attempts = self.graph.on_taskmanager(taskmanager_id)
         for attempt in attempts:
             attempt.become(AttemptState.FAILED)
-        if attempts:
-            self._note_failure(cause)
         return bool(attempts)
 
-    def _note_failure(self, cause: FailureCause) -> None:
-        """While the job is failing, an original cause takes the place of a consequence of it."""
-        if self.state is JobState.FAILING:
-            self.failure = more_telling(self.failure, cause)
-
-    def _fail_if_active(self, cause: FailureCause) -> None:
-        if self.state in ACTIVE:
+    def _fail(self, cause: FailureCause) -> None:
+        """Restarts the job or fails it; what comes while it stops joins what it stops for."""
+        if self._phase is Phase.ENDED or self.state in (JobState.CANCELLING, JobState.SUSPENDED):
+            return
+        if self._phase in FORWARD:
+            if cause.vertex and cause.error_class in _DAMAGED and self.restored_checkpoint_id:
+                self._unusable.add(self.restored_checkpoint_id)
+            delay_ms = self._strategy.restart_after_ms(cause)
+            self.failure = cause if delay_ms is not None else self._strategy.told(cause)
+            self._restart_delay_ms = delay_ms or 0
+            self._stop(JobState.FAILING if delay_ms is None else JobState.RESTARTING)
+            return
+        # An original cause takes the place of a consequence of it.
+        shown = self._strategy.told(cause) if self.state is JobState.FAILING else cause
+        self.failure = more_telling(self.failure, shown)
+        if self.state is JobState.RESTARTING and not self._strategy.allows(cause):
             self.failure = cause
-            self._end_attempts(JobState.FAILING)
+            self._stop(JobState.FAILING)
 
-    def _end_attempts(self, ending: JobState) -> None:
-        """Enters FAILING or CANCELLING: cancels what a TaskManager has, drops what none has."""
-        self._become(ending)
-        if self._waits_for_slots:
-            self._waits_for_slots = False
-            self._effects.append(m.WithdrawRequest())
-        to_cancel: dict[str, list[AttemptKey]] = {}
-        for attempt in self.graph.current():
-            if attempt.state in ON_TASKMANAGER:
-                attempt.become(AttemptState.CANCELING)
-                to_cancel.setdefault(attempt.taskmanager_id, []).append(attempt.key)
-            elif not attempt.terminal:
-                attempt.become(AttemptState.CANCELED)
-        for taskmanager_id, keys in to_cancel.items():
-            self._effects.append(m.CancelTasks(taskmanager_id, tuple(keys)))
-        if to_cancel:
-            self._effects.append(m.AwaitCancellation())
+    def _stop(self, state: JobState) -> None:
+        """Leaves the way forward: cancels what a TaskManager has, drops what none has."""
+        if state is not self.state:
+            self._become(state)
+        if self._phase in FORWARD:
+            if self._wiring is not None:
+                self._perform(self._wiring.stopped(self._splits, self._now_ms))
+            self._effects += self._lease.withdraw()
+            to_cancel = self.graph.cancel()
+            self._effects += [m.CancelTasks(id, tuple(keys)) for id, keys in to_cancel.items()]
+            if to_cancel:
+                self._effects.append(m.AwaitCancellation())
+        self._phase = Phase.STOPPING
         self._go_on()
 
-    def _end_overdue(self) -> None:
-        if self.state not in ENDING:
+    def _end_overdue(self, event: m.CancellationOverdue) -> None:
+        if self._phase is not Phase.STOPPING or event.attempt != self.attempt:
             self.dropped_events += 1
             return
-        for attempt in self.graph.current():
-            if not attempt.terminal:
-                attempt.become(AttemptState.CANCELED)
+        self.graph.give_up()
         self._go_on()
 
-    def _end(self, state: JobState) -> None:
-        self._become(state)
-        self._free_slots()
+    # ------------------------------------------------------------ the end of attempts
 
-    def _free_slots(self) -> None:
-        if self._freed:
-            raise InvariantViolation("slots were freed twice")
-        if self._slots:
-            self._freed = True
-        for taskmanager_id, own in _by_taskmanager(self._slots).items():
-            if taskmanager_id not in self._lost_taskmanagers:
-                self._effects.append(m.FreeSlots(own))
+    def _take_end_of_attempts(self) -> None:
+        if self.state is JobState.FAILING:
+            self._end(JobState.FAILED)
+        elif self.graph.all_finished:
+            self._end(JobState.FINISHED)
+        elif self.state is JobState.CANCELLING:
+            self._end(JobState.CANCELED)
+        elif self.state is JobState.SUSPENDED:
+            self._end(JobState.SUSPENDED)
+        else:
+            self._phase = Phase.WAITING
+            self._give_slots_back()
+            due = m.RestartDue(self.attempt)
+            self._effects.append(m.PostLater(self._restart_delay_ms, due))
+
+    def _restart(self, event: m.RestartDue) -> None:
+        if self._phase is not Phase.WAITING or event.attempt != self.attempt:
+            self.dropped_events += 1
+            return
+        self.graph.begin_again()
+        self._lease = SlotLease()
+        self._committed = self._all_started = False
+        self._prepare()
+
+    def _end(self, state: JobState) -> None:
+        if self._wiring is not None:
+            self._perform(self._wiring.stopped(self._splits, self._now_ms))
+        if state is not self.state:
+            self._become(state)
+        self._phase = Phase.ENDED
+        self._give_slots_back()
+        if self._wiring is not None and state in (JobState.FINISHED, JobState.CANCELED):
+            self._effects.append(m.DiscardCheckpoints())
+
+    def _give_slots_back(self) -> None:
+        if not self._lease.freed:
+            self._effects += self._lease.free()
 
     def _become(self, state: JobState) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -350,50 +497,15 @@ class JobMaster:
         """Asserts the invariants named at the head of the file, as far as the state shows them."""
         self.graph.check()
         states = {attempt.state for attempt in self.graph.current()}
-        if self.ended:
-            assert self.graph.all_terminal, "a job ends after its attempts"
-            assert self._freed or not self._slots, "an ended job holds no slots"
+        assert is_terminal(self.state) <= self.ended, "a terminal state is the end"
+        if self._phase in (Phase.ENDED, Phase.WAITING):
+            assert self.graph.all_terminal, "attempts end before the job, or before its restart"
+            assert self._lease.freed or not self._lease.slots, "and give their slots back"
         if self.state is JobState.FINISHED:
             assert states == {AttemptState.FINISHED}
         if self.state in (JobState.FAILING, JobState.FAILED):
             assert self.failure is not None, "a failure has a cause"
-        if not self._deployed:
+        if self._phase in (Phase.NEW, Phase.PREPARING, Phase.SCHEDULING):
             assert not states & ON_TASKMANAGER, "nothing runs before it is deployed"
-        if self._committed and self.state is JobState.RUNNING:
+        if self._committed and self._phase is Phase.DEPLOYED:
             assert self.graph.all_done_or_waiting, "only what has reached its end is committed"
-
-
-def _by_taskmanager(slots: Iterable[Slot]) -> dict[str, tuple[Slot, ...]]:
-    grouped: dict[str, tuple[Slot, ...]] = {}
-    for slot in slots:
-        grouped[slot.taskmanager_id] = (*grouped.get(slot.taskmanager_id, ()), slot)
-    return grouped
-
-
-def _of_attempt(attempt: ExecutionAttempt, message: str) -> FailureCause:
-    return FailureCause(
-        "TaskFailure",
-        f"{attempt.key} on TaskManager {attempt.taskmanager_id}: {message}",
-        vertex=attempt.key.vertex,
-        subtask_index=attempt.key.subtask_index,
-        attempt=attempt.key.attempt,
-        taskmanager_id=attempt.taskmanager_id,
-    )
-
-
-def _no_slots(event: m.SlotsRefused) -> FailureCause:
-    return FailureCause(
-        "NoResourceAvailable",
-        f"the job needs {event.needed} slots, but within {event.waited_ms / 1000:g} s "
-        f"(slot.request.timeout) only {event.free} of {event.total} slots on "
-        f"{event.taskmanagers} TaskManagers were free: start more TaskManagers, end other jobs or "
-        "lower the parallelism",
-    )
-
-
-def _told(event: m.JobEvent) -> str:
-    """The event in short: a split's payload is not part of the story."""
-    if isinstance(event, m.SplitsReported):
-        ids = ", ".join(split.id for split in event.splits[:3])
-        return f"SplitsReported({event.key}, {len(event.splits)} splits: {ids}, {event.final})"
-    return repr(event)[:500]

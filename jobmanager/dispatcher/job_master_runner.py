@@ -13,18 +13,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import assert_never
 
 import structlog
 
 from common.clock import Clock
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher.admission import CodeStamp, admission_problem
+from jobmanager.dispatcher.admission import admission_problem
+from jobmanager.dispatcher.job_checkpoints_runner import JobCheckpointsRunner
+from jobmanager.dispatcher.job_description import JobDescription
 from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.graph.job_plan import JobPlan
+from jobmanager.installed_version import penstock_version
+from jobmanager.job_store import JobStore
+from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import (
     DeploymentMessages,
     attempt_id,
@@ -34,29 +38,10 @@ from jobmanager.rpc.graph_convert import (
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.scheduler.slots import Slot
-from penstock.config import Configuration
 from penstock.errors import StreamError
-from penstock.pb import graph_pb2
 
 _REPORTS_MAX = 1024
 _CANCELLATION_MARGIN_MS = 5_000
-
-
-@dataclass(frozen=True, slots=True)
-class JobDescription:
-    """What a job is, as it was accepted.
-
-    Attributes:
-        config: of the job, in force over the cluster's.
-        slot_config: what slot processes are told of it.
-    """
-
-    job_id: str
-    graph: graph_pb2.JobGraph
-    plan: JobPlan
-    stamp: CodeStamp
-    config: Configuration
-    slot_config: dict[str, str]
 
 
 class Inbox:
@@ -115,6 +100,9 @@ class JobMasterRunner:
         leader_epoch: fence of every call.
         clock: where the time comes from.
         publish: called at each change of the job's state.
+        jobs: keeps the job's attempt numbers.
+        results: rows of its collect sinks.
+        options: how it is run, where it is not run for the first time.
     """
 
     def __init__(
@@ -124,18 +112,53 @@ class JobMasterRunner:
         leader_epoch: int,
         clock: Clock,
         publish: Callable[[JobState], None],
+        jobs: JobStore,
+        results: ResultsStore,
+        options: JobOptions | None = None,
     ) -> None:
-        self.master = JobMaster(job.plan)
+        self.master = JobMaster(job.plan, options or job.options())
         self._job = job
         self._cluster = cluster
         self._clock = clock
         self._publish = publish
-        self._messages = DeploymentMessages(job.job_id, job.graph, leader_epoch)
+        self._messages = DeploymentMessages(
+            job.job_id,
+            job.graph,
+            leader_epoch,
+            takes_checkpoints=job.settings.checkpoints is not None,
+            checkpoint_directory=job.checkpoint_directory,
+        )
         self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
         self._inbox = Inbox()
         self._lanes: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._overdue_timer: asyncio.TimerHandle | None = None
+        self._later: set[asyncio.TimerHandle] = set()
+        store = job.checkpoint_store()
+        self.checkpoints = JobCheckpointsRunner(
+            job.job_id,
+            job.graph,
+            None
+            if store is None
+            else CheckpointStoreRunner(
+                job.job_id,
+                job.graph,
+                store,
+                leader_epoch=leader_epoch,
+                version=penstock_version(),
+                now_ms=clock.now_ms,
+            ),
+            jobs if job.settings.outlives_jobmanager else None,
+            results,
+            clock,
+            self.post,
+            self._in_order,
+        )
+
+    @property
+    def outlives_jobmanager(self) -> bool:
+        """True when another JobManager can go on with the job."""
+        return self._job.settings.outlives_jobmanager
 
     def post(self, event: m.JobEvent) -> None:
         """Takes an event of the cluster or of the actor's own; never waits."""
@@ -157,12 +180,14 @@ class JobMasterRunner:
                     await self._step(await self._inbox.get())
         finally:
             self._inbox.close()
-            if self._overdue_timer is not None:
-                self._overdue_timer.cancel()
+            for timer in (self._overdue_timer, *self._later):
+                if timer is not None:
+                    timer.cancel()
+            self.checkpoints.close()
             self._cluster.leave(self._job.job_id)
 
     async def _step(self, event: m.JobEvent) -> None:
-        for effect in self.master.step(event):
+        for effect in self.master.step(event, self._clock.now_ms()):
             self._perform(effect)
         if isinstance(event, m.SlotsGranted):
             # Jobs that were accepted while no TaskManager was there are checked now.
@@ -182,9 +207,16 @@ class JobMasterRunner:
             case m.WithdrawRequest():
                 self._cluster.withdraw_request(job_id)
             case m.AllocateSlots():
-                self._call(effect.taskmanager_id, lambda client: self._allocate(client, effect))
+                attempt = self.master.attempt
+                self._call(
+                    effect.taskmanager_id,
+                    lambda client: self._allocate(client, effect, attempt),
+                )
             case m.DeployTasks():
-                tasks = [self._messages.task(task) for task in effect.tasks]
+                tasks = [
+                    self._messages.task(task, self.checkpoints.restored(task.attempt.subtask))
+                    for task in effect.tasks
+                ]
                 self._call(effect.taskmanager_id, lambda client: client.deploy_tasks(tasks))
             case m.SendCommands():
                 commands = self._messages.commands(effect.commands)
@@ -198,19 +230,34 @@ class JobMasterRunner:
                 self._in_order(effect.slots[0].taskmanager_id, lambda: self._free(effect.slots))
             case m.PublishState():
                 self._publish(effect.state)
+                if effect.state is JobState.RUNNING:
+                    self.checkpoints.note_running()
+            case m.PostLater():
+                self._post_later(effect)
             case _:
-                assert_never(effect)
+                self.checkpoints.perform(effect)
 
     def _start_overdue_timer(self) -> None:
         delay_ms = self._job.config.task_cancellation_timeout_ms + _CANCELLATION_MARGIN_MS
+        if self._overdue_timer is not None:
+            self._overdue_timer.cancel()
         self._overdue_timer = asyncio.get_running_loop().call_later(
-            delay_ms / 1000, self.post, m.CancellationOverdue()
+            delay_ms / 1000, self.post, m.CancellationOverdue(self.master.attempt)
         )
+
+    def _post_later(self, effect: m.PostLater) -> None:
+        def post() -> None:
+            self._later.discard(timer)
+            self.post(effect.event)
+
+        timer = asyncio.get_running_loop().call_later(effect.delay_ms / 1000, post)
+        self._later.add(timer)
 
     def _call(
         self, taskmanager_id: str, action: Callable[[TaskManagerClient], Awaitable[None]]
     ) -> None:
         """Makes a call in its turn; a failure becomes an event."""
+        attempt = self.master.attempt
 
         async def call() -> None:
             try:
@@ -220,27 +267,30 @@ class JobMasterRunner:
                 self._log.warning(
                     "call.failed", taskmanager_id=taskmanager_id, reason=cause.message
                 )
-                self.post(m.CallFailed(taskmanager_id, cause))
+                self.post(m.CallFailed(taskmanager_id, cause, attempt))
 
         self._in_order(taskmanager_id, call)
 
-    def _in_order(self, taskmanager_id: str, action: Callable[[], Awaitable[None]]) -> None:
-        lane = self._lanes.get(taskmanager_id)
+    def _in_order(self, name: str, action: Callable[[], Awaitable[None]]) -> None:
+        """Runs an action after those that were given for the same lane: a TaskManager, a store."""
+        lane = self._lanes.get(name)
         if lane is not None:
             lane.append(action)
             return
-        self._lanes[taskmanager_id] = deque([action])
+        self._lanes[name] = deque([action])
         assert self._tasks is not None, "effects are performed while the actor runs"
-        self._tasks.create_task(self._drain(taskmanager_id))
+        self._tasks.create_task(self._drain(name))
 
-    async def _drain(self, taskmanager_id: str) -> None:
-        lane = self._lanes[taskmanager_id]
+    async def _drain(self, name: str) -> None:
+        lane = self._lanes[name]
         while lane:
             await lane[0]()
             lane.popleft()
-        del self._lanes[taskmanager_id]
+        del self._lanes[name]
 
-    async def _allocate(self, client: TaskManagerClient, effect: m.AllocateSlots) -> None:
+    async def _allocate(
+        self, client: TaskManagerClient, effect: m.AllocateSlots, attempt: int
+    ) -> None:
         graph = self._job.graph
         endpoints = await client.allocate_slots(
             self._job.job_id,
@@ -249,7 +299,8 @@ class JobMasterRunner:
             self._job.slot_config,
             graph.requirements,
         )
-        self.post(m.SlotsAllocated(client.taskmanager_id, tuple(map(endpoint_of, endpoints))))
+        listening = tuple(map(endpoint_of, endpoints))
+        self.post(m.SlotsAllocated(client.taskmanager_id, listening, attempt))
 
     async def _free(self, slots: tuple[Slot, ...]) -> None:
         await free_slots(self._cluster, self._job.job_id, slots, self._log)

@@ -1,12 +1,18 @@
-"""What a JobMaster hears (events) and what it wants done (effects)."""
+"""What a JobMaster hears (events) and what it wants done (effects).
+
+A job may have several attempts, one after the other: ``attempt`` in events that answer an effect is that
+of the time the effect was asked for, so that answers of an attempt that is over are known as such.
+Events and effects of the checkpoint coordinator (``jobmanager.checkpoint.messages``) pass through.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.scheduler.deployment import Endpoint, TaskPlan
 from jobmanager.scheduler.slots import Slot
 from penstock.connectors.source import Split
@@ -16,7 +22,71 @@ from penstock.connectors.source import Split
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """The job has been accepted."""
+    """The job has been accepted, or found by the JobManager that took over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredSplit:
+    """A split that a restored subtask reads or has read."""
+
+    vertex: str
+    operator_uid: str
+    subtask_index: int
+    split_id: str
+    size: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredCheckpoint:
+    """What the machine needs to know of the checkpoint its tasks start from.
+
+    Attributes:
+        finished: subtasks that had done all their work.
+    """
+
+    checkpoint_id: int
+    finished: frozenset[SubtaskId] = frozenset()
+    splits: tuple[RestoredSplit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrepared:
+    """``PrepareStart`` is done.
+
+    Attributes:
+        restored: the newest checkpoint; None = the job starts from nothing.
+        retained: checkpoints that HEAD names, oldest first.
+        is_new_claim: what was known of HEAD before is void.
+    """
+
+    attempt: int
+    restored: RestoredCheckpoint | None = None
+    retained: tuple[c.CompletedCheckpoint, ...] = ()
+    next_checkpoint_id: int = 1
+    is_new_claim: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StartNotPrepared:
+    """``PrepareStart`` has failed."""
+
+    attempt: int
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDue:
+    """The delay before a restart is over."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinalCheckpointDue:
+    """A final checkpoint that did not complete is to be tried again."""
+
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +113,7 @@ class SlotsAllocated:
 
     taskmanager_id: str
     endpoints: tuple[Endpoint, ...]
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +122,7 @@ class CallFailed:
 
     taskmanager_id: str
     cause: FailureCause
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +146,7 @@ class SplitsReported:
 
 @dataclass(frozen=True, slots=True)
 class EndOfDataReported:
-    """An attempt has consumed all its input and waits for the commit."""
+    """An attempt has consumed all its input and waits for the commit, or for a checkpoint."""
 
     key: AttemptKey
 
@@ -93,6 +165,11 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendRequested:
+    """The JobManager stops: the job is to end here and go on in its successor."""
+
+
+@dataclass(frozen=True, slots=True)
 class FailureRequested:
     """Somebody above the job (admission, shutdown) wants it to fail."""
 
@@ -103,9 +180,26 @@ class FailureRequested:
 class CancellationOverdue:
     """The time in which cancelled attempts had to end is over."""
 
+    attempt: int = 0
+
+
+CheckpointEvent = (
+    c.TimeReached
+    | c.CheckpointRequested
+    | c.AckReceived
+    | c.DeclineReceived
+    | c.CheckpointStored
+    | c.CheckpointNotStored
+    | c.FilesDeleted
+)
+"""Events for the coordinator that come from outside the job's machine."""
 
 JobEvent = (
     JobStarted
+    | StartPrepared
+    | StartNotPrepared
+    | RestartDue
+    | FinalCheckpointDue
     | SlotsGranted
     | SlotsRefused
     | SlotsAllocated
@@ -115,12 +209,36 @@ JobEvent = (
     | EndOfDataReported
     | TaskManagerLost
     | CancelRequested
+    | SuspendRequested
     | FailureRequested
     | CancellationOverdue
+    | CheckpointEvent
 )
 
 
 # ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareStart:
+    """Before attempts of this number are deployed: make sure that the number is never used again,
+    remove what dead attempts have uploaded, and find the newest checkpoint. Nothing of the job runs.
+    Answered by ``StartPrepared`` or ``StartNotPrepared``.
+
+    Attributes:
+        unusable: checkpoints that tasks could not restore.
+    """
+
+    attempt: int
+    unusable: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PostLater:
+    """Send this event after a delay."""
+
+    delay_ms: int
+    event: RestartDue | FinalCheckpointDue
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +287,39 @@ class CommitOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class TriggerCheckpoint:
+    """Part of ``SendCommands``: take part in a checkpoint and pass its barrier on."""
+
+    key: AttemptKey
+    checkpoint_id: int
+    triggered_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCheckpoint:
+    """Part of ``SendCommands``: a checkpoint is complete."""
+
+    key: AttemptKey
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortCheckpoint:
+    """Part of ``SendCommands``: a checkpoint will not complete."""
+
+    key: AttemptKey
+    checkpoint_id: int
+
+
+Command = AddSplits | CommitOutput | TriggerCheckpoint | CompleteCheckpoint | AbortCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
 class SendCommands:
     """Tell running attempts something."""
 
     taskmanager_id: str
-    commands: tuple[AddSplits | CommitOutput, ...]
+    commands: tuple[Command, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +343,38 @@ class FreeSlots:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreCheckpoint:
+    """Write a manifest and swap HEAD.
+
+    Attributes:
+        stored: what the coordinator wants stored.
+        done_splits: what source subtasks that had finished have read, so that a later discovery does
+            not bring it again: (key, operator uid, split ids).
+    """
+
+    stored: c.StoreCheckpoint
+    done_splits: tuple[tuple[AttemptKey, str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardCheckpoints:
+    """The job has ended and will not be restored: delete its checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
 class PublishState:
-    """The job has a new state; with a terminal one nothing but ``FreeSlots`` follows."""
+    """The job has a new state; with a terminal one only clean-up follows."""
 
     state: JobState
 
 
+CheckpointEffect = c.DeleteFiles | c.CallAt | c.AnswerRequest | c.ReportAborted | c.ReportCompleted
+"""Effects of the coordinator that the machine hands on as they are."""
+
 JobEffect = (
-    RequestSlots
+    PrepareStart
+    | PostLater
+    | RequestSlots
     | WithdrawRequest
     | AllocateSlots
     | DeployTasks
@@ -212,5 +382,8 @@ JobEffect = (
     | CancelTasks
     | AwaitCancellation
     | FreeSlots
+    | StoreCheckpoint
+    | DiscardCheckpoints
     | PublishState
+    | CheckpointEffect
 )

@@ -22,23 +22,20 @@ class JobState(enum.IntEnum):
 _S = JobState
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    _S.CREATED: frozenset({_S.RUNNING, _S.FAILING, _S.CANCELLING}),
-    _S.RUNNING: frozenset({_S.FINISHED, _S.FAILING, _S.CANCELLING}),
-    _S.FAILING: frozenset({_S.FAILED}),
+    _S.CREATED: frozenset({_S.RUNNING, _S.RESTARTING, _S.FAILING, _S.CANCELLING, _S.SUSPENDED}),
+    _S.RUNNING: frozenset({_S.FINISHED, _S.RESTARTING, _S.FAILING, _S.CANCELLING, _S.SUSPENDED}),
     # FINISHED: every attempt had finished, output committed, before the cancellation reached it.
+    _S.RESTARTING: frozenset({_S.RUNNING, _S.FINISHED, _S.FAILING, _S.CANCELLING, _S.SUSPENDED}),
+    _S.FAILING: frozenset({_S.FAILED}),
     _S.CANCELLING: frozenset({_S.CANCELED, _S.FINISHED}),
     _S.FAILED: frozenset(),
     _S.CANCELED: frozenset(),
     _S.FINISHED: frozenset(),
-    # Entered by restarts and by a change of leader.
-    _S.RESTARTING: frozenset({_S.RUNNING, _S.FAILING, _S.CANCELLING}),
-    _S.SUSPENDED: frozenset({_S.RUNNING, _S.FAILING, _S.CANCELLING}),
+    # The JobManager has stopped; its successor goes on, from RESTARTING.
+    _S.SUSPENDED: frozenset({_S.RESTARTING, _S.FINISHED}),
 }
 
-ACTIVE = frozenset({_S.CREATED, _S.RUNNING})
-"""The job is on its way forward."""
-
-ENDING = frozenset({_S.FAILING, _S.CANCELLING})
+ENDING = frozenset({_S.FAILING, _S.CANCELLING, _S.SUSPENDED})
 """The job is on its way to an end; its attempts are being cancelled."""
 
 

@@ -1,7 +1,7 @@
-"""The execution graph: each subtask of a job and the attempts to execute it.
+"""The execution graph: each subtask of a job and its current execution attempt.
 
-Invariants: a subtask has at least one attempt, numbered from 0, and only the last one, the current
-attempt, may be alive.
+Invariants: all current attempts have the same number, since a job is restarted as a whole; numbers only
+grow; an attempt is replaced when it is over.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jobmanager.graph.execution_attempt import (
+    ON_TASKMANAGER,
     AttemptKey,
     AttemptState,
     ExecutionAttempt,
@@ -18,19 +19,50 @@ from jobmanager.graph.job_plan import JobPlan
 
 
 class ExecutionGraph:
-    """Subtask -> attempts.
+    """Subtask -> current attempt.
 
     Args:
         plan: shape of the job.
+        attempt: number of the first attempts.
     """
 
-    def __init__(self, plan: JobPlan) -> None:
+    def __init__(self, plan: JobPlan, attempt: int = 0) -> None:
         self.plan = plan
-        self._attempts: dict[SubtaskId, list[ExecutionAttempt]] = {
-            SubtaskId(vertex.id, index): [ExecutionAttempt(AttemptKey(vertex.id, index, 0))]
+        self.attempt = attempt
+        self._attempts: dict[SubtaskId, ExecutionAttempt] = {
+            SubtaskId(vertex.id, index): ExecutionAttempt(AttemptKey(vertex.id, index, attempt))
             for vertex in plan.vertices
             for index in range(vertex.parallelism)
         }
+
+    def begin_again(self) -> None:
+        """New attempts in the place of those that are over."""
+        assert self.all_terminal, "only what is over is replaced"
+        self.attempt += 1
+        for subtask in self._attempts:
+            key = AttemptKey(subtask.vertex, subtask.subtask_index, self.attempt)
+            self._attempts[subtask] = ExecutionAttempt(key)
+
+    def cancel(self) -> dict[str, list[AttemptKey]]:
+        """Begins to cancel what a TaskManager may have, and ends what none has.
+
+        Returns:
+            TaskManager -> the attempts it has to cancel.
+        """
+        to_cancel: dict[str, list[AttemptKey]] = {}
+        for attempt in self.current():
+            if attempt.state in ON_TASKMANAGER:
+                attempt.become(AttemptState.CANCELING)
+                to_cancel.setdefault(attempt.taskmanager_id, []).append(attempt.key)
+            elif not attempt.terminal:
+                attempt.become(AttemptState.CANCELED)
+        return to_cancel
+
+    def give_up(self) -> None:
+        """Counts as cancelled what has not ended in time."""
+        for attempt in self.current():
+            if not attempt.terminal:
+                attempt.become(AttemptState.CANCELED)
 
     def subtasks(self) -> Iterator[SubtaskId]:
         """Every subtask, in the order of the plan's vertices."""
@@ -38,18 +70,16 @@ class ExecutionGraph:
 
     def current(self) -> Iterator[ExecutionAttempt]:
         """The current attempt of each subtask, in the same order."""
-        return (attempts[-1] for attempts in self._attempts.values())
+        return iter(self._attempts.values())
 
     def current_of(self, subtask: SubtaskId) -> ExecutionAttempt:
         """The current attempt of one subtask."""
-        return self._attempts[subtask][-1]
+        return self._attempts[subtask]
 
     def find_current(self, key: AttemptKey) -> ExecutionAttempt | None:
         """The attempt, if it is known and current; None = it is stale or no attempt of this job."""
-        attempts = self._attempts.get(key.subtask)
-        if attempts is None or attempts[-1].key != key:
-            return None
-        return attempts[-1]
+        attempt = self._attempts.get(key.subtask)
+        return attempt if attempt is not None and attempt.key == key else None
 
     def on_taskmanager(self, taskmanager_id: str) -> list[ExecutionAttempt]:
         """Current attempts that are bound to a TaskManager and not over."""
@@ -82,6 +112,6 @@ class ExecutionGraph:
 
     def check(self) -> None:
         """Asserts the invariants named at the head of the file."""
-        for subtask, attempts in self._attempts.items():
-            assert [attempt.key.attempt for attempt in attempts] == list(range(len(attempts)))
-            assert all(attempt.terminal for attempt in attempts[:-1]), subtask
+        for subtask, attempt in self._attempts.items():
+            assert attempt.key.subtask == subtask
+            assert attempt.key.attempt == self.attempt, subtask

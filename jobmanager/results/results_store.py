@@ -1,6 +1,7 @@
 """Collect buffers of all jobs, and the waiting on them.
 
-A push waits for room, a fetch waits for rows. One client reads a collect sink, once: what a fetch
+A push waits for room, a fetch waits for rows. Rows of a job that takes checkpoints are handed out when a
+completed one covers them. One client reads a collect sink, once: what a fetch
 has taken is not here any more, so a second one would silently get the rest only. Rows of ended jobs
 that nobody fetched are kept up to a bound over all jobs; the oldest go first.
 """
@@ -12,19 +13,33 @@ from collections.abc import AsyncIterator
 
 import pyarrow as pa
 
-from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict
-from penstock.errors import Fenced, JobRejected, StoreNotFound, StoreTransient
+from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Sequences, Verdict
+from jobmanager.results.spill_store import SpillStore
+from penstock.errors import (
+    Fenced,
+    JobRejected,
+    StoreNotFound,
+    StoreTransient,
+    Unrecoverable,
+)
 from penstock.pb import client_pb2
 
 BUFFER_BYTES_MAX = 16 * 1024 * 1024
+SPILL_BYTES_MAX = 1024 * 1024 * 1024
 ENDED_BYTES_MAX = 256 * 1024 * 1024
+
+
+class ResultsOverflow(Unrecoverable):
+    """More rows wait for a checkpoint than there is room for."""
 
 
 class _Results:
     """One collect sink."""
 
-    def __init__(self, limit: int) -> None:
-        self.buffer = CollectBuffer(BUFFER_BYTES_MAX, limit)
+    def __init__(self, limit: int, waits_for_commits: bool) -> None:
+        spill = SpillStore() if waits_for_commits else None
+        self.buffer = CollectBuffer(BUFFER_BYTES_MAX, limit, spill, SPILL_BYTES_MAX)
+        self.attempt = 0
         self.changed = asyncio.Event()
         self.ended = False
         self.dropped = False
@@ -43,16 +58,51 @@ class ResultsStore:
         # In order of the jobs' acceptance.
         self._results: dict[tuple[str, str], _Results] = {}
 
-    def open(self, job_id: str, limits: dict[str, int]) -> None:
-        """A job with these collect sinks has been accepted; collect id -> limit, 0 = none."""
-        for collect_id, limit in limits.items():
-            self._results[job_id, collect_id] = _Results(limit)
+    def open(self, job_id: str, limits: dict[str, int], takes_checkpoints: bool = False) -> None:
+        """A job with these collect sinks has been accepted.
 
-    def end(self, job_id: str) -> None:
-        """The job has ended: nothing will be pushed any more."""
+        Args:
+            limits: collect id -> limit of rows, 0 = none.
+            takes_checkpoints: rows wait until one covers them.
+        """
+        for collect_id, limit in limits.items():
+            self._results[job_id, collect_id] = _Results(limit, takes_checkpoints)
+
+    def commit(self, job_id: str, sequences: Sequences) -> None:
+        """A checkpoint is complete that covers the chunks below these sequence numbers."""
+        for collect_id, by_subtask in sequences.items():
+            results = self._results.get((job_id, collect_id))
+            if results is not None and not results.ended:
+                for subtask_index, sequence in by_subtask.items():
+                    results.buffer.commit(subtask_index, sequence)
+                results.wake()
+
+    def restart(self, job_id: str, attempt: int, sequences: Sequences) -> None:
+        """A new attempt begins and sends from these sequence numbers on; older attempts are stale.
+
+        Of a job without checkpoints rows that were handed out before come again.
+        """
+        for collect_id, by_subtask in sequences.items():
+            results = self._results.get((job_id, collect_id))
+            if results is not None:
+                results.attempt = attempt
+                for subtask_index, sequence in by_subtask.items():
+                    results.buffer.begin_again(subtask_index, sequence)
+                results.wake()
+
+    def end(self, job_id: str, is_finished: bool = False) -> None:
+        """The job has ended: nothing will be pushed any more.
+
+        Args:
+            is_finished: it ended well, so that all its rows count.
+        """
         for (owner, _), results in self._results.items():
-            if owner == job_id:
+            if owner == job_id and not results.ended:
                 results.ended = True
+                if is_finished:
+                    results.buffer.commit_all()
+                else:
+                    results.buffer.drop_uncommitted()
                 results.wake()
         self._shrink()
 
@@ -60,10 +110,15 @@ class ResultsStore:
         """The job is no longer known."""
         self.end(job_id)
         for key in [key for key in self._results if key[0] == job_id]:
-            del self._results[key]
+            self._results.pop(key).buffer.clear()
 
     async def push(
-        self, job_id: str, collect_id: str, chunk: client_pb2.ResultChunk, deadline_s: float
+        self,
+        job_id: str,
+        collect_id: str,
+        chunk: client_pb2.ResultChunk,
+        deadline_s: float,
+        attempt: int = 0,
     ) -> bool:
         """Takes rows of a subtask, when there is room.
 
@@ -72,7 +127,8 @@ class ResultsStore:
 
         Raises:
             StoreTransient: there was no room until the deadline; push it again.
-            Fenced: no such sink.
+            Fenced: no such sink, or an attempt that is over.
+            ResultsOverflow: too many rows wait for a checkpoint.
         """
         results = self._results.get((job_id, collect_id))
         if results is None:
@@ -83,6 +139,8 @@ class ResultsStore:
                 while True:
                     if results.ended:
                         return True
+                    if attempt < results.attempt:
+                        raise Fenced(f"attempt {attempt} of job {job_id} is over")
                     verdict = results.buffer.verdict(subtask_index, sequence, len(chunk.arrow))
                     if verdict is not Verdict.FULL:
                         break
@@ -91,10 +149,18 @@ class ResultsStore:
             raise StoreTransient(
                 f"the client does not read collect {collect_id!r} of job {job_id}: push again"
             ) from error
+        if verdict is Verdict.OVERFLOW:
+            raise ResultsOverflow(
+                f"collect {collect_id!r}: more than {SPILL_BYTES_MAX >> 20} MB of rows wait for a "
+                "checkpoint to cover them: lower execution.checkpointing.interval, or write them to "
+                "files instead"
+            )
         if verdict is Verdict.TAKEN:
             data, rows = _cut(chunk.arrow, results.buffer.rows_wanted)
             results.buffer.take(Chunk(subtask_index, sequence, data, rows))
             results.wake()
+        elif verdict is Verdict.SATISFIED:
+            results.buffer.skip(subtask_index, sequence)
         return results.buffer.satisfied
 
     async def fetch(self, job_id: str, collect_id: str) -> AsyncIterator[client_pb2.ResultChunk]:
@@ -117,6 +183,11 @@ class ResultsStore:
         results.reading = True
         try:
             while True:
+                if results.buffer.has_lost_rows:
+                    raise StoreNotFound(
+                        f"rows of collect {collect_id!r} of job {job_id} were held by a JobManager "
+                        "that has ended: run the job again, or write them to files"
+                    )
                 if results.dropped:
                     raise StoreNotFound(
                         f"rows of collect {collect_id!r} of job {job_id} were dropped because "
@@ -140,12 +211,12 @@ class ResultsStore:
 
     def _shrink(self) -> None:
         idle = [results for results in self._results.values() if results.ended]
-        excess = sum(results.buffer.held_bytes for results in idle) - ENDED_BYTES_MAX
+        excess = sum(results.buffer.size_bytes for results in idle) - ENDED_BYTES_MAX
         for results in idle:
             if excess <= 0:
                 return
-            if not results.reading and results.buffer.held_bytes:
-                excess -= results.buffer.held_bytes
+            if not results.reading and results.buffer.size_bytes:
+                excess -= results.buffer.size_bytes
                 results.buffer.clear()
                 results.dropped = True
 

@@ -6,12 +6,15 @@ The machines know no protobuf; this is where their words become messages and bac
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import assert_never
 
 from common.pb import internal_pb2
+from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
+from jobmanager.rpc.snapshot_convert import references_of, summary_of
 from jobmanager.scheduler.deployment import Endpoint, TaskPlan
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError
@@ -86,6 +89,19 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
             return m.SplitsReported(key, discovered.operator_uid, splits, discovered.final)
         case "end_of_data":
             return m.EndOfDataReported(key)
+        case "checkpoint_acknowledged":
+            acked = event.checkpoint_acknowledged
+            return c.AckReceived(
+                key=key,
+                checkpoint_id=acked.checkpoint_id,
+                snapshot=acked.snapshot,
+                references=references_of(acked.snapshot),
+                summary=summary_of(acked.snapshot.metrics),
+                now_ms=now_ms,
+            )
+        case "checkpoint_declined":
+            declined = event.checkpoint_declined
+            return c.DeclineReceived(key, declined.checkpoint_id, declined.reason, now_ms)
         case _:
             return None
 
@@ -162,21 +178,44 @@ class DeploymentMessages:
         job_id: the job.
         graph: its graph; vertices and edges are copied from it unread.
         leader_epoch: fence of every message.
+        takes_checkpoints: output is committed by them.
+        checkpoint_directory: the job's, "" = snapshots travel inline.
     """
 
-    def __init__(self, job_id: str, graph: graph_pb2.JobGraph, leader_epoch: int) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        graph: graph_pb2.JobGraph,
+        leader_epoch: int,
+        *,
+        takes_checkpoints: bool = False,
+        checkpoint_directory: str = "",
+    ) -> None:
         self._job_id = job_id
+        self._job_name = graph.name
+        self._takes_checkpoints = takes_checkpoints
+        self._checkpoint_directory = checkpoint_directory
         self._leader_epoch = leader_epoch
         self._vertices = {vertex.id: vertex for vertex in graph.vertices}
         self._edges = {edge.id: edge for edge in graph.edges}
 
-    def task(self, plan: TaskPlan) -> internal_pb2.TaskDeployment:
-        """One attempt's deployment."""
+    def task(
+        self, plan: TaskPlan, restore: internal_pb2.RestoredTask | None = None
+    ) -> internal_pb2.TaskDeployment:
+        """One attempt's deployment.
+
+        Args:
+            restore: what it starts from; None = from nothing.
+        """
         deployment = internal_pb2.TaskDeployment(
             attempt=attempt_id(self._job_id, plan.attempt),
             slot_id=plan.slot_id,
             leader_epoch=self._leader_epoch,
             vertex=self._vertices[plan.attempt.vertex],
+            job_name=self._job_name,
+            restore=restore,
+            takes_checkpoints=self._takes_checkpoints,
+            checkpoint_directory=self._checkpoint_directory,
         )
         for read in plan.inputs:
             edge = self._edges[read.edge_id]
@@ -184,6 +223,7 @@ class DeploymentMessages:
                 edge_id=edge.id,
                 partition_type=edge.partition_type,
                 schema=edge.schema,
+                target_input=edge.target_input,
                 channels=[
                     internal_pb2.InputChannel(
                         producer=_endpoint_message(channel.producer),
@@ -205,26 +245,29 @@ class DeploymentMessages:
             )
         return deployment
 
-    def commands(
-        self, commands: Iterable[m.AddSplits | m.CommitOutput]
-    ) -> list[internal_pb2.TaskCommand]:
+    def commands(self, commands: Iterable[m.Command]) -> list[internal_pb2.TaskCommand]:
         """What running attempts are told."""
         return [self._command(command) for command in commands]
 
-    def _command(self, command: m.AddSplits | m.CommitOutput) -> internal_pb2.TaskCommand:
-        attempt = attempt_id(self._job_id, command.key)
-        if isinstance(command, m.CommitOutput):
-            return internal_pb2.TaskCommand(
-                attempt=attempt, commit_output=internal_pb2.CommitOutput()
-            )
-        return internal_pb2.TaskCommand(
-            attempt=attempt,
-            add_splits=internal_pb2.AddSplits(
-                operator_uid=command.operator_uid,
-                splits=[_split_message(split) for split in command.splits],
-                final=command.final,
-            ),
-        )
+    def _command(self, command: m.Command) -> internal_pb2.TaskCommand:
+        message = internal_pb2.TaskCommand(attempt=attempt_id(self._job_id, command.key))
+        match command:
+            case m.AddSplits(_, operator_uid, splits, final):
+                message.add_splits.operator_uid = operator_uid
+                message.add_splits.splits.extend(map(_split_message, splits))
+                message.add_splits.final = final
+            case m.CommitOutput():
+                message.commit_output.SetInParent()
+            case m.TriggerCheckpoint(_, checkpoint_id, triggered_at_ms):
+                message.trigger_checkpoint.checkpoint_id = checkpoint_id
+                message.trigger_checkpoint.timestamp_ms = triggered_at_ms
+            case m.CompleteCheckpoint(_, checkpoint_id):
+                message.checkpoint_completed.checkpoint_id = checkpoint_id
+            case m.AbortCheckpoint(_, checkpoint_id):
+                message.checkpoint_aborted.checkpoint_id = checkpoint_id
+            case _:
+                assert_never(command)
+        return message
 
 
 def _split_message(split: Split) -> internal_pb2.Split:

@@ -15,7 +15,7 @@ from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job_store import JobStore
-from jobmanager.results.results_store import ResultsStore
+from jobmanager.results.results_store import ResultsOverflow, ResultsStore
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from penstock.config import Configuration
 from penstock.errors import Fenced
@@ -90,9 +90,18 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
         self._check_epoch(request.leader_epoch)
         remaining_s = context.time_remaining()
         wait_s = _PUSH_WAIT_MAX_S if remaining_s is None else max(0.0, remaining_s - _PUSH_MARGIN_S)
-        satisfied = await self._results.push(
-            request.job_id, request.collect_id, request.chunk, min(wait_s, _PUSH_WAIT_MAX_S)
-        )
+        try:
+            satisfied = await self._results.push(
+                request.job_id,
+                request.collect_id,
+                request.chunk,
+                min(wait_s, _PUSH_WAIT_MAX_S),
+                request.attempt,
+            )
+        except ResultsOverflow as error:
+            # The slot that pushed must not look like the cause.
+            self._dispatcher.fail(request.job_id, error)
+            raise
         return internal_pb2.PushResultsResponse(satisfied=satisfied)
 
     @override

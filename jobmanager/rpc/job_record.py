@@ -13,6 +13,7 @@ from jobmanager.dispatcher.job_master import JobMaster
 from jobmanager.dispatcher.job_state import JobState, is_terminal
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptKey
+from jobmanager.rpc.checkpoint_views import add_last_checkpoint, checkpoints_of
 from jobmanager.rpc.graph_convert import attempt_key, cause_message
 from penstock.pb import client_pb2, graph_pb2
 
@@ -25,6 +26,7 @@ class JobRecord:
         graph: its graph; only what is shown is kept.
         master: its machine; None for a job that ended with an earlier JobManager.
         submitted_at_ms: when it was accepted.
+        checkpoint_directory: its own in the checkpoint store, "" = none.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class JobRecord:
         graph: graph_pb2.JobGraph,
         master: JobMaster | None,
         submitted_at_ms: int,
+        checkpoint_directory: str = "",
     ) -> None:
         self.job_id = job_id
         self.name = graph.name
@@ -51,6 +54,7 @@ class JobRecord:
             if operator.sink.HasField("collect")
         }
         self._master = master
+        self._checkpoint_directory = checkpoint_directory
         self._vertices = [_shown(vertex) for vertex in graph.vertices]
 
     @property
@@ -72,6 +76,9 @@ class JobRecord:
         """The latest counters of an attempt; those of unknown attempts are ignored."""
         key = attempt_key(metrics.attempt)
         if self._master is not None and self._master.graph.find_current(key) is not None:
+            stale = [known for known in self.metrics if known.subtask == key.subtask]
+            for known in stale:
+                del self.metrics[known]
             self.metrics[key] = metrics
 
     def taskmanagers_of(self, vertex: str, subtask_index: int) -> list[str]:
@@ -104,7 +111,12 @@ class JobRecord:
             submitted_at_ms=self.submitted_at_ms,
             running_at_ms=self.running_at_ms,
             ended_at_ms=self.ended_at_ms,
+            restarts=self._master.restarts if self._master is not None else 0,
         )
+
+    def checkpoints(self) -> client_pb2.ListCheckpointsResponse:
+        """The last checkpoints, the newest first."""
+        return checkpoints_of(self._master, self._checkpoint_directory)
 
     def details(self) -> client_pb2.JobDetails:
         """Everything a client may see."""
@@ -113,6 +125,7 @@ class JobRecord:
             details.failure.CopyFrom(cause_message(self.failure))
         if self._master is None:
             return details
+        add_last_checkpoint(details, self._master)
         vertices = {vertex.id: vertex for vertex in details.vertices}
         for attempt in self._master.graph.current():
             shown = vertices[attempt.key.vertex].subtasks.add(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from typing_extensions import override
@@ -11,6 +10,7 @@ from typing_extensions import override
 from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher.admission import CodeStamp, stamp_problem
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.installed_version import penstock_version
 from jobmanager.job_store import JobStore
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.scheduler.cluster_runner import ClusterRunner
@@ -25,14 +25,6 @@ from penstock.pb import client_pb2, client_pb2_grpc
 from penstock.protocol import PROTOCOL_VERSION
 
 _WATCH_INTERVAL_MIN_MS = 20
-
-
-def penstock_version() -> str:
-    """The installed version, "unknown" in a source tree that was not installed."""
-    try:
-        return version("penstock")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
@@ -143,6 +135,21 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         """Begins to cancel a job."""
         self._dispatcher.cancel(request.job_id)
         return client_pb2.CancelJobResponse()
+
+    @override
+    async def TriggerCheckpoint(
+        self, request: client_pb2.TriggerCheckpointRequest, context: Any
+    ) -> client_pb2.TriggerCheckpointResponse:
+        """Takes a checkpoint; answers when it is complete."""
+        checkpoint_id = await self._dispatcher.checkpoint(request.job_id)
+        return client_pb2.TriggerCheckpointResponse(checkpoint_id=checkpoint_id)
+
+    @override
+    async def ListCheckpoints(
+        self, request: client_pb2.ListCheckpointsRequest, context: Any
+    ) -> client_pb2.ListCheckpointsResponse:
+        """The last checkpoints of a job."""
+        return self._dispatcher.find(request.job_id).checkpoints()
 
     @override
     async def FetchResults(

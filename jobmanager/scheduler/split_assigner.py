@@ -7,6 +7,7 @@ where it is (a later discovery may name it again); after ``final`` nothing is as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,26 @@ class SplitAssigner:
     def owner(self, split_id: str) -> int | None:
         """The subtask that reads a split; None = it has not been discovered."""
         return self._owner_by_split.get(split_id)
+
+    def seed(self, split_id: str, subtask_index: int, load: float) -> None:
+        """A restored split stays with the subtask it was restored to.
+
+        Args:
+            split_id: the split; done ones are named too, so that they are not read again.
+            subtask_index: who has it.
+            load: what is left to read of it.
+        """
+        assert not self._started, "seeded before the first discovery"
+        self._owner_by_split[split_id] = subtask_index
+        self._load[subtask_index] += load
+
+    def retire(self, subtask_index: int) -> None:
+        """A subtask that was restored as finished reads nothing any more."""
+        self._load[subtask_index] = math.inf
+
+    def owned_by(self, subtask_index: int) -> list[str]:
+        """Ids of all splits of a subtask, in order of assignment."""
+        return [id for id, owner in self._owner_by_split.items() if owner == subtask_index]
 
     def assign(self, splits: Sequence[Split], final: bool) -> list[Assignment]:
         """Takes a discovery and returns what subtasks must be told.

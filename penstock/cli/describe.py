@@ -39,6 +39,9 @@ def details_fields(details: client_pb2.JobDetails) -> dict[str, Any]:
     failure = details.failure
     return {
         **summary_fields(details.summary),
+        "last_checkpoint_id": details.last_checkpoint_id or None,
+        "last_checkpoint_at_ms": details.last_checkpoint_at_ms or None,
+        "failed_checkpoints": details.failed_checkpoints,
         "vertices": [_vertex_fields(vertex) for vertex in details.vertices],
         "failure": {
             "error_class": failure.error_class,

@@ -21,6 +21,7 @@ from penstock.cli.describe import (
     summary_fields,
     time_of,
 )
+from penstock.pb import client_pb2
 
 
 @click.command("list")
@@ -35,7 +36,7 @@ def list_jobs(jobmanager: str | None, as_json: bool) -> None:
         return
     now_ms = time.time_ns() // 1_000_000
     print_table(
-        ["JOB", "NAME", "STATE", "SUBMITTED", "DURATION"],
+        ["JOB", "NAME", "STATE", "SUBMITTED", "DURATION", "RESTARTS"],
         [
             [
                 job.job_id,
@@ -43,6 +44,7 @@ def list_jobs(jobmanager: str | None, as_json: bool) -> None:
                 state_name(job.state),
                 time_of(job.submitted_at_ms),
                 duration_of(job, now_ms),
+                job.restarts,
             ]
             for job in jobs
         ],
@@ -62,6 +64,13 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
         return
     summary = details.summary
     click.echo(f"{summary.name}  {summary.job_id}  {state_name(summary.state)}")
+    if summary.restarts:
+        click.echo(f"restarts: {summary.restarts}")
+    if details.last_checkpoint_id:
+        when = time_of(details.last_checkpoint_at_ms)
+        click.echo(f"last checkpoint: {details.last_checkpoint_id}, {when}")
+    if details.failed_checkpoints:
+        click.echo(f"failed checkpoints: {details.failed_checkpoints}")
     print_table(
         ["VERTEX", "NAME", "SUBTASK", "ATTEMPT", "STATE", "TASKMANAGER", "IN", "OUT"],
         [
@@ -81,7 +90,9 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
     )
     if details.HasField("failure"):
         failure = details.failure
-        click.echo(f"\nfailed: {failure.error_class}: {failure.message}")
+        has_failed = summary.state in (client_pb2.JOB_STATE_FAILING, client_pb2.JOB_STATE_FAILED)
+        what = "failed" if has_failed else "last failure"
+        click.echo(f"\n{what}: {failure.error_class}: {failure.message}")
         if failure.row:
             click.echo(f"row: {failure.row}")
         if failure.traceback:

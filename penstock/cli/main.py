@@ -6,7 +6,9 @@ import importlib.metadata
 
 import click
 
+from penstock.cli.checkpoints import checkpoint, checkpoints
 from penstock.cli.cluster import cluster
+from penstock.cli.fsck import fsck
 from penstock.cli.jobs import cancel, info, list_jobs, logs
 from penstock.cli.nexmark import nexmark
 from penstock.cli.run import plan, run
@@ -18,7 +20,19 @@ def main() -> None:
     """Run and operate Penstock jobs."""
 
 
-for command in (cluster, run, plan, list_jobs, info, cancel, logs, nexmark):
+for command in (
+    cluster,
+    run,
+    plan,
+    list_jobs,
+    info,
+    cancel,
+    logs,
+    checkpoint,
+    checkpoints,
+    fsck,
+    nexmark,
+):
     main.add_command(command)
 
 

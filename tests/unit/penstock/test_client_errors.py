@@ -23,9 +23,9 @@ from penstock.client import Client
 from penstock.config import Configuration
 from penstock.environment import Environment
 from penstock.grpc_errors import (
+    ERROR_CLASS_KEY,
     STATUS_BY_CLASS,
     error_from_status,
-    named_error,
     status_of,
 )
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
@@ -33,11 +33,50 @@ from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 
 @pytest.mark.parametrize("cls", STATUS_BY_CLASS)
 def test_every_class_comes_back(cls: type[errors.StreamError]) -> None:
-    status = status_of(cls("what happened: ü"))
-    back = error_from_status(status.code, status.details, status.metadata)
+    if cls is errors.CheckpointAborted:
+        error: errors.StreamError = errors.CheckpointAborted(7, "what happened: ü")
+    else:
+        error = cls("what happened: ü")
+    back = error_from_status(*_parts(error))
     assert type(back) is cls
-    assert str(back) == "what happened: ü"
-    assert type(named_error(cls.__name__, "x")) is cls
+    assert str(back) == str(error)
+    assert str(back).endswith("what happened: ü")
+    assert vars(back) == vars(error)
+
+
+def test_no_class_is_missing_from_the_table() -> None:
+    defined = {
+        cls
+        for cls in vars(errors).values()
+        if isinstance(cls, type) and issubclass(cls, errors.StreamError)
+    }
+    assert STATUS_BY_CLASS.keys() == defined
+
+
+def test_an_aborted_checkpoint_travels_with_its_fields() -> None:
+    error = errors.CheckpointAborted(12, "expired after 600 s: " + "x" * 9000)
+    status = status_of(error)
+    assert status.code is grpc.StatusCode.ABORTED
+    assert sum(len(value) for _, value in status.metadata) < 4300
+    back = error_from_status(status.code, status.details, status.metadata)
+    assert isinstance(back, errors.CheckpointAborted)
+    assert back.checkpoint_id == 12
+    assert back.reason.startswith("expired after 600 s: xxx")
+    assert str(back) == f"checkpoint 12: {back.reason}"
+
+
+def test_an_aborted_checkpoint_whose_fields_are_missing() -> None:
+    aborted = ((ERROR_CLASS_KEY, "CheckpointAborted"),)
+    back = error_from_status(grpc.StatusCode.ABORTED, "checkpoint 3: expired", aborted)
+    assert isinstance(back, errors.CheckpointAborted)
+    assert "checkpoint 3: expired" in str(back)
+
+
+def test_a_full_store_is_no_silent_one() -> None:
+    status = status_of(errors.StoreFull("5 of 10 bytes are free"))
+    assert status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    back = error_from_status(status.code, status.details, status.metadata)
+    assert isinstance(back, errors.StoreTransient), "who retries what is transient retries it"
 
 
 def test_fields_travel_and_long_texts_are_cut_at_the_right_end() -> None:
@@ -64,7 +103,6 @@ def test_unlisted_subclasses_and_foreign_statuses() -> None:
         grpc.StatusCode.ABORTED, "m", (("penstock-error-class", "FromTheFuture"),)
     )
     assert "FromTheFuture" in str(newer)
-    assert type(named_error("FromTheFuture", "x")) is errors.StreamError
 
 
 def _parts(error: errors.StreamError) -> tuple[Any, str, Any]:

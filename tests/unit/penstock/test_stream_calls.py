@@ -416,24 +416,14 @@ def test_bad_sources_are_refused(env: ps.Environment, tmp_path: Path) -> None:
 
 
 def test_names_of_later_versions_are_absent(env: ps.Environment, bids: Stream) -> None:
-    for name in (
-        "connect",
-        "join",
-        "iterate",
-        "spark",
-        "exchange",
-        "deterministic",
-        "colocate",
-        "process",
-    ):
+    for name in ("iterate", "spark", "exchange", "deterministic", "colocate"):
         assert not hasattr(bids, name)
         assert not hasattr(bids.key_by("ts"), name)
     for name in ("write_kafka", "write_sql"):
         assert not hasattr(bids, name)
     for name in ("read_nats", "read_kafka"):
         assert not hasattr(env, name)
-    for name in ("KeyedProcessFunction", "ProcessFunction", "ValueState", "read_state"):
-        assert not hasattr(ps, name)
+    assert not hasattr(ps, "read_state")
 
 
 def test_streaming_is_the_runtime_mode_there_is(env: ps.Environment) -> None:

@@ -119,7 +119,7 @@ def test_the_mapping_round_trips_and_holds_only_differences():
             "execution.buffer-timeout.interval": "5ms",
             "pipeline.auto-generate-uids": "false",
             "execution.checkpointing.interval": "1s",
-            "restart-strategy.fixed-delay.attempts": "infinite",
+            "restart-strategy.fixed-delay.attempts": 7,
         }
     )
     assert Configuration.from_mapping(config.to_mapping()) == config

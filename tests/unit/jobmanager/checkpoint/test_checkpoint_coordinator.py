@@ -218,6 +218,19 @@ def test_triggers_go_where_all_producers_have_finished() -> None:
     assert of_type(effects, m.NotifyCompleted)[0].keys == (join, sink)
 
 
+def test_who_was_fed_last_by_a_task_that_had_no_barrier_to_send_is_triggered() -> None:
+    left, right, joined = (AttemptKey(vertex, 0, 0) for vertex in ("left", "right", "joined"))
+    tasks = (m.TaskView(left, ()), m.TaskView(right, ()), m.TaskView(joined, (left, right)))
+    driver = Driver(tasks)
+    checkpoint_id = driver.trigger()
+    driver.ack(checkpoint_id, left)
+    driver.ack(checkpoint_id, right)
+    assert not of_type(driver.finish(left), m.TriggerTasks)
+    [trigger] = of_type(driver.finish(right), m.TriggerTasks)
+    assert (trigger.checkpoint_id, trigger.keys) == (checkpoint_id, (joined,))
+    assert of_type(driver.ack(checkpoint_id, joined), m.StoreCheckpoint)
+
+
 def test_a_task_restored_as_finished_takes_no_part() -> None:
     driver = Driver((m.TaskView(SOURCE, (), finished=True), *CHAIN[1:]))
     [trigger] = of_type(driver.request(), m.TriggerTasks)

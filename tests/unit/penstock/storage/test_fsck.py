@@ -224,6 +224,15 @@ def test_contradictions(job: Job) -> None:
         assert words in text
 
 
+def test_a_segment_without_a_file_is_a_partition_of_a_database(job: Job) -> None:
+    manifest = pb.CheckpointManifest(job_id=JOB, checkpoint_id=3, leader_epoch=1)
+    keyed = manifest.subtasks.add().operators.add(operator_uid="o").keyed
+    keyed.tables.add(name="t")
+    keyed.segments.add(table=0, offset=7, row_count=2)
+    job.store.put(manifest_path(3, 1), [encode_manifest(manifest)])
+    assert all("a segment" not in problem.message for problem in check(job).problems)
+
+
 def test_a_path_that_leaves_the_store(job: Job) -> None:
     job.files[0][0].handle.path = "../../secret"
     job.checkpoint(4)

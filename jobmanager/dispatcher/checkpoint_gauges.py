@@ -1,0 +1,70 @@
+"""Numbers of a job's checkpoints for Prometheus.
+
+Replaced as a whole by the event loop, so that any thread may read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jobmanager.checkpoint import messages as c
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointNumbers:
+    """Of one job, since its actor began.
+
+    Attributes:
+        safe_since_ms: what came before need not be repeated: the trigger of the last completed
+            checkpoint, or the job's start; 0 = it has not started, or takes no checkpoints.
+    """
+
+    completed: int = 0
+    failed: int = 0
+    last_id: int = 0
+    last_completed_at_ms: int = 0
+    last_duration_ms: int = 0
+    last_state_bytes: int = 0
+    last_uploaded_bytes: int = 0
+    safe_since_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobCheckpointNumbers:
+    """Of one job that runs."""
+
+    job_id: str
+    name: str
+    restarts: int
+    checkpoints: CheckpointNumbers
+
+
+class CheckpointGauges:
+    """Holds the current numbers."""
+
+    def __init__(self) -> None:
+        self.numbers = CheckpointNumbers()
+
+    def note_started(self, now_ms: int) -> None:
+        """Tasks run; before the first checkpoint all their work is at risk."""
+        if not self.numbers.safe_since_ms:
+            self.numbers = replace(self.numbers, safe_since_ms=now_ms)
+
+    def note_completed(self, report: c.ReportCompleted) -> None:
+        """A checkpoint is complete."""
+        checkpoint = report.checkpoint
+        self.numbers = replace(
+            self.numbers,
+            completed=self.numbers.completed + 1,
+            last_id=checkpoint.checkpoint_id,
+            last_completed_at_ms=checkpoint.completed_at_ms,
+            last_duration_ms=report.duration_ms,
+            last_state_bytes=checkpoint.state_bytes,
+            last_uploaded_bytes=report.summary.uploaded_bytes,
+            safe_since_ms=checkpoint.triggered_at_ms,
+        )
+
+    def note_aborted(self, report: c.ReportAborted) -> None:
+        """A checkpoint was aborted."""
+        if report.reason.counts:
+            self.numbers = replace(self.numbers, failed=self.numbers.failed + 1)

@@ -1,0 +1,286 @@
+"""What the machine of a job wants done about checkpoints: preparing starts, storing, deleting, answering.
+
+The store is used on two threads of the job's own: ``prepare``, ``store`` and ``discard`` one after the
+other, deletions beside them. Everything that comes back is an event in the job's inbox.
+
+Invariants: attempt numbers are reserved, in blocks, before ``StartPrepared`` is posted; each request of
+a user is answered once, at the latest when the job's actor ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, assert_never
+from uuid import uuid4
+
+import structlog
+
+from common.clock import Clock
+from common.pb import internal_pb2
+from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.dispatcher.checkpoint_gauges import CheckpointGauges
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.job_store import JobStore
+from jobmanager.results.results_store import ResultsStore
+from jobmanager.rpc.collect_convert import CollectSinks
+from jobmanager.rpc.graph_convert import cause_of_error
+from jobmanager.rpc.restore_convert import RestoredTasks, restored_checkpoint, restored_tasks
+from penstock.errors import (
+    CheckpointAborted,
+    Fenced,
+    JobRejected,
+    StoreTransient,
+    StreamError,
+    Unrecoverable,
+)
+from penstock.pb import graph_pb2
+from penstock.storage.head import HeadOutcomeUnknown
+
+_ATTEMPTS_RESERVED_AT_ONCE = 16
+_THREADS = 2
+_STORE_LANE = "checkpoint store"
+_DELETION_LANE = "checkpoint deletions"
+
+_ResultT = TypeVar("_ResultT")
+
+CheckpointEffect = m.PrepareStart | m.StoreCheckpoint | m.DiscardCheckpoints | m.CheckpointEffect
+
+
+class JobCheckpointsRunner:
+    """The checkpoints of one job, as its actor sees them.
+
+    Args:
+        job_id: the job.
+        graph: its graph.
+        store: where its checkpoints are kept; None = it takes none.
+        jobs: keeps the attempt numbers; None where the job ends with this JobManager.
+        results: rows of its collect sinks.
+        clock: where the time comes from.
+        post: takes events for the job's machine.
+        in_order: runs actions of one lane one after the other.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        graph: graph_pb2.JobGraph,
+        store: CheckpointStoreRunner | None,
+        jobs: JobStore | None,
+        results: ResultsStore,
+        clock: Clock,
+        post: Callable[[m.JobEvent], None],
+        in_order: Callable[[str, Callable[[], Awaitable[None]]], None],
+    ) -> None:
+        self._job_id = job_id
+        self._graph = graph
+        self._store = store
+        self._jobs = jobs
+        self._results = results
+        self._collects = CollectSinks(graph)
+        self._clock = clock
+        self._post = post
+        self._in_order = in_order
+        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self._threads = ThreadPoolExecutor(_THREADS, f"checkpoint-{job_id[:8]}")
+        self._restored: RestoredTasks = {}
+        self._attempts_end = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._answers: dict[str, asyncio.Future[int]] = {}
+        self._closed = False
+        self.gauges = CheckpointGauges()
+
+    def restored(self, subtask: SubtaskId) -> internal_pb2.RestoredTask | None:
+        """What the next attempt of a subtask starts from; None = from nothing."""
+        return self._restored.get(subtask)
+
+    def close(self) -> None:
+        """Nothing more will be asked; who still waits is told so."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._store is not None:
+            self._store.stop()
+        self._threads.shutdown(wait=False)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(StreamError(f"job {self._job_id} has ended"))
+
+    def note_running(self) -> None:
+        """The job's tasks run."""
+        if self._store is not None:
+            self.gauges.note_started(self._clock.now_ms())
+
+    async def request(self) -> int:
+        """Takes a checkpoint now; returns its id when it is complete.
+
+        Raises:
+            JobRejected: the job takes none.
+            CheckpointAborted: it began and did not complete.
+            StreamError: it could not begin.
+        """
+        if self._closed:
+            raise JobRejected(f"job {self._job_id} has ended")
+        request_id = uuid4().hex
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[request_id] = answer
+        try:
+            self._post(c.CheckpointRequested(request_id, self._clock.now_ms()))
+            checkpoint_id: int = await answer
+            return checkpoint_id
+        finally:
+            del self._answers[request_id]
+
+    # ------------------------------------------------------------ effects
+
+    def perform(self, effect: CheckpointEffect) -> None:
+        """Begins to do what the machine wants."""
+        match effect:
+            case m.PrepareStart():
+                self._in_order(_STORE_LANE, lambda: self._prepare(effect))
+            case m.StoreCheckpoint():
+                self._in_order(_STORE_LANE, lambda: self._store_checkpoint(effect))
+            case m.DiscardCheckpoints():
+                if self._store is not None:
+                    self._in_order(_STORE_LANE, self._discard)
+            case c.DeleteFiles():
+                self._in_order(_DELETION_LANE, lambda: self._delete(effect))
+            case c.CallAt():
+                self._call_at(effect.at_ms)
+            case c.AnswerRequest():
+                self._answer(effect)
+            case c.ReportAborted():
+                self._note_aborted(effect)
+            case c.ReportCompleted():
+                self._note_completed(effect)
+            case _:
+                assert_never(effect)
+
+    async def _in_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    # ------------------------------------------------------------ the store
+
+    async def _prepare(self, effect: m.PrepareStart) -> None:
+        attempt = effect.attempt
+        try:
+            event = await self._in_thread(lambda: self._prepared(attempt, effect.unusable))
+        except Fenced as error:
+            self._post(m.StartNotPrepared(attempt, self._fenced(error)))
+        except StreamError as error:
+            self._log.warning("job.start_not_prepared", attempt=attempt, reason=str(error))
+            cause = cause_of_error(error, self._clock.now_ms())
+            self._post(m.StartNotPrepared(attempt, cause))
+        else:
+            sequences = self._collects.restored(self._restored)
+            self._results.restart(self._job_id, attempt, sequences)
+            if event.restored is not None:
+                self._log.info(
+                    "job.restoring", attempt=attempt, checkpoint_id=event.restored.checkpoint_id
+                )
+            self._post(event)
+
+    def _prepared(self, attempt: int, unusable: tuple[int, ...]) -> m.StartPrepared:
+        if self._jobs is not None and attempt >= self._attempts_end:
+            end = attempt + _ATTEMPTS_RESERVED_AT_ONCE
+            self._jobs.reserve_attempts(self._job_id, end)
+            self._attempts_end = end
+        self._restored = {}
+        if self._store is None:
+            return m.StartPrepared(attempt)
+        found = self._store.prepare(unusable)
+        restored = None
+        if found.newest is not None:
+            self._restored = restored_tasks(found.newest, self._graph)
+            restored = restored_checkpoint(found.newest.checkpoint_id, self._restored)
+        return m.StartPrepared(
+            attempt, restored, found.retained, found.next_checkpoint_id, found.is_new_claim
+        )
+
+    async def _store_checkpoint(self, effect: m.StoreCheckpoint) -> None:
+        assert self._store is not None, "checkpoints are stored where there is a store"
+        store = self._store
+        try:
+            event = await self._in_thread(lambda: store.store(effect.stored, effect.done_splits))
+        except Fenced as error:
+            self._post(m.FailureRequested(self._fenced(error)))
+        except HeadOutcomeUnknown as error:
+            # The restart claims HEAD again, and then it is known.
+            cause = cause_of_error(StoreTransient(str(error)), self._clock.now_ms())
+            self._post(m.FailureRequested(cause))
+        else:
+            if isinstance(event, c.CheckpointStored):
+                sequences = self._collects.committed(effect.stored.snapshots)
+                self._results.commit(self._job_id, sequences)
+            self._post(event)
+
+    async def _delete(self, effect: c.DeleteFiles) -> None:
+        assert self._store is not None, "files are deleted where there is a store"
+        store = self._store
+        self._post(await self._in_thread(lambda: store.delete(effect.paths)))
+
+    async def _discard(self) -> None:
+        assert self._store is not None, "checked by the caller"
+        await self._in_thread(self._store.discard)
+
+    def _fenced(self, error: Fenced) -> FailureCause:
+        return cause_of_error(
+            Unrecoverable(f"another JobManager has taken the job over: {error}"),
+            self._clock.now_ms(),
+        )
+
+    # ------------------------------------------------------------ time, answers, reports
+
+    def _call_at(self, at_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0, at_ms - self._clock.now_ms()) / 1000
+        self._timer = asyncio.get_running_loop().call_later(
+            delay_s, lambda: self._post(c.TimeReached(self._clock.now_ms()))
+        )
+
+    def _answer(self, effect: c.AnswerRequest) -> None:
+        answer = self._answers.get(effect.request_id)
+        if answer is None or answer.done():
+            return  # who asked has gone
+        if effect.refused is None:
+            answer.set_result(effect.checkpoint_id)
+            return
+        reason = effect.detail or effect.refused.value
+        message = f"no checkpoint of job {self._job_id} was taken: {reason}"
+        error: StreamError
+        if effect.refused is c.RequestRefused.DISABLED:
+            error = JobRejected(message)
+        elif effect.refused is c.RequestRefused.ABORTED and effect.checkpoint_id:
+            error = CheckpointAborted(effect.checkpoint_id, reason)
+        else:
+            error = StreamError(message)
+        answer.set_exception(error)
+
+    def _note_aborted(self, effect: c.ReportAborted) -> None:
+        self.gauges.note_aborted(effect)
+        note = self._log.warning if effect.reason.counts else self._log.info
+        note(
+            "checkpoint.aborted",
+            checkpoint_id=effect.checkpoint_id,
+            reason=effect.reason.value,
+            detail=effect.detail,
+            failed_in_a_row=effect.failed_in_a_row,
+            at_risk_ms=effect.at_risk_ms,
+        )
+
+    def _note_completed(self, effect: c.ReportCompleted) -> None:
+        self.gauges.note_completed(effect)
+        self._log.info(
+            "checkpoint.completed",
+            checkpoint_id=effect.checkpoint.checkpoint_id,
+            duration_ms=effect.duration_ms,
+            size_bytes=effect.checkpoint.state_bytes,
+            uploaded_bytes=effect.summary.uploaded_bytes,
+            alignment_ms=effect.summary.alignment_ms,
+            sync_ms=effect.summary.sync_ms,
+        )

@@ -1,0 +1,124 @@
+"""What a job is, as it was accepted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from jobmanager.artifact_store import ArtifactStore
+from jobmanager.checkpoint.coordinator import CheckpointCoordinator
+from jobmanager.checkpoint.messages import CompletedCheckpoint
+from jobmanager.checkpoint.settings import CheckpointSettings
+from jobmanager.dispatcher.admission import CodeStamp, TaskManagerFacts, admission_problem
+from jobmanager.dispatcher.job_options import JobOptions
+from jobmanager.dispatcher.job_settings import JobSettings, job_settings
+from jobmanager.graph.job_plan import JobPlan, plan_problem
+from jobmanager.rpc.graph_convert import plan_of
+from penstock.config import Configuration
+from penstock.errors import JobRejected
+from penstock.graph import validate
+from penstock.pb import graph_pb2
+from penstock.storage.local_store import LocalStore
+from penstock.storage.memory_store import MemoryStore
+from penstock.storage.object_store import ObjectStore
+
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
+_OWN_SETTINGS = ("jobmanager.", "taskmanager.", "security.", "log.")
+
+
+@dataclass(frozen=True, slots=True)
+class JobDescription:
+    """A job that can be run.
+
+    Attributes:
+        config: of the job, in force over the cluster's.
+        settings: of its checkpoints and restarts.
+        slot_config: what slot processes are told of it.
+    """
+
+    job_id: str
+    graph: graph_pb2.JobGraph
+    plan: JobPlan
+    stamp: CodeStamp
+    config: Configuration
+    settings: JobSettings
+    slot_config: dict[str, str]
+
+    @property
+    def checkpoint_directory(self) -> str:
+        """Where tasks write their snapshots; "" = they travel inline, or there are none."""
+        root = self.settings.directory
+        return str(Path(root) / self.job_id) if root else ""
+
+    def options(self, first_attempt: int = 0, is_recovered: bool = False) -> JobOptions:
+        """How its machine runs it."""
+        checkpoints = self.settings.checkpoints
+        return JobOptions(
+            restart=self.settings.restart,
+            coordinator=None if checkpoints is None else partial(_coordinator, checkpoints),
+            first_attempt=first_attempt,
+            is_recovered=is_recovered,
+        )
+
+    def checkpoint_store(self) -> ObjectStore | None:
+        """The job's directory in the checkpoint store; None = it takes no checkpoints."""
+        if self.settings.checkpoints is None:
+            return None
+        if self.checkpoint_directory:
+            return LocalStore(Path(self.checkpoint_directory))
+        return MemoryStore(self.settings.memory_max_bytes)
+
+
+def _coordinator(
+    settings: CheckpointSettings,
+    retained: tuple[CompletedCheckpoint, ...],
+    next_checkpoint_id: int,
+) -> CheckpointCoordinator:
+    return CheckpointCoordinator(settings, retained=retained, next_checkpoint_id=next_checkpoint_id)
+
+
+def describe(
+    job_id: str,
+    graph: graph_pb2.JobGraph,
+    cluster_config: Configuration,
+    artifacts: ArtifactStore,
+    facts: Callable[[], list[TaskManagerFacts]],
+) -> JobDescription:
+    """Checks a job.
+
+    Args:
+        facts: what the cluster's TaskManagers say of themselves.
+
+    Raises:
+        JobRejected: the graph, its configuration or its code cannot be accepted.
+        ProtocolMismatch: a TaskManager cannot read the job's code.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise JobRejected(f"{job_id[:80]!r} is no job id: it must be 32 lower-case hex digits")
+    plan = plan_of(graph)
+    problem = plan_problem(plan)
+    if problem is not None:
+        raise JobRejected(f"job {graph.name!r}: {problem}")
+    validate(graph)
+    config = cluster_config.merged(dict(graph.config))
+    settings = job_settings(config)
+    missing = set(artifacts.missing(artifact.id for artifact in graph.artifacts))
+    names = [f"{a.name} ({a.id})" for a in graph.artifacts if a.id in missing]
+    if names:
+        raise JobRejected(
+            f"job {graph.name!r} names artifacts that were not uploaded: {', '.join(names)}"
+        )
+    stamp = CodeStamp(graph.python_version, graph.cloudpickle_version, tuple(graph.requirements))
+    refusal = admission_problem(stamp, facts())
+    if refusal is not None:
+        raise refusal
+    shared = {
+        key: value
+        for key, value in cluster_config.to_mapping().items()
+        if not key.startswith(_OWN_SETTINGS)
+    }
+    slot_config = shared | dict(graph.config)
+    return JobDescription(job_id, graph, plan, stamp, config, settings, slot_config)

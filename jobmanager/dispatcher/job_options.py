@@ -1,0 +1,47 @@
+"""How a job is run, and how far its current attempts are."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from jobmanager.dispatcher.checkpoint_wiring import CoordinatorFactory
+from jobmanager.failover.restart_strategy import RestartSettings
+
+
+class Phase(enum.Enum):
+    """How far the current attempts of the job are."""
+
+    NEW = "new"
+    PREPARING = "preparing"
+    SCHEDULING = "scheduling"
+    DEPLOYED = "deployed"
+    STOPPING = "stopping"
+    WAITING = "waiting for the restart"
+    ENDED = "ended"
+
+
+FORWARD = frozenset({Phase.NEW, Phase.PREPARING, Phase.SCHEDULING, Phase.DEPLOYED})
+"""The attempts are on their way forward: a failure now is one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """How a job is to be run.
+
+    Attributes:
+        restart: when it is restarted.
+        coordinator: makes its checkpoint coordinator; None = it takes no checkpoints.
+        first_attempt: number of its first attempts here.
+        is_recovered: an earlier JobManager has run it.
+    """
+
+    restart: RestartSettings = field(default_factory=RestartSettings)
+    coordinator: CoordinatorFactory | None = None
+    first_attempt: int = 0
+    is_recovered: bool = False
+
+    @property
+    def survives(self) -> bool:
+        """True when the job goes on after the end of its JobManager."""
+        return self.coordinator is not None or self.restart.restarts

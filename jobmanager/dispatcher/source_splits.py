@@ -1,0 +1,82 @@
+"""The split assigners of a job's sources, over its attempts.
+
+After a restore the splits that the checkpoint mentions belong to the subtasks they were restored to; the
+others are discovered and assigned anew. Where subtask 0 of a source, which discovers, had finished,
+nothing is left to discover, and the others are told so.
+"""
+
+from __future__ import annotations
+
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
+from jobmanager.graph.job_plan import JobPlan
+from jobmanager.scheduler.split_assigner import SplitAssigner
+
+
+class SourceSplits:
+    """(vertex, operator uid) -> who reads which split, in one attempt.
+
+    Args:
+        plan: shape of the job.
+        restored: what the attempt starts from.
+    """
+
+    def __init__(self, plan: JobPlan, restored: m.RestoredCheckpoint | None = None) -> None:
+        self._plan = plan
+        self._finished = restored.finished if restored is not None else frozenset()
+        self._assigners = {
+            (vertex.id, uid): SplitAssigner(vertex.parallelism)
+            for vertex in plan.vertices
+            for uid in vertex.source_uids
+        }
+        for subtask in self._finished:
+            for uid in plan.vertex(subtask.vertex).source_uids:
+                self._assigners[subtask.vertex, uid].retire(subtask.subtask_index)
+        for split in restored.splits if restored is not None else ():
+            assigner = self._assigners.get((split.vertex, split.operator_uid))
+            if assigner is not None:
+                load = 0 if split.done else split.size
+                assigner.seed(split.split_id, split.subtask_index, load)
+
+    def assigner(self, vertex: str, operator_uid: str) -> SplitAssigner | None:
+        """Of one source; None = there is no such source."""
+        return self._assigners.get((vertex, operator_uid))
+
+    def assign(self, event: m.SplitsReported, attempt: int) -> list[m.AddSplits]:
+        """What readers are told of a discovery; those that were restored as finished hear nothing."""
+        vertex = event.key.vertex
+        return [
+            m.AddSplits(
+                AttemptKey(vertex, assignment.subtask_index, attempt),
+                event.operator_uid,
+                assignment.splits,
+                assignment.final,
+            )
+            for assignment in self._assigners[vertex, event.operator_uid].assign(
+                event.splits, event.final
+            )
+            if SubtaskId(vertex, assignment.subtask_index) not in self._finished
+        ]
+
+    def done_by(self, subtask: SubtaskId) -> list[tuple[str, tuple[str, ...]]]:
+        """What a subtask that has finished has read: (operator uid, ids of its splits)."""
+        done = []
+        for uid in self._plan.vertex(subtask.vertex).source_uids:
+            ids = self._assigners[subtask.vertex, uid].owned_by(subtask.subtask_index)
+            done.append((uid, tuple(ids)))
+        return done
+
+    def left_without_discovery(self) -> list[tuple[SubtaskId, str]]:
+        """Readers whose source nobody discovers any more, with the source's uid; closes those."""
+        left = []
+        for vertex in self._plan.vertices:
+            if SubtaskId(vertex.id, 0) not in self._finished:
+                continue
+            for uid in vertex.source_uids:
+                self._assigners[vertex.id, uid].assign((), final=True)
+                left += [
+                    (SubtaskId(vertex.id, index), uid)
+                    for index in range(1, vertex.parallelism)
+                    if SubtaskId(vertex.id, index) not in self._finished
+                ]
+        return left

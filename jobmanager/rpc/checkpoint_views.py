@@ -1,0 +1,70 @@
+"""Checkpoints as clients see them."""
+
+from __future__ import annotations
+
+from jobmanager.checkpoint.coordinator import CheckpointCoordinator
+from jobmanager.checkpoint.statistics import CheckpointRecord, CheckpointStatus
+from jobmanager.dispatcher.job_master import JobMaster
+from penstock.pb import client_pb2
+
+_STATUS = {
+    CheckpointStatus.PENDING: client_pb2.CHECKPOINT_STATUS_PENDING,
+    CheckpointStatus.COMPLETED: client_pb2.CHECKPOINT_STATUS_COMPLETED,
+    CheckpointStatus.FAILED: client_pb2.CHECKPOINT_STATUS_FAILED,
+}
+
+
+def coordinator_of(master: JobMaster | None) -> CheckpointCoordinator | None:
+    """The coordinator of a job; None where it takes no checkpoints or has not begun to."""
+    coordinator = master.coordinator if master is not None else None
+    return coordinator if isinstance(coordinator, CheckpointCoordinator) else None
+
+
+def checkpoints_of(master: JobMaster | None, directory: str) -> client_pb2.ListCheckpointsResponse:
+    """The last checkpoints of a job, the newest first.
+
+    Args:
+        directory: the job's in the checkpoint store; "" = the JobManager's memory.
+    """
+    coordinator = coordinator_of(master)
+    if master is None or coordinator is None:
+        return client_pb2.ListCheckpointsResponse()
+    return client_pb2.ListCheckpointsResponse(
+        checkpoints=[_shown(record, directory) for record in coordinator.history],
+        completed_count=coordinator.completed_total,
+        failed_count=coordinator.failed_total,
+        restored_checkpoint_id=master.restored_checkpoint_id,
+    )
+
+
+def add_last_checkpoint(details: client_pb2.JobDetails, master: JobMaster | None) -> None:
+    """The newest checkpoint, and how many have failed."""
+    coordinator = coordinator_of(master)
+    if coordinator is None:
+        return
+    details.failed_checkpoints = coordinator.failed_total
+    latest = coordinator.latest_completed
+    if latest is not None:
+        details.last_checkpoint_id = latest.checkpoint_id
+        details.last_checkpoint_at_ms = latest.completed_at_ms
+
+
+def _shown(record: CheckpointRecord, directory: str) -> client_pb2.CheckpointDetails:
+    summary = record.summary
+    return client_pb2.CheckpointDetails(
+        checkpoint_id=record.checkpoint_id,
+        status=_STATUS[record.status],
+        triggered_at_ms=record.triggered_at_ms,
+        ended_at_ms=record.ended_at_ms,
+        acknowledged_subtasks=record.acknowledged,
+        total_subtasks=record.total,
+        state_bytes=summary.state_bytes,
+        uploaded_bytes=summary.uploaded_bytes,
+        alignment_ms=summary.alignment_ms,
+        sync_ms=summary.sync_ms,
+        async_ms=summary.async_ms,
+        start_delay_ms=summary.start_delay_ms,
+        failure=record.failure,
+        path=f"{directory}/{record.manifest_path}" if directory and record.manifest_path else "",
+        retained=record.retained,
+    )

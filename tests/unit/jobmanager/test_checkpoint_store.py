@@ -1,0 +1,243 @@
+"""What is done to the store of a job's checkpoints: manifests, HEAD, sweeping, failures of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from jobmanager.checkpoint import checkpoint_store_runner
+from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
+from jobmanager.rpc.restore_convert import restored_checkpoint, restored_tasks
+from jobmanager.rpc.snapshot_convert import references_of, with_replaced
+from penstock.errors import Fenced, StoreTransient, Unrecoverable
+from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.head import HEAD_PATH, HeadOutcomeUnknown, HeadStore
+from penstock.storage.local_store import LocalStore
+from penstock.storage.memory_store import MemoryStore
+from penstock.storage.object_store import ObjectStore
+
+JOB = "ab" * 16
+KEY = c.SharedKey("agg", 0, "i1", "run-1")
+
+
+def graph() -> graph_pb2.JobGraph:
+    source, sink = (
+        graph_pb2.Vertex(id="v0", parallelism=2),
+        graph_pb2.Vertex(id="v1", parallelism=1),
+    )
+    source.operators.add(uid="src").source.bounded = True
+    sink.operators.add(uid="agg").sink.discard.SetInParent()
+    return graph_pb2.JobGraph(name="job", vertices=[source, sink])
+
+
+def runner(store: ObjectStore, epoch: int = 1) -> CheckpointStoreRunner:
+    return CheckpointStoreRunner(
+        JOB, graph(), store, leader_epoch=epoch, version="1", now_ms=lambda: 5_000
+    )
+
+
+def snapshot(path: str, size_bytes: int = 10) -> checkpoint_pb2.SubtaskSnapshot:
+    found = checkpoint_pb2.SubtaskSnapshot(vertex="v1", subtask_index=0)
+    operator = found.operators.add(operator_uid="agg")
+    operator.keyed.instance = "i1"
+    handle = checkpoint_pb2.StateHandle(path=path, size_bytes=size_bytes, checksum=7)
+    operator.keyed.files.add(name="run-1", shared=True, handle=handle)
+    operator.keyed.files.add(name="own", handle=checkpoint_pb2.StateHandle(inline=b"x"))
+    operator.lists.add(name="l", handle=checkpoint_pb2.StateHandle(path="chk-1/l", size_bytes=1))
+    operator.lists.add(name="u", redistribution=checkpoint_pb2.REDISTRIBUTION_UNION, items=[b"one"])
+    return found
+
+
+def wanted(
+    checkpoint_id: int, path: str = "shared/a", retained: tuple[int, ...] = ()
+) -> c.StoreCheckpoint:
+    source = checkpoint_pb2.SubtaskSnapshot(vertex="v0", subtask_index=0)
+    source.operators.add(operator_uid="src").splits.add(id="x", position=b"3", size=4)
+    return c.StoreCheckpoint(
+        checkpoint_id=checkpoint_id,
+        triggered_at_ms=1_000,
+        snapshots=((AttemptKey("v1", 0, 0), snapshot(path)), (AttemptKey("v0", 0, 0), source)),
+        finished=(AttemptKey("v0", 1, 0),),
+        replaced=(),
+        retained=(*retained, checkpoint_id),
+        next_checkpoint_id=checkpoint_id + 1,
+        state_bytes=11,
+    )
+
+
+def files(store: ObjectStore) -> None:
+    """What the snapshots refer to."""
+    store.put("shared/a", [b"0123456789"])
+    store.put("chk-1/l", [b"0"])
+
+
+DONE = ((AttemptKey("v0", 1, 0), "src", ("y", "z")),)
+
+
+def test_a_stored_checkpoint_is_what_the_next_attempt_starts_from(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    first = runner(store)
+    empty = first.prepare()
+    assert (empty.newest, empty.retained, empty.next_checkpoint_id) == (None, (), 1)
+    assert empty.is_new_claim
+    stored = first.store(wanted(1), DONE)
+    assert isinstance(stored, c.CheckpointStored)
+    for path in ("shared/a", "shared/b", "chk-1/l", "chk-2/upload", "taskowned/t"):
+        store.put(path, [b"0123456789"])
+    found = first.prepare()
+    assert not found.is_new_claim
+    assert found.next_checkpoint_id == 2
+    (kept,) = found.retained
+    assert kept.references == references_of(snapshot("shared/a"))
+    assert [r.key for r in kept.references] == [KEY, None]
+    assert kept.manifest_path == stored.manifest_path
+    left = {info.path for info in store.list("")}
+    assert left == {"HEAD", stored.manifest_path, "shared/a", "chk-1/l", "taskowned/t"}
+    assert found.newest is not None
+    tasks = restored_tasks(found.newest, graph())
+    assert tasks[SubtaskId("v0", 1)].finished
+    assert [one.name for one in tasks[SubtaskId("v1", 0)].operators[0].lists] == ["l", "u"]
+    seen = restored_checkpoint(1, tasks)
+    assert seen.finished == {SubtaskId("v0", 1)}
+    assert {(s.subtask_index, s.split_id, s.done) for s in seen.splits} == {
+        (0, "x", False),
+        (1, "y", True),
+        (1, "z", True),
+    }
+
+
+def test_the_location_that_counts_is_written(tmp_path: Path) -> None:
+    location = c.FileRange("shared/first", 3, 10, 7)
+    changed = with_replaced(snapshot("shared/second"), {KEY: location})
+    assert references_of(changed)[0].location == location
+    assert references_of(snapshot("shared/second"))[0].location.path == "shared/second"
+
+
+def test_retained_checkpoints_are_those_that_are_wanted(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    one = runner(store)
+    one.prepare()
+    one.store(wanted(1))
+    one.store(wanted(2, retained=(1,)))
+    one.store(wanted(4, retained=(2,)))
+    head = HeadStore(store).read()
+    assert head is not None
+    assert [kept.checkpoint_id for kept in head.retained] == [2, 4]
+    assert head.next_checkpoint_id == 5
+
+
+def test_unreadable_manifests_are_skipped_and_then_nothing_is_swept(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    one = runner(store)
+    one.prepare()
+    files(store)
+    older = one.store(wanted(1))
+    newer = one.store(wanted(2, retained=(1,)))
+    assert isinstance(older, c.CheckpointStored)
+    assert isinstance(newer, c.CheckpointStored)
+    store.delete(newer.manifest_path)
+    store.put("shared/orphan", [b"x"])
+    found = runner(store, 2).prepare()
+    assert found.newest is not None
+    assert found.newest.checkpoint_id == 1
+    assert store.list("shared/orphan")
+    # What tasks could not restore, and what refers to a truncated file, is skipped as well.
+    with pytest.raises(Unrecoverable):
+        runner(store, 2).prepare(unusable=(1,))
+    store.put("shared/a", [b"012345678"])
+    with pytest.raises(Unrecoverable):
+        runner(store, 2).prepare()
+    store.put(older.manifest_path, [b"junk"])
+    with pytest.raises(Unrecoverable, match=older.manifest_path):
+        runner(store, 3).prepare()
+    store.put(HEAD_PATH, [b"junk"])
+    with pytest.raises(Unrecoverable, match="nothing has been deleted"):
+        runner(store, 4).prepare()
+    assert store.list("shared/orphan")
+
+
+def test_a_deposed_leader_adds_nothing(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    old = runner(store, 1)
+    old.prepare()
+    runner(store, 2).prepare()
+    with pytest.raises(Fenced):
+        old.store(wanted(1))
+    with pytest.raises(Fenced):
+        runner(store, 1).prepare()
+
+
+class _Failing(MemoryStore):
+    """Writes fail while ``broken`` is set: puts, or swaps that nobody knows the outcome of."""
+
+    broken = ""
+
+    @override
+    def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        if self.broken == "put":
+            raise StoreTransient("disk full")
+        return super().put(path, chunks)
+
+    @override
+    def get(self, path: str) -> bytes:
+        if self.broken == "swap" and path == HEAD_PATH:
+            raise StoreTransient("no answer")
+        return super().get(path)
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        swapped = super().compare_and_swap(path, expected, new)
+        if self.broken == "swap":
+            raise StoreTransient("no answer")
+        return swapped
+
+
+def test_failures_of_the_store_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_store_runner, "_SWAP_PAUSE_S", 0)
+    store = _Failing(100_000)
+    one = runner(store)
+    one.prepare()
+    files(store)
+    store.broken = "put"
+    failed = one.store(wanted(1))
+    assert isinstance(failed, c.CheckpointNotStored)
+    assert not failed.is_too_large
+    store.broken = "swap"
+    with pytest.raises(HeadOutcomeUnknown):
+        one.store(wanted(2))
+    store.broken = ""
+    # It had happened.
+    found = one.prepare()
+    assert found.is_new_claim
+    assert [kept.checkpoint_id for kept in found.retained] == [2]
+
+
+def test_memory_is_limited() -> None:
+    one = runner(MemoryStore(500))
+    one.prepare()
+    failed = one.store(wanted(1, path="shared/" + "x" * 230))
+    assert isinstance(failed, c.CheckpointNotStored)
+    assert failed.is_too_large
+    assert "execution.checkpointing.jobmanager.max-size" in failed.error
+
+
+def test_deletions_tell_what_is_left_and_discarding_leaves_nothing(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / JOB)
+    one = runner(store)
+    one.prepare()
+    one.store(wanted(1))
+    store.put("shared/a", [b"x"])
+    assert one.delete(("shared/a", "shared/gone")) == c.FilesDeleted((), 5_000)
+    one.discard()
+    assert not (tmp_path / JOB).exists()
+
+
+def test_a_manifest_of_another_graph_is_refused() -> None:
+    manifest = checkpoint_pb2.CheckpointManifest(checkpoint_id=3)
+    with pytest.raises(Unrecoverable, match="v0/0"):
+        restored_tasks(manifest, graph())

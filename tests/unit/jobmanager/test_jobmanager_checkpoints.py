@@ -1,0 +1,333 @@
+"""Checkpoints, restarts and recovery of a JobManager over real gRPC.
+
+The TaskManagers only pretend: a trigger makes every task of theirs acknowledge with a snapshot that a test
+has chosen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.clock import SystemClock
+from common.pb import internal_pb2
+from jobmanager.main import serving
+from jobmanager.metrics import build_registry
+from penstock import errors
+from penstock.config import Configuration
+from penstock.grpc_errors import error_from_rpc
+from penstock.pb import checkpoint_pb2, client_pb2
+from penstock.storage.head import HeadStore
+from penstock.storage.local_store import LocalStore
+from penstock.storage.manifest import decode_manifest
+
+STATES = client_pb2.AttemptState
+JOB = "0" * 32
+
+
+def run(scenario: Any) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+class Checkpointed:
+    """Makes a fake TaskManager take part in checkpoints; triggers of sources reach all its tasks."""
+
+    def __init__(self, taskmanager: Any) -> None:
+        self.taskmanager = taskmanager
+        self.attempts: dict[tuple[str, int], Any] = {}
+        self.restored: list[Any] = []
+        self.completed: list[int] = []
+        self.finish_on_completion = False
+        taskmanager.on_deploy = self.deploy
+        taskmanager.on_command = self.obey
+
+    def deploy(self, task: Any) -> None:
+        attempt = task.attempt
+        self.attempts[attempt.vertex, attempt.subtask_index] = attempt
+        self.restored.append(task)
+        self.taskmanager.run_to_running(task)
+
+    def obey(self, command: Any) -> None:
+        match command.WhichOneof("command"):
+            case "trigger_checkpoint" if command.attempt.subtask_index == 0:
+                checkpoint_id = command.trigger_checkpoint.checkpoint_id
+                for attempt in list(self.attempts.values()):
+                    self.acknowledge(attempt, checkpoint_id)
+            case "checkpoint_completed":
+                self.completed.append(command.checkpoint_completed.checkpoint_id)
+                if self.finish_on_completion:
+                    self.taskmanager.report_state(command.attempt, STATES.ATTEMPT_STATE_FINISHED)
+            case _:
+                pass
+
+    def acknowledge(self, attempt: Any, checkpoint_id: int) -> None:
+        snapshot = checkpoint_pb2.SubtaskSnapshot(
+            vertex=attempt.vertex, subtask_index=attempt.subtask_index
+        )
+        if attempt.vertex == "v0":
+            snapshot.operators.add(operator_uid="src").splits.add(
+                id=f"s{attempt.subtask_index}", position=b"7", size=5
+            )
+        else:
+            state = snapshot.operators.add(operator_uid="snk").lists.add(name="collect")
+            state.items.append((checkpoint_id).to_bytes(8, "little"))
+        acked = internal_pb2.CheckpointAcknowledged(checkpoint_id=checkpoint_id, snapshot=snapshot)
+        self.taskmanager.report(
+            internal_pb2.TaskEvent(attempt=attempt, checkpoint_acknowledged=acked)
+        )
+
+    def report_end_of_data(self) -> None:
+        for attempt in self.attempts.values():
+            self.taskmanager.report(
+                internal_pb2.TaskEvent(attempt=attempt, end_of_data=internal_pb2.EndOfDataReached())
+            )
+
+    def fail(self, message: str = "it broke", traceback: str = "") -> None:
+        self.taskmanager.report_state(
+            self.attempts["v1", 0],
+            STATES.ATTEMPT_STATE_FAILED,
+            client_pb2.FailureCause(message=message, traceback=traceback),
+        )
+
+
+def settings(tmp_path: Path, **more: object) -> dict[str, object]:
+    return {
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "execution.checkpointing.interval": "1h",
+        "restart-strategy.fixed-delay.delay": "10ms",
+        **more,
+    }
+
+
+async def take_checkpoint(cluster: Any) -> int:
+    request = client_pb2.TriggerCheckpointRequest(job_id=JOB)
+    return int((await cluster.client.TriggerCheckpoint(request, timeout=10)).checkpoint_id)
+
+
+async def restarted(cluster: Any, restarts: int) -> Any:
+    request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
+    async for details in cluster.client.WatchJob(request, timeout=10):
+        running = details.summary.state == client_pb2.JOB_STATE_RUNNING
+        if running and details.summary.restarts >= restarts:
+            return details
+    raise AssertionError(f"the job ended: {details}")
+
+
+def test_a_failed_job_goes_on_from_its_newest_checkpoint(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await take_checkpoint(cluster) == 1
+            assert await take_checkpoint(cluster) == 2
+            store = LocalStore(tmp_path / "checkpoints" / JOB)
+            store.put("shared/orphan", [b"x"])
+            fake.fail()
+            details = await restarted(cluster, 1)
+            assert details.last_checkpoint_id == 2
+            second = fake.restored[4:]
+            assert {task.attempt.attempt for task in second} == {1}
+            assert all(task.takes_checkpoints for task in second)
+            assert {task.checkpoint_directory for task in second} == {str(store.root)}
+            assert {task.restore.checkpoint_id for task in second} == {2}
+            sources = [task for task in second if task.attempt.vertex == "v0"]
+            assert sorted(t.restore.operators[0].splits[0].id for t in sources) == ["s0", "s1"]
+            assert not store.list("shared/")
+            head = HeadStore(store).read()
+            assert head is not None
+            assert [kept.checkpoint_id for kept in head.retained] == [2]
+            manifest = decode_manifest(store.get(head.retained[0].manifest_path))
+            assert [vertex.name for vertex in manifest.vertices] == ["read", "write"]
+            assert len(manifest.subtasks) == 4
+            # Acks of attempts that are over change nothing.
+            assert await take_checkpoint(cluster) == 3
+            listed = await cluster.client.ListCheckpoints(
+                client_pb2.ListCheckpointsRequest(job_id=JOB)
+            )
+            assert [c.checkpoint_id for c in listed.checkpoints] == [3, 2, 1]
+            assert [c.retained for c in listed.checkpoints] == [True, False, False]
+            assert listed.restored_checkpoint_id == 2
+            assert listed.completed_count == 3
+            dispatcher = cluster.jobmanager.dispatcher
+            registry = build_registry(dispatcher, cluster.jobmanager.cluster)
+            labels = {"job_id": JOB, "job_name": "test"}
+            value = registry.get_sample_value
+            assert value("penstock_job_restarts_total", labels) == 1.0
+            assert value("penstock_job_checkpoints_completed_total", labels) == 3.0
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            await cluster.wait_for(JOB, "CANCELED")
+            while store.root.exists():  # noqa: ASYNC110 - a thread removes it
+                await asyncio.sleep(0.01)
+
+    run(scenario)
+
+
+def test_the_final_checkpoint_lets_waiting_tasks_finish(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            fake.finish_on_completion = True
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            fake.report_end_of_data()
+            await cluster.wait_for(JOB, "FINISHED")
+            assert fake.completed == [1] * 4
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_next_jobmanager_goes_on_with_the_job(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, is_killed: bool
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            await take_checkpoint(cluster)
+            used = {task.attempt.attempt for task in fake.restored}
+            jobs = tmp_path / "jobmanager" / "jobs"
+            kept = {path.name: path.read_bytes() for path in jobs.iterdir()}
+            await cluster.jobmanager.dispatcher.stop()
+            details = (await cluster.client.GetJob(client_pb2.GetJobRequest(job_id=JOB))).summary
+            assert details.state == client_pb2.JOB_STATE_SUSPENDED
+            if is_killed:
+                for name, content in kept.items():
+                    (jobs / name).write_bytes(content)
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Checkpointed(await cluster.add("tm2"))
+            await cluster.wait_for(JOB, "RUNNING")
+            assert {task.restore.checkpoint_id for task in fake.restored} == {1}
+            assert not used & {task.attempt.attempt for task in fake.restored}
+            assert await take_checkpoint(cluster) == 2
+
+    run(scenario)
+
+
+def test_unreadable_checkpoints_are_skipped_or_end_the_job(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    more = {"execution.checkpointing.num-retained": 2}
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path, **more)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            await take_checkpoint(cluster)
+            await take_checkpoint(cluster)
+            store = LocalStore(tmp_path / "checkpoints" / JOB)
+            manifests = [info.path for info in store.list("chk-")]
+            assert len(manifests) == 2
+            store.put(manifests[1], [b"broken"])
+            fake.fail()
+            await restarted(cluster, 1)
+            assert {task.restore.checkpoint_id for task in fake.restored[4:]} == {1}
+            store.put(manifests[0], [b"broken"])
+            fake.fail()
+            failure = (await cluster.wait_for(JOB, "FAILED")).failure
+            assert failure.error_class == "Unrecoverable"
+            assert manifests[0] in failure.message
+            assert [info.path for info in store.list("chk-")] == manifests
+
+    run(scenario)
+
+
+def test_user_failures_end_a_job_whose_restarts_nobody_asked_for(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        config = settings(tmp_path)
+        del config["execution.checkpointing.interval"]
+        async with cluster_of(config) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            fake.fail(message="the slot process died")
+            await restarted(cluster, 1)
+            fake.fail(traceback="Traceback ...")
+            await cluster.wait_for(JOB, "FAILED")
+
+    run(scenario)
+
+
+def test_storage_in_memory_is_limited_and_named(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        config = {
+            "execution.checkpointing.storage": "jobmanager",
+            "execution.checkpointing.interval": "1h",
+            "execution.checkpointing.jobmanager.max-size": "1 kb",
+            "restart-strategy.fixed-delay.delay": "10ms",
+        }
+        async with cluster_of(config) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph(parallelism=1))
+            await cluster.wait_for(JOB, "RUNNING")
+            try:
+                await take_checkpoint(cluster)
+            except Exception as error:
+                message = str(error_from_rpc(error))  # type: ignore[arg-type]
+                assert "execution.checkpointing.jobmanager.max-size" in message
+            assert {task.checkpoint_directory for task in fake.restored} == {""}
+
+    run(scenario)
+
+
+def test_checkpointing_that_was_asked_for_needs_a_directory(
+    cluster_of: Any, make_graph: Any
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            graph = make_graph(config={"execution.checkpointing.interval": "1s"})
+            with pytest.raises(Exception) as refused:
+                await cluster.submit(graph)
+            error = error_from_rpc(refused.value)  # type: ignore[arg-type]
+            assert isinstance(error, errors.JobRejected)
+            assert "execution.checkpointing.dir" in str(error)
+            for strategy in ("failure-rate", "exponential-delay"):
+                with pytest.raises(Exception) as refused:
+                    await cluster.submit(make_graph(config={"restart-strategy.type": strategy}))
+                assert strategy in str(error_from_rpc(refused.value))  # type: ignore[arg-type]
+
+    run(scenario)
+
+
+def test_a_job_that_was_cancelled_is_not_run_again(
+    make_graph: Any, cluster_of: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            taskmanager = await cluster.add("tm1")
+            Checkpointed(taskmanager)
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            jobs = tmp_path / "jobmanager" / "jobs"
+            kept = {path.name: path.read_bytes() for path in jobs.iterdir()}
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            await cluster.wait_for(JOB, "CANCELED")
+        for name, content in kept.items():
+            (jobs / name).write_bytes(content)
+        (jobs / f"{JOB}.cancelled").touch()
+        quiet = {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1}
+        config = Configuration.from_mapping({**settings(tmp_path), **quiet})
+        async with serving(config, tmp_path, SystemClock()) as jobmanager:
+            (record,) = jobmanager.dispatcher.records()
+            assert record.summary().state == client_pb2.JOB_STATE_CANCELED
+            assert not list(jobs.iterdir())
+
+    run(scenario)
