@@ -8,7 +8,7 @@ SOURCES := penstock common jobmanager taskmanager tests examples benchmarks docs
 PROTO := $(shell find proto -name '*.proto')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test check bench demo clean
+.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test chaos sim check bench demo clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -58,7 +58,13 @@ type: setup ## Check the types
 test: setup servers ## Run the tests
 	@$(BIN)/python -m pytest
 
+chaos: setup ## Kill the processes of ledger jobs 50 times; SEED=n repeats a run
+	@PENSTOCK_CHAOS_SEED="$(SEED)" $(BIN)/python -m pytest -s -m chaos tests/chaos
+
 check: format-check lint type proto-check docs-check test ## What CI runs
+
+sim: setup ## Simulate jobs with failures: SEED=first COUNT=how many BACKEND=of state
+	@$(BIN)/python -m tests.support.simulated_run $(or $(SEED),0) $(or $(COUNT),1000) $(or $(BACKEND),hashmap)
 
 bench: setup ## Run the benchmarks of docs/benchmarks.md
 	@$(BIN)/python -m benchmarks all

@@ -29,6 +29,8 @@ import yaml
 import penstock as ps
 from penstock.config import Configuration, known_keys
 from penstock.errors import ConfigurationError, StreamError
+from tests.support.jobs import DEADLINE_S, await_details
+from tests.support.processes import wait_in_directory
 from tests.support.servers import Prometheus, free_port, require, run_tool, running, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,7 @@ COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 CONFIG_FILE = ROOT / "deploy" / "config" / "penstock.yaml"
+CHECKPOINTS = "/var/lib/penstock-checkpoints"
 TOKEN = "a-secret-for-this-test"
 START_TIMEOUT_S = 40.0
 KERNEL_CACHE = {
@@ -70,6 +73,20 @@ def test_a_broken_compose_file_is_noticed(tmp_path: Path, good: str, broken: str
     (tmp_path / "docker-compose.yml").write_text(text.replace(good, broken, 1))
     status, output = compose_problems(tmp_path)
     assert status != 0, output
+
+
+def test_all_composed_daemons_see_the_same_checkpoints() -> None:
+    composed = yaml.safe_load(COMPOSE.read_text())
+    assert "checkpoints" in composed["volumes"]
+    for service in composed["services"].values():
+        assert f"checkpoints:{CHECKPOINTS}" in service["volumes"]
+        assert f"execution.checkpointing.dir={CHECKPOINTS}" in service["command"]
+    # A volume that is mounted on nothing belongs to root, and the daemons are not root.
+    made = re.search(
+        r"install -d -o penstock -g penstock (.+)$", DOCKERFILE.read_text(), re.MULTILINE
+    )
+    assert made is not None
+    assert CHECKPOINTS in made[1].split()
 
 
 def unit_problems(unit: Path, directory: Path, text: str | None = None) -> str:
@@ -113,6 +130,18 @@ def test_units_start_the_daemon_they_are_named_after(unit: Path) -> None:
     assert state is not None
     command = f"ExecStart=/opt/penstock/bin/python -P -m {role} --dir /var/lib/{state[1]}\n"
     assert command in unit.read_text()
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_units_may_write_the_documented_directory_of_checkpoints(unit: Path) -> None:
+    documented = re.search(
+        r"^execution\.checkpointing\.dir: (/\S+)$",
+        (ROOT / "docs" / "operations.md").read_text(),
+        re.MULTILINE,
+    )
+    assert documented is not None
+    # The minus: a unit starts where nobody has made it.
+    assert f"\nReadWritePaths=-{documented[1]}\n" in unit.read_text()
 
 
 def test_dockerfile_is_valid(tmp_path: Path) -> None:
@@ -194,6 +223,9 @@ def local_command(service: str, command: list[str], directory: Path, jobmanager:
         "security.token-file=/run/secrets/penstock-token": (
             f"security.token-file={directory.parent / 'penstock-token'}"
         ),
+        f"execution.checkpointing.dir={CHECKPOINTS}": (
+            f"execution.checkpointing.dir={directory.parent / 'checkpoints'}"
+        ),
         f"taskmanager.host={service}": "taskmanager.host=127.0.0.1",
         "jobmanager.rpc.address=jobmanager": "jobmanager.rpc.address=127.0.0.1",
         "jobmanager.metrics.port=9249": "jobmanager.metrics.port=0",
@@ -243,6 +275,30 @@ def run_job(address: str) -> None:
         assert sum(row.n for row in rows) == 30_000
 
 
+def run_job_with_checkpoints(address: str, directory: Path) -> None:
+    """By default: the configuration of the daemons says where they go."""
+    with ps.Environment(address, parallelism=2) as env:
+        rows = (
+            env.generate(bids, rows=20_000, rate=10_000)
+            .key_by("auction")
+            .aggregate(n=ps.count())
+            .uid("totals")
+            .collect()
+        )
+        handle = env.submit("totals")
+        await_details(handle, lambda metrics, state: state == "RUNNING")
+        checkpoint_id = handle.checkpoint(20)
+        (checkpoint,) = [one for one in handle.checkpoints() if one.id == checkpoint_id]
+        assert checkpoint.status == "COMPLETED"
+        assert Path(checkpoint.path).is_relative_to(directory)
+        assert (directory / handle.job_id / "HEAD").is_file()
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
+        gone = directory / handle.job_id
+        wait_in_directory(directory, lambda: not gone.exists(), "a finished job has no checkpoints")
+        totals = {row.auction: row.n for row in rows}
+        assert totals == dict.fromkeys(range(10), 2_000)
+
+
 SUBTASK_METRICS = {
     "records_in_total",
     "records_out_total",
@@ -254,6 +310,15 @@ SUBTASK_METRICS = {
     "late_records_total",
     "bad_records_total",
     "watermark_timestamp_seconds",
+}
+JOB_METRICS = {
+    "restarts_total",
+    "checkpoints_completed_total",
+    "checkpoints_failed_total",
+    "last_checkpoint_duration_seconds",
+    "last_checkpoint_state_bytes",
+    "last_checkpoint_uploaded_bytes",
+    "work_at_risk_seconds",
 }
 JOBMANAGER_METRICS = {"jobs", "slots", "slots_free", "taskmanagers", "jobs_waiting_for_slots"}
 TASKMANAGER_METRICS = {"slots", "slots_free", "forkserver_restarts"}
@@ -268,6 +333,8 @@ def check_metrics(text: str, daemon: str, own: set[str]) -> None:
     assert run_tool([require("promtool"), "check", "metrics"], stdin=text) == (0, "")
     expected = {f"penstock_subtask_{name}" for name in SUBTASK_METRICS}
     expected |= {f"penstock_{daemon}_{name}" for name in own}
+    if daemon == "jobmanager":
+        expected |= {f"penstock_job_{name}" for name in JOB_METRICS}
     assert families(text) == expected
     documented = (ROOT / "docs" / "operations.md").read_text()
     assert [name for name in sorted(expected) if f"`{name}`" not in documented] == []
@@ -284,6 +351,7 @@ def test_the_composed_cluster_runs_a_job_and_is_scraped(
             run_job(cluster.jobmanager)
         monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
         run_job(cluster.jobmanager)
+        run_job_with_checkpoints(cluster.jobmanager, tmp_path / "checkpoints")
 
         addresses = cluster.metrics_addresses
         assert sorted(addresses) == ["jobmanager", "taskmanager-1", "taskmanager-2"]
@@ -305,7 +373,7 @@ def test_the_composed_cluster_runs_a_job_and_is_scraped(
             (read,) = prometheus.wait_for_samples(
                 'sum(penstock_subtask_records_in_total{vertex="v0"})', 1
             )
-            assert read["value"][1] == "30000"
+            assert read["value"][1] == "50000"
 
 
 def test_a_metric_that_prometheus_would_not_like_is_noticed() -> None:

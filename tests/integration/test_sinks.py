@@ -1,4 +1,5 @@
-"""Aim: every sink holds exactly the rows, shows them only when the job has ended well, and leaves nothing behind.
+"""Aim: every sink holds exactly the rows, shows them only when a checkpoint covers
+them or the job has ended well, and leaves nothing behind.
 
 Method: what a job wrote is read back with pyarrow, json and DuckDB.
 """
@@ -24,7 +25,9 @@ from penstock import col
 from penstock.client import Client
 from tests.integration.conftest import NewEnvironment
 from tests.support.bids import cut, make_bids, to_table, write_table
-from tests.support.jobs import assert_same_rows, await_details, cancel, run
+from tests.support.committed_files import Table
+from tests.support.jobs import DEADLINE_S, assert_same_rows, await_details, cancel, run
+from tests.support.processes import wait_in_directory
 from tests.support.row_server import LineServer
 
 pytestmark = pytest.mark.integration
@@ -211,9 +214,10 @@ def test_no_rows_leave_no_files(env: ps.Environment, bids: ps.Stream, tmp_path: 
     assert everything_below(tmp_path) == []
 
 
-def test_names_are_final_only_when_the_job_has_finished(
-    env: ps.Environment, tmp_path: Path
+def test_without_checkpoints_names_are_final_only_when_the_job_has_finished(
+    new_env: NewEnvironment, tmp_path: Path
 ) -> None:
+    env = new_env(config={"execution.checkpointing.interval": "none"})
     with LineServer() as server:
         lines = env.read_socket("127.0.0.1", server.port)
         lines.write_csv(str(tmp_path / "csv"))
@@ -231,6 +235,57 @@ def test_names_are_final_only_when_the_job_has_finished(
         "two": 1,
     }
     assert len(read_back("json", tmp_path / "json")) == 2
+
+
+def test_names_are_final_when_a_checkpoint_covers_the_rows(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    env = new_env(config={"execution.checkpointing.interval": "10 min"})
+    with LineServer() as server:
+        lines = env.read_socket("127.0.0.1", server.port)
+        lines.write_json(str(tmp_path / "out"))
+        handle = env.submit("commit")
+        server.send("one", "two")
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_out"] == 2)
+        assert all(path.name.startswith(".") for path in everything_below(tmp_path))
+        handle.checkpoint(DEADLINE_S)
+        committed = Table(str(tmp_path / "out"))
+
+        def are_there() -> bool:
+            committed.look()
+            return len(committed) == 2  # of two subtasks, perhaps
+
+        wait_in_directory(tmp_path / "out", are_there, "committed files")
+        assert sorted(row["line"] for row in committed.rows()) == ["one", "two"]
+        server.send("three")
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_out"] == 3)
+        assert committed.look() == 0
+        server.end()
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
+    assert committed.look() == 1
+    assert [path for path in everything_below(tmp_path) if path.name.startswith(".")] == []
+
+
+def test_a_cancelled_job_leaves_what_checkpoints_have_committed(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    env = new_env(config={"execution.checkpointing.interval": "10 min"})
+    out = tmp_path / "out"
+    with LineServer() as server:
+        lines = env.read_socket("127.0.0.1", server.port)
+        lines.write_json(str(out))
+        handle = env.submit("cancelled")
+        server.send("one")
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_out"] == 1)
+        handle.checkpoint(DEADLINE_S)
+        committed = Table(str(out))
+        wait_in_directory(out, committed.look, "committed files")
+        server.send("two")
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_out"] == 2)
+        cancel(handle)
+    assert committed.look() == 0
+    assert [row["line"] for row in committed.rows()] == ["one"]
+    assert len(everything_below(out)) == 1
 
 
 def test_a_cancelled_job_leaves_nothing(env: ps.Environment, tmp_path: Path) -> None:
@@ -305,14 +360,29 @@ def test_collect_brings_back_at_most_the_limit(
     assert set(numbers) <= set(range(2_000))
 
 
+@pytest.mark.parametrize("interval", ["none", "200ms"])
 def test_collect_with_a_limit_of_an_endless_stream_does_not_hold_the_job(
-    env: ps.Environment,
+    new_env: NewEnvironment, interval: str
 ) -> None:
+    env = new_env(config={"execution.checkpointing.interval": interval})
     rows = env.nexmark(columns=["price"]).collect(limit=100)
     handle = env.submit("limited")
     await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 100_000)
+    if interval != "none":
+        assert len(rows) == 100  # there as soon as a checkpoint covers them: the job runs on
+        assert handle.status() == "RUNNING"
     cancel(handle)
     assert len(rows) == 100  # what was taken stays readable, whatever becomes of the job
+
+
+def test_rows_that_no_checkpoint_covers_are_not_handed_out(new_env: NewEnvironment) -> None:
+    env = new_env(config={"execution.checkpointing.interval": "10 min"})
+    rows = env.nexmark(columns=["price"]).collect(limit=100)
+    handle = env.submit("uncovered")
+    await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 100_000)
+    cancel(handle)
+    with pytest.raises(ps.JobCanceled):
+        len(rows)
 
 
 def test_reading_collected_rows_runs_the_job(env: ps.Environment, bids: ps.Stream) -> None:

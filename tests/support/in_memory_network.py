@@ -43,6 +43,11 @@ class SimulatedLoop:
         """Runs the function now, behind what is to happen now."""
         self.call_later(0, function)
 
+    @property
+    def next_at_ns(self) -> int | None:
+        """When the next event is due."""
+        return self._events[0][0] if self._events else None
+
     def run_one(self) -> bool:
         """Runs the next event; False when there is none."""
         if not self._events:
@@ -128,6 +133,8 @@ class InMemoryTransport(Transport):
         link.handler = handler
 
         def arrive() -> None:
+            if self._is_closed:
+                return
             target = self._network.listeners.get(str(address))
             if target is None or target._accept is None:
                 link.lose(f"{address} cannot be reached: nobody listens")

@@ -218,7 +218,11 @@ def test_a_script_that_raises_leaves_nothing(
 def test_a_daemon_of_an_embedded_cluster_that_is_killed_ends_the_script(
     own_site: Site, beacon: Beacon, role: str, told: str
 ) -> None:
-    program = own_site.start_python(write_script(own_site, ENDLESS, beacon))
+    # Nobody starts another TaskManager there: a job that restarts would wait for one.
+    text = ENDLESS.replace(
+        "parallelism=1", "parallelism=1, config={'restart-strategy.type': 'none'}"
+    )
+    program = own_site.start_python(write_script(own_site, text, beacon))
     beacon.wait(program=program)
     for process in own_site.processes():
         if role in process.command:

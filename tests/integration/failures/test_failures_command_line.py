@@ -402,6 +402,34 @@ METRICS = {
     "watermark_ms",
     "late_records",
     "bad_records",
+    "checkpoint_alignment_ms",
+    "checkpoint_start_delay_ms",
+    "state_bytes",
+}
+INFO = SUMMARY | {
+    "last_checkpoint_id",
+    "last_checkpoint_at_ms",
+    "failed_checkpoints",
+    "vertices",
+    "failure",
+}
+CHECKPOINT = {
+    "id",
+    "status",
+    "triggered_at_ms",
+    "ended_at_ms",
+    "duration_ms",
+    "acknowledged_subtasks",
+    "total_subtasks",
+    "state_bytes",
+    "uploaded_bytes",
+    "start_delay_ms",
+    "alignment_ms",
+    "sync_ms",
+    "async_ms",
+    "failure",
+    "path",
+    "retained",
 }
 FAILURE = {
     "error_class",
@@ -433,8 +461,27 @@ def test_the_json_of_a_job(run: Run, ask: Run) -> None:
     assert job["job_id"] in [one["job_id"] for one in listed.json["jobs"]]
 
     info = ask("info", job["job_id"], "--json").json
-    assert info.keys() == SUMMARY | {"vertices", "failure"}
+    assert info.keys() == INFO
     assert info["failure"] is None
+    assert (info["restarts"], info["failed_checkpoints"]) == (0, 0)
+
+    # At the end of its data a job takes one that commits what it has collected.
+    listed = ask("checkpoints", job["job_id"], "--json").json
+    assert listed.keys() == {
+        "job_id",
+        "completed_count",
+        "failed_count",
+        "restored_checkpoint_id",
+        "checkpoints",
+    }
+    assert (listed["completed_count"], listed["failed_count"]) == (1, 0)
+    assert listed["restored_checkpoint_id"] is None
+    (checkpoint,) = listed["checkpoints"]
+    assert checkpoint.keys() == CHECKPOINT
+    assert (checkpoint["status"], checkpoint["failure"]) == ("COMPLETED", "")
+    assert checkpoint["duration_ms"] == checkpoint["ended_at_ms"] - checkpoint["triggered_at_ms"]
+    assert checkpoint["id"] == info["last_checkpoint_id"]
+    assert ask("checkpoint", job["job_id"], "--json").status == 1, "it has ended"
     for vertex in info["vertices"]:
         assert vertex.keys() == {
             "id",

@@ -1,5 +1,8 @@
 """Aim: a daemon that is killed, paused or told to end takes nothing down with it but its slots.
 
+The jobs here are told not to restart, so that what they are told can be seen; how jobs go on is in
+``test_failures_restarts.py``.
+
 Method: signals to real daemons while a job runs; what must end is waited for by pidfd, what the
 client is told is compared, and then every process, socket and directory of the cluster is looked for.
 """
@@ -11,9 +14,9 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import pyarrow as pa
@@ -25,6 +28,16 @@ from penstock.errors import StreamError
 from tests.support.processes import Beacon, DaemonCluster, site, tell, wait_ended
 
 pytestmark = pytest.mark.integration
+
+NO_RESTARTS = {"restart-strategy.type": "none"}
+NO_CHECKPOINTS = {"execution.checkpointing.interval": "none"}
+"""Such a job has no restart strategy either, and ends with its JobManager."""
+
+
+class Submit(Protocol):
+    """Submits an endless job with a subtask on each TaskManager and waits until both work."""
+
+    def __call__(self, config: Mapping[str, object] = NO_RESTARTS) -> ps.JobHandle: ...
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +64,13 @@ def cluster(shared: DaemonCluster) -> DaemonCluster:
 
 
 @pytest.fixture
-def submit(cluster: DaemonCluster, tmp_path: Path) -> Iterator[Callable[[], ps.JobHandle]]:
-    """Submits an endless job with a subtask on each TaskManager and waits until both work."""
+def submit(cluster: DaemonCluster, tmp_path: Path) -> Iterator[Submit]:
+    """Jobs; those that still run at the end of the test are cancelled."""
     environments = []
     handles: list[ps.JobHandle] = []
 
-    def run() -> ps.JobHandle:
-        env = ps.Environment(cluster.jobmanager, parallelism=2)
+    def run(config: Mapping[str, object] = NO_RESTARTS) -> ps.JobHandle:
+        env = ps.Environment(cluster.jobmanager, parallelism=2, config=config)
         environments.append(env)
         beacon = Beacon(tmp_path / f"beacon-{len(environments)}")
         path = beacon.path
@@ -114,7 +127,7 @@ def failure_of(handle: ps.JobHandle, seconds: float = 20) -> ps.JobFailed:
 
 
 def test_a_taskmanager_that_is_killed_fails_the_job_and_is_replaced(
-    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
+    cluster: DaemonCluster, submit: Submit
 ) -> None:
     handle = submit()
     victim = cluster.daemons("taskmanager")[0]
@@ -149,7 +162,7 @@ def test_a_taskmanager_that_is_killed_fails_the_job_and_is_replaced(
 
 
 def test_a_taskmanager_that_is_paused_is_given_up_and_comes_back(
-    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
+    cluster: DaemonCluster, submit: Submit
 ) -> None:
     handle = submit()
     paused = cluster.daemons("taskmanager")[0]
@@ -172,9 +185,7 @@ def test_a_taskmanager_that_is_paused_is_given_up_and_comes_back(
         handle.wait(20)
 
 
-def test_a_jobmanager_that_is_paused_is_found_again(
-    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
-) -> None:
+def test_a_jobmanager_that_is_paused_is_found_again(cluster: DaemonCluster, submit: Submit) -> None:
     handle = submit()
     slots = slots_of(cluster)
     pid = cluster.pid("jobmanager")
@@ -204,7 +215,7 @@ def test_a_taskmanager_ends_although_a_function_blocks(
         tell(path, os.getpid())
         threading.Event().wait()
 
-    with ps.Environment(cluster.jobmanager) as env:
+    with ps.Environment(cluster.jobmanager, config=NO_RESTARTS) as env:
         env.from_rows([{"a": 1}]).map(block, schema={"a": pa.int64()}).discard()
         handle = env.submit("blocks")
         slot = int(beacon.wait())
@@ -218,10 +229,10 @@ def test_a_taskmanager_ends_although_a_function_blocks(
         assert failure_of(handle).cause == "TaskManagerLost"
 
 
-def test_the_jobmanager_that_is_killed_takes_the_jobs_with_it_and_comes_back(
-    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
+def test_the_jobmanager_that_is_killed_takes_jobs_without_checkpoints_with_it_and_comes_back(
+    cluster: DaemonCluster, submit: Submit
 ) -> None:
-    handle = submit()
+    handle = submit(NO_CHECKPOINTS)
     slots = slots_of(cluster)
     assert len(slots) == 2
     taskmanagers = [daemon["pid"] for daemon in cluster.daemons("taskmanager")]
@@ -245,7 +256,7 @@ def test_the_jobmanager_that_is_killed_takes_the_jobs_with_it_and_comes_back(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_taskmanager_that_is_told_to_end(
-    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle], number: signal.Signals
+    cluster: DaemonCluster, submit: Submit, number: signal.Signals
 ) -> None:
     handle = submit()
     told = cluster.daemons("taskmanager")[1]
@@ -263,10 +274,10 @@ def test_a_taskmanager_that_is_told_to_end(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_jobmanager_that_is_told_to_end(
-    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle], number: signal.Signals
+def test_the_jobmanager_that_is_told_to_end_ends_jobs_without_checkpoints(
+    cluster: DaemonCluster, submit: Submit, number: signal.Signals
 ) -> None:
-    handle = submit()
+    handle = submit(NO_CHECKPOINTS)
     slots = slots_of(cluster)
     failures: list[StreamError] = []
 
@@ -290,9 +301,7 @@ def test_the_jobmanager_that_is_told_to_end(
     assert cluster.daemons("jobmanager") == []
 
 
-def test_a_forkserver_that_is_killed_is_replaced(
-    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
-) -> None:
+def test_a_forkserver_that_is_killed_is_replaced(cluster: DaemonCluster, submit: Submit) -> None:
     handle = submit()
     slots = slots_of(cluster)
     for pid in forkservers_of(cluster):
@@ -309,9 +318,9 @@ def test_a_forkserver_that_is_killed_is_replaced(
 
 
 def test_a_cluster_whose_daemons_are_all_killed_leaves_no_process_and_starts_again(
-    cluster: DaemonCluster, submit: Callable[[], ps.JobHandle]
+    cluster: DaemonCluster, submit: Submit
 ) -> None:
-    submit()
+    submit(NO_CHECKPOINTS)
     for daemon in cluster.daemons():
         os.kill(daemon["pid"], signal.SIGKILL)
     cluster.site.wait_for_no_process(5)

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.integration
 
 MakeEnvironment = Callable[..., ps.Environment]
 OUT = {"b": pa.int64()}
+NO_RESTARTS = {"restart-strategy.type": "none"}
+QUICK_RESTARTS = {"restart-strategy.fixed-delay.delay": "50ms"}
 
 
 def failure_of(env: ps.Environment) -> ps.JobFailed:
@@ -247,7 +249,7 @@ def test_a_function_that_ends_its_slot_process(
     kind: str,
 ) -> None:
     function, ending, hint = DEATHS[kind]
-    env = environment(parallelism=2)
+    env = environment(parallelism=2, config=NO_RESTARTS)
     rows(env).rebalance().map(function, schema=OUT).discard()
     error = failure_of(env)
     assert error.cause == "TaskFailure"
@@ -261,10 +263,69 @@ def test_a_function_that_ends_its_slot_process(
     assert_slots_are_free()
 
 
+@pytest.mark.parametrize("kind", DEATHS)
+def test_a_function_that_ends_its_slot_process_once_is_restarted(
+    environment: MakeEnvironment, failure_cluster: DaemonCluster, tmp_path: Path, kind: str
+) -> None:
+    # By default: whatever ends a process may be no fault of the function.
+    function, _, _ = DEATHS[kind]
+    died = tmp_path / "died"
+
+    def once(row: Any) -> Any:
+        if row.a == 7 and not died.exists():
+            died.touch()
+            function(row)
+        return {"b": row.a}
+
+    env = environment(parallelism=2, config=QUICK_RESTARTS)
+    found = rows(env).rebalance().map(once, schema=OUT).collect()
+    handle = env.submit("restarted")
+    handle.wait(30)
+    assert died.exists()
+    assert sorted(row["b"] for row in found) == list(range(10))
+    assert handle.details().summary.restarts == 1
+
+
+def test_a_function_that_always_ends_its_slot_process_uses_its_restarts_up(
+    environment: MakeEnvironment, assert_slots_are_free: Callable[[], None]
+) -> None:
+    limit = {"restart-strategy.fixed-delay.attempts": 2}
+    env = environment(parallelism=2, config={**QUICK_RESTARTS, **limit})
+    rows(env).rebalance().map(exit_now, schema=OUT).discard()
+    handle = env.submit("restarted")
+    with pytest.raises(ps.JobFailed, match="exited with status 3") as raised:
+        handle.wait(30)
+    assert "restarted 2 times before" in str(raised.value)
+    assert handle.details().summary.restarts == 2
+    assert_slots_are_free()
+
+
+@pytest.mark.parametrize(
+    "asked", [{"execution.checkpointing.interval": "1s"}, {"restart-strategy.type": "fixed-delay"}]
+)
+def test_a_function_that_raises_is_restarted_where_that_was_asked_for(
+    environment: MakeEnvironment, tmp_path: Path, asked: dict[str, str]
+) -> None:
+    raised = tmp_path / "raised"
+
+    def once(row: Any) -> Any:
+        if not raised.exists():
+            raised.touch()
+            raise ValueError("not today")
+        return {"b": row.a}
+
+    env = environment(parallelism=2, config={**QUICK_RESTARTS, **asked})
+    found = rows(env).rebalance().map(once, schema=OUT).collect()
+    handle = env.submit("restarted")
+    handle.wait(30)
+    assert sorted(row["b"] for row in found) == list(range(10))
+    assert handle.details().summary.restarts >= 1
+
+
 def test_a_slot_process_that_is_killed_from_outside(
     environment: MakeEnvironment, failure_cluster: DaemonCluster
 ) -> None:
-    env = environment(parallelism=2)
+    env = environment(parallelism=2, config=NO_RESTARTS)
     endless(env).rebalance().discard()
     handle = env.submit("killed")
     wait_for_state(handle, "RUNNING")

@@ -16,7 +16,7 @@ from penstock.pb import client_pb2
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMAND = re.compile(r"(?<!import )\bpenstock ((?:cluster )?[a-z]+)([^`\n|#]*)")
+COMMAND = re.compile(r"(?<!import )(?<!=)\bpenstock ((?:cluster )?[a-z]+)([^`\n|#]*)")
 OPTION = re.compile(r"(?<![\w-])(--[a-z-]+|-D)\b")
 
 
@@ -39,7 +39,8 @@ def options_of(command: click.Command) -> set[str]:
 
 def mentions(text: str) -> list[tuple[str, str]]:
     """Command and arguments, wherever they are written as code."""
-    code = re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    code = [block for language, block in blocks if not language]
     code += re.findall(
         r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     )

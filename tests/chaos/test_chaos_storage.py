@@ -1,0 +1,187 @@
+"""Aim: a full disk or a damaged store costs a checkpoint, never a row; what is wrong is said by name.
+
+Method: the ledger job with checkpoints on demand, so that it is known which one is the newest; its files are
+damaged while it runs, a slot process is killed, and it must go on from an older checkpoint and write exactly
+what it should. Full disks are small file systems in memory, which need the right to mount.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.job import state_name
+from penstock.storage import head, manifest
+from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
+from tests.support.ledger_job import LedgerJob
+
+pytestmark = pytest.mark.integration
+
+
+# ---------------------------------------------------------------- full disks
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few megabytes."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(directory)]
+    with contextlib.ExitStack() as stack:
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"needs the right to mount a tmpfs: {error}")
+        stack.callback(subprocess.run, ["umount", "-l", str(directory)], check=True)
+        yield directory
+
+
+def fill(directory: Path) -> Path:
+    """Leaves no room; removing the file makes room again."""
+    path = directory / ".filler"
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    return path
+
+
+def test_the_disk_is_full_during_snapshots(job: LedgerJob, small_disk: Path) -> None:
+    job.submit(
+        "200ms",
+        execution__checkpointing__dir=small_disk / "checkpoints",
+        # Nothing is deleted that would make room.
+        execution__checkpointing__num_retained=100,
+    )
+    job.await_checkpoints(lambda one: one.status == "COMPLETED")
+    filler = fill(small_disk)
+    failed = job.await_checkpoints(lambda one: one.status == "FAILED" and one.failure)
+    assert "No space left on device" in failed.failure, failed.failure
+    assert str(small_disk) in failed.failure, failed.failure
+    filler.unlink()
+    job.await_checkpoints(lambda one: one.status == "COMPLETED" and one.id > failed.id)
+    assert job.handle.details().summary.restarts == 0
+    job.finish()
+
+
+def test_the_disk_is_full_while_output_is_written(job: LedgerJob, small_disk: Path) -> None:
+    job.ledger = dataclasses.replace(job.ledger, output=small_disk / "out")
+    job.submit("200ms")
+    job.await_checkpoints(lambda one: one.status == "COMPLETED")
+    filler = fill(small_disk)
+    failed = job.await_that(lambda details: details.summary.restarts > 0)
+    assert "No space left on device" in failed.failure.message, failed.failure
+    assert str(small_disk) in failed.failure.message, failed.failure
+    filler.unlink()
+    job.finish()
+
+
+# ---------------------------------------------------------------- damage
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def alter(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def make_newer(kind: FrameFormat) -> Callable[[Path], None]:
+    """Writes an object as a later version of its format would begin."""
+
+    def write(path: Path) -> None:
+        version, payload = decode_frame(kind, path.read_bytes(), str(path))
+        newer = FrameFormat(kind.noun, kind.magic, version + 1)
+        path.write_bytes(encode_frame(newer, payload))
+
+    return write
+
+
+MANIFEST_DAMAGE = {
+    "truncated": truncate,
+    "altered": alter,
+    "newer format": make_newer(manifest.FORMAT),
+    "missing": Path.unlink,
+}
+HEAD_DAMAGE = {"truncated": truncate, "altered": alter, "newer format": make_newer(head.FORMAT)}
+FILE_DAMAGE = {"truncated": truncate, "altered": alter, "missing": Path.unlink}
+
+
+def take_three(job: LedgerJob) -> list[int]:
+    """Three checkpoints, one after the other, whose output has been committed."""
+    taken = []
+    for _ in range(3):
+        taken.append(job.handle.checkpoint(30))
+        job.await_commits()
+    return taken
+
+
+def assert_older_is_taken(job: LedgerJob, taken: list[int], damaged: Path) -> None:
+    """The job goes on from the second of three checkpoints, and it is said what is wrong with the third.
+
+    What the third had committed cannot be taken back from readers, and comes a second time. Beside that,
+    everything is there exactly once.
+    """
+    job.kill_a_slot()
+    failures = job.await_restart(taken[1])
+    log = job.cluster.wait_for_log("jobmanager", "checkpoint.unreadable", job_id=job.handle.job_id)
+    assert log["checkpoint_id"] == taken[2]
+    told = [log["reason"], log["path"], *failures]
+    named = (str(damaged.relative_to(job.store)), "is not what was written")
+    assert any(name in text for text in told for name in named), told
+    job.finish(is_last_commit_repeated=True)
+
+
+@pytest.mark.parametrize("damage", MANIFEST_DAMAGE)
+def test_a_manifest_is_damaged(job: LedgerJob, damage: str) -> None:
+    job.submit()
+    taken = take_three(job)
+    newest = job.manifests()[-1]
+    MANIFEST_DAMAGE[damage](newest)
+    assert_older_is_taken(job, taken, newest)
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("damage", FILE_DAMAGE)
+def test_a_state_file_is_damaged(job: LedgerJob, damage: str, backend: str) -> None:
+    job.submit(state__backend__type=backend)
+    taken = take_three(job)
+    largest = job.own_files()[0]
+    FILE_DAMAGE[damage](largest)
+    assert_older_is_taken(job, taken, largest)
+
+
+@pytest.mark.parametrize("damage", HEAD_DAMAGE)
+def test_head_is_damaged_and_a_restart_changes_nothing(job: LedgerJob, damage: str) -> None:
+    job.submit()
+    job.handle.checkpoint(30)
+    path = job.store / "HEAD"
+    HEAD_DAMAGE[damage](path)
+    before = job.content()
+    # A JobManager that begins reads HEAD; one that has claimed it knows what it wrote.
+    job.kill_the_jobmanager()
+    job.cluster.start(taskmanagers=2)
+    with pytest.raises(ps.JobFailed, match="HEAD"):
+        job.handle.wait(30)
+    assert job.content() == before
+
+
+def test_every_manifest_is_damaged(job: LedgerJob) -> None:
+    job.submit()
+    take_three(job)
+    for path in job.manifests():
+        truncate(path)
+    before = job.content()
+    job.kill_a_slot()
+    with pytest.raises(ps.JobFailed, match="none of the checkpoints"):
+        job.handle.wait(30)
+    assert job.content() == before
+    assert state_name(job.handle.details()) == "FAILED"

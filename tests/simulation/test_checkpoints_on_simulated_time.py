@@ -1,0 +1,41 @@
+"""Jobs with checkpoints that fail and go on, in one process on simulated time, over many seeds.
+
+Aim: whatever dies and whenever, what becomes visible is what a run without failures shows, exactly once;
+the job ends; HEAD names only what is there; and nothing else stays in the store. Method: the real
+machines, slots, exchange, state backends and store code in ``SimulatedCluster``; each seed draws a job, its
+settings and its faults (``tests.support.simulated_run``), the oracles are sequential. ``make sim SEED=n
+COUNT=1`` repeats a seed outside of pytest, ``make sim COUNT=n`` runs many.
+"""
+
+import pytest
+
+from jobmanager.dispatcher.job_state import JobState
+from tests.support.simulated_run import simulate
+
+SEEDS_PER_TEST = 10
+
+
+@pytest.mark.parametrize("first", range(0, 120, SEEDS_PER_TEST))
+def test_whatever_fails_the_visible_output_is_that_of_a_run_without_failures(first):
+    for seed in range(first, first + SEEDS_PER_TEST):
+        simulate(seed)
+
+
+@pytest.mark.parametrize("seed", [7])
+def test_state_in_rocksdb_comes_back_too(seed):
+    simulate(seed, "rocksdb")
+
+
+def test_the_seeds_cover_what_they_are_for():
+    clusters = [simulate(seed) for seed in range(120, 170)]
+    assert sum(cluster.states.count(JobState.RESTARTING) for cluster in clusters) >= 10
+    assert sum(cluster.slot_deaths for cluster in clusters) >= 5
+    assert sum(cluster.jobmanager_deaths for cluster in clusters) >= 5
+    assert sum(cluster.orphan_checks for cluster in clusters) >= 30
+    assert sum(cluster.restored_from_checkpoint for cluster in clusters) >= 5
+
+
+def test_a_seed_reproduces_itself():
+    first, second = simulate(142), simulate(142)
+    assert first.story == second.story
+    assert first.loop.monotonic_ns() == second.loop.monotonic_ns()

@@ -1,0 +1,115 @@
+"""What goes wrong in one simulated run, drawn from its seed."""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass, field
+
+
+class Fault(enum.Enum):
+    """Something that happens once."""
+
+    SLOT_DIES = "a slot process dies"
+    TASKMANAGER_LOST = "a TaskManager dies with all its slots"
+    JOBMANAGER_DIES = "the JobManager dies, and a successor takes over"
+    JOBMANAGER_DIES_IN_STORE = "the JobManager dies in the midst of a store call"
+    CALL_FAILS = "a TaskManager does not answer a call"
+    CHECKPOINT_REQUESTED = "a user asks for a checkpoint"
+    COMMIT_FAILS = "the system that a sink writes to fails a commit"
+    CANCELLED = "a user cancels the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When a fault happens: the ``count``-th time that ``point`` is passed, after a pause.
+
+    Attributes:
+        point: an effect of the job's machine or a report of a slot by name, or "step".
+    """
+
+    fault: Fault
+    point: str
+    count: int
+    pause_ns: int
+
+
+_POINTS = (
+    ("step", 3000),
+    ("StoreCheckpoint", 5),
+    ("CheckpointStored", 5),
+    ("checkpoint_acknowledged", 20),
+    ("trigger_checkpoint", 20),
+    ("checkpoint_completed", 12),
+    ("checkpoint_aborted", 5),
+    ("end_of_data", 6),
+    ("splits_discovered", 3),
+    ("DeployTasks", 4),
+    ("AllocateSlots", 4),
+    ("PrepareStart", 3),
+    ("DeleteFiles", 4),
+    ("CancelTasks", 3),
+    ("FINISHED", 6),
+    ("RUNNING", 12),
+    ("commit", 8),
+)
+"""Where faults happen, and how often each is passed in a run, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """All that goes wrong.
+
+    Attributes:
+        snapshot_pause_max_ns: how long snapshots wait for a thread at most.
+        slot_store_failures: share of the store calls of slots that fail.
+        jobmanager_store_failures: of the JobManager.
+        lost_answers: share of the JobManager's deletions and swaps that are done but fail.
+    """
+
+    triggers: tuple[Trigger, ...] = ()
+    snapshot_pause_max_ns: int = 5_000_000
+    slot_store_failures: float = 0.0
+    jobmanager_store_failures: float = 0.0
+    lost_answers: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def passed(self, point: str) -> list[Trigger]:
+        """Counts a point; returns what happens now."""
+        count = self.counts[point] = self.counts.get(point, 0) + 1
+        return [
+            trigger
+            for trigger in self.triggers
+            if trigger.point == point and trigger.count == count
+        ]
+
+
+def draw_faults(draws: random.Random, *, may_cancel: bool = True) -> Faults:
+    """Faults of one run."""
+    kinds = [
+        Fault.SLOT_DIES,
+        Fault.SLOT_DIES,
+        Fault.SLOT_DIES,
+        Fault.TASKMANAGER_LOST,
+        Fault.JOBMANAGER_DIES,
+        Fault.JOBMANAGER_DIES_IN_STORE,
+        Fault.CALL_FAILS,
+        Fault.CHECKPOINT_REQUESTED,
+        Fault.COMMIT_FAILS,
+    ]
+    triggers = []
+    for _ in range(draws.choice((0, 1, 1, 2, 3, 5))):
+        point, often = draws.choice(_POINTS)
+        pause_ns = draws.choice((0, 0, draws.randrange(3_000_000), draws.randrange(30_000_000)))
+        triggers.append(Trigger(draws.choice(kinds), point, draws.randint(1, often), pause_ns))
+    if may_cancel and draws.random() < 0.08:
+        point, often = draws.choice(_POINTS)
+        triggers.append(Trigger(Fault.CANCELLED, point, draws.randint(1, often), 0))
+    has_bad_store = draws.random() < 0.3
+    return Faults(
+        triggers=tuple(triggers),
+        snapshot_pause_max_ns=draws.choice((2_000, 5_000_000, 40_000_000)),
+        slot_store_failures=draws.choice((0.02, 0.1)) if has_bad_store else 0.0,
+        jobmanager_store_failures=draws.choice((0.0, 0.02, 0.1)) if has_bad_store else 0.0,
+        lost_answers=draws.choice((0.0, 0.05)) if has_bad_store else 0.0,
+    )

@@ -1,0 +1,158 @@
+"""One slot process and what its daemon knows of it, on simulated time.
+
+The runtime, its exchange and its subtasks are real; the process can die between any two steps. What it
+had sent before may still arrive or not; its connections break at their other ends; background work that
+had not run never runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from common.pb import internal_pb2
+from penstock.config import Configuration
+from taskmanager.network.exchange import DataExchange, SlotIdentity
+from taskmanager.slots.attempt_table import AttemptTable
+from taskmanager.state.memory import ManagedMemory
+from taskmanager.task.deployment import Deployment, SlotServices
+from taskmanager.task.execution import Execution
+from taskmanager.task.mailbox import Mailbox
+from taskmanager.task.slot_runtime import SlotRuntime
+from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
+from tests.support.simulated_store import StoreAccess
+
+
+class SlotHost(Protocol):
+    """What a slot needs of the simulation."""
+
+    loop: SimulatedLoop
+    network: InMemoryNetwork
+    config: Configuration
+    artifact_paths: dict[str, str]
+    work_directory: Path
+
+    def background_delay_ns(self, is_snapshot: bool) -> int:
+        """How long work waits for a thread."""
+
+    def open_store(self) -> StoreAccess:
+        """The checkpoint store, for one more process."""
+
+    def slot_ended(self) -> None:
+        """A slot process has ended, one way or another."""
+
+    def take_report(self, slot: SimulatedSlot, report: internal_pb2.SlotReport) -> None:
+        """A slot has sent something."""
+
+
+class _BackgroundThreads(Executor):
+    """Runs work at a later simulated time, unless the process is dead by then."""
+
+    def __init__(self, slot: SimulatedSlot, is_snapshot: bool) -> None:
+        self._slot = slot
+        self._is_snapshot = is_snapshot
+
+    @override
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        slot = self._slot
+        slot.background_count += 1
+
+        def work() -> None:
+            if slot.is_alive:
+                slot.background_count -= 1
+                future.set_result(fn(*args, **kwargs))
+
+        slot.host.loop.call_later(slot.host.background_delay_ns(self._is_snapshot), work)
+        return future
+
+
+class SimulatedSlot:
+    """A slot process from its fork to its end.
+
+    Args:
+        name: unlike that of any other process of the simulation.
+    """
+
+    def __init__(
+        self, host: SlotHost, slot_id: str, taskmanager_id: str, name: str, leader_epoch: int
+    ) -> None:
+        self.host = host
+        self.slot_id = slot_id
+        self.taskmanager_id = taskmanager_id
+        self.name = name
+        self.is_alive = True
+        self.attempts = AttemptTable()
+        self.background_count = 0
+        self._mailbox = mailbox = Mailbox()
+        self._transport = host.network.transport()
+        self._store = host.open_store()
+        identity = SlotIdentity(
+            job_id="job", slot_id=slot_id, host_id="host", leader_epoch=leader_epoch, token=""
+        )
+        self._exchange = DataExchange(
+            host.config, identity, mailbox.post, host.loop, self._transport
+        )
+        self._services = SlotServices(
+            config=host.config,
+            clock=host.loop,
+            exchange=self._exchange,
+            executor=_BackgroundThreads(self, is_snapshot=False),
+            snapshot_executor=_BackgroundThreads(self, is_snapshot=True),
+            memory=ManagedMemory(host.config.taskmanager_memory_managed_bytes),
+            work_directory=host.work_directory / name,
+            post=mailbox.post,
+            report=self._report,
+            artifact_paths=host.artifact_paths,
+            open_store=lambda _directory: self._store,
+        )
+        self.runtime = SlotRuntime(
+            host.loop, mailbox, self._exchange, self._build, self._services.report
+        )
+
+    def _build(
+        self, deployment: internal_pb2.TaskDeployment, schedule: Callable[[], None]
+    ) -> Execution:
+        return Execution(
+            deployment,
+            Deployment(deployment, self._services, schedule),
+            report=self._services.report,
+            clock=self.host.loop,
+            taskmanager_id=self.taskmanager_id,
+            post=self._services.post,
+            schedule=schedule,
+        )
+
+    def _report(self, report: internal_pb2.SlotReport) -> None:
+        if self.is_alive:
+            copy = internal_pb2.SlotReport()
+            copy.CopyFrom(report)
+            self.host.take_report(self, copy)
+
+    def listen(self) -> internal_pb2.DataEndpoint:
+        """Opens the slot's door."""
+        return self._exchange.listen(f"/{self.name}", "", "")
+
+    def handle(self, command: internal_pb2.SlotCommand) -> None:
+        """A command arrives."""
+        if self.is_alive:
+            self._mailbox.post(lambda: self.runtime.handle(command))
+
+    def stop(self) -> None:
+        """Ends as it is told to: what runs is cancelled."""
+        if self.is_alive:
+            self.runtime.stop()
+            self.is_alive = False
+            self._exchange.close()
+            self._transport.close()
+            self.host.slot_ended()
+
+    def die(self) -> None:
+        """Ends like after SIGKILL."""
+        self.is_alive = False
+        self._transport.close()
+        self.host.slot_ended()

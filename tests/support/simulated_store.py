@@ -1,0 +1,132 @@
+"""A checkpoint store in memory that can fail, and that is looked through after every change.
+
+Whatever HEAD names has to be there, whole, at every moment: a store call that breaks this fails at once.
+Each process of a simulation has its own ``StoreAccess``, so that the calls of one can be cut off.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from typing_extensions import override
+
+from penstock.errors import StoreTransient
+from penstock.pb import checkpoint_pb2
+from penstock.storage.head import HEAD_PATH, decode_head
+from penstock.storage.manifest import decode_manifest, references
+from penstock.storage.memory_store import MemoryStore
+from penstock.storage.object_store import ObjectInfo, ObjectStore
+
+_UNLIMITED = 1 << 40
+
+
+class ProcessDied(BaseException):
+    """The process that makes a store call is no more."""
+
+
+class AuditedStore:
+    """The objects of one job."""
+
+    def __init__(self) -> None:
+        self.objects = MemoryStore(_UNLIMITED)
+        self.audits = 0
+        self.changes = 0
+
+    def paths(self) -> set[str]:
+        """All that is there."""
+        return {found.path for found in self.objects.list("")}
+
+    def head(self) -> checkpoint_pb2.CheckpointHead | None:
+        """What HEAD says."""
+        return decode_head(self.objects.get(HEAD_PATH)) if HEAD_PATH in self.paths() else None
+
+    def named(self) -> set[str]:
+        """HEAD and all that it leads to; fails where something of it is missing or too short."""
+        head = self.head()
+        if head is None:
+            return set()
+        self.audits += 1
+        sizes = {found.path: found.size_bytes for found in self.objects.list("")}
+        named = {HEAD_PATH}
+        for retained in head.retained:
+            path = retained.manifest_path
+            assert path in sizes, f"HEAD names {path}, which is gone"
+            named.add(path)
+            for reference in references(decode_manifest(self.objects.get(path), path)):
+                location = reference.location
+                end = location.offset + location.size_bytes
+                found = sizes.get(location.path)
+                assert found is not None, f"{path} refers to {location.path}, which is gone"
+                assert found >= end, f"{path} refers to {location.path}, which is too short"
+                named.add(location.path)
+        return named
+
+
+class StoreAccess(ObjectStore):
+    """The store as one process sees it.
+
+    Attributes:
+        failure_rate: share of the calls that fail with ``StoreTransient``.
+        lost_answer_rate: share of the writing calls that are done but fail all the same.
+        calls_left: calls until the process dies; None = it does not die in a call.
+    """
+
+    def __init__(self, audited: AuditedStore, draws: random.Random) -> None:
+        self._audited = audited
+        self._draws = draws
+        self.failure_rate = 0.0
+        self.lost_answer_rate = 0.0
+        self.calls_left: int | None = None
+        self.failures = 0
+
+    def _enter(self, call: str) -> None:
+        if self.calls_left is not None:
+            if self.calls_left == 0:
+                raise ProcessDied
+            self.calls_left -= 1
+        if self.failure_rate and self._draws.random() < self.failure_rate:
+            self.failures += 1
+            raise StoreTransient(f"{call}: the simulated store does not answer")
+
+    def _leave(self, call: str) -> None:
+        self._audited.changes += 1
+        self._audited.named()
+        if self.lost_answer_rate and self._draws.random() < self.lost_answer_rate:
+            self.failures += 1
+            raise StoreTransient(f"{call}: the answer of the simulated store is lost")
+
+    @override
+    def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        content = b"".join(bytes(chunk) for chunk in chunks)
+        self._enter(f"put {path}")
+        self._audited.changes += 1
+        return self._audited.objects.put(path, [content])
+
+    @override
+    def get(self, path: str) -> bytes:
+        self._enter(f"get {path}")
+        return self._audited.objects.get(path)
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        self._enter(f"read {path}")
+        return self._audited.objects.read(path, offset, size_bytes)
+
+    @override
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self._enter(f"list {prefix}")
+        return self._audited.objects.list(prefix)
+
+    @override
+    def delete(self, path: str) -> None:
+        self._enter(f"delete {path}")
+        self._audited.objects.delete(path)
+        self._leave(f"delete {path}")
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        self._enter(f"swap {path}")
+        swapped = self._audited.objects.compare_and_swap(path, expected, new)
+        self._leave(f"swap {path}")
+        return swapped

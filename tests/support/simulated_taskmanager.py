@@ -1,0 +1,189 @@
+"""A TaskManager on simulated time: what its daemon does for the JobManager, with real attempt tables.
+
+Reports of a slot reach the daemon in the order they were sent, and those of a daemon the JobManager;
+between slots and between daemons there is no order. The daemon hears of a slot's death some time
+after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from common.pb import internal_pb2
+from jobmanager.scheduler.slots import Slot
+from penstock.errors import TaskFailure
+from penstock.pb.client_pb2 import (
+    ATTEMPT_STATE_CANCELED,
+    ATTEMPT_STATE_FAILED,
+    FailureCause,
+)
+from taskmanager.slots.attempt_table import AttemptKey, key_of, state_event
+from tests.support.simulated_slot import SimulatedSlot, SlotHost
+
+
+class TaskManagerHost(SlotHost, Protocol):
+    """What a TaskManager needs of the simulation."""
+
+    leader_epoch: int
+
+    def in_order(self, line: str, action: Callable[[], None]) -> None:
+        """Runs an action at a drawn time, behind what was sent on the line before."""
+
+    def draw(self, choices: int) -> int:
+        """A number below ``choices``."""
+
+    def take_task_event(
+        self, taskmanager: SimulatedTaskManager, event: internal_pb2.TaskEvent
+    ) -> None:
+        """The daemon's report reaches the JobManager."""
+
+    def take_results(self, slot: SimulatedSlot, results: internal_pb2.SlotResults) -> None:
+        """Rows of a collect sink come in."""
+
+
+class SimulatedTaskManager:
+    """One incarnation of a TaskManager."""
+
+    def __init__(
+        self, host: TaskManagerHost, taskmanager_id: str, incarnation: int, slot_count: int
+    ) -> None:
+        self._host = host
+        self.taskmanager_id = taskmanager_id
+        self.name = f"{taskmanager_id}.{incarnation}"
+        self.is_alive = True
+        self.slots = tuple(
+            Slot(f"{taskmanager_id}/{index}", taskmanager_id, self.name)
+            for index in range(slot_count)
+        )
+        self.processes: dict[str, SimulatedSlot] = {}
+        self.unheard: set[SimulatedSlot] = set()
+        """Dead processes whose end the daemon has not noticed."""
+        self._closed: set[AttemptKey] = set()
+        self._started = 0
+
+    # -- what the JobManager asks for
+
+    def allocate(self, slot_ids: Iterable[str]) -> list[internal_pb2.DataEndpoint]:
+        """Starts slot processes."""
+        endpoints = []
+        for slot_id in slot_ids:
+            assert slot_id not in self.processes, f"{slot_id} is in use"
+            self._started += 1
+            name = f"{self.name}-{slot_id}-{self._started}"
+            process = SimulatedSlot(
+                self._host, slot_id, self.taskmanager_id, name, self._host.leader_epoch
+            )
+            self.processes[slot_id] = process
+            endpoints.append(process.listen())
+        return endpoints
+
+    def deploy(self, tasks: Iterable[internal_pb2.TaskDeployment]) -> None:
+        """Starts attempts; what cannot be started is reported FAILED."""
+        for task in tasks:
+            if key_of(task.attempt) in self._closed:
+                continue
+            process = self.processes.get(task.slot_id)
+            if process is None:
+                self._closed.add(key_of(task.attempt))
+                cause = FailureCause(
+                    error_class=TaskFailure.__name__, message=f"{task.slot_id} has no process"
+                )
+                self._report(state_event(task.attempt, ATTEMPT_STATE_FAILED, cause))
+            elif process.attempts.deployed(task.attempt):
+                self._send(process, internal_pb2.SlotCommand(deploy=task))
+
+    def cancel(self, attempts: Iterable[internal_pb2.AttemptId]) -> None:
+        """Cancels attempts; one that never came is CANCELED at once."""
+        for attempt in attempts:
+            process = self._process_of(attempt)
+            if process is not None:
+                if process.attempts.cancelled(attempt):
+                    self._send(process, internal_pb2.SlotCommand(cancel=attempt))
+            elif key_of(attempt) not in self._closed:
+                self._closed.add(key_of(attempt))
+                self._report(state_event(attempt, ATTEMPT_STATE_CANCELED))
+
+    def send_commands(self, commands: Iterable[internal_pb2.TaskCommand]) -> None:
+        """Passes commands on."""
+        for command in commands:
+            process = self._process_of(command.attempt)
+            if process is not None and not process.attempts.is_terminal(command.attempt):
+                self._send(process, internal_pb2.SlotCommand(task_command=command))
+
+    def free(self, slot_ids: Iterable[str]) -> None:
+        """Ends slot processes, one way or another."""
+        for slot_id in slot_ids:
+            process = self.processes.get(slot_id)
+            if process is not None:
+                if self._host.draw(2):
+                    process.stop()
+                else:
+                    process.die()
+                self._note_end(process, "it was freed", is_asked_for=True)
+
+    # -- its slots
+
+    def _process_of(self, attempt: internal_pb2.AttemptId) -> SimulatedSlot | None:
+        for process in self.processes.values():
+            if process.attempts.contains(attempt):
+                return process
+        return None
+
+    def _send(self, process: SimulatedSlot, command: internal_pb2.SlotCommand) -> None:
+        self._host.in_order(f"to {process.name}", lambda: process.handle(command))
+
+    def take_report(self, process: SimulatedSlot, report: internal_pb2.SlotReport) -> None:
+        """A report arrives from a slot that the daemon still listens to."""
+        if not self.is_alive or self.processes.get(process.slot_id) is not process:
+            return
+        kind = report.WhichOneof("report")
+        if kind == "task_event" and process.attempts.observe(report.task_event):
+            self._report(report.task_event)
+        elif kind == "results":
+            self._host.take_results(process, report.results)
+
+    def results_taken(self, process: SimulatedSlot, taken: internal_pb2.ResultsTaken) -> None:
+        """Rows of a collect sink have arrived."""
+        self._send(process, internal_pb2.SlotCommand(results_taken=taken))
+
+    def slot_dies(self, slot_id: str) -> None:
+        """A process dies; what it had sent arrives, or is lost from some report on."""
+        process = self.processes[slot_id]
+        process.die()
+        self.unheard.add(process)
+
+        def noticed() -> None:
+            self.unheard.discard(process)
+            self._note_end(process, "it was killed by SIGKILL", is_asked_for=False)
+
+        if self._host.draw(2):
+            noticed_on = f"from {process.name}"  # behind all that it had sent
+        else:
+            noticed_on = f"end of {process.name}"
+        self._host.in_order(noticed_on, noticed)
+
+    def _note_end(self, process: SimulatedSlot, cause: str, *, is_asked_for: bool) -> None:
+        if self.processes.get(process.slot_id) is not process:
+            return
+        del self.processes[process.slot_id]
+        events = process.attempts.process_ended(
+            cause, self.taskmanager_id, self._host.loop.now_ms(), is_asked_for=is_asked_for
+        )
+        self._closed.update(process.attempts.attempt_keys())
+        for event in events:
+            self._report(event)
+
+    def end_all(self) -> None:
+        """All slot processes end with the JobManager that had them started."""
+        for slot_id in list(self.processes):
+            self.free([slot_id])
+
+    def die(self) -> None:
+        """The TaskManager is gone, and with it its slots."""
+        self.is_alive = False
+        for process in self.processes.values():
+            process.die()
+
+    def _report(self, event: internal_pb2.TaskEvent) -> None:
+        self._host.in_order(f"from {self.name}", lambda: self._host.take_task_event(self, event))

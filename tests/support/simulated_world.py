@@ -1,0 +1,52 @@
+"""A system outside of the cluster that sinks write to: it survives every process of a simulation.
+
+It keeps what was prepared apart from what was committed, and knows both by the names the sinks gave them.
+User code travels by value, so this is a module of its own that user code imports when it runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+Row = tuple[Any, ...]
+Rows = collections.Counter[Row]
+
+_worlds: dict[str, World] = {}
+
+
+class World:
+    """What sinks have made visible.
+
+    Attributes:
+        on_commit: called before and after each commit; may raise.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.prepared: dict[str, list[Row]] = {}
+        self.committed: dict[str, list[Row]] = {}
+        self.on_commit: Callable[[], None] = lambda: None
+        _worlds[name] = self
+
+    @staticmethod
+    def of(name: str) -> World:
+        """The world of this name."""
+        return _worlds[name]
+
+    def prepare(self, name: str, rows: list[Row]) -> None:
+        """Keeps rows safe without showing them."""
+        assert name not in self.prepared, f"{name} is prepared twice"
+        self.prepared[name] = rows
+
+    def commit(self, name: str) -> None:
+        """Shows rows; repeatable."""
+        self.on_commit()
+        assert name in self.prepared, f"{name} is committed, but nobody had prepared it"
+        self.committed[name] = self.prepared[name]
+        self.on_commit()
+
+    def visible(self) -> Rows:
+        """All rows that are visible."""
+        return collections.Counter(itertools.chain.from_iterable(self.committed.values()))
