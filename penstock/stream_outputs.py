@@ -13,10 +13,11 @@ from penstock.job_builder import JobBuilder
 from penstock.logical import Node, NodeInput, WriteSink, input_schema
 from penstock.operator_properties import OperatorProperties
 from penstock.pb import graph_pb2
-from penstock.units import size_bytes
+from penstock.units import duration_ms, size_bytes
 
 if TYPE_CHECKING:
     from penstock.connectors.sink import Sink
+    from penstock.windows import Duration
 
 _LIMIT_MAX = 2**63 - 1
 
@@ -40,35 +41,70 @@ class StreamOutputs:
     _source: NodeInput
 
     def write_parquet(
-        self, directory: str, *, partition_by: Sequence[str] | None = None, roll: str | int = "64mb"
+        self,
+        directory: str,
+        *,
+        partition_by: Sequence[str] | None = None,
+        roll: str | int = "64mb",
+        roll_interval: Duration | None = None,
+        inactivity: Duration | None = None,
     ) -> StreamSink:
         """Writes Parquet files into a directory.
 
         Args:
             partition_by: columns that become directories, ``column=value``.
             roll: size at which a new file is begun.
+            roll_interval: age at which a file is completed; None = it has no limit.
+            inactivity: a file that has got no rows for so long is completed; None = never. With
+                checkpoints on, each completes the files that are open too.
         """
-        return self._write_files("parquet", directory, partition_by, roll)
+        times = _file_times(roll_interval, inactivity)
+        return self._write_files("parquet", directory, partition_by, roll, times)
 
     def write_csv(
-        self, directory: str, *, partition_by: Sequence[str] | None = None, roll: str | int = "64mb"
+        self,
+        directory: str,
+        *,
+        partition_by: Sequence[str] | None = None,
+        roll: str | int = "64mb",
+        roll_interval: Duration | None = None,
+        inactivity: Duration | None = None,
     ) -> StreamSink:
         """Writes CSV files with a header into a directory; see ``write_parquet``."""
-        return self._write_files("csv", directory, partition_by, roll)
+        times = _file_times(roll_interval, inactivity)
+        return self._write_files("csv", directory, partition_by, roll, times)
 
     def write_json(
-        self, directory: str, *, partition_by: Sequence[str] | None = None, roll: str | int = "64mb"
+        self,
+        directory: str,
+        *,
+        partition_by: Sequence[str] | None = None,
+        roll: str | int = "64mb",
+        roll_interval: Duration | None = None,
+        inactivity: Duration | None = None,
     ) -> StreamSink:
         """Writes JSON lines into a directory; see ``write_parquet``."""
-        return self._write_files("json", directory, partition_by, roll)
+        times = _file_times(roll_interval, inactivity)
+        return self._write_files("json", directory, partition_by, roll, times)
 
     def _write_files(
-        self, form: str, directory: str, partition_by: Sequence[str] | None, roll: str | int
+        self,
+        form: str,
+        directory: str,
+        partition_by: Sequence[str] | None,
+        roll: str | int,
+        times: tuple[int, int],
     ) -> StreamSink:
         from penstock.connectors.files import file_sink
 
         spec = file_sink(
-            form, directory, partition_by, size_bytes(roll), schema=input_schema(self._source)
+            form,
+            directory,
+            partition_by,
+            size_bytes(roll),
+            schema=input_schema(self._source),
+            roll_interval_ms=times[0],
+            inactivity_ms=times[1],
         )
         return self._end(WriteSink(spec), f"write_{form}")
 
@@ -97,8 +133,14 @@ class StreamOutputs:
         return rows
 
     def sink(self, sink: Sink) -> StreamSink:
-        """Hands the batches to a sink of the user's own."""
+        """Hands the batches to a sink of the user's own.
+
+        Args:
+            sink: an object of a class derived from ``ps.TwoPhaseSink`` (exactly once), or from
+                ``ps.Sink`` with ``write`` and ``flush`` (at least once, so it should be idempotent).
+        """
         from penstock.connectors.sink import Sink as SinkContract
+        from penstock.connectors.sink import is_two_phase
 
         if not isinstance(sink, SinkContract):
             hint = (
@@ -107,6 +149,7 @@ class StreamOutputs:
             raise JobRejected(
                 f"sink: {sink!r} is no penstock.Sink; derive a class from ps.Sink and pass {hint}"
             )
+        is_two_phase(sink)
         operation = WriteSink(graph_pb2.SinkSpec(custom=graph_pb2.Function()), function=sink)
         return self._end(operation, type(sink).__name__)
 
@@ -119,3 +162,16 @@ class StreamOutputs:
             has_event_time=False,
         )
         return StreamSink(self._builder, node)
+
+
+def _file_times(roll_interval: Duration | None, inactivity: Duration | None) -> tuple[int, int]:
+    """Both in milliseconds, 0 = none."""
+    found = []
+    for name, value in (("roll_interval", roll_interval), ("inactivity", inactivity)):
+        milliseconds = 0 if value is None else duration_ms(value)
+        if value is not None and milliseconds < 1:
+            raise JobRejected(
+                f"{name} is {value!r}; it must be longer than zero, or None for never"
+            )
+        found.append(milliseconds)
+    return found[0], found[1]

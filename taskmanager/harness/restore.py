@@ -1,0 +1,165 @@
+"""From the snapshots of harnesses to what a subtask of another one starts with, at any parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from common.pb import internal_pb2
+from penstock.errors import JobRejected
+from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.manifest import decode_manifest
+
+_UNION = checkpoint_pb2.REDISTRIBUTION_UNION
+_BROADCAST = checkpoint_pb2.REDISTRIBUTION_BROADCAST
+
+
+class StateAssignment(Protocol):
+    """Who gets which state: the JobManager's decisions, handed in by whoever knows both daemons."""
+
+    KeyedPart: Any
+
+    def check_max_parallelism(self, operator: str, stored: int, wanted: int) -> None:
+        """Keys belong to the same key-groups as in the checkpoint."""
+
+    def assign_keyed(
+        self, parts: Sequence[Any], parallelism: int, max_parallelism: int
+    ) -> list[list[Any]]:
+        """Keyed state per new subtask."""
+
+    def assign_split(self, lists: Sequence[Sequence[Any]], parallelism: int) -> list[list[Any]]:
+        """A list whose items are dealt out."""
+
+    def assign_union(self, lists: Sequence[Sequence[Any]], parallelism: int) -> list[list[Any]]:
+        """A list of which every new subtask gets all items."""
+
+    def assign_broadcast(self, copies: Sequence[Any], parallelism: int) -> list[Any]:
+        """State that all subtasks hold alike."""
+
+
+class RestoredState:
+    """The state in a number of snapshots, one per subtask of the job they were taken of.
+
+    Args:
+        snapshots: as ``HarnessRunner.snapshot`` returned them; none = the job starts from nothing.
+
+    Raises:
+        StoreCorrupt: one of them is no snapshot.
+        JobRejected: one is there twice.
+    """
+
+    def __init__(self, snapshots: Sequence[bytes], assignment: StateAssignment) -> None:
+        self._assignment = assignment
+        self.checkpoint_id = 0
+        self._of_operator: dict[str, dict[int, checkpoint_pb2.OperatorSnapshot]] = {}
+        self._names: dict[str, str] = {}
+        for content in snapshots:
+            manifest = decode_manifest(content, "the snapshot")
+            self.checkpoint_id = max(self.checkpoint_id, manifest.checkpoint_id)
+            for vertex in manifest.vertices:
+                for operator in vertex.operators:
+                    self._names[operator.uid] = operator.name
+            for subtask in manifest.subtasks:
+                self._add(subtask)
+
+    def _add(self, subtask: checkpoint_pb2.SubtaskSnapshot) -> None:
+        for operator in subtask.operators:
+            held = self._of_operator.setdefault(operator.operator_uid, {})
+            if subtask.subtask_index in held and operator != held[subtask.subtask_index]:
+                raise JobRejected(
+                    f"restore: two of the snapshots are of subtask {subtask.subtask_index} of operator "
+                    f"{self._names.get(operator.operator_uid, operator.operator_uid)!r}: give one "
+                    "snapshot per subtask"
+                )
+            held[subtask.subtask_index] = operator
+
+    def check(self, graph: graph_pb2.JobGraph) -> None:
+        """Checks that all state has an operator.
+
+        Raises:
+            JobRejected: some has none.
+        """
+        known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
+        for uid, held in self._of_operator.items():
+            has_state = any(_has_state(operator) for operator in held.values())
+            if uid not in known and has_state:
+                raise JobRejected(
+                    f"restore: the snapshot has state of operator {self._names.get(uid, uid)!r} "
+                    f"(uid {uid!r}), which is not there now: give operators with state a .uid('...'), and "
+                    "restore what has the same"
+                )
+
+    def task_of(self, vertex: graph_pb2.Vertex, subtask_index: int) -> internal_pb2.RestoredTask:
+        """What one subtask starts with."""
+        task = internal_pb2.RestoredTask(checkpoint_id=self.checkpoint_id)
+        for spec in vertex.operators:
+            held = self._of_operator.get(spec.uid)
+            if held:
+                task.operators.append(self._operator(spec, vertex, subtask_index, held))
+        return task
+
+    def split_ids(self, uid: str) -> frozenset[str]:
+        """The splits that a source's snapshots name."""
+        held = self._of_operator.get(uid, {})
+        return frozenset(split.id for operator in held.values() for split in operator.splits)
+
+    def _operator(
+        self,
+        spec: graph_pb2.Operator,
+        vertex: graph_pb2.Vertex,
+        subtask_index: int,
+        held: Mapping[int, checkpoint_pb2.OperatorSnapshot],
+    ) -> internal_pb2.RestoredOperator:
+        rules, parallelism = self._assignment, vertex.parallelism
+        parts = []
+        for operator in held.values():
+            if operator.HasField("keyed"):
+                keyed = operator.keyed
+                rules.check_max_parallelism(
+                    spec.name, keyed.max_parallelism, vertex.max_parallelism
+                )
+                parts.append(rules.KeyedPart(keyed.first_key_group, keyed.last_key_group, keyed))
+        # Where snapshots of only some subtasks were given, the others had nothing.
+        old = [held.get(index) for index in range(max(held) + 1)]
+        splits = [[] if each is None else list(each.splits) for each in old]
+        return internal_pb2.RestoredOperator(
+            operator_uid=spec.uid,
+            keyed=rules.assign_keyed(parts, parallelism, vertex.max_parallelism)[subtask_index],
+            lists=self._lists(old, parallelism, subtask_index),
+            splits=rules.assign_split(splits, parallelism)[subtask_index],
+        )
+
+    def _lists(
+        self,
+        old: Sequence[checkpoint_pb2.OperatorSnapshot | None],
+        parallelism: int,
+        subtask_index: int,
+    ) -> list[checkpoint_pb2.OperatorStateSnapshot]:
+        by_subtask = [
+            {} if each is None else {held.name: held for held in each.lists} for each in old
+        ]
+        first = {name: one for own in reversed(by_subtask) for name, one in own.items()}
+        found = []
+        for name, like in sorted(first.items()):
+            copies = [own.get(name) for own in by_subtask]
+            items = [[] if one is None else list(one.items) for one in copies]
+            assigned = checkpoint_pb2.OperatorStateSnapshot(
+                name=name, redistribution=like.redistribution, codec=like.codec
+            )
+            if like.redistribution == _BROADCAST:
+                own = self._assignment.assign_broadcast(copies, parallelism)[subtask_index]
+                assigned.items.extend(() if own is None else own.items)
+            elif like.redistribution == _UNION:
+                given = self._assignment.assign_union(items, parallelism)
+                assigned.items.extend(given[subtask_index])
+            else:
+                given = self._assignment.assign_split(items, parallelism)
+                assigned.items.extend(given[subtask_index])
+            found.append(assigned)
+        return found
+
+
+def _has_state(operator: checkpoint_pb2.OperatorSnapshot) -> bool:
+    return bool(
+        operator.keyed.segments or operator.keyed.files or operator.lists or operator.splits
+    )
