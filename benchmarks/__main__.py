@@ -10,70 +10,147 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import measure
+from benchmarks import measure, state_benchmarks
+from benchmarks.measure import JobSettings
+from benchmarks.state_benchmarks import StateSettings
 from benchmarks.workloads import WORKLOADS
 
 _ALL = [
-    ("w0", 20_000_000, 1000, 1),
-    ("w1", 20_000_000, 1000, 1),
-    ("w2", 20_000_000, 1000, 1),
-    ("w2", 20_000_000, 1000, 2),
-    ("w2", 20_000_000, 1_000_000, 1),
-    ("w2", 20_000_000, 1_000_000, 2),
-    ("q1", 10_000_000, 1000, 1),
-    ("q2", 10_000_000, 1000, 1),
-    ("q5", 10_000_000, 1000, 1),
-    ("q7", 10_000_000, 1000, 1),
+    ("w0", 20_000_000, 1000, JobSettings(1)),
+    ("w1", 20_000_000, 1000, JobSettings(1)),
+    ("w2", 20_000_000, 1000, JobSettings(1)),
+    ("w2", 20_000_000, 1000, JobSettings(2)),
+    ("w2", 20_000_000, 1_000_000, JobSettings(1)),
+    ("w2", 20_000_000, 1_000_000, JobSettings(2)),
+    ("w3", 40_000_000, 1_000_000, JobSettings(1)),
+    ("w3", 40_000_000, 1_000_000, JobSettings(1, "hashmap", "1s")),
+    ("w3", 10_000_000, 1_000_000, JobSettings(1, "rocksdb")),
+    ("w3", 10_000_000, 1_000_000, JobSettings(1, "rocksdb", "1s")),
+    ("w4", 5_000_000, 1000, JobSettings(2)),
+    ("q1", 10_000_000, 1000, JobSettings(1)),
+    ("q2", 10_000_000, 1000, JobSettings(1)),
+    ("q5", 10_000_000, 1000, JobSettings(1)),
+    ("q7", 10_000_000, 1000, JobSettings(1)),
+    ("q8", 10_000_000, 1000, JobSettings(1)),
+    ("q11", 10_000_000, 1000, JobSettings(1)),
 ]
-_COLUMNS = ("workload", "rows", "keys", "parallelism", "seconds", "rows_per_s", "limit_rows_per_s")
+_STATE_WORKLOADS = {
+    "checkpoint": state_benchmarks.run_checkpoint,
+    "restore": state_benchmarks.run_restore,
+    "alignment": state_benchmarks.run_alignment,
+}
+_STATE_KEYS = {"numbers": 16_000_000, "objects": 4_000_000}
+_ALIGNED_KEYS = 100_000
+_COLUMNS = (
+    "workload",
+    "rows",
+    "keys",
+    "parallelism",
+    "backend",
+    "checkpoint_interval_s",
+    "seconds",
+    "rows_per_s",
+    "limit_rows_per_s",
+)
 
 
 @click.command()
-@click.argument("workload", type=click.Choice([*WORKLOADS, "limit", "all"]))
+@click.argument("workload", type=click.Choice([*WORKLOADS, *_STATE_WORKLOADS, "limit", "all"]))
 @click.option("--rows", type=click.IntRange(1), default=20_000_000, show_default=True)
-@click.option("--keys", type=click.IntRange(1), default=1000, show_default=True)
-@click.option("--parallelism", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--keys", type=click.IntRange(1), help="1000; of state, about 1 GB of it.")
+@click.option(
+    "--parallelism", type=click.IntRange(1), help="1; checkpoint, restore 2; alignment 4."
+)
+@click.option("--backend", type=click.Choice(["hashmap", "rocksdb"]), default="hashmap")
+@click.option("--checkpoint-interval", help='"1s", or "none" (alignment: 1s).')
+@click.option("--state", type=click.Choice(list(_STATE_KEYS)), default="numbers", show_default=True)
+@click.option(
+    "--load", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of alignment."
+)
 @click.option("--skew", type=click.FloatRange(0), default=0.0, show_default=True)
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--pairs", is_flag=True, help="Run each time without checkpoints, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
 def main(
-    workload: str, rows: int, keys: int, parallelism: int, skew: float, repeat: int, as_json: bool
+    workload: str,
+    rows: int,
+    keys: int | None,
+    parallelism: int | None,
+    backend: str,
+    checkpoint_interval: str | None,
+    state: str,
+    load: float,
+    skew: float,
+    repeat: int,
+    pairs: bool,
+    as_json: bool,
 ) -> None:
     """Measure a workload, or all those of docs/benchmarks.md."""
+    if workload in _STATE_WORKLOADS:
+        is_aligned = workload == "alignment"
+        settings = JobSettings(
+            parallelism or (4 if is_aligned else 2), backend, checkpoint_interval or "1s"
+        )
+        of_state = keys or (_ALIGNED_KEYS if is_aligned else _STATE_KEYS[state])
+        found = _STATE_WORKLOADS[workload](StateSettings(settings, of_state, state, load), repeat)
+    else:
+        settings = JobSettings(parallelism or 1, backend, checkpoint_interval or "none")
+        found = _results(workload, rows, keys or 1000, settings, skew, repeat, pairs=pairs)
     results: list[dict[str, Any]] = []
-    for result in _results(workload, rows, keys, parallelism, skew, repeat):
+    for result in found:
         if as_json:
             click.echo(json.dumps(result))
         results.append(result)
     if not as_json:
+        _print_table(results)
+
+
+def _print_table(results: list[dict[str, Any]]) -> None:
+    """One line per result; results with fields of their own one line per field."""
+    if results[0]["workload"] in _STATE_WORKLOADS:
+        table = Table("field", *(f"run {number + 1}" for number in range(len(results))), box=None)
+        for name, first in results[0].items():
+            if first is not None:
+                table.add_row(name, *(_cell(result[name]) for result in results))
+    else:
         table = Table(*_COLUMNS, "ratio", box=None)
         for result in results:
-            cells = [_cell(result[name]) for name in _COLUMNS]
-            table.add_row(*cells, f"{result['rows_per_s'] / result['limit_rows_per_s']:.2f}")
-        Console(width=140).print(table)
+            ratio = f"{result['rows_per_s'] / result['limit_rows_per_s']:.2f}"
+            table.add_row(*(_cell(result[name]) for name in _COLUMNS), ratio)
+    Console(width=140).print(table)
 
 
 def _results(
-    workload: str, rows: int, keys: int, parallelism: int, skew: float, repeat: int
+    workload: str,
+    rows: int,
+    keys: int,
+    settings: JobSettings,
+    skew: float,
+    repeat: int,
+    *,
+    pairs: bool,
 ) -> Iterator[dict[str, Any]]:
     if workload == "limit":
         yield from measure.run_limit(
             WORKLOADS["w1"], rows=rows, keys=keys, skew=skew, repeat=repeat
         )
         return
-    chosen = _ALL if workload == "all" else [(workload, rows, keys, parallelism)]
-    for name, job_rows, job_keys, job_parallelism in chosen:
+    chosen = _ALL if workload == "all" else [(workload, rows, keys, settings)]
+    for name, job_rows, job_keys, job_settings in chosen:
         yield from measure.run(
             WORKLOADS[name],
             rows=job_rows,
             keys=job_keys,
-            parallelism=job_parallelism,
+            settings=job_settings,
             skew=skew,
             repeat=repeat,
+            pairs=pairs,
         )
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import penstock as ps
 from benchmarks.input import read_batches, write_parts
 from benchmarks.workloads import Workload
 from penstock.client import Client
+from penstock.job_checkpoints import Checkpoint
 from penstock.local_cluster import LocalCluster
+from penstock.units import duration_ms
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _SLOTS_FREE_DEADLINE_S = 10.0
@@ -31,11 +34,12 @@ def memory_directory() -> Iterator[Path]:
 
 
 @contextmanager
-def bench_cluster(slots: int) -> Iterator[LocalCluster]:
+def bench_cluster(slots: int, overrides: Mapping[str, str] | None = None) -> Iterator[LocalCluster]:
     """A cluster with one TaskManager of this many slots."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         cluster = LocalCluster(Path(name))
-        cluster.start(taskmanagers=1, slots=slots, overrides={"jobmanager.rpc.port": "0"})
+        options = {"jobmanager.rpc.port": "0", **(overrides or {})}
+        cluster.start(taskmanagers=1, slots=slots, overrides=options)
         try:
             yield cluster
         finally:
@@ -50,21 +54,73 @@ def measure_limit(workload: Workload, paths: list[Path]) -> float:
     return time.perf_counter() - started
 
 
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """How a workload runs.
+
+    Attributes:
+        backend: where its state lives.
+        checkpoint_interval: a duration, "none" = no checkpoints.
+    """
+
+    parallelism: int
+    backend: str = "hashmap"
+    checkpoint_interval: str = "none"
+
+    def config(self) -> dict[str, str]:
+        """The job's configuration."""
+        return {
+            "state.backend.type": self.backend,
+            "execution.checkpointing.interval": self.checkpoint_interval,
+        }
+
+    @property
+    def checkpoint_interval_s(self) -> float | None:
+        """Seconds between checkpoints, None = there are none."""
+        if self.checkpoint_interval == "none":
+            return None
+        return duration_ms(self.checkpoint_interval) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a job took: seconds from RUNNING to FINISHED, CPU seconds of its slot processes."""
+
+    seconds: float
+    cpu_s: float
+    checkpoints: dict[str, float] | None
+
+
 def measure_job(
-    workload: Workload, cluster: LocalCluster, directory: Path, parallelism: int
-) -> tuple[float, float]:
-    """Seconds from RUNNING to FINISHED, and CPU seconds of the slot processes."""
+    workload: Workload, cluster: LocalCluster, directory: Path, settings: JobSettings
+) -> Measured:
+    """Runs the workload once."""
     address = cluster.address
-    env = ps.Environment(address, parallelism=parallelism)
+    env = ps.Environment(address, parallelism=settings.parallelism, config=settings.config())
     workload.job(env.read_arrow(str(directory)))
-    cpu_before = _slots_cpu_s(cluster)
+    cpu_before = slots_cpu_s(cluster)
     handle = env.submit(workload.name)
     handle.wait(timeout=600)
+    checkpoints = None
+    if settings.checkpoint_interval_s is not None:
+        checkpoints = summarize(handle.checkpoints())
     with closing(Client(address)) as client:
         summary = client.job(handle.job_id).summary
-        _await_free_slots(client)
+        await_free_slots(client)
     seconds = (summary.ended_at_ms - summary.running_at_ms) / 1000
-    return seconds, _slots_cpu_s(cluster) - cpu_before
+    return Measured(seconds, slots_cpu_s(cluster) - cpu_before, checkpoints)
+
+
+def summarize(checkpoints: Iterable[Checkpoint]) -> dict[str, float]:
+    """Count, durations and uploaded bytes of completed checkpoints."""
+    completed = [one for one in checkpoints if one.status == "COMPLETED"]
+    durations = sorted(one.duration_ms or 0 for one in completed)
+    return {
+        "count": len(completed),
+        "p50_ms": durations[len(durations) // 2] if durations else 0,
+        "max_ms": durations[-1] if durations else 0,
+        "bytes_total": sum(one.uploaded_bytes for one in completed),
+    }
 
 
 def run(
@@ -72,31 +128,57 @@ def run(
     *,
     rows: int,
     keys: int,
-    parallelism: int,
+    settings: JobSettings,
     skew: float,
     repeat: int,
+    pairs: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """One result per repetition."""
+    """One result per repetition; with ``pairs`` one without checkpoints before each."""
+    parallelism = settings.parallelism
+    variants = [settings]
+    if pairs:
+        variants.insert(0, replace(settings, checkpoint_interval="none"))
     with memory_directory() as directory, bench_cluster(parallelism) as cluster:
         paths = write_parts(directory, rows, keys, parallelism, skew)
-        measure_job(workload, cluster, directory, parallelism)  # warms cluster and page tables
+        measure_job(workload, cluster, directory, settings)  # warms cluster and page tables
         for _ in range(repeat):
             limit_s = measure_limit(workload, paths)
-            seconds, cpu_s = measure_job(workload, cluster, directory, parallelism)
-            yield {
-                "workload": workload.name,
-                "rows": rows,
-                "keys": keys,
-                "parallelism": parallelism,
-                "skew": skew,
-                "backend": None,
-                "checkpoint_interval_s": None,
-                "seconds": round(seconds, 3),
-                "rows_per_s": round(rows / seconds),
-                "cpu_s_per_million": round(cpu_s / rows * 1e6, 4),
-                "checkpoints": None,
-                "limit_rows_per_s": round(rows / limit_s),
-            }
+            for variant in variants:
+                measured = measure_job(workload, cluster, directory, variant)
+                cpu_s_per_million = measured.cpu_s / rows * 1e6
+                yield {
+                    **result(
+                        workload.name, variant, rows, keys, measured.seconds, cpu_s_per_million
+                    ),
+                    "skew": skew,
+                    "checkpoints": measured.checkpoints,
+                    "limit_rows_per_s": round(rows / limit_s),
+                }
+
+
+def result(
+    name: str,
+    settings: JobSettings,
+    rows: int | None,
+    keys: int,
+    seconds: float | None,
+    cpu_s_per_million: float | None,
+) -> dict[str, Any]:
+    """The fields that every result has; None = does not apply."""
+    return {
+        "workload": name,
+        "rows": rows,
+        "keys": keys,
+        "parallelism": settings.parallelism,
+        "skew": None,
+        "backend": settings.backend,
+        "checkpoint_interval_s": settings.checkpoint_interval_s,
+        "seconds": None if seconds is None else round(seconds, 3),
+        "rows_per_s": None if rows is None or seconds is None else round(rows / seconds),
+        "cpu_s_per_million": None if cpu_s_per_million is None else round(cpu_s_per_million, 4),
+        "checkpoints": None,
+        "limit_rows_per_s": None,
+    }
 
 
 def run_limit(
@@ -111,22 +193,19 @@ def run_limit(
             seconds = measure_limit(workload, paths)
             cpu_s = time.process_time() - cpu_before
             yield {
-                "workload": "limit",
-                "rows": rows,
-                "keys": keys,
-                "parallelism": 1,
+                **result("limit", JobSettings(1), rows, keys, seconds, cpu_s / rows * 1e6),
                 "skew": skew,
                 "backend": None,
-                "checkpoint_interval_s": None,
-                "seconds": round(seconds, 3),
-                "rows_per_s": round(rows / seconds),
-                "cpu_s_per_million": round(cpu_s / rows * 1e6, 4),
-                "checkpoints": None,
                 "limit_rows_per_s": round(rows / seconds),
             }
 
 
-def _await_free_slots(client: Client) -> None:
+def await_free_slots(client: Client) -> None:
+    """Waits until the slots of an ended job are free.
+
+    Raises:
+        TimeoutError: they are still taken.
+    """
     deadline = time.monotonic() + _SLOTS_FREE_DEADLINE_S
     while True:
         details = client.cluster()
@@ -136,12 +215,25 @@ def _await_free_slots(client: Client) -> None:
             raise TimeoutError("the slots of an ended job are still taken")
 
 
-def _slots_cpu_s(cluster: LocalCluster) -> float:
+def slots_cpu_s(cluster: LocalCluster) -> float:
     """CPU seconds of the slots that have ended: children that fork servers have waited for."""
     total = 0
+    for child in _forkservers(cluster):
+        fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[13]) + int(fields[14])  # cutime, cstime
+    return total / _CLOCK_TICKS
+
+
+def slot_pids(cluster: LocalCluster) -> list[int]:
+    """The slot processes."""
+    return [pid for forkserver in _forkservers(cluster) for pid in _children(forkserver)]
+
+
+def _forkservers(cluster: LocalCluster) -> Iterator[int]:
     for daemon in cluster.daemons():
         if daemon.role == "taskmanager":
-            for child in Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split():
-                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-                total += int(fields[13]) + int(fields[14])  # cutime, cstime
-    return total / _CLOCK_TICKS
+            yield from _children(daemon.pid)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -10,7 +10,6 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 import penstock as ps
-from benchmarks.measure import bench_cluster
+from benchmarks.measure import bench_cluster, slot_pids
 from penstock.client import Client
 from penstock.local_cluster import LocalCluster
 
@@ -172,22 +171,11 @@ def idle_slot_memory(cluster: LocalCluster, address: str) -> dict[str, object]:
         for details in client.watch(handle.job_id):
             if details.summary.running_at_ms:
                 break
-        sizes = [_private_bytes(pid) / 1e6 for pid in _slot_pids(cluster)]
+        sizes = [_private_bytes(pid) / 1e6 for pid in slot_pids(cluster)]
         handle.cancel()
         for _ in client.watch(handle.job_id):
             pass
     return {"figure": "idle_slot_uss", "slots": len(sizes), "max_mb": round(max(sizes), 1)}
-
-
-def _slot_pids(cluster: LocalCluster) -> Iterator[int]:
-    for daemon in cluster.daemons():
-        if daemon.role == "taskmanager":
-            for forkserver in _children(daemon.pid):
-                yield from _children(forkserver)
-
-
-def _children(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _private_bytes(pid: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +15,7 @@ from penstock import col
 
 WINDOW_MS = 10_000
 SLIDE_MS = 2_000
+SESSION_GAP_MS = 10_000
 MIN_PRICE = 1000
 RATE = 0.908
 
@@ -89,6 +91,68 @@ def w2_limit(batches: Batches) -> pa.Table:
         ["auction", "slice"],
         [("price_count", "sum"), ("price_sum", "sum"), ("price_max", "max")],
     )
+
+
+def w3(stream: ps.Stream) -> None:
+    stream.key_by("auction").aggregate(bids=ps.count(), total=ps.sum("price")).uid(
+        "w3-totals"
+    ).discard()
+
+
+def w3_limit(batches: Batches) -> pa.Table:
+    partials = [
+        _group(pa.table(batch), ["auction"], [("price", "count"), ("price", "sum")])
+        for batch in batches
+    ]
+    return _group(
+        pa.concat_tables(partials), ["auction"], [("price_count", "sum"), ("price_sum", "sum")]
+    )
+
+
+class Converted(TypedDict):
+    """A bid in another currency."""
+
+    auction: int
+    euro: float
+
+
+def to_euro(bid: Any) -> Converted:
+    """What w4 does per row before the key."""
+    return {"auction": bid.auction, "euro": bid.price * RATE}
+
+
+class BestSoFar(ps.KeyedProcessFunction):
+    """Emits a bid that is better than all before it in its auction."""
+
+    best = ps.ValueState("best", pa.float64())
+
+    @override
+    def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
+        best = self.best.value()
+        if best is None or row.euro > best:
+            self.best.update(row.euro)
+            out.emit(auction=row.auction, euro=row.euro)
+
+
+def w4(stream: ps.Stream) -> None:
+    schema = pa.schema([("auction", pa.int64()), ("euro", pa.float64())])
+    stream.map(to_euro).key_by("auction").process(BestSoFar(), schema=schema).uid(
+        "w4-best"
+    ).discard()
+
+
+def w4_limit(batches: Batches) -> int:
+    """The same work in plain Python over the same columns: a dict and a loop."""
+    best: dict[int, float] = {}
+    emitted = 0
+    for batch in batches:
+        prices = zip(batch["auction"].to_pylist(), batch["price"].to_pylist(), strict=True)
+        for auction, price in prices:
+            euro = price * RATE
+            if euro > best.get(auction, 0.0):
+                best[auction] = euro
+                emitted += 1
+    return emitted
 
 
 # ---------------------------------------------------------------- Nexmark
@@ -206,6 +270,63 @@ def q7_limit(batches: Batches) -> pa.Table:
     return keep_largest(pa.concat_tables(candidates), "slice", "price")
 
 
+def q8(stream: ps.Stream) -> None:
+    """Persons who opened auctions in the 10 s in which they registered.
+
+    The one input stands for Nexmark's three streams, in its proportions: 2 % of the rows are persons, 6 %
+    are auctions (their price says which), the rest are bids that the query does not read.
+    """
+    rows = _with_time(stream)
+    persons = rows.filter(col("price") < _Q8_PERSONS_BELOW).select(person=col("bidder"))
+    auctions = rows.filter(
+        (col("price") >= _Q8_PERSONS_BELOW) & (col("price") < _Q8_AUCTIONS_BELOW)
+    ).select("auction", person=col("bidder"))
+    persons.join(auctions, on="person", window=ps.tumbling(WINDOW_MS)).uid("q8-join").discard()
+
+
+def q8_limit(batches: Batches) -> int:
+    persons, auctions = [], []
+    for batch in batches:
+        slices = pc.multiply(pc.divide(batch["ts"], WINDOW_MS), WINDOW_MS)
+        columns = {"person": batch["bidder"], "slice": slices}
+        is_person = pc.less(batch["price"], _Q8_PERSONS_BELOW)
+        is_auction = pc.and_(pc.invert(is_person), pc.less(batch["price"], _Q8_AUCTIONS_BELOW))
+        persons.append(pa.table(columns).filter(is_person))
+        auctions.append(pa.table({**columns, "auction": batch["auction"]}).filter(is_auction))
+    joined = pa.concat_tables(persons).join(
+        pa.concat_tables(auctions), ["person", "slice"], join_type="inner", use_threads=False
+    )
+    return joined.num_rows
+
+
+_Q8_PERSONS_BELOW = 200
+_Q8_AUCTIONS_BELOW = 800
+
+
+def q11(stream: ps.Stream) -> None:
+    """Bids per bidder in sessions of activity."""
+    (
+        _with_time(stream)
+        .key_by("bidder")
+        .window(ps.session(SESSION_GAP_MS))
+        .aggregate(bids=ps.count())
+        .uid("q11-sessions")
+        .discard()
+    )
+
+
+def q11_limit(batches: Batches) -> int:
+    rows = pa.concat_tables([pa.table(batch).select(["bidder", "ts"]) for batch in batches])
+    rows = rows.sort_by([("bidder", "ascending"), ("ts", "ascending")])
+    bidder, ts = rows["bidder"].combine_chunks(), rows["ts"].combine_chunks()
+    is_new = pc.or_(
+        pc.not_equal(bidder[1:], bidder[:-1]),
+        pc.greater_equal(pc.subtract(ts[1:], ts[:-1]), SESSION_GAP_MS),
+    )
+    sessions = pc.cumulative_sum(pa.concat_arrays([pa.array([0]), is_new.cast(pa.int64())]))
+    return _group(pa.table({"session": sessions}), ["session"], [("session", "count")]).num_rows
+
+
 # ---------------------------------------------------------------- shared
 
 
@@ -236,9 +357,13 @@ WORKLOADS = {
         Workload("w0", "read and discard", w0, w0_limit),
         Workload("w1", "filter and project", w1, w1_limit),
         Workload("w2", "10 s tumbling count, sum, max per key", w2, w2_limit),
+        Workload("w3", "running count and sum per key", w3, w3_limit),
+        Workload("w4", "Python map, key_by, Python function with a value per key", w4, w4_limit),
         Workload("q1", "currency conversion", q1, q1_limit),
         Workload("q2", "bids of five auctions", q2, q2_limit),
         Workload("q5", "auctions with the most bids in sliding windows", q5, q5_limit),
         Workload("q7", "highest bids per window", q7, q7_limit),
+        Workload("q8", "persons who opened auctions: window join", q8, q8_limit),
+        Workload("q11", "bids per bidder and session", q11, q11_limit),
     )
 }

@@ -65,6 +65,18 @@ def test_each_attempt_gets_exactly_one_terminal_event(
             assert not is_asked_for
 
 
+def test_of_an_ended_attempt_only_written_snapshots_are_heard_of() -> None:
+    table = AttemptTable()
+    table.deployed(attempt(0))
+    acknowledged = internal_pb2.CheckpointAcknowledged(checkpoint_id=1)
+    event = internal_pb2.TaskEvent(attempt=attempt(0), checkpoint_acknowledged=acknowledged)
+    assert table.observe(state_event(attempt(0), next(iter(TERMINAL))))
+    assert table.observe(event), "somebody must delete its file"
+    assert not table.observe(state_event(attempt(0), RUNNING))
+    event.attempt.subtask_index = 1
+    assert not table.observe(event), "an attempt that was never here"
+
+
 @given(st.lists(st.one_of(st.just("send"), st.integers(0, 99)), max_size=60))
 def test_the_outbox_is_a_queue(steps: list[object]) -> None:
     outbox, expected, sent = EventOutbox(), [], []
