@@ -91,6 +91,23 @@ class JobStore:
         except OSError as error:
             raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
 
+    def note_checkpoints(self, job_id: str) -> None:
+        """The job has a place for its checkpoints: from now on it must be found there.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        path = self._checkpoints_path(job_id)
+        try:
+            if not path.exists():
+                _write(path, b"")
+        except OSError as error:
+            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
+    def has_checkpoints(self, job_id: str) -> bool:
+        """Whether that was noted."""
+        return self._checkpoints_path(job_id).exists()
+
     def note_cancellation(self, job_id: str) -> None:
         """The job is not to be run again, however this JobManager ends.
 
@@ -110,6 +127,7 @@ class JobStore:
             self._path(job_id),
             self._attempts_path(job_id),
             self._cancelled_path(job_id),
+            self._checkpoints_path(job_id),
         ):
             path.unlink(missing_ok=True)
 
@@ -139,6 +157,9 @@ class JobStore:
 
     def _attempts_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.attempts"
+
+    def _checkpoints_path(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.checkpoints"
 
     def _cancelled_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.cancelled"

@@ -103,21 +103,25 @@ class CheckpointStoreRunner:
 
     # ------------------------------------------------------------ the start of an attempt
 
-    def prepare(self, unusable: Collection[int] = ()) -> PreparedCheckpoints:
+    def prepare(
+        self, unusable: Collection[int] = (), *, must_exist: bool = False
+    ) -> PreparedCheckpoints:
         """Claims HEAD, finds the newest checkpoint, and removes what dead attempts have uploaded.
 
         To be called when no attempt of the job runs.
 
         Args:
             unusable: checkpoints that tasks could not restore.
+            must_exist: the job has been prepared before, if not by this instance.
 
         Raises:
             Fenced: another leader has the job.
-            Unrecoverable: HEAD, or every checkpoint that it names, cannot be read; nothing is deleted.
+            Unrecoverable: HEAD, or every checkpoint that it names, cannot be read, or is not there although
+                it must be; nothing is deleted.
             StoreTransient: the store does not answer now.
         """
         is_new_claim = self._head is None
-        head = self._claimed()
+        head = self._claimed(must_exist)
         sizes = {
             found.path: found.size_bytes
             for prefix in _SWEPT_PREFIXES
@@ -147,10 +151,18 @@ class CheckpointStoreRunner:
             is_new_claim=is_new_claim,
         )
 
-    def _claimed(self) -> checkpoint_pb2.CheckpointHead:
+    def _claimed(self, must_exist: bool) -> checkpoint_pb2.CheckpointHead:
         if self._head is None:
             try:
-                self._head = self._heads.claim(self._job_id, self._leader_epoch)
+                self._head = self._heads.claim(
+                    self._job_id, self._leader_epoch, must_exist=must_exist
+                )
+            except StoreNotFound as error:
+                raise Unrecoverable(
+                    f"the checkpoints of job {self._job_id} are not in {self._store!r}: {error}; is the "
+                    "directory mounted, and execution.checkpointing.dir the one that the job began with? "
+                    "To start it anew, submit it again"
+                ) from error
             except StoreCorrupt as error:
                 raise Unrecoverable(
                     f"the checkpoints of job {self._job_id} cannot be used: {error}; nothing has "

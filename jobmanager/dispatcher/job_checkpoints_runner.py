@@ -192,7 +192,11 @@ class JobCheckpointsRunner:
         self._restored = {}
         if self._store is None:
             return m.StartPrepared(attempt)
-        found = self._store.prepare(unusable)
+        jobs, job_id = self._jobs, self._job_id
+        must_exist = jobs is not None and jobs.has_checkpoints(job_id)
+        found = self._store.prepare(unusable, must_exist=must_exist)
+        if jobs is not None:
+            jobs.note_checkpoints(job_id)
         restored = None
         if found.newest is not None:
             self._restored = restored_tasks(found.newest, self._graph)

@@ -76,15 +76,23 @@ class HeadStore:
         content = self._content()
         return None if content is None else decode_head(content)
 
-    def claim(self, job_id: str, leader_epoch: int) -> checkpoint_pb2.CheckpointHead:
+    def claim(
+        self, job_id: str, leader_epoch: int, *, must_exist: bool = False
+    ) -> checkpoint_pb2.CheckpointHead:
         """Makes HEAD this leader's, and makes it where there is none; retained checkpoints stay.
 
         An earlier claim of the same epoch is void from then on. To be repeated after an error.
+
+        Args:
+            job_id: whose checkpoints these are.
+            leader_epoch: in whose name.
+            must_exist: the job had a HEAD: that there is none now means that this is another store.
 
         Returns:
             HEAD as claimed.
 
         Raises:
+            StoreNotFound: there is no HEAD, although there must be one; none is made.
             Fenced: a leader of a newer epoch has it.
             StoreCorrupt: there is a HEAD that cannot be understood or is another job's; it stays.
             StoreTransient: it cannot be read or written now.
@@ -92,6 +100,8 @@ class HeadStore:
         token = os.urandom(_TOKEN_BYTES)
         for _ in range(_CLAIM_ATTEMPTS):
             content = self._content()
+            if content is None and must_exist:
+                raise StoreNotFound(f"job {job_id} had a {HEAD_PATH}, and there is none any more")
             head = _claimed(content, job_id, leader_epoch)
             new = _encode(head, token)
             if self._store.compare_and_swap(HEAD_PATH, content, new):

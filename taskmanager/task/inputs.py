@@ -50,10 +50,21 @@ class SourceInput:
     def __init__(self, source: SourceOperator) -> None:
         self._source = source
         self._triggered: deque[CheckpointBarrier] = deque()
+        self._is_rows_turn = False
 
     def poll(self) -> Iterable[OperatorOutput] | None:
-        """A barrier that was asked for, else what the reader has next."""
+        """A barrier that was asked for, else what the reader has next.
+
+        Between two barriers the reader has a turn: checkpoints that take longer than their interval do
+        not keep the job from going on.
+        """
+        if self._triggered and self._is_rows_turn:
+            self._is_rows_turn = False
+            elements = self._source.poll()
+            if elements is not None:
+                return elements
         if self._triggered:
+            self._is_rows_turn = True
             return (self._triggered.popleft(),)
         return self._source.poll()
 

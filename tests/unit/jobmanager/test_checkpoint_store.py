@@ -161,6 +161,31 @@ def test_unreadable_manifests_are_skipped_and_then_nothing_is_swept(tmp_path: Pa
     assert store.list("shared/orphan")
 
 
+def test_a_directory_that_is_not_there_any_more_starts_nothing_anew(tmp_path: Path) -> None:
+    elsewhere = LocalStore(tmp_path / "not-mounted")
+    with pytest.raises(Unrecoverable, match=r"not in .*not-mounted.*mounted") as caught:
+        runner(elsewhere, epoch=2).prepare(must_exist=True)
+    assert JOB in str(caught.value)
+    assert elsewhere.list("") == []
+    assert runner(elsewhere, epoch=2).prepare().newest is None
+
+
+def test_a_deposed_leader_sweeps_and_discards_nothing(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    deposed = runner(store, epoch=1)
+    deposed.prepare()
+    successor = runner(store, epoch=2)
+    successor.prepare()
+    files(store)
+    stored = successor.store(wanted(1))
+    assert isinstance(stored, c.CheckpointStored)
+    present = [found.path for found in store.list("")]
+    with pytest.raises(Fenced):
+        deposed.prepare()
+    deposed.discard()
+    assert [found.path for found in store.list("")] == present
+
+
 def test_a_deposed_leader_adds_nothing(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     old = runner(store, 1)
