@@ -173,7 +173,8 @@ class ReducingState(CellState):
     Args:
         name: unique within the function.
         type: of the values and of what they are reduced to.
-        reduce: ``(reduced, value) -> reduced``; the first value is taken as it is.
+        reduce: ``(reduced, value) -> reduced``; the first value is taken as it is. It may come in front
+            of the type.
     """
 
     def __init__(
@@ -186,6 +187,8 @@ class ReducingState(CellState):
         codec: str | None = None,
         queryable: bool = False,
     ) -> None:
+        if _is_type(reduce) and not _is_type(type):
+            type, reduce = reduce, type
         super().__init__(name, type, ttl=ttl, codec=codec, queryable=queryable)
         if not callable(reduce):
             raise JobRejected(
@@ -240,7 +243,8 @@ class AggregatingState(CellState):
         aggregate: an object of a class like ``ps.AggregateFunction``, ``ps.aggregate(...)``, a built-in
             such as ``ps.sum("x")`` (its column is not looked at: ``add`` is given the value), or the name
             of one.
-        type: of the accumulator; plain Python values where it is not given.
+        type: of the accumulator; plain Python values where it is not given. It may come in front of the
+            aggregate.
     """
 
     def __init__(
@@ -253,6 +257,8 @@ class AggregatingState(CellState):
         codec: str | None = None,
         queryable: bool = False,
     ) -> None:
+        if type is not None and _is_type(aggregate) and not _is_type(type):
+            type, aggregate = aggregate, type
         super().__init__(name, type, ttl=ttl, codec=codec, queryable=queryable)
         self._function = _aggregate_function(name, aggregate)
 
@@ -289,6 +295,11 @@ class AggregatingState(CellState):
                 "return the accumulator"
             )
         self._save(slot, added)
+
+
+def _is_type(given: Any) -> bool:
+    """True for what the type of a state can be, other than by its name."""
+    return isinstance(given, pa.DataType) or given in (bool, int, float, str, bytes, dict, list)
 
 
 def _aggregate_function(state: str, aggregate: Any) -> Any:

@@ -174,3 +174,14 @@ def test_built_in_aggregates(name: str, values: list[Any], expected: Any) -> Non
     for value in values:
         held = function.add(held, value)
     assert function.result(held) == expected
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_type_and_function_may_come_in_either_order(is_swapped: bool) -> None:
+    def order(*given: Any) -> tuple[Any, ...]:
+        return given[::-1] if is_swapped else given
+
+    reducing = ps.ReducingState("r", *order(pa.int64(), max))
+    aggregating = ps.AggregatingState("a", *order(ps.sum("x"), pa.float64()))
+    assert reducing.codec.name == "arrow.int64/1"
+    assert aggregating.codec.name == "arrow.float64/1"
