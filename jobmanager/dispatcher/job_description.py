@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,6 +79,28 @@ def _coordinator(
     next_checkpoint_id: int,
 ) -> CheckpointCoordinator:
     return CheckpointCoordinator(settings, retained=retained, next_checkpoint_id=next_checkpoint_id)
+
+
+def check_checkpoint_directory(job: JobDescription) -> None:
+    """Makes the directory of a new job's checkpoints, or says at once that it cannot be.
+
+    Raises:
+        JobRejected: it cannot be made or written.
+    """
+    if not job.checkpoint_directory:
+        return
+    directory = Path(job.checkpoint_directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(directory, os.W_OK | os.X_OK) else "it cannot be written"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise JobRejected(
+            f"job {job.graph.name!r}: its checkpoints cannot be kept in {directory}: {problem}; set "
+            "execution.checkpointing.dir to a directory that the JobManager and every TaskManager can "
+            "write, or execution.checkpointing.interval to none"
+        )
 
 
 def describe(

@@ -5,8 +5,12 @@ writers ever share one and an earlier job's output in the directory is left alon
 
 Every checkpoint ends the open files (rows behind its barrier go to new ones), so what it covers are
 whole files: a restored attempt commits those that the checkpoint names and removes the others of its
-predecessors. Encoding and syncing them is left to an I/O thread, behind which the checkpoint is
-acknowledged.
+predecessors. Ending a file between checkpoints (by size or time, or because too many are open) is no more
+than taking it out: encoding what is left and syncing it is left to an I/O thread, behind which the next
+checkpoint is acknowledged; the mailbox thread does it only where too many files wait for that.
+
+The rows of partitions are held in memory until there are enough for a file to be started, or too many
+are held in all: a partition that gets few rows costs no open file until then.
 
 Invariants:
 - a name without a leading "." is only ever given by ``commit`` and ``recover``;
@@ -36,6 +40,7 @@ from penstock.schema import user_batch
 from taskmanager.connectors.file_encoders import EXTENSIONS, file_encoder
 from taskmanager.connectors.hive_partitions import split_by_partition
 from taskmanager.connectors.output_files import (
+    SLICE_BYTES,
     OutputFile,
     PreparedFiles,
     hidden_files,
@@ -47,6 +52,11 @@ _log = structlog.get_logger()
 
 OPEN_FILES_MAX = 128
 BUFFERED_BYTES_MAX = 64 << 20
+START_BYTES = 256 << 10
+"""A partition with so many bytes gets its file, where not too many are open."""
+WAITING_FILES_MAX = 256
+"""Of files that have ended but are still open."""
+WAITING_BYTES_MAX = 64 << 20
 _CREATE_TRIES = 10
 
 
@@ -60,7 +70,11 @@ class FileSinkWriter(SinkWriter):
         self._roll_bytes = spec.roll_size_bytes
         self._roll_interval_ms = spec.roll_interval_ms
         self._inactivity_ms = spec.inactivity_interval_ms
+        # By directory: started files, the one longest without rows first; those that are not.
         self._open: OrderedDict[str, OutputFile] = OrderedDict()
+        self._held: dict[str, OutputFile] = {}
+        # Of all batches that held rows were cut out of.
+        self._held_bytes = 0
         self._finished: list[OutputFile] = []
         self._prepared = PreparedFiles(self._complete, self._sync)
         self._made: list[Path] = []
@@ -92,50 +106,74 @@ class FileSinkWriter(SinkWriter):
         if not self._partition_by:
             self._write("", rows)
         else:
-            for directory, part in split_by_partition(rows, self._partition_by):
-                self._write(directory, part)
+            slices = split_by_partition(rows, self._partition_by)
+            held_slices = sum(self._write(directory, part) for directory, part in slices)
+            held_bytes = self._held_bytes + rows.nbytes + held_slices * SLICE_BYTES
+            self._held_bytes = held_bytes if self._held else 0
         self._bound_buffers()
 
-    def _write(self, directory: str, rows: pa.RecordBatch) -> None:
-        file = self._open.get(directory) or self._create(directory, rows.schema)
-        self._open.move_to_end(directory)
+    def _write(self, directory: str, rows: pa.RecordBatch) -> bool:
+        """Adds rows to the file of a directory; returns whether they are held in memory."""
+        file = self._open.get(directory)
+        if file is None:
+            file = self._held.get(directory) or self._create(directory)
+        else:
+            self._open.move_to_end(directory)
         file.was_written = True
         with self._writing(file.path):
-            file.encoder.write(rows)
-            full = file.size_bytes >= self._roll_bytes
-        if full:
+            file.write(rows)
+        if not file.is_started and self._is_due(file):
+            self._start(directory)
+        if file.size_bytes >= self._roll_bytes:
             self._finish(directory)
+        return not file.is_started
 
-    def _create(self, directory: str, schema: pa.Schema) -> OutputFile:
-        while len(self._open) >= OPEN_FILES_MAX:
-            self._finish(next(iter(self._open)))
+    def _create(self, directory: str) -> OutputFile:
         target = self._directory / directory
         extension = EXTENSIONS[self._format]
         stem = f"{self._hidden_stem}-{self._count}.{extension}"
         hidden, pending = target / f"{stem}.inprogress", target / f"{stem}.pending"
         final = target / f"{self._final_stem}-{self._count}-{self._tag}.{extension}"
         self._count += 1
-        with self._writing(hidden):
-            file = self._open_new(hidden)
+        file = OutputFile(hidden, pending, final, self._up_from(target))
+        self._held[directory] = file
+        return file
+
+    def _is_due(self, file: OutputFile) -> bool:
+        if not self._partition_by:
+            return True
+        return file.held_bytes >= START_BYTES and len(self._open) < OPEN_FILES_MAX
+
+    def _start(self, directory: str) -> None:
+        while len(self._open) >= OPEN_FILES_MAX:
+            self._finish(next(iter(self._open)))
+        file = self._held[directory]
+        self._start_file(file)
+        self._open[directory] = file
+        del self._held[directory]
+
+    def _start_file(self, file: OutputFile) -> None:
+        """Makes a file and writes the rows held to it; any thread."""
+        with self._writing(file.path):
+            opened = self._open_new(file.path)
             try:
-                encoder = file_encoder(self._format, file, schema)
+                encoder = file_encoder(self._format, opened, file.held[0].schema)
             except BaseException:
-                file.close()
-                hidden.unlink()
+                opened.close()
+                file.path.unlink()
                 raise
-        opened = OutputFile(hidden, pending, final, self._up_from(target), file, encoder)
-        self._open[directory] = opened
-        return opened
+            file.start(opened, encoder)
 
     def _open_new(self, hidden: Path) -> BinaryIO:
         for left in reversed(range(_CREATE_TRIES)):
-            self._made += self._make_directory(hidden.parent)
             try:
                 return hidden.open("xb")
             except FileNotFoundError:
-                # Another writer has just removed the directory, which it had found empty.
+                # The first of its partition; or another writer has just removed the directory, which it
+                # had found empty.
                 if not left:
                     raise
+                self._made += self._make_directory(hidden.parent)
         raise AssertionError("the last try returns or raises")
 
     def _make_directory(self, target: Path) -> list[Path]:
@@ -150,19 +188,40 @@ class FileSinkWriter(SinkWriter):
         return {target, *target.parents[:depth]}
 
     def _bound_buffers(self) -> None:
-        while sum(file.encoder.buffered_bytes for file in self._open.values()) > BUFFERED_BYTES_MAX:
-            largest = max(self._open.values(), key=lambda file: file.encoder.buffered_bytes)
-            with self._writing(largest.path):
-                largest.encoder.encode_buffered()
+        while True:
+            encoders = sum(file.buffered_bytes for file in self._open.values())
+            if encoders + self._held_bytes <= BUFFERED_BYTES_MAX:
+                return
+            if self._held and self._held_bytes >= encoders:
+                self._hold_nothing()
+            else:
+                largest = max(self._open.values(), key=lambda file: file.buffered_bytes)
+                with self._writing(largest.path):
+                    largest.encode_buffered()
+
+    def _hold_nothing(self) -> None:
+        """Starts the files of the largest partitions held, and ends those of the others."""
+        by_size = sorted(self._held, key=lambda one: self._held[one].held_bytes, reverse=True)
+        for directory in by_size[OPEN_FILES_MAX:]:
+            self._finish(directory)
+        for directory in by_size[:OPEN_FILES_MAX]:
+            self._start(directory)
+        self._held_bytes = 0
 
     def _finish(self, directory: str) -> None:
-        """Completes a file; rows that follow go to another one."""
-        file = self._open[directory]
-        self._complete(file)
-        del self._open[directory]
+        """Ends a file; rows that follow go to another one."""
+        file = self._open.pop(directory, None)
+        if file is None:
+            file = self._held.pop(directory)
+            # It may wait for long.
+            file.copy_held()
         self._finished.append(file)
+        self._prepared.add(file)
+        self._prepared.limit(WAITING_FILES_MAX, WAITING_BYTES_MAX)
 
     def _complete(self, file: OutputFile) -> None:
+        if not file.is_started:
+            self._start_file(file)
         with self._writing(file.path):
             file.complete()
 
@@ -179,7 +238,7 @@ class FileSinkWriter(SinkWriter):
         if not self._roll_interval_ms and not self._inactivity_ms:
             return None
         deadlines = []
-        for directory, file in list(self._open.items()):
+        for directory, file in [*self._open.items(), *self._held.items()]:
             if file.was_written:
                 file.was_written, file.written_ms = False, now_ms
             if file.created_ms is None:
@@ -204,16 +263,24 @@ class FileSinkWriter(SinkWriter):
     @property
     @override
     def has_unprepared(self) -> bool:
-        return bool(self._open or self._finished)
+        return bool(self._open or self._held or self._finished)
 
     @override
     def prepare_commit(self, checkpoint_id: int) -> list[bytes]:
-        covered = self._finished + list(self._open.values())
+        current = self._current()
+        covered = self._finished + current
         self._finished = []
-        self._open.clear()
-        for file in covered:
+        for file in current:
             self._prepared.add(file)
         return [_encode(file.pending_path, file.final_path) for file in covered]
+
+    def _current(self) -> list[OutputFile]:
+        """Takes out the files that rows were added to."""
+        current = [*self._open.values(), *self._held.values()]
+        self._open.clear()
+        self._held.clear()
+        self._held_bytes = 0
+        return current
 
     @override
     def finish_prepared(self) -> Callable[[], None] | None:
@@ -247,7 +314,11 @@ class FileSinkWriter(SinkWriter):
 
     @override
     def abort(self, committables: list[bytes]) -> None:
-        for pending, _ in map(_decode, committables):
+        paths = [pending for pending, _ in map(_decode, committables)]
+        for file in self._prepared.take(set(paths)):
+            with self._writing(file.path):
+                file.remove()
+        for pending in paths:
             with self._writing(pending):
                 pending.unlink(missing_ok=True)
         self._remove_made_directories()
@@ -277,8 +348,7 @@ class FileSinkWriter(SinkWriter):
 
     @override
     def close(self) -> None:
-        left = [*self._open.values(), *self._finished, *self._prepared.close()]
-        self._open.clear()
+        left = [*self._current(), *self._finished, *self._prepared.close()]
         self._finished = []
         for file in left:
             with self._writing(file.path):

@@ -66,7 +66,7 @@ class SinkWriter(ABC):
         """Shows what was prepared; repeatable."""
 
     def abort(self, committables: list[bytes]) -> None:
-        """Removes what was prepared and is in no completed checkpoint, nor ever will be; repeatable."""
+        """Removes what was prepared and nobody will ever commit, safe yet or not; repeatable."""
 
     def recover(self, committables: list[bytes]) -> None:
         """Called once after ``open``: commits what the restored checkpoint covers, and removes what

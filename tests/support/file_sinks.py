@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +41,22 @@ def release_killed() -> None:
     while _writers:
         writer = _writers.pop()
         if isinstance(writer, FileSinkWriter):
-            prepared = [file for _, file in writer._prepared._files]
-            for file in [*writer._open.values(), *prepared]:
-                file.encoder.abandon()
-                with suppress(Exception):
-                    file.file.close()
+            for file in [*writer._open.values(), *(one[1] for one in writer._prepared._files)]:
+                file.release()
 
 
 def prepare(writer: SinkWriter, checkpoint_id: int = 1) -> list[bytes]:
     """Both parts of a prepare, one right after the other."""
     committables = writer.prepare_commit(checkpoint_id)
+    finish(writer)
+    return committables
+
+
+def finish(writer: SinkWriter) -> None:
+    """The part of an I/O thread: all that has ended becomes safe."""
     work = writer.finish_prepared()
     if work is not None:
         work()
-    return committables
 
 
 def batch(start: int = 0, rows: int = 100) -> pa.RecordBatch:

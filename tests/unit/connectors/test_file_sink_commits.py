@@ -28,6 +28,7 @@ from tests.support.file_sinks import (
     batch,
     everything,
     files_of,
+    finish,
     opened,
     prepare,
     read,
@@ -87,6 +88,22 @@ def test_abort_removes_what_was_prepared_and_keeps_the_rest(tmp_path: Path) -> N
     assert [row["id"] for row in read("json", tmp_path)] == list(range(10, 20))
     with pytest.raises(TaskFailure, match="neither it nor"):
         other.commit(first)
+
+
+def test_abort_takes_files_back_from_work_that_is_on_its_way(tmp_path: Path) -> None:
+    writer = opened(file_sink("json", tmp_path))
+    writer.write(batch(0, 10))
+    aborted = writer.prepare_commit(1)
+    writer.write(batch(10, 10))
+    kept = writer.prepare_commit(2)
+    work = writer.finish_prepared()
+    assert work is not None
+    writer.abort(aborted)
+    work()
+    assert files_of(writer, tmp_path) == (0, 1)
+    writer.commit(kept)
+    assert [row["id"] for row in read("json", tmp_path)] == list(range(10, 20))
+    assert everything(tmp_path) == visible(tmp_path)
 
 
 def test_no_two_writers_share_a_name(tmp_path: Path) -> None:
@@ -193,8 +210,10 @@ def test_files_roll_by_age(tmp_path: Path) -> None:
     assert writer.roll(400) == 1000
     assert writer.roll(999) == 1000
     assert writer.roll(1000) == 1400
-    assert files_of(writer, tmp_path) == (1, 1)
+    finish(writer)
+    assert files_of(writer, tmp_path) == (0, 1)
     assert writer.roll(1400) is None
+    finish(writer)
     assert files_of(writer, tmp_path) == (0, 2)
     assert writer.has_unprepared
     writer.commit(prepare(writer))
@@ -208,11 +227,13 @@ def test_files_roll_by_inactivity(tmp_path: Path) -> None:
         writer.write(batch(now_ms, 1))
         deadline_ms = writer.roll(now_ms)
         assert deadline_ms == (min(now_ms + 100, 250) if now_ms < 250 else None)
+    finish(writer)
     assert files_of(writer, tmp_path) == (0, 1)
     writer.write(batch(300, 1))
     assert writer.roll(300) == 400
     assert writer.roll(350) == 400
     assert writer.roll(400) is None
+    finish(writer)
     assert files_of(writer, tmp_path) == (0, 2)
 
 
@@ -238,6 +259,74 @@ def test_many_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     found = ds.dataset(tmp_path, partitioning="hive").to_table()
     expected = sorted(i for start in range(0, 90, 30) for i in range(start, start + 40))
     assert sorted(found["id"].to_pylist()) == expected
+
+
+def test_ending_files_is_left_to_the_io_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By size, by time, and because too many are open: nothing is synced or renamed while rows are taken."""
+    monkeypatch.setattr(file_sink_module, "OPEN_FILES_MAX", 5)
+    monkeypatch.setattr(file_sink_module, "BUFFERED_BYTES_MAX", 60_000)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    writer = opened(file_sink("parquet", tmp_path, "id", roll=3000, roll_interval_ms=10))
+    synced.clear()
+    for start in range(0, 200, 20):
+        for _ in range(3):
+            writer.write(batch(start, 40))
+        writer.roll(start)
+    assert synced == []
+    assert files_of(writer, tmp_path)[1] == 0
+    committables = prepare(writer)
+    assert len(synced) > len(committables) >= 200
+    assert files_of(writer, tmp_path) == (0, len(committables))
+    writer.commit(committables)
+    expected = sorted([i for start in range(0, 200, 20) for i in range(start, start + 40)] * 3)
+    found = ds.dataset(tmp_path, partitioning="hive").to_table(columns=["id"])
+    assert sorted(found["id"].to_pylist()) == expected
+
+
+@pytest.mark.parametrize("limit", ["WAITING_FILES_MAX", "WAITING_BYTES_MAX"])
+def test_no_more_than_so_many_ended_files_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(file_sink_module, limit, 3 if limit == "WAITING_FILES_MAX" else 7000)
+    writer = opened(file_sink("json", tmp_path, roll=1))
+    for start in range(20):
+        writer.write(batch(start, 1))
+        ended = start + 1
+        waiting = 3 if limit == "WAITING_FILES_MAX" else 6
+        assert files_of(writer, tmp_path) == (min(ended, waiting), max(ended - waiting, 0))
+    assert writer.has_unprepared
+    writer.commit(prepare(writer))
+    assert sorted(row["id"] for row in read("json", tmp_path)) == list(range(20))
+
+
+def test_few_rows_of_many_partitions_are_held_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file each, however many batches there were; batches that rows were cut out of are let go."""
+    writer = opened(file_sink("json", tmp_path, "id"))
+    for _ in range(5):
+        writer.write(batch(0, 300))
+    assert everything(tmp_path) == []
+    assert len(prepare(writer)) == 300
+    monkeypatch.setattr(file_sink_module, "BUFFERED_BYTES_MAX", 10_000)
+    for _ in range(5):
+        writer.write(batch(0, 300))
+        assert not writer._held  # type: ignore[attr-defined]
+
+
+def test_what_ended_at_once_and_is_in_no_checkpoint_goes_at_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_sink_module, "WAITING_FILES_MAX", 1)
+    writer = opened(file_sink("csv", tmp_path, roll=1))
+    for start in range(4):
+        writer.write(batch(start, 1))
+    assert files_of(writer, tmp_path) == (1, 3)
+    writer.close()
+    assert everything(tmp_path) == []
 
 
 # ---------------------------------------------------------------- the two parts of a prepare

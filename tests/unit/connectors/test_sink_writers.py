@@ -144,6 +144,7 @@ def test_files_roll_by_size_and_number(tmp_path: Path, monkeypatch: Any) -> None
     assert len(visible(tmp_path / "a")) > 3
     assert sorted(row["id"] for row in read("json", tmp_path / "a")) == list(range(200))
     monkeypatch.setattr(file_sink_module, "OPEN_FILES_MAX", 2)
+    monkeypatch.setattr(file_sink_module, "WAITING_FILES_MAX", 0)
     monkeypatch.setattr(file_sink_module, "BUFFERED_BYTES_MAX", 100)
     monkeypatch.setattr(file_encoders, "ROW_GROUP_ROWS", 50)
     writer = opened(file_sink("parquet", tmp_path / "b", "k"))
