@@ -973,7 +973,10 @@ class CancelTasksRequest(_message.Message):
 
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    IS_FINAL_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
+    is_final: _builtins.bool
+    """See CancelAttempt."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptId]: ...
     def __init__(
@@ -981,10 +984,11 @@ class CancelTasksRequest(_message.Message):
         *,
         leader_epoch: _builtins.int = ...,
         attempts: _abc.Iterable[Global___AttemptId] | None = ...,
+        is_final: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "is_final", b"is_final", "leader_epoch", b"leader_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1384,7 +1388,7 @@ class SlotCommand(_message.Message):
     @_builtins.property
     def deploy(self) -> Global___TaskDeployment: ...
     @_builtins.property
-    def cancel(self) -> Global___AttemptId: ...
+    def cancel(self) -> Global___CancelAttempt: ...
     @_builtins.property
     def task_command(self) -> Global___TaskCommand: ...
     @_builtins.property
@@ -1396,7 +1400,7 @@ class SlotCommand(_message.Message):
         *,
         configure: Global___SlotConfiguration | None = ...,
         deploy: Global___TaskDeployment | None = ...,
-        cancel: Global___AttemptId | None = ...,
+        cancel: Global___CancelAttempt | None = ...,
         task_command: Global___TaskCommand | None = ...,
         results_taken: Global___ResultsTaken | None = ...,
         shutdown: Global___ShutdownSlot | None = ...,
@@ -1410,6 +1414,30 @@ class SlotCommand(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___SlotCommand: _TypeAlias = SlotCommand  # noqa: Y015
+
+@_typing.final
+class CancelAttempt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    IS_FINAL_FIELD_NUMBER: _builtins.int
+    is_final: _builtins.bool
+    """The job is never gone on with: no checkpoint will be restored, and what was prepared for one is to be removed."""
+    @_builtins.property
+    def attempt(self) -> Global___AttemptId: ...
+    def __init__(
+        self,
+        *,
+        attempt: Global___AttemptId | None = ...,
+        is_final: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "is_final", b"is_final"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelAttempt: _TypeAlias = CancelAttempt  # noqa: Y015
 
 @_typing.final
 class ResultsTaken(_message.Message):

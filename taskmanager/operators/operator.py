@@ -152,5 +152,9 @@ class Operator:
         """True where ``commit_output`` must be called before the subtask may finish."""
         return False
 
+    def discard_output(self) -> None:
+        """The job is never gone on with: ``close``, which comes next, also removes output that was
+        prepared for checkpoints and is not committed."""
+
     def close(self) -> None:
         """Called once at the end, whatever the end; releases files, sockets and temporary output."""

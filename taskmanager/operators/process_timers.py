@@ -39,7 +39,7 @@ class TimerService:
         self.changes = changes
 
     def next_time(self) -> int | None:
-        """The earliest time, None = no timers."""
+        """A time that no timer is before, None = no timers; see ``TimerTable.next_time``."""
         return self._table.next_time()
 
     def take_due(self, up_to_ms: int, limit: int) -> tuple[KeyBatch, Int64Array] | None:

@@ -6,9 +6,9 @@ checkpoint is complete, it is committed. After a restore everything the snapshot
 whether that had been done before does not matter, and what the snapshot does not name was written by
 an attempt that nobody will ever know of. Without checkpoints there is one such commit, at the end of the job.
 
-What an aborted checkpoint had prepared is part of the next one. ``abort`` is for output that no completed
-checkpoint names or will ever name: what was prepared at the end of a job without checkpoints that ends
-otherwise before anything of it is committed.
+What an aborted checkpoint had prepared is part of the next one. ``abort`` is for output that nobody will
+ever commit: what was prepared at the end of a job without checkpoints that ends otherwise before anything
+of it is committed, and all that is not committed of a job that was cancelled for good.
 
 The list of committables is restored by union, each item with the subtask that wrote it: the same rule says
 who commits what a subtask prepared and who removes what else it left behind, so the one is done before
@@ -49,6 +49,7 @@ class SinkOperator(Operator):
         self._writer: SinkWriter | None = None
         self._prepared: dict[int, list[bytes]] = {}
         self._is_dirty = False
+        self._is_discarded = False
 
     @override
     def open(self, context: OperatorContext) -> None:
@@ -165,13 +166,24 @@ class SinkOperator(Operator):
             self._opened.commit(committables)
 
     @override
+    def discard_output(self) -> None:
+        self._is_discarded = True
+
+    @override
     def close(self) -> None:
         if self._writer is None:
             return
+        # What a checkpoint may cover is left for whoever is restored from it.
+        aborted = [
+            committable
+            for checkpoint_id, own in self._prepared.items()
+            if self._is_discarded or checkpoint_id == _END_OF_JOB
+            for committable in own
+        ]
+        self._prepared = {}
         try:
-            # What a checkpoint may cover is left for whoever is restored from it.
-            if _END_OF_JOB in self._prepared:
-                self._writer.abort(self._prepared[_END_OF_JOB])
+            if aborted:
+                self._writer.abort(aborted)
         finally:
             self._writer.close()
 

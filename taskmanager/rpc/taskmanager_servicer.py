@@ -62,7 +62,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
     ) -> internal_pb2.CancelTasksResponse:
         """Begins to cancel attempts."""
         await self._enter(request.leader_epoch)
-        await self._supervisor.cancel(request.attempts)
+        await self._supervisor.cancel(request.attempts, is_final=request.is_final)
         return internal_pb2.CancelTasksResponse()
 
     @override

@@ -187,15 +187,28 @@ class SlotProcessRunner:
         if self.attempts.deployed(deployment.attempt):
             await self.send(internal_pb2.SlotCommand(deploy=deployment))
 
-    async def cancel(self, attempts: Sequence[internal_pb2.AttemptId], timeout_ms: int) -> None:
-        """Cancels attempts and kills the process when one of them does not end in time."""
+    async def cancel(
+        self,
+        attempts: Sequence[internal_pb2.AttemptId],
+        timeout_ms: int,
+        *,
+        is_final: bool = False,
+    ) -> None:
+        """Cancels attempts and kills the process when one of them does not end in time.
+
+        Args:
+            attempts: to be cancelled.
+            timeout_ms: that they have.
+            is_final: their job is never gone on with.
+        """
         chosen = [attempt for attempt in attempts if self.attempts.cancelled(attempt)]
         if not chosen:
             return
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 for attempt in chosen:
-                    await self.send(internal_pb2.SlotCommand(cancel=attempt))
+                    cancel = internal_pb2.CancelAttempt(attempt=attempt, is_final=is_final)
+                    await self.send(internal_pb2.SlotCommand(cancel=cancel))
                 async with self._changed:
                     await self._changed.wait_for(lambda: self._have_ended(chosen))
         except TimeoutError:

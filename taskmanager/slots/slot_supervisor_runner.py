@@ -285,8 +285,15 @@ class SlotSupervisor:
             else:
                 await runner.deploy(task)
 
-    async def cancel(self, attempts: Sequence[internal_pb2.AttemptId]) -> None:
-        """Begins to cancel attempts; one that never came is CANCELED at once, and stays away."""
+    async def cancel(
+        self, attempts: Sequence[internal_pb2.AttemptId], *, is_final: bool = False
+    ) -> None:
+        """Begins to cancel attempts; one that never came is CANCELED at once, and stays away.
+
+        Args:
+            attempts: to be cancelled.
+            is_final: their job is never gone on with.
+        """
         by_slot: dict[str, list[internal_pb2.AttemptId]] = {}
         for attempt in attempts:
             slot_id = self._slot_of(attempt)
@@ -299,7 +306,9 @@ class SlotSupervisor:
             slot = self._slots[slot_id]
             assert slot.runner is not None
             self._background.start(
-                slot.runner.cancel(own, slot.config.task_cancellation_timeout_ms),
+                slot.runner.cancel(
+                    own, slot.config.task_cancellation_timeout_ms, is_final=is_final
+                ),
                 f"cancellation in slot {slot_id}",
             )
 

@@ -216,11 +216,17 @@ class Execution:
 
     # -- ends
 
-    def cancel(self) -> None:
-        """Ends the attempt where it stands."""
+    def cancel(self, *, is_final: bool = False) -> None:
+        """Ends the attempt where it stands.
+
+        Args:
+            is_final: the job is never gone on with.
+        """
         if self.has_ended:
             return
         self._move_to(ATTEMPT_STATE_CANCELING)
+        if is_final and self._subtask is not None:
+            self._subtask.discard_output()
         with self._capturing():
             self._close()
         self._move_to(ATTEMPT_STATE_CANCELED)

@@ -71,7 +71,10 @@ class SlotRuntime:
         if kind == "deploy":
             self._deploy(command.deploy)
         elif kind == "cancel":
-            self._with_execution(command.cancel, lambda execution: execution.cancel())
+            cancel = command.cancel
+            self._with_execution(
+                cancel.attempt, lambda execution: execution.cancel(is_final=cancel.is_final)
+            )
         elif kind == "task_command":
             task_command = command.task_command
             self._with_execution(

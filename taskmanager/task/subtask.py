@@ -317,6 +317,11 @@ class Subtask:
 
     # -- end
 
+    def discard_output(self) -> None:
+        """No checkpoint will be restored: ``close`` removes what was prepared for them."""
+        for operator in self._operators:
+            operator.discard_output()
+
     def close(self) -> list[BaseException]:
         """Releases everything, whatever state it is in; returns what went wrong on the way."""
         errors = self._chain.close()

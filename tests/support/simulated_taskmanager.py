@@ -93,13 +93,14 @@ class SimulatedTaskManager:
             elif process.attempts.deployed(task.attempt):
                 self._send(process, internal_pb2.SlotCommand(deploy=task))
 
-    def cancel(self, attempts: Iterable[internal_pb2.AttemptId]) -> None:
+    def cancel(self, attempts: Iterable[internal_pb2.AttemptId], *, is_final: bool) -> None:
         """Cancels attempts; one that never came is CANCELED at once."""
         for attempt in attempts:
             process = self._process_of(attempt)
             if process is not None:
                 if process.attempts.cancelled(attempt):
-                    self._send(process, internal_pb2.SlotCommand(cancel=attempt))
+                    cancel = internal_pb2.CancelAttempt(attempt=attempt, is_final=is_final)
+                    self._send(process, internal_pb2.SlotCommand(cancel=cancel))
             elif key_of(attempt) not in self._closed:
                 self._closed.add(key_of(attempt))
                 self._report(state_event(attempt, ATTEMPT_STATE_CANCELED))

@@ -28,6 +28,7 @@ class FakeSubtask:
         self.is_waiting = False
         self.closed = 0
         self.committed = 0
+        self.is_discarded = False
 
     def step(self):
         if not self.is_waiting:
@@ -37,6 +38,10 @@ class FakeSubtask:
     def commit_output(self):
         if self.is_waiting:
             self.committed += 1
+
+    def discard_output(self):
+        assert not self.closed
+        self.is_discarded = True
 
     def close(self):
         self.closed += 1
@@ -99,6 +104,10 @@ class Slot:
     def run(self):
         while self.runtime.run_one():
             pass
+
+    def cancel_command(self, is_final=False):
+        cancel = internal_pb2.CancelAttempt(attempt=self.attempt, is_final=is_final)
+        return internal_pb2.SlotCommand(cancel=cancel)
 
     def command(self, **kind):
         self.runtime.handle(
@@ -183,7 +192,7 @@ def test_an_attempt_that_ended_outside_of_a_step_is_forgotten(end):
     if end == "fail":
         slot.execution.fail_later(ConnectionError("lost"))
     else:
-        slot.runtime.handle(internal_pb2.SlotCommand(cancel=slot.attempt))
+        slot.runtime.handle(slot.cancel_command())
     slot.run()
     last = slot.metrics_count()
     for _ in range(3):
@@ -191,3 +200,13 @@ def test_an_attempt_that_ended_outside_of_a_step_is_forgotten(end):
         slot.run()
     assert slot.metrics_count() == last
     assert slot.subtask.closed == 1
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+def test_output_is_discarded_where_the_cancellation_is_final(is_final):
+    slot = Slot()
+    slot.run()
+    slot.runtime.handle(slot.cancel_command(is_final))
+    assert slot.states[-1] == "CANCELED"
+    assert slot.subtask.closed == 1
+    assert slot.subtask.is_discarded == is_final

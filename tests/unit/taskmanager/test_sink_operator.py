@@ -137,6 +137,22 @@ def test_what_an_aborted_checkpoint_prepared_goes_into_the_next(tmp_path: Path) 
     assert shown(tmp_path) == [1, 2]
 
 
+@pytest.mark.parametrize("finish", [False, True])
+def test_a_job_cancelled_for_good_leaves_only_what_is_committed(
+    tmp_path: Path, finish: bool
+) -> None:
+    task = Task(file_sink("parquet", tmp_path))
+    for checkpoint_id in (1, 2, 3):
+        task.write(checkpoint_id)
+        task.snapshot(checkpoint_id, finish=finish or checkpoint_id == 1)
+    task.operator.on_checkpoint_completed(1)
+    task.write(4)
+    task.operator.discard_output()
+    task.operator.close()
+    assert shown(tmp_path) == [1]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_restored_sink_commits_once_more_and_forgets(tmp_path: Path) -> None:
     task = Task(file_sink("parquet", tmp_path))
     task.write(1)
@@ -232,6 +248,9 @@ def test_files_roll_by_timers(tmp_path: Path) -> None:
     count = len(task.timers)
     list(task.operator.on_timer(5_150))
     assert len(task.timers) == count
+    work = task.operator.finish_snapshot(1)
+    assert work is not None
+    work()
     assert [p.suffix for p in tmp_path.iterdir()] == [".pending"]
     task.operator.close()
 

@@ -200,10 +200,12 @@ class Cluster:
         await self.call("DeployTasks", request)
         return attempt
 
-    async def cancel(self, *attempts: internal_pb2.AttemptId) -> None:
+    async def cancel(self, *attempts: internal_pb2.AttemptId, is_final: bool = False) -> None:
         await self.call(
             "CancelTasks",
-            internal_pb2.CancelTasksRequest(leader_epoch=self.jobmanager.epoch, attempts=attempts),
+            internal_pb2.CancelTasksRequest(
+                leader_epoch=self.jobmanager.epoch, attempts=attempts, is_final=is_final
+            ),
         )
 
     async def free(self, job: str = "job", slots: tuple[str, ...] = ()) -> None:

@@ -139,8 +139,11 @@ class FakeSlot:
                 os.write(int(terminal), b"hello terminal\n")
             self.state(attempt, client_pb2.ATTEMPT_STATE_FAILED, repr(facts))
 
-    def on_cancel(self, attempt: internal_pb2.AttemptId) -> None:
-        if attempt.vertex != "stubborn":
+    def on_cancel(self, cancel: internal_pb2.CancelAttempt) -> None:
+        attempt = cancel.attempt
+        if attempt.vertex == "tells":
+            self.state(attempt, client_pb2.ATTEMPT_STATE_FAILED, f"is final: {cancel.is_final}")
+        elif attempt.vertex != "stubborn":
             self.state(attempt, client_pb2.ATTEMPT_STATE_CANCELED)
 
     def on_task_command(self, command: internal_pb2.TaskCommand) -> None:

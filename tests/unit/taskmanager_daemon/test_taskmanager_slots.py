@@ -217,6 +217,22 @@ def test_cancellation(tmp_path: Path, cluster: Any, go: Any) -> None:
     go(work)
 
 
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_slot_hears_whether_a_cancellation_is_final(
+    tmp_path: Path, cluster: Any, go: Any, is_final: bool
+) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            await c.allocate()
+            attempt = await c.deploy("run", vertex="tells")
+            await c.jobmanager.until_state(attempt, RUNNING)
+            await c.cancel(attempt, is_final=is_final)
+            failure = await c.jobmanager.until_state(attempt, FAILED)
+            assert failure.message == f"is final: {is_final}"
+
+    go(work)
+
+
 def test_a_slot_that_hangs_is_killed_when_cancelled(tmp_path: Path, cluster: Any, go: Any) -> None:
     async def work() -> None:
         async with cluster(tmp_path) as c:
