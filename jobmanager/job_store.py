@@ -1,8 +1,9 @@
 """What survives the JobManager: the graphs of its jobs, which of their attempt numbers may have been
 used, its cluster id, and the leader epoch.
 
-A graph is stored before its job is acknowledged and removed when the job has ended. A graph that is
-found at start belongs to a job that the last JobManager did not see to its end. Invariants: files
+A graph is stored before its job is acknowledged and removed when the job has ended and its checkpoints
+are deleted. A graph that is found at start belongs to a job that the last JobManager did not see to its
+end, or behind which it did not clean up. Invariants: files
 appear complete or not at all; ``leader_epoch`` grows with each start; one JobManager uses the
 directory at a time; an attempt number is reserved before anything of it is deployed.
 """
@@ -28,6 +29,7 @@ class UnfinishedJob:
     Attributes:
         first_attempt: every attempt number that may have been used is smaller.
         is_cancelled: its user had cancelled it.
+        end: name of the state that it has ended in; "" = it has not.
     """
 
     job_id: str
@@ -35,6 +37,7 @@ class UnfinishedJob:
     submitted_at_ms: int
     first_attempt: int = 0
     is_cancelled: bool = False
+    end: str = ""
 
 
 class JobStore:
@@ -121,13 +124,30 @@ class JobStore:
         except OSError as error:
             raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
 
+    def note_end(self, job_id: str, state: str) -> None:
+        """The job has ended, and is only here for its checkpoints to be deleted.
+
+        Args:
+            job_id: the job.
+            state: name of the state that it has ended in.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        path = self._end_path(job_id)
+        try:
+            _write(path, state.encode())
+        except OSError as error:
+            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
     def remove(self, job_id: str) -> None:
-        """The job has ended."""
+        """The job has ended, and nothing of it is left to be deleted."""
         for path in (
             self._path(job_id),
             self._attempts_path(job_id),
             self._cancelled_path(job_id),
             self._checkpoints_path(job_id),
+            self._end_path(job_id),
         ):
             path.unlink(missing_ok=True)
 
@@ -148,9 +168,16 @@ class JobStore:
                     submitted_at_ms,
                     _number(self._attempts_path(path.stem)),
                     self._cancelled_path(path.stem).exists(),
+                    self._end(path.stem),
                 )
             )
         return sorted(found, key=lambda job: (job.submitted_at_ms, job.job_id))
+
+    def _end(self, job_id: str) -> str:
+        try:
+            return self._end_path(job_id).read_text(encoding="ascii")
+        except FileNotFoundError:
+            return ""
 
     def _path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.pb"
@@ -160,6 +187,9 @@ class JobStore:
 
     def _checkpoints_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.checkpoints"
+
+    def _end_path(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.end"
 
     def _cancelled_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.cancelled"

@@ -14,11 +14,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import structlog
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.graph.execution_attempt import AttemptKey
+from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.rpc.snapshot_convert import completed_of, finished_snapshot, with_replaced
 from penstock.errors import (
     StoreCorrupt,
@@ -45,6 +46,7 @@ _SWAP_ATTEMPTS = 10
 _SWAP_PAUSE_S = 0.5
 
 DoneSplits = Iterable[tuple[AttemptKey, str, tuple[str, ...]]]
+LastStates = Mapping[SubtaskId, Iterable[checkpoint_pb2.OperatorSnapshot]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +211,17 @@ class CheckpointStoreRunner:
     # ------------------------------------------------------------ a checkpoint
 
     def store(
-        self, wanted: c.StoreCheckpoint, done_splits: DoneSplits = ()
+        self,
+        wanted: c.StoreCheckpoint,
+        done_splits: DoneSplits = (),
+        last_states: LastStates = MappingProxyType({}),
     ) -> c.CheckpointStored | c.CheckpointNotStored:
         """Writes the manifest and swaps HEAD.
 
         Args:
             wanted: by the coordinator; its snapshots are ``SubtaskSnapshot`` messages.
             done_splits: what finished source subtasks have read.
+            last_states: of the collect sinks of finished subtasks.
 
         Raises:
             Fenced: another leader has the job.
@@ -223,7 +229,7 @@ class CheckpointStoreRunner:
         """
         now_ms = self._now_ms()
         path = manifest_path(wanted.checkpoint_id, self._leader_epoch)
-        manifest = self._manifest(wanted, done_splits, now_ms)
+        manifest = self._manifest(wanted, done_splits, last_states, now_ms)
         try:
             self._store.put(path, [encode_manifest(manifest)])
             self._swap(self._next_head(wanted, path, now_ms))
@@ -241,7 +247,11 @@ class CheckpointStoreRunner:
         return c.CheckpointStored(wanted.checkpoint_id, path, self._now_ms())
 
     def _manifest(
-        self, wanted: c.StoreCheckpoint, done_splits: DoneSplits, now_ms: int
+        self,
+        wanted: c.StoreCheckpoint,
+        done_splits: DoneSplits,
+        last_states: LastStates,
+        now_ms: int,
     ) -> checkpoint_pb2.CheckpointManifest:
         replaced = dict(wanted.replaced)
         done: dict[AttemptKey, list[tuple[str, tuple[str, ...]]]] = {}
@@ -252,7 +262,12 @@ class CheckpointStoreRunner:
             assert isinstance(snapshot, checkpoint_pb2.SubtaskSnapshot), "what was acknowledged"
             subtasks.append(with_replaced(snapshot, replaced))
         subtasks += (
-            finished_snapshot(key.vertex, key.subtask_index, done.get(key, ()))
+            finished_snapshot(
+                key.vertex,
+                key.subtask_index,
+                done.get(key, ()),
+                last_states.get(key.subtask, ()),
+            )
             for key in wanted.finished
         )
         subtasks.sort(key=lambda snapshot: (snapshot.vertex, snapshot.subtask_index))

@@ -22,7 +22,11 @@ from common.pb import internal_pb2
 from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.checkpoint_gauges import JobCheckpointNumbers
-from jobmanager.dispatcher.job_description import JobDescription, describe
+from jobmanager.dispatcher.job_description import (
+    JobDescription,
+    check_checkpoint_directory,
+    describe,
+)
 from jobmanager.dispatcher.job_master_runner import (
     JobMasterRunner,
     free_slots,
@@ -164,6 +168,7 @@ class DispatcherRunner:
         if self._stopping:
             raise JobRejected("the JobManager is stopping: submit the job to its successor")
         job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
+        check_checkpoint_directory(job)
         self._store.save(job_id, graph)
         self._begin(job, self._clock.now_ms(), job.options())
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
@@ -200,6 +205,9 @@ class DispatcherRunner:
         except Exception as error:  # noqa: BLE001 - the boundary of a job
             self._log.error("job.quarantined", job_id=job_id, story=runner.story(), exc_info=error)
             await self._quarantine(job_id, error)
+        else:
+            if self._jobs[job_id].record.ended:
+                self._store.remove(job_id)  # its checkpoints are deleted
         finally:
             self._jobs[job_id].runner = None
             if all(job.runner is None for job in self._jobs.values()):
@@ -231,8 +239,19 @@ class DispatcherRunner:
         )
         if record.ended:
             self._results.end(job_id, state is JobState.FINISHED)
-            self._store.remove(job_id)
+            self._note_end(job_id, state)
         self._count()
+
+    def _note_end(self, job_id: str, state: JobState) -> None:
+        """Nobody runs the job again; where its checkpoints are to be deleted, a successor may have to."""
+        if state is not JobState.FAILED:
+            try:
+                self._store.note_end(job_id, state.name)
+            except StoreTransient as error:
+                self._log.warning("job.end_not_stored", job_id=job_id, reason=str(error))
+            else:
+                return
+        self._store.remove(job_id)
 
     def _evict(self) -> bool:
         """Forgets the jobs that ended first, where too many are kept; True when there were such."""
@@ -295,12 +314,14 @@ class DispatcherRunner:
         """Begins to cancel a job; harmless for one that is ending or has ended."""
         job = self._find(job_id)
         if job.runner is not None:
+            is_noted = True
             try:
                 self._store.note_cancellation(job.record.job_id)
             except StoreTransient as error:
                 # It is cancelled all the same; only a JobManager that dies now would run it again.
                 self._log.warning("job.cancellation_not_stored", reason=str(error))
-            job.runner.post(m.CancelRequested())
+                is_noted = False
+            job.runner.post(m.CancelRequested(is_noted))
 
     def fail(self, job_id: str, error: StreamError) -> None:
         """Fails a job for a reason that lies outside of its tasks."""

@@ -208,8 +208,11 @@ class JobCheckpointsRunner:
     async def _store_checkpoint(self, effect: m.StoreCheckpoint) -> None:
         assert self._store is not None, "checkpoints are stored where there is a store"
         store = self._store
+        states = self._collects.last_states(key.subtask for key in effect.stored.finished)
         try:
-            event = await self._in_thread(lambda: store.store(effect.stored, effect.done_splits))
+            event = await self._in_thread(
+                lambda: store.store(effect.stored, effect.done_splits, states)
+            )
         except Fenced as error:
             self._post(m.FailureRequested(self._fenced(error)))
         except HeadOutcomeUnknown as error:

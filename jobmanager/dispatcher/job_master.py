@@ -161,7 +161,7 @@ class JobMaster:
                 self._lose_taskmanager(event)
             case m.CancelRequested():
                 if self.state not in ENDING and not self.ended:
-                    self._stop(JobState.CANCELLING)
+                    self._stop(JobState.CANCELLING, is_final=event.is_noted)
             case m.SuspendRequested():
                 if self.state not in ENDING and not self.ended:
                     self._stop(JobState.SUSPENDED)
@@ -425,8 +425,12 @@ class JobMaster:
             self.failure = cause
             self._stop(JobState.FAILING)
 
-    def _stop(self, state: JobState) -> None:
-        """Leaves the way forward: cancels what a TaskManager has, drops what none has."""
+    def _stop(self, state: JobState, *, is_final: bool = False) -> None:
+        """Leaves the way forward: cancels what a TaskManager has, drops what none has.
+
+        Args:
+            is_final: nobody ever goes on with the job.
+        """
         if state is not self.state:
             self._become(state)
         if self._phase in FORWARD:
@@ -434,7 +438,9 @@ class JobMaster:
                 self._perform(self._wiring.stopped(self._splits, self._now_ms))
             self._effects += self._lease.withdraw()
             to_cancel = self.graph.cancel()
-            self._effects += [m.CancelTasks(id, tuple(keys)) for id, keys in to_cancel.items()]
+            self._effects += [
+                m.CancelTasks(id, tuple(keys), is_final) for id, keys in to_cancel.items()
+            ]
             if to_cancel:
                 self._effects.append(m.AwaitCancellation())
         self._phase = Phase.STOPPING

@@ -223,7 +223,11 @@ class JobMasterRunner:
                 self._call(effect.taskmanager_id, lambda client: client.send_commands(commands))
             case m.CancelTasks():
                 attempts = [attempt_id(job_id, key) for key in effect.keys]
-                self._call(effect.taskmanager_id, lambda client: client.cancel_tasks(attempts))
+                is_final = effect.is_final
+                self._call(
+                    effect.taskmanager_id,
+                    lambda client: client.cancel_tasks(attempts, is_final=is_final),
+                )
             case m.AwaitCancellation():
                 self._start_overdue_timer()
             case m.FreeSlots():

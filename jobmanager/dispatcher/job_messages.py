@@ -161,7 +161,13 @@ class TaskManagerLost:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """The user wants the job to end."""
+    """The user wants the job to end.
+
+    Attributes:
+        is_noted: no JobManager will go on with it, however this one ends.
+    """
+
+    is_noted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +330,15 @@ class SendCommands:
 
 @dataclass(frozen=True, slots=True)
 class CancelTasks:
-    """End attempts."""
+    """End attempts.
+
+    Attributes:
+        is_final: the job is never gone on with.
+    """
 
     taskmanager_id: str
     keys: tuple[AttemptKey, ...]
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

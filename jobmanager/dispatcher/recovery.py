@@ -1,7 +1,8 @@
 """What a JobManager that starts does with the jobs that an earlier one did not see to their end.
 
 A job that can go on without the JobManager that ran it (``JobSettings.outlives_jobmanager``) is run again,
-from its newest checkpoint. The others have ended with that JobManager; clients get a clear answer.
+from its newest checkpoint. The others have ended with that JobManager; clients get a clear answer. Of a job
+that had ended before, the checkpoints are deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class JobEndedError(StreamError):
     """A job cannot be gone on with.
 
     Attributes:
-        state: FAILED, or CANCELED where its user had cancelled it.
+        state: FAILED; CANCELED where its user had cancelled it; or what it had ended in before.
     """
 
     def __init__(self, state: JobState, reason: str) -> None:
@@ -39,21 +40,26 @@ def recovered(
         config: of the cluster.
 
     Raises:
-        JobEndedError: it has ended with its JobManager.
+        JobEndedError: it has ended with its JobManager, or before.
     """
+    end: JobEndedError | None = None
+    if unfinished.end:
+        end = JobEndedError(JobState[unfinished.end], "the JobManager ended after the job")
+    elif unfinished.is_cancelled:
+        end = JobEndedError(JobState.CANCELED, "the job was cancelled when the JobManager ended")
     try:
         # The TaskManagers have not registered yet: each is checked when it gives slots.
         job = describe(unfinished.job_id, unfinished.graph, config, artifacts, list)
     except StreamError as error:
-        raise JobEndedError(
+        raise end or JobEndedError(
             JobState.FAILED,
             f"the JobManager ended while the job ran, and it cannot be gone on with ({error}): submit "
             "it again",
         ) from error
-    if unfinished.is_cancelled:
+    if end is not None:
         if job.checkpoint_directory:
             shutil.rmtree(Path(job.checkpoint_directory), ignore_errors=True)
-        raise JobEndedError(JobState.CANCELED, "the job was cancelled when the JobManager ended")
+        raise end
     if not job.settings.outlives_jobmanager:
         raise JobEndedError(
             JobState.FAILED,

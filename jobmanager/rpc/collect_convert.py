@@ -1,7 +1,9 @@
 """How far collect sinks have got, read from snapshots.
 
 The state of a collect sink is an operator list whose first item is the sequence number of its next chunk
-(little endian, 8 bytes): a checkpoint covers the chunks below it.
+(little endian, 8 bytes): a checkpoint covers the chunks below it. A subtask that has finished takes no more
+snapshots: its last state goes into all later checkpoints, so that after a restart of the JobManager it is
+known how many chunks there were.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class CollectSinks:
         # (vertex, operator uid) -> collect id
         self._collect_ids: dict[tuple[str, str], str] = {}
         self._subtasks: dict[str, int] = {}
+        self._states: dict[SubtaskId, list[checkpoint_pb2.OperatorSnapshot]] = {}
         for vertex in graph.vertices:
             self._subtasks[vertex.id] = vertex.parallelism
             for operator in vertex.operators:
@@ -37,10 +40,12 @@ class CollectSinks:
                     self._collect_ids[vertex.id, operator.uid] = collect_id
 
     def committed(self, snapshots: Iterable[tuple[object, object]]) -> Sequences:
-        """What a completed checkpoint covers: collect id -> subtask index -> next sequence."""
+        """What a completed checkpoint covers: collect id -> subtask index -> next sequence; its states are
+        the last ones from now on."""
         found: dict[str, dict[int, int]] = {}
         for _, snapshot in snapshots:
             assert isinstance(snapshot, checkpoint_pb2.SubtaskSnapshot), "what was acknowledged"
+            self._note_states(SubtaskId(snapshot.vertex, snapshot.subtask_index), snapshot)
             for operator in snapshot.operators:
                 collect_id = self._collect_ids.get((snapshot.vertex, operator.operator_uid))
                 sequence = None if collect_id is None else _sequence(operator.lists)
@@ -49,18 +54,44 @@ class CollectSinks:
         return found
 
     def restored(self, tasks: Mapping[SubtaskId, internal_pb2.RestoredTask]) -> Sequences:
-        """Where the sinks of a new attempt begin; those that had finished are left out."""
+        """Where the sinks of a new attempt begin, or had ended; their states are the last ones. Those that
+        had finished and never sent anything are left out."""
+        self._states = {}
+        for subtask, restored in tasks.items():
+            self._note_states(subtask, restored)
         found: dict[str, dict[int, int]] = {}
         for (vertex, uid), collect_id in self._collect_ids.items():
             own = found.setdefault(collect_id, {})
             for index in range(self._subtasks[vertex]):
                 task = tasks.get(SubtaskId(vertex, index))
-                if task is None:
-                    own[index] = 0
-                elif not task.finished:
-                    lists = (op.lists for op in task.operators if op.operator_uid == uid)
-                    own[index] = _sequence(next(lists, ())) or 0
+                operators = () if task is None else task.operators
+                lists = (op.lists for op in operators if op.operator_uid == uid)
+                sequence = _sequence(next(lists, ()))
+                if sequence is not None or task is None or not task.finished:
+                    own[index] = sequence or 0
         return found
+
+    def last_states(
+        self, subtasks: Iterable[SubtaskId]
+    ) -> dict[SubtaskId, list[checkpoint_pb2.OperatorSnapshot]]:
+        """Of subtasks that have finished: the last states of their sinks, where there are any."""
+        return {subtask: self._states[subtask] for subtask in subtasks if subtask in self._states}
+
+    def _note_states(
+        self,
+        subtask: SubtaskId,
+        snapshot: checkpoint_pb2.SubtaskSnapshot | internal_pb2.RestoredTask,
+    ) -> None:
+        states = [
+            checkpoint_pb2.OperatorSnapshot(
+                operator_uid=operator.operator_uid,
+                lists=[state for state in operator.lists if state.name == _LIST],
+            )
+            for operator in snapshot.operators
+            if (subtask.vertex, operator.operator_uid) in self._collect_ids
+        ]
+        if states:
+            self._states[subtask] = states
 
 
 def _sequence(lists: Iterable[checkpoint_pb2.OperatorStateSnapshot]) -> int | None:

@@ -63,23 +63,32 @@ def with_replaced(
 
 
 def finished_snapshot(
-    vertex: str, subtask_index: int, done_splits: Iterable[tuple[str, Iterable[str]]]
+    vertex: str,
+    subtask_index: int,
+    done_splits: Iterable[tuple[str, Iterable[str]]],
+    last_states: Iterable[checkpoint_pb2.OperatorSnapshot] = (),
 ) -> checkpoint_pb2.SubtaskSnapshot:
     """The snapshot of a subtask that had done all its work.
 
     Args:
+        vertex: of the subtask.
+        subtask_index: within the vertex.
         done_splits: of a source: operator uid, and the splits it has read.
+        last_states: of its collect sinks.
     """
     return checkpoint_pb2.SubtaskSnapshot(
         vertex=vertex,
         subtask_index=subtask_index,
         finished=True,
         operators=[
-            checkpoint_pb2.OperatorSnapshot(
-                operator_uid=uid,
-                splits=[checkpoint_pb2.SplitSnapshot(id=id, done=True) for id in ids],
-            )
-            for uid, ids in done_splits
+            *(
+                checkpoint_pb2.OperatorSnapshot(
+                    operator_uid=uid,
+                    splits=[checkpoint_pb2.SplitSnapshot(id=id, done=True) for id in ids],
+                )
+                for uid, ids in done_splits
+            ),
+            *last_states,
         ],
     )
 

@@ -210,9 +210,12 @@ class SimulatedJobManager:
                 self._call(taskmanager_id, lambda taskmanager: taskmanager.send_commands(messages))
                 for message in messages:
                     host.passed(message.WhichOneof("command") or "")
-            case m.CancelTasks(taskmanager_id, keys):
+            case m.CancelTasks(taskmanager_id, keys, is_final):
                 attempts = [attempt_id("job", key) for key in keys]
-                self._call(taskmanager_id, lambda taskmanager: taskmanager.cancel(attempts))
+                self._call(
+                    taskmanager_id,
+                    lambda taskmanager: taskmanager.cancel(attempts, is_final=is_final),
+                )
             case m.AwaitCancellation():
                 self._overdue_number += 1
                 number, overdue = self._overdue_number, m.CancellationOverdue(self.master.attempt)

@@ -10,13 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.pb import internal_pb2
-from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict
 from jobmanager.results.results_store import ResultsOverflow, ResultsStore
 from jobmanager.results.spill_store import SpillStore
 from jobmanager.rpc.collect_convert import CollectSinks
+from jobmanager.rpc.restore_convert import restored_tasks
 from penstock.errors import Fenced, StoreNotFound
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
+from penstock.storage.memory_store import MemoryStore
 
 
 def ipc(values: list[int]) -> bytes:
@@ -209,3 +213,56 @@ def test_sequences_are_read_from_snapshots() -> None:
     }
     assert sinks.restored(tasks) == {"c0": {0: 3, 2: 0, 3: 0}}
     assert sinks.restored({}) == {"c0": dict.fromkeys(range(4), 0)}
+
+
+def test_what_finished_sinks_had_sent_is_known_after_a_restart_of_the_jobmanager() -> None:
+    """Their rows were held by the JobManager that has ended: the client is told, however often it restarts."""
+    vertex = graph_pb2.Vertex(id="v1", parallelism=2)
+    vertex.operators.add(uid="snk").sink.collect.collect_id = "c0"
+    graph = graph_pb2.JobGraph(vertices=[vertex])
+    store = MemoryStore(1 << 20)
+    sinks = CollectSinks(graph)
+
+    def runner(epoch: int) -> CheckpointStoreRunner:
+        return CheckpointStoreRunner(
+            "j", graph, store, leader_epoch=epoch, version="1", now_ms=lambda: 7
+        )
+
+    def wanted(checkpoint_id: int, acked: list[int], finished: list[int]) -> c.StoreCheckpoint:
+        return c.StoreCheckpoint(
+            checkpoint_id,
+            0,
+            tuple((AttemptKey("v1", index, 0), snapshot(index, 3)) for index in acked),
+            tuple(AttemptKey("v1", index, 0) for index in finished),
+            (),
+            (checkpoint_id,),
+            checkpoint_id + 1,
+            0,
+        )
+
+    first = runner(1)
+    first.prepare()
+    assert isinstance(first.store(wanted(1, [0, 1], [])), c.CheckpointStored)
+    sinks.committed([(None, snapshot(0, 3)), (None, snapshot(1, 3))])
+    states = sinks.last_states([SubtaskId("v1", 0)])
+    assert isinstance(first.store(wanted(2, [1], [0]), (), states), c.CheckpointStored)
+    for epoch in (2, 3):
+        newest = runner(epoch).prepare().newest
+        assert newest is not None
+        tasks = restored_tasks(newest, graph)
+        assert tasks[SubtaskId("v1", 0)].finished
+        sinks = CollectSinks(graph)
+        assert sinks.restored(tasks) == {"c0": {0: 3, 1: 3}}
+        assert sinks.last_states([SubtaskId("v1", 0)]) == states
+
+
+def test_a_client_is_told_of_lost_rows_of_a_sink_that_had_finished() -> None:
+    async def scenario() -> None:
+        store = ResultsStore()
+        store.open("j", {"c": 0}, takes_checkpoints=True)
+        store.restart("j", 16, {"c": {0: 3, 1: 0}})
+        store.end("j", is_finished=True)
+        with pytest.raises(StoreNotFound):
+            _ = [one async for one in store.fetch("j", "c")]
+
+    asyncio.run(scenario())

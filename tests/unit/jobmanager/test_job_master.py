@@ -181,6 +181,23 @@ def test_a_cancellation_that_comes_after_everything_has_finished_changes_nothing
     assert m.PublishState(JobState.FINISHED) in effects
 
 
+@pytest.mark.parametrize(
+    ("event", "is_final"),
+    [
+        (m.CancelRequested(), True),
+        (m.CancelRequested(is_noted=False), False),
+        (m.SuspendRequested(), False),
+        (m.FailureRequested(FailureCause("TaskFailure", "down")), False),
+    ],
+)
+def test_only_a_noted_cancellation_is_final(event: m.JobEvent, is_final: bool) -> None:
+    """What tasks have prepared is removed only where nobody ever goes on with the job."""
+    effects = running().step(event)
+    cancelled = [effect for effect in effects if isinstance(effect, m.CancelTasks)]
+    assert cancelled
+    assert {effect.is_final for effect in cancelled} == {is_final}
+
+
 def test_attempts_that_do_not_end_in_time_are_given_up() -> None:
     master = running()
     assert master.step(m.CancellationOverdue()) == []

@@ -14,6 +14,7 @@ import pytest
 
 from common.clock import SystemClock
 from common.pb import internal_pb2
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.main import serving
 from jobmanager.metrics import build_registry
 from penstock import errors
@@ -329,5 +330,48 @@ def test_a_job_that_was_cancelled_is_not_run_again(
             (record,) = jobmanager.dispatcher.records()
             assert record.summary().state == client_pb2.JOB_STATE_CANCELED
             assert not list(jobs.iterdir())
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("end", ["CANCELED", "FINISHED"])
+def test_a_jobmanager_killed_while_it_deletes_checkpoints_leaves_that_to_the_next(
+    make_graph: Any,
+    cluster_of: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+) -> None:
+    """It neither runs the job again nor leaves its checkpoints for ever."""
+    jobs, kept = tmp_path / "jobmanager" / "jobs", {}
+
+    def is_killed(_: CheckpointStoreRunner) -> None:
+        kept.update({path.name: path.read_bytes() for path in jobs.iterdir()})
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointStoreRunner, "discard", is_killed)
+            async with cluster_of(settings(tmp_path)) as cluster:
+                fake = Checkpointed(await cluster.add("tm1"))
+                await cluster.submit(make_graph())
+                await cluster.wait_for(JOB, "RUNNING")
+                await take_checkpoint(cluster)
+                if end == "CANCELED":
+                    await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+                else:
+                    for attempt in fake.attempts.values():
+                        fake.taskmanager.report_state(attempt, STATES.ATTEMPT_STATE_FINISHED)
+                await cluster.wait_for(JOB, end)
+        assert list((tmp_path / "checkpoints" / JOB).iterdir())
+        assert not list(jobs.iterdir())
+        for name, content in kept.items():
+            (jobs / name).write_bytes(content)
+        quiet = {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1}
+        config = Configuration.from_mapping({**settings(tmp_path), **quiet})
+        async with serving(config, tmp_path, SystemClock()) as jobmanager:
+            (record,) = jobmanager.dispatcher.records()
+            assert record.summary().state == client_pb2.JobState.Value(f"JOB_STATE_{end}")
+            assert not list(jobs.iterdir())
+        assert not (tmp_path / "checkpoints" / JOB).exists()
 
     run(scenario)
