@@ -173,7 +173,8 @@ class TimerTable(Protocol):
         """Removes timers; those that are not there are ignored."""
 
     def next_time(self) -> int | None:
-        """The smallest time, None = no timers."""
+        """A time that no timer is before, None = no timers. It is the smallest time, unless timers with a
+        smaller one were deleted lately: so whoever wakes up for it may find nothing due."""
 
     def take_due(self, up_to_ms: int, limit: int) -> tuple[KeyBatch, Int64Array] | None:
         """Removes and returns the earliest timers with time <= ``up_to_ms``, at most ``limit`` of them, by

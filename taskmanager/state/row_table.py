@@ -97,7 +97,8 @@ class RowTable:
     def all_rows(self) -> pa.RecordBatch:
         """The rows in order of arrival."""
         if not self._batches:
-            return self._descriptor.schema.empty_table().to_batches()[0]
+            empty = [pa.array([], field.type) for field in self._descriptor.schema]
+            return pa.RecordBatch.from_arrays(empty, schema=self._descriptor.schema)
         rows = concatenated(self._batches)
         sequence = np.concatenate(self._sequences)
         if (np.diff(sequence) > 0).all():

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.aggregate_layout import GroupColumnSpec
+from penstock.errors import StoreTransient
 from penstock.storage.codec import Stamped, codec_of
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import owners
@@ -30,6 +31,8 @@ from taskmanager.state.group_columns import group_column
 from taskmanager.state.group_table import GroupTable, TableRows
 from taskmanager.state.hashmap import cell_columns, map_column, slot_keys, timer_table
 from taskmanager.state.instances import InstanceTable
+from taskmanager.state.rocksdb.entry_keys import PARTITION_BYTES, partition_bounds
+from taskmanager.state.rocksdb.write_queue_runner import EntryWriter
 from taskmanager.state.row_table import RowDescriptor
 from tests.support.backend_job import BACKENDS, MAX_PARALLELISM, BackendJob, Subtask
 from tests.support.rocksdb_cluster import fast_directory
@@ -151,6 +154,10 @@ class BackendHistory:
     Args:
         seed: of all that operations choose.
         small_limits: tombstones and chunks are few, so that what many of them bring about happens.
+
+    Attributes:
+        keys_max: how many rows a change has at most.
+        hot_keys: the keys that changes are made to.
     """
 
     def __init__(
@@ -176,6 +183,8 @@ class BackendHistory:
             frozen=self._frozen,
         )
         self._sequence = 0
+        self.keys_max = 10
+        self.hot_keys = self.keys.keys
         self.asked = tuple(descriptor.name for descriptor in COLUMNS)
         self.sides = [Side(self, kind) for kind in BACKENDS]
         self._copies: dict[int, list[Model]] = {}
@@ -617,6 +626,30 @@ class BackendHistory:
             else:
                 snapshot.step()
 
+    def interrupt_write(self) -> None:
+        """Writing a freeze into a database fails on the way, or it is discarded meanwhile or before."""
+        backend: Any = self.random.choice(self.sides[1].subtasks).backend
+        queue: Any = backend._queue
+        if not len(queue):
+            return
+        if self.random.random() < 0.4:
+            queue.discard(self.random.choice(queue._freezes))
+            return
+        freeze, is_failing = queue._freezes[0], self.random.random() < 0.5
+
+        def interrupt() -> None:
+            if is_failing:
+                raise StoreTransient("the disk is away")
+            queue.discard(freeze)
+
+        writer = queue._writer
+        queue._writer = _InterruptedWriter(writer, self.random.randrange(4), interrupt)
+        try:
+            with suppress(StoreTransient):
+                queue.write_next()
+        finally:
+            queue._writer = writer
+
     def finish_one(self) -> None:
         """A snapshot is written to its end."""
         if self.job.writings:
@@ -675,6 +708,28 @@ class BackendHistory:
             assert counts == model["counts"]
             assert timers == len(model["timers"])
             self._check_objects(side)
+
+    def check_nothing_is_left(self) -> None:
+        """Right after a checkpoint, with none on its way: nothing is held for one, and what was dropped
+        is not in the databases any more."""
+        for side in self.sides:
+            for subtask in side.subtasks:
+                backend: Any = subtask.backend
+                memory = backend if side.kind == "hashmap" else backend._inner
+                held = [e for *_, slot in memory._slots() for e in _exports(slot.table)]
+                if side.kind == "rocksdb":
+                    held += [e for table in backend._tables() for e in _exports(table)]
+                    assert not len(backend._queue)
+                    assert not list(backend._environment.work_directory.glob("links-*"))
+                    alive = {partition.number for partition in backend._catalog.all_partitions()}
+                    entries = backend._database.scan(partition_bounds(0)[0], b"\xff" * 9)
+                    found = {
+                        int.from_bytes(key[:PARTITION_BYTES], "big")
+                        for keys, _ in entries
+                        for key in keys
+                    }
+                    assert found <= alive, "a dropped partition has entries"
+                assert not held, "a snapshot that is over holds something"
 
     def drain_timers(self) -> None:
         """Takes all timers there are: both backends have the same, in the same order."""
@@ -777,12 +832,41 @@ class BackendHistory:
 
     def some_keys(self) -> list[Key]:
         """A few keys, some of them twice."""
-        return self.random.choices(self.keys.keys, k=self.random.randint(1, 10))
+        return self.random.choices(self.hot_keys, k=self.random.randint(1, self.keys_max))
 
     def owner(self, key: Key) -> int:
         """The subtask of a key."""
         hashes = self.keys.batch([key]).hashes
         return int(owners(hashes, len(self.sides[0].subtasks), MAX_PARALLELISM)[0])
+
+
+class _InterruptedWriter:
+    """An ``EntryWriter`` in which something happens before a call."""
+
+    def __init__(self, writer: EntryWriter, calls: int, interrupt: Callable[[], None]) -> None:
+        self._writer = writer
+        self._calls = calls
+        self._interrupt = interrupt
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls -= 1
+        if self._calls == -1:
+            self._interrupt()
+        return getattr(self._writer, name)
+
+
+def _exports(table: Any) -> list[Any]:
+    """What a table keeps for snapshots."""
+    if table is None:
+        return []
+    if hasattr(table, "exports"):
+        return list(table.exports)
+    held = []
+    for name in ("_cache", "_timers", "_records"):
+        records = vars(table).get(name)
+        if records is not None:
+            held += records.versions._exports
+    return held
 
 
 def _contents() -> InstanceTable:

@@ -3,7 +3,9 @@ snapshotters, packed files in a store, the coordinator with its registry, manife
 
 One checkpoint covers both operators, so that both are always restored to the same moment. What runs on
 I/O threads is run step by step on the test's own thread; what the coordinator no longer needs is deleted
-at once, so that any reference to a file that nobody has confirmed fails.
+at once, so that any reference to a file that nobody has confirmed fails. The coordinator forgives much
+of that (it keeps files for acks on their way, and aborts what names a file that is gone), so what a
+snapshot may refer to is checked here too, see ``FileRules``.
 """
 
 from __future__ import annotations
@@ -14,17 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from typing_extensions import override
+
 from common.elements import CheckpointBarrier
 from jobmanager.checkpoint import messages as m
 from jobmanager.checkpoint.state_assignment import KeyedPart, assign_keyed
 from jobmanager.graph.execution_attempt import AttemptKey
 from jobmanager.rpc.snapshot_convert import references_of, summary_of, with_replaced
 from penstock.config import Configuration
-from penstock.errors import StreamError
+from penstock.errors import StoreTransient, StreamError
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.snapshot_files import (
+    SHARED_DIRECTORY,
     PackedSnapshotWriter,
     StoreSnapshotReader,
     snapshot_file_name,
@@ -109,6 +114,68 @@ class _SteppedBackend:
         return snapshot
 
 
+class FileRules:
+    """What the snapshots of one attempt of a subtask may refer to, besides what they have written.
+
+    - Files of a checkpoint that the backend knows to be complete when the snapshot is taken, or learns to
+      be until it is described; those that it was restored from are.
+    - Once a checkpoint is complete, nothing that it does not have: the older files may be gone.
+    - Nothing that is another checkpoint's alone (``StateFile.shared``).
+
+    Args:
+        restored: paths of the files that the backend was restored from.
+    """
+
+    def __init__(self, restored: Iterable[str]) -> None:
+        self._confirmed: list[tuple[int, set[str]]] = [(0, set(restored))]
+        self._confirmed_at: dict[int, int] = {}
+        self._referred: dict[int, set[str]] = {}
+        self._all: dict[int, set[str]] = {}
+
+    def taken(self, checkpoint_id: int) -> None:
+        """A snapshot was taken."""
+        self._confirmed_at[checkpoint_id] = len(self._confirmed) - 1
+
+    def acknowledged(
+        self,
+        checkpoint_id: int,
+        files: Iterable[checkpoint_pb2.StateFile],
+        written: str,
+    ) -> None:
+        """A snapshot was described; ``written`` is the path of its own file."""
+        files = [file for file in files if file.handle.path]
+        referred = {file.handle.path for file in files} - {written}
+        known = self._confirmed[self._confirmed_at[checkpoint_id] :]
+        unknown = referred.difference(*(paths for _, paths in known))
+        assert not unknown, f"refers to files of no complete checkpoint: {unknown}"
+        newer = [paths for confirmed_id, paths in known[1:] if confirmed_id < checkpoint_id]
+        assert not newer or referred <= newer[-1], "refers to what a newer checkpoint has replaced"
+        alone = {file.handle.path for file in files if not file.shared} - {written}
+        assert not alone, f"refers to files that are another checkpoint's alone: {alone}"
+        self._referred[checkpoint_id] = referred
+        self._all[checkpoint_id] = {file.handle.path for file in files}
+
+    def completed(self, checkpoint_id: int, stored: Iterable[str]) -> None:
+        """The backend was told; ``stored`` are the paths in the manifest."""
+        paths = self._all.pop(checkpoint_id) | set(stored)
+        for later_id, referred in self._referred.items():
+            if later_id > checkpoint_id:
+                assert referred <= paths, "refers to what a checkpoint before it has replaced"
+        self._confirmed.append((checkpoint_id, paths))
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """The backend was told."""
+        self._referred.pop(checkpoint_id, None)
+
+
+class _BrokenWriter(PackedSnapshotWriter):
+    """Fails before it asks for more than was pulled ahead of it."""
+
+    @override
+    def write(self, blobs: Iterable[Blob]) -> Mapping[str, checkpoint_pb2.StateHandle]:
+        raise StoreTransient("the store is away")
+
+
 @dataclass
 class Writing:
     """A snapshot of one subtask that is to be written on an I/O thread.
@@ -125,10 +192,14 @@ class Writing:
 class Subtask:
     """One subtask of one of the operators, and the listener of its snapshotter."""
 
-    def __init__(self, job: BackendJob, key: AttemptKey, backend: KeyedStateBackend) -> None:
+    def __init__(
+        self, job: BackendJob, key: AttemptKey, backend: KeyedStateBackend, restored: Iterable[str]
+    ) -> None:
         self.key = key
         self.backend = backend
+        self.rules = FileRules(restored)
         self._job = job
+        self._written: dict[int, str] = {}
         self._newest: SteppedSnapshot | None = None
         self._checkpoint_id = 0
         proxy: Any = _SteppedBackend(backend, self._taken)
@@ -147,11 +218,14 @@ class Subtask:
     def trigger(self, checkpoint_id: int) -> None:
         """The barrier has passed."""
         self._checkpoint_id = checkpoint_id
+        self.rules.taken(checkpoint_id)
         self._snapshotter.take(CheckpointBarrier(checkpoint_id, 0), None, finished=False)
 
     def acknowledge(self, checkpoint_id: int, snapshot: checkpoint_pb2.SubtaskSnapshot) -> None:
         """See ``SnapshotListener``; the snapshot as it is sent."""
         sent = checkpoint_pb2.SubtaskSnapshot.FromString(snapshot.SerializeToString())
+        files = sent.operators[0].keyed.files
+        self.rules.acknowledged(checkpoint_id, files, self._written[checkpoint_id])
         summary = summary_of(sent.metrics)
         ack = m.AckReceived(self.key, checkpoint_id, sent, references_of(sent), summary, 0)
         self._job.step(ack)
@@ -179,7 +253,10 @@ class Subtask:
         name = snapshot_file_name(
             checkpoint_id, key.vertex, key.subtask_index, key.attempt, f"w{job.written}"
         )
-        return PackedSnapshotWriter(job.store, name, job.inline_max_bytes)
+        self._written[checkpoint_id] = f"{SHARED_DIRECTORY}/{name}"
+        broken, job.fails_to_write = job.fails_to_write, False
+        kind = _BrokenWriter if broken else PackedSnapshotWriter
+        return kind(job.store, name, job.inline_max_bytes)
 
 
 @dataclass
@@ -198,6 +275,8 @@ class BackendJob:
         manifests: retained checkpoints, oldest first.
         declined: why snapshots were not written.
         is_deaf: what the coordinator tells the tasks waits in ``notices``.
+        fails_to_store: the next manifest is not written.
+        fails_to_write: the next snapshot is not written.
     """
 
     directory: Path
@@ -214,8 +293,10 @@ class BackendJob:
     notices: list[m.NotifyCompleted | m.NotifyAborted] = field(default_factory=list)
     is_deaf: bool = False
     fails_to_store: bool = False
+    fails_to_write: bool = False
     written: int = 0
     _attempt: int = 0
+    _stored: dict[tuple[int, AttemptKey], set[str]] = field(default_factory=dict)
     _opened: list[KeyedStateBackend] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -256,7 +337,9 @@ class BackendJob:
             )
             backend = open_state(kind, environment)
             self._opened.append(backend)
-            subtasks.append(Subtask(self, AttemptKey(kind, index, self._attempt), backend))
+            key = AttemptKey(kind, index, self._attempt)
+            paths = {file.handle.path for part in own for file in part.files}
+            subtasks.append(Subtask(self, key, backend, paths))
         return subtasks
 
     def checkpoint(self) -> None:
@@ -288,8 +371,11 @@ class BackendJob:
                     if subtask.key not in notice.keys:
                         continue
                     if isinstance(notice, m.NotifyCompleted):
+                        stored = self._stored[notice.checkpoint_id, subtask.key]
+                        subtask.rules.completed(notice.checkpoint_id, stored)
                         subtask.backend.checkpoint_completed(notice.checkpoint_id)
                     else:
+                        subtask.rules.aborted(notice.checkpoint_id)
                         subtask.backend.checkpoint_aborted(notice.checkpoint_id)
 
     def bury(self) -> None:
@@ -337,6 +423,13 @@ class BackendJob:
             return
         replaced = dict(effect.replaced)
         snapshots = [with_replaced(snapshot, replaced) for _, snapshot in effect.snapshots]
+        taken: set[str] = set()
+        for (key, _), snapshot in zip(effect.snapshots, snapshots, strict=True):
+            files = snapshot.operators[0].keyed.files
+            paths = {file.handle.path for file in files if file.handle.path}
+            assert not paths & taken, "two subtasks refer to one file"
+            taken |= paths
+            self._stored[effect.checkpoint_id, key] = paths
         self.manifests[effect.checkpoint_id] = snapshots
         self.manifests = {
             i: self.manifests[i] for i in sorted(effect.retained) if i in self.manifests

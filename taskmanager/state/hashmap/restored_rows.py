@@ -33,6 +33,7 @@ class RestoredRows:
         files: at least those of the chain, by name.
         key_groups: whose rows count.
         is_shareable: new snapshots may refer to the chain: no rows of other key-groups are in it.
+        operator: whose state it is, for messages.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class RestoredRows:
     reader: SnapshotReader
     key_groups: range
     is_shareable: bool
+    operator: str
 
     @property
     def rows_max(self) -> int:
@@ -53,12 +55,12 @@ class RestoredRows:
 
         Raises:
             StoreCorrupt: a file is not what was written.
+            StoreNotFound: a file is gone.
         """
         for segment in self.chain:
-            data = self.reader.read_range(
-                self.files[segment.file].handle, segment.offset, segment.size_bytes
-            )
-            for batch in _checked_batches(data, segment):
+            handle = self.files[segment.file].handle
+            data = self.reader.read_range(handle, segment.offset, segment.size_bytes)
+            for batch in _checked_batches(data, segment, handle, self.operator):
                 rows = within(batch, self.key_groups)
                 if rows.num_rows:
                     yield rows
@@ -106,7 +108,14 @@ def restored_rows(
             table = snapshot.tables[index]
             schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
             rows = RestoredRows(
-                table.kind, schema, tuple(chain), files, reader, common, covered == key_groups
+                table.kind,
+                schema,
+                tuple(chain),
+                files,
+                reader,
+                common,
+                covered == key_groups,
+                operator,
             )
             found.setdefault((table.name, namespace), []).append(rows)
     return found
@@ -155,13 +164,17 @@ RESTORED_TO: Final = 1
 """The version that restored content is taken to be sealed with."""
 
 
-def _checked_batches(data: bytes, segment: Segment) -> Iterator[pa.RecordBatch]:
+def _checked_batches(
+    data: bytes, segment: Segment, handle: checkpoint_pb2.StateHandle, operator: str
+) -> Iterator[pa.RecordBatch]:
     content = memoryview(data)[:-CHECKSUM_BYTES]
     stored = int.from_bytes(data[-CHECKSUM_BYTES:], "little")
     if len(data) != segment.size_bytes or zlib.crc32(content) != stored:
+        start = handle.offset + segment.offset
+        place = handle.path or "the checkpoint's manifest"
         raise StoreCorrupt(
-            f"the state in file {segment.file}, bytes {segment.offset} to "
-            f"{segment.offset + segment.size_bytes}, is not what was written: its checksum differs"
+            f"{place}, bytes {start} to {start + segment.size_bytes} (state of operator {operator!r}, file "
+            f"{segment.file}), is not what was written: its checksum differs"
         )
     yield from read_segment(content)
 

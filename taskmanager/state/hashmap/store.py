@@ -12,13 +12,13 @@ confirmed, the segment's file may go.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Final, TypeVar, cast
 
 import pyarrow as pa
 
-from penstock.errors import CheckpointAborted
+from penstock.errors import CheckpointAborted, StoreNotFound
 from penstock.pb import checkpoint_pb2
 from penstock.storage.key_groups import key_group_range
 from taskmanager.state.backend import AggregateDescriptor, BackendEnvironment
@@ -255,7 +255,7 @@ class HashMapStateBackend:
         if slot is None:
             slot = state[namespace] = TableSlot(create())
         elif slot.table is None:
-            slot.table = self._load(name, slot, create())
+            slot.table = self._load(name, slot, create)
         return cast("T", slot.table)
 
     def _state(self, name: str) -> dict[int, TableSlot]:
@@ -295,18 +295,60 @@ class HashMapStateBackend:
         """The restored chain, where new snapshots may refer to it."""
         if not self._environment.is_incremental or len(parts) > 1 or not parts[0].is_shareable:
             return ()
-        return parts[0].chain
+        [rows] = parts
+        # What was written without increments is its checkpoint's alone.
+        is_shared = all(rows.files[segment.file].shared for segment in rows.chain)
+        return rows.chain if is_shared else ()
 
-    def _load(self, name: str, slot: TableSlot, table: T) -> T:
-        state = f"state {name!r} of operator {self._operator!r}"
-        for index, rows in enumerate(slot.restored):
-            check_fits(rows, table.kind, table.schema(), state)
-            part = RestoredPart(rows.key_groups, index, len(slot.restored), rows.rows_max)
-            table.load(rows.batches(), part)
+    def _load(self, name: str, slot: TableSlot, create: Callable[[], T]) -> T:
+        missing: StoreNotFound | None = None
+        for parts in self._sources(slot):
+            try:
+                table = self._loaded(name, parts, create())
+                break
+            except StoreNotFound as error:
+                missing = missing or error
+        else:
+            assert missing is not None, "there is at least one source"
+            raise missing
         # What changes from now on comes after the restored chain.
         table.seal(RESTORED_TO, self._max_parallelism).release()
         slot.restored = []
         slot.is_unwritten = not slot.chain
+        return table
+
+    def _sources(self, slot: TableSlot) -> Iterator[list[RestoredRows]]:
+        """Where the rows of a table can be read that nobody has asked for yet: where they were restored
+        from; and what snapshots have copied them to that nobody here knows to be complete: then the
+        files of the former may be gone."""
+        yield slot.restored
+        for snapshot in reversed(self._snapshots.values()):
+            files = snapshot.written_files
+            for item in snapshot.items:
+                if item.slot is slot and item.copied and _are_in(item.chain, files):
+                    yield [self._copied_rows(item, files)]
+
+    def _copied_rows(
+        self, item: SnapshotItem, files: Mapping[str, checkpoint_pb2.StateFile]
+    ) -> RestoredRows:
+        assert self._environment.reader is not None, "restored snapshots need a reader"
+        return RestoredRows(
+            item.kind,
+            item.schema,
+            item.chain,
+            files,
+            self._environment.reader,
+            self._key_groups,
+            is_shareable=True,
+            operator=self._operator,
+        )
+
+    def _loaded(self, name: str, parts: list[RestoredRows], table: T) -> T:
+        state = f"state {name!r} of operator {self._operator!r}"
+        for index, rows in enumerate(parts):
+            check_fits(rows, table.kind, table.schema(), state)
+            part = RestoredPart(rows.key_groups, index, len(parts), rows.rows_max)
+            table.load(rows.batches(), part)
         return table
 
     # -- snapshot
@@ -379,22 +421,15 @@ class HashMapStateBackend:
         slot = item.slot
         slot.chain = item.chain
         if slot.table is None:
-            assert self._environment.reader is not None, "restored snapshots need a reader"
-            slot.restored = [
-                RestoredRows(
-                    item.kind,
-                    item.schema,
-                    item.chain,
-                    self._files,
-                    self._environment.reader,
-                    self._key_groups,
-                    is_shareable=True,
-                )
-            ]
+            slot.restored = [self._copied_rows(item, self._files)]
             return
         slot.is_unwritten = False
         if item.chain:
             slot.table.forget(item.chain[base_length(item.chain) - 1].to_version)
+
+
+def _are_in(chain: Chain, files: Mapping[str, checkpoint_pb2.StateFile]) -> bool:
+    return bool(chain) and all(segment.file in files for segment in chain)
 
 
 def _size_bytes(handle: checkpoint_pb2.StateHandle) -> int:

@@ -86,7 +86,7 @@ class HashMapTimerTable:
                 self._add_live(run_times, run_keys)
 
     def next_time(self) -> int | None:
-        """A lower bound of the smallest time, exact unless the next timers were deleted."""
+        """A lower bound of the smallest time, None = no timers: deleted timers stay in their runs."""
         if not len(self._timers):
             self._runs = []
             return None

@@ -5,6 +5,7 @@ Method: snapshots written by hand into a dict of files.
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.aggregate_layout import GroupColumnSpec
-from penstock.errors import CheckpointAborted, StoreCorrupt, Unrecoverable
+from penstock.errors import CheckpointAborted, StoreCorrupt, StoreNotFound, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.codec import codec_of
 from taskmanager.kernels import AccumulatorKind, encode_keys, record_versions
@@ -331,8 +332,61 @@ def test_a_damaged_file_is_noticed(damage: str) -> None:
     half = len(data) // 2
     altered = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
     files.content[path] = altered if damage == "altered" else data[:-3]
+    described.files[0].handle.offset = 7  # of a file that is packed with others
+    (segment,) = described.segments
+    start = 7 + segment.offset
     restored = HashMapStateBackend(environment(files, [described]))
-    with pytest.raises(StoreCorrupt, match="is not what was written"):
+    told = (
+        f"^{re.escape(path)}, bytes {start} to {start + segment.size_bytes} "
+        r"\(state of operator 'operator', file .*\), is not what was written"
+    )
+    with pytest.raises(StoreCorrupt, match=told):
+        restored.group_table("counts", 0, COUNTS)
+
+
+@pytest.mark.parametrize("is_incremental", [False, True])
+def test_restored_rows_are_found_when_their_files_go_with_an_older_checkpoint(
+    is_incremental: bool,
+) -> None:
+    """The JobManager deletes them while it tells the tasks that a newer checkpoint is complete."""
+    files = Files()
+    before = [
+        HashMapStateBackend(environment(files, subtask_index=index, parallelism=2))
+        for index in (0, 1)
+    ]
+    for backend in before:
+        for namespace in (0, 1, 2):
+            count(backend, range(40), namespace)  # each loads those of its key-groups only
+    described = [take_snapshot(backend, 1, files) for backend in before]
+    expected = dict.fromkeys(range(40), 1)
+
+    restored = HashMapStateBackend(environment(files, described, is_incremental=is_incremental))
+    second = Writing(restored.snapshot(2), files).finish()
+    third = Writing(restored.snapshot(3), files)
+    third.step()  # it goes on writing, or fails; nothing can be read from it
+    files.keep_only([second])
+    assert counts(restored.group_table("counts", 0, COUNTS)) == expected
+    restored.checkpoint_aborted(3)
+    restored.checkpoint_completed(2)
+    assert counts(restored.group_table("counts", 1, COUNTS)) == expected
+    count(restored, range(1), namespace=1)
+    fourth = take_snapshot(restored, 4, files)
+    files.keep_only([fourth])
+    assert counts(restored.group_table("counts", 2, COUNTS)) == expected
+    again = HashMapStateBackend(environment(files, [fourth], is_incremental=is_incremental))
+    assert counts(again.group_table("counts", 1, COUNTS)) == expected | {0: 2}
+    assert counts(again.group_table("counts", 0, COUNTS)) == expected
+
+
+def test_restored_rows_that_are_nowhere_are_missed() -> None:
+    files = Files()
+    backend = HashMapStateBackend(environment(files))
+    count(backend, range(10))
+    described = take_snapshot(backend, 1, files)
+    restored = HashMapStateBackend(environment(files, [described], is_incremental=False))
+    Writing(restored.snapshot(2), files).step()
+    files.keep_only([])
+    with pytest.raises(StoreNotFound):
         restored.group_table("counts", 0, COUNTS)
 
 
