@@ -499,11 +499,12 @@ class BackendHistory:
             return
         stored, name = self._stored(descriptor, choose), self._map_key(descriptor, choose)
         is_removed = choice > 0.8
+        after: Any
         match descriptor.kind:
             case StateKind.VALUE:
                 column.values[slot] = ABSENT if is_removed else stored
                 column.changed.append(slot)
-                after: Any = None if is_removed else stored
+                after = None if is_removed else stored
             case StateKind.LIST:
                 held = column.values[slot]
                 if held is ABSENT:

@@ -422,7 +422,8 @@ class BackendJob:
             self.step(m.CheckpointNotStored(effect.checkpoint_id, "the disk is full", 0))
             return
         replaced = dict(effect.replaced)
-        snapshots = [with_replaced(snapshot, replaced) for _, snapshot in effect.snapshots]
+        acknowledged: Any = effect.snapshots
+        snapshots = [with_replaced(snapshot, replaced) for _, snapshot in acknowledged]
         taken: set[str] = set()
         for (key, _), snapshot in zip(effect.snapshots, snapshots, strict=True):
             files = snapshot.operators[0].keyed.files

@@ -69,7 +69,6 @@ class CheckpointStory:
                 self._change()
                 self._checkpoint()
                 if self._random.random() < self._restart_share:
-                    self._change()  # while it is being written, perhaps
                     self._restart()
             self._settle()
             history.check()
@@ -135,8 +134,18 @@ class CheckpointStory:
             (2, history.interrupt_write),
             (2, self._finish_some),
             (1, self._delay_or_deliver_notices),
+            (4, self._change_while_it_is_written),
         ]
         choose.choices([end for _, end in endings], [weight for weight, _ in endings])[0]()
+
+    def _change_while_it_is_written(self) -> None:
+        for _ in range(self._random.randint(1, 3)):
+            for _ in range(self._random.randint(0, 2)):
+                self.history.export_step()
+            self._change()
+        self._job.complete()
+        if self._random.random() < 0.4:
+            self._restart()
 
     def _finish_some(self) -> None:
         for _ in range(self._random.randint(1, 3)):
@@ -160,6 +169,7 @@ class CheckpointStory:
         choose, history = self._random, self.history
         history.drop(choose.choice(self._names), choose.choice(NAMESPACES))
         self._do(choose.choice(self._changes))
+        history.add("sums", choose.choice(NAMESPACES))
         self._job.checkpoint()
         for _ in range(self._parallelism):
             history.interrupt_write()

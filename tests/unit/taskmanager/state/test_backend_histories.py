@@ -17,11 +17,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from typing_extensions import override
 
 from tests.support.backend_history import COLUMNS, GROUPS, KEY_KINDS, NAMESPACES, BackendHistory
 from tests.support.checkpoint_story import CheckpointStory
 
-HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 20)
+HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 25)
 SEEDS = st.integers(0, 1 << 16)
 NAMES = st.sampled_from(GROUPS)
 SPACES = st.sampled_from(NAMESPACES)
@@ -148,6 +149,7 @@ class Histories(RuleBasedStateMachine):
     def bury(self) -> None:
         self.at(0).job.bury()
 
+    @override
     def teardown(self) -> None:
         if self.history is None:
             return
