@@ -149,7 +149,7 @@ def test_a_manifest_is_damaged(job: LedgerJob, damage: str) -> None:
     assert_older_is_taken(job, taken, newest)
 
 
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("backend", ["hashmap", pytest.param("rocksdb", marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("damage", FILE_DAMAGE)
 def test_a_state_file_is_damaged(job: LedgerJob, damage: str, backend: str) -> None:
     job.submit(state__backend__type=backend)
