@@ -106,15 +106,18 @@ class CheckpointStoreRunner:
     # ------------------------------------------------------------ the start of an attempt
 
     def prepare(
-        self, unusable: Collection[int] = (), *, must_exist: bool = False
+        self,
+        unusable: Collection[int] = (),
+        *,
+        must_exist: bool = False,
+        others_run: bool = False,
     ) -> PreparedCheckpoints:
         """Claims HEAD, finds the newest checkpoint, and removes what dead attempts have uploaded.
-
-        To be called when no attempt of the job runs.
 
         Args:
             unusable: checkpoints that tasks could not restore.
             must_exist: the job has been prepared before, if not by this instance.
+            others_run: attempts of the job run, which may be uploading: nothing is removed.
 
         Raises:
             Fenced: another leader has the job.
@@ -142,7 +145,7 @@ class CheckpointStoreRunner:
                 "a backup; nothing has been deleted"
             )
         completed = tuple(completed_of(retained, manifest) for retained, manifest in readable)
-        if len(readable) == len(head.retained):
+        if len(readable) == len(head.retained) and not others_run:
             # A leader that has been deposed meanwhile must not take what its successor has written.
             self._heads.verify()
             self._sweep(sizes, completed)

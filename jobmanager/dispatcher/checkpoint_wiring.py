@@ -19,6 +19,7 @@ from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.source_splits import SourceSplits
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.graph.job_plan import Exchange
 from jobmanager.scheduler.deployment import producers_of
 from penstock.errors import InvariantViolation
 
@@ -75,8 +76,8 @@ class CheckpointWiring:
     # ------------------------------------------------------------ what tasks do
 
     def started(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
-        """Every task runs or has finished."""
-        self._runs = True
+        """Every task that has begun runs or has finished; the others take no part."""
+        self._runs, self._final_request = True, ""
         tasks = tuple(
             c.TaskView(
                 attempt.key,
@@ -84,6 +85,7 @@ class CheckpointWiring:
                 finished=attempt.state is AttemptState.FINISHED,
             )
             for attempt in self._graph.current()
+            if attempt.state is not AttemptState.CREATED
         )
         return self._step(c.TasksStarted(tasks, now_ms), splits)
 
@@ -180,9 +182,10 @@ class CheckpointWiring:
 
 
 def _producers(graph: ExecutionGraph, key: AttemptKey) -> list[AttemptKey]:
+    """Who sends it barriers: complete partitions hold none."""
     producers: dict[AttemptKey, None] = {}
     for edge in graph.plan.edges:
-        if edge.target != key.vertex:
+        if edge.target != key.vertex or edge.exchange is Exchange.BLOCKING:
             continue
         pairs = producers_of(
             edge.partitioning,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.graph.execution_attempt import ExecutionAttempt
+from jobmanager.failover.regions import KeptPartition
+from jobmanager.graph.execution_attempt import ExecutionAttempt, SubtaskId
 
 
 def of_attempt(attempt: ExecutionAttempt, message: str) -> FailureCause:
@@ -28,6 +32,32 @@ def no_slots(event: m.SlotsRefused) -> FailureCause:
         f"(slot.request.timeout) only {event.free} of {event.total} slots on "
         f"{event.taskmanagers} TaskManagers were free: start more TaskManagers, end other jobs or "
         "lower the parallelism",
+    )
+
+
+def committed_already(cause: FailureCause) -> FailureCause:
+    """A failure while output becomes visible, of a job that takes no checkpoints."""
+    return replace(
+        cause,
+        error_class="Unrecoverable",
+        message=f"{cause.message} (output had begun to be committed, which a restart would repeat: "
+        "set execution.checkpointing.interval to have output committed exactly once)",
+    )
+
+
+def lost_inputs(missing: Iterable[KeptPartition]) -> FailureCause:
+    """Processes have ended, and with them what others were to read."""
+    names = ", ".join(sorted(f"{p.edge_id} of {p.producer}" for p in missing))
+    return FailureCause("PartitionUnavailable", f"the process that kept {names} has ended")
+
+
+def inputs_gone(checkpoint_id: int, reader: SubtaskId, producer: SubtaskId) -> FailureCause:
+    """A checkpoint refers to rows that are not there any more."""
+    return FailureCause(
+        "Unrecoverable",
+        f"{reader} cannot go on from checkpoint {checkpoint_id}: it had read a part of what {producer} "
+        "had written to a blocking exchange, which is lost, and the rows that would come instead need "
+        "not be the same ones: declare the operators in front of it deterministic, or submit the job again",
     )
 
 

@@ -168,7 +168,7 @@ class JobCheckpointsRunner:
     async def _prepare(self, effect: m.PrepareStart) -> None:
         attempt = effect.attempt
         try:
-            event = await self._in_thread(lambda: self._prepared(attempt, effect.unusable))
+            event = await self._in_thread(lambda: self._prepared(effect))
         except Fenced as error:
             self._post(m.StartNotPrepared(attempt, self._fenced(error)))
         except StreamError as error:
@@ -176,7 +176,7 @@ class JobCheckpointsRunner:
             cause = cause_of_error(error, self._clock.now_ms())
             self._post(m.StartNotPrepared(attempt, cause))
         else:
-            sequences = self._collects.restored(self._restored)
+            sequences = self._collects.restored(self._restored, effect.subtasks)
             self._results.restart(self._job_id, attempt, sequences)
             if event.restored is not None:
                 self._log.info(
@@ -184,7 +184,8 @@ class JobCheckpointsRunner:
                 )
             self._post(event)
 
-    def _prepared(self, attempt: int, unusable: tuple[int, ...]) -> m.StartPrepared:
+    def _prepared(self, effect: m.PrepareStart) -> m.StartPrepared:
+        attempt = effect.attempt
         if self._jobs is not None and attempt >= self._attempts_end:
             end = attempt + _ATTEMPTS_RESERVED_AT_ONCE
             self._jobs.reserve_attempts(self._job_id, end)
@@ -194,7 +195,9 @@ class JobCheckpointsRunner:
             return m.StartPrepared(attempt)
         jobs, job_id = self._jobs, self._job_id
         must_exist = jobs is not None and jobs.has_checkpoints(job_id)
-        found = self._store.prepare(unusable, must_exist=must_exist)
+        found = self._store.prepare(
+            effect.unusable, must_exist=must_exist, others_run=effect.subtasks is not None
+        )
         if jobs is not None:
             jobs.note_checkpoints(job_id)
         restored = None

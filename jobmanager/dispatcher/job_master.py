@@ -2,26 +2,30 @@
 
     CREATED -> prepared -> slots -> slot processes -> attempts -> RUNNING -> end of data everywhere ->
     commit, or final checkpoint -> FINISHED
-    a failure that may be mended: RESTARTING -> all attempts over -> slots freed -> delay -> prepared ...
+    a failure that may be mended: its regions stop -> delay -> prepared -> slots ... while the others run;
+    RESTARTING only where none is left that runs
     any other failure: FAILING -> all attempts over -> FAILED; a cancellation likewise; a JobManager that
     stops: SUSPENDED
+    regions behind blocking edges begin when all that they read is there
 
 Invariants (``check``):
 - a job reaches at most one terminal state, when every attempt is over;
-- nothing is deployed before every slot process of the job listens;
+- one group of subtasks at a time is on its way (stops, waits, is prepared, scheduled): failures that come
+  before it runs make it larger;
+- nothing is deployed before every slot process it needs listens;
 - each granted slot is freed exactly once, unless it is lost with its TaskManager;
-- without checkpoints output is committed once, and only when every attempt has finished or waits for it;
-- failures that come before a restart's next attempts begin belong to that restart;
+- without checkpoints output is committed once, and only when every attempt has finished or waits for it:
+  whatever fails after that ends the job;
 - reports for attempts that are unknown, not current, or already further are dropped and counted.
 
-Source: Flink, JobMaster, DefaultScheduler and ExecutionGraph; the commit at the end of the data is
+Source: Flink, JobMaster, DefaultScheduler and ExecutionGraph; FLIP-1; the commit at the end of the data is
 Flink's final checkpoint (FLIP-147) for jobs that take none.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import assert_never
 
 from jobmanager.checkpoint import messages as c
@@ -32,24 +36,33 @@ from jobmanager.dispatcher.checkpoint_wiring import (
     FailJob,
     WiredEffect,
 )
-from jobmanager.dispatcher.job_causes import no_slots, of_attempt, told
+from jobmanager.dispatcher.failover import ALL, Failover
+from jobmanager.dispatcher.job_causes import (
+    committed_already,
+    lost_inputs,
+    no_slots,
+    of_attempt,
+    told,
+)
 from jobmanager.dispatcher.job_options import FORWARD, JobOptions, Phase
 from jobmanager.dispatcher.job_state import ENDING, TRANSITIONS, JobState, is_terminal
-from jobmanager.dispatcher.slot_lease import SlotLease
+from jobmanager.dispatcher.slot_lease import SlotLease, free_stray
 from jobmanager.dispatcher.source_splits import SourceSplits
+from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failure_cause import FailureCause, more_telling
-from jobmanager.failover.restart_strategy import RestartStrategy
+from jobmanager.failover.regions import KeptPartition, RegionGraph
 from jobmanager.graph.execution_attempt import (
     ON_TASKMANAGER,
     REPORTABLE,
     AttemptKey,
     AttemptState,
     ExecutionAttempt,
+    SubtaskId,
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.scheduler.deployment import TaskPlan, plan_deployments
-from jobmanager.scheduler.placement import place, slots_needed
+from jobmanager.partitions.partition_tracker import PartitionTracker
+from jobmanager.scheduler.deployment import DeploymentPlanner, TaskPlan
 from jobmanager.scheduler.slots import Slot
 from penstock.errors import InvariantViolation
 
@@ -76,12 +89,18 @@ class JobMaster:
         self.restored_checkpoint_id = 0
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._phase = Phase.NEW
+        self._moving: frozenset[SubtaskId] = frozenset()
+        """On their way: what stops, waits, is prepared or scheduled."""
         self._now_ms = 0
-        self._strategy = RestartStrategy(
-            self.options.restart, is_recovered=self.options.is_recovered
+        self._is_due = False
+        """The delay of the restart is over."""
+        regions = RegionGraph(plan)
+        self._partitions = PartitionTracker(
+            regions, self.graph, keeps_all=self.options.coordinator is not None
         )
-        self._restart_delay_ms = 0
-        self._lease = SlotLease()
+        self._failover = Failover(self.options, regions, self.graph, self._partitions)
+        self._lease = SlotLease(plan)
+        self._deployments = DeploymentPlanner(self.graph, self._lease)
         self._splits = SourceSplits(plan)
         self._wiring = (
             CheckpointWiring(self.options.coordinator, self.graph)
@@ -100,13 +119,23 @@ class JobMaster:
 
     @property
     def attempt(self) -> int:
-        """Number of the current attempts."""
+        """Number of the newest attempts."""
         return self.graph.attempt
 
     @property
     def restarts(self) -> int:
-        """How often the job has been restarted here; going on after another JobManager is one."""
-        return self._strategy.restarts + self.options.is_recovered
+        """How often failures have restarted subtasks; going on after another JobManager is one."""
+        return self._failover.restarts
+
+    @property
+    def restarts_by_region(self) -> Mapping[str, int]:
+        """How often each region has begun again, named after its first subtask."""
+        return self._failover.restarts_by_region
+
+    @property
+    def exceptions(self) -> ExceptionsHistory:
+        """The last failures, for views."""
+        return self._failover.exceptions
 
     @property
     def coordinator(self) -> Coordinator | None:
@@ -139,12 +168,12 @@ class JobMaster:
             case m.StartPrepared() | m.StartNotPrepared():
                 self._take_preparation(event)
             case m.RestartDue():
-                self._restart(event)
+                self._take_due(event)
             case m.SlotsGranted():
                 self._take_slots(event.slots)
             case m.SlotsRefused():
                 self._lease.waits = False
-                self._fail(no_slots(event))
+                self._fail(no_slots(event), self._moving)
             case m.SlotsAllocated():
                 self._take_endpoints(event)
             case m.AttemptReported():
@@ -166,7 +195,7 @@ class JobMaster:
                 if self.state not in ENDING and not self.ended:
                     self._stop(JobState.SUSPENDED)
             case m.FailureRequested():
-                self._fail(event.cause)
+                self._fail(event.cause, ALL)
             case m.CancellationOverdue():
                 self._end_overdue(event)
             case (
@@ -191,73 +220,105 @@ class JobMaster:
         self._prepare()
 
     def _prepare(self) -> None:
-        for attempt in self.graph.current():
-            attempt.become(AttemptState.SCHEDULED)
-        if self.options.survives:
-            self._phase = Phase.PREPARING
-            self._effects.append(m.PrepareStart(self.attempt, tuple(sorted(self._unusable))))
-        else:
-            self._request_slots()
+        """The first attempts, or all again after a restart that others may not notice."""
+        if not self.options.survives:
+            self._schedule()
+            return
+        self._phase = Phase.PREPARING
+        alone = self._moving if self.graph.started else None
+        self._effects.append(
+            m.PrepareStart(self.attempt, tuple(sorted(self._unusable)), alone)
+        )
 
     def _take_preparation(self, event: m.StartPrepared | m.StartNotPrepared) -> None:
         if self._phase is not Phase.PREPARING or event.attempt != self.attempt:
             self.dropped_events += 1
             return
         if isinstance(event, m.StartNotPrepared):
-            self._fail(event.cause)
+            self._fail(event.cause, self._moving)
             return
         if self._wiring is not None:
             self._wiring.open(event)
-        self.restored_checkpoint_id = event.restored.checkpoint_id if event.restored else 0
-        self._splits = SourceSplits(self.plan, event.restored)
-        self._request_slots()
+        restored = event.restored
+        self.restored_checkpoint_id = restored.checkpoint_id if restored else 0
+        if restored is not None:
+            restored = restored.without(self._failover.begins_from_nothing)
+            if (problem := self._failover.unreadable(restored, self._moving)) is not None:
+                self._fail(problem, self._moving)
+                return
+        if self.graph.started:
+            self._splits.restart(self._moving, restored)
+        else:
+            self._splits = SourceSplits(self.plan, restored)
+        self._schedule()
 
-    def _request_slots(self) -> None:
+    def _schedule(self) -> None:
+        """Asks for the slots of what can begin."""
+        self._moving = self._failover.startable()
+        for attempt in self.graph.attempts_of(self._moving):
+            attempt.become(AttemptState.SCHEDULED)
         self._phase = Phase.SCHEDULING
-        self._effects += self._lease.request(slots_needed(self.plan))
+        requests = self._lease.request(self._moving)
+        self._effects += requests
+        if not requests:
+            self._allocate()
 
     def _take_slots(self, slots: tuple[Slot, ...]) -> None:
-        if not self._lease.waits and self._phase is not Phase.SCHEDULING:
+        if self._phase is not Phase.SCHEDULING or not self._lease.waits:
             # The request was withdrawn while the grant was on its way.
-            stray = SlotLease()
-            stray.take(slots)
-            self._effects += stray.free()
+            self._effects += free_stray(slots)
             return
-        self._lease.take(slots)
-        for subtask, slot in place(self.plan, slots).items():
-            attempt = self.graph.current_of(subtask)
-            attempt.slot_id, attempt.taskmanager_id = slot.slot_id, slot.taskmanager_id
-        self._effects += self._lease.allocate()
+        self._lease.take(slots, self._moving, self.attempt)
+        self._allocate()
 
-    def _take_endpoints(self, event: m.SlotsAllocated) -> None:
-        if (
-            self._phase is not Phase.SCHEDULING
-            or event.attempt != self.attempt
-            or not self._lease.note_endpoints(event.taskmanager_id, event.endpoints)
-        ):
-            self.dropped_events += 1
-            return
+    def _allocate(self) -> None:
+        for attempt in self.graph.attempts_of(self._moving):
+            slot = self._lease.slot_of(attempt.key.subtask)
+            attempt.slot_id, attempt.taskmanager_id = slot.slot_id, slot.taskmanager_id
+        self._effects += self._lease.allocate(self._moving)
         if self._lease.all_listen:
             self._deploy()
 
-    def _deploy(self) -> None:
-        missing = self._lease.without_address
-        if missing:
-            message = f"slots {', '.join(missing)} were allocated without an address"
-            self._fail(FailureCause("StreamError", message))
+    def _take_endpoints(self, event: m.SlotsAllocated) -> None:
+        replaced = self._lease.note_endpoints(event) if self._phase is Phase.SCHEDULING else None
+        if replaced is None:
+            self.dropped_events += 1
             return
+        if replaced:
+            self._partitions.lose_slots(replaced)
+        if not self._lease.all_listen:
+            return
+        if missing := self._partitions.needed_and_missing():
+            self._fail(lost_inputs(missing), self._moving, missing)
+        else:
+            self._deploy()
+
+    def _deploy(self) -> None:
+        nowhere = self._lease.without_address(self._moving)
+        if nowhere:
+            message = f"slots {', '.join(nowhere)} were allocated without an address"
+            self._fail(FailureCause("StreamError", message), self._moving)
+            return
+        deployed, self._moving = self._moving, frozenset()
         self._phase = Phase.DEPLOYED
         tasks: dict[str, list[TaskPlan]] = {}
-        for task in plan_deployments(self.graph, self._lease.endpoint_of_slot):
-            attempt = self.graph.current_of(task.attempt.subtask)
+        for attempt in self.graph.attempts_of(deployed):
             attempt.become(AttemptState.DEPLOYING)
+            task = self._deployments.task(attempt)
             tasks.setdefault(attempt.taskmanager_id, []).append(task)
+        from_nothing = frozenset(filter(self._failover.begins_from_nothing, deployed))
         for taskmanager_id, own in tasks.items():
-            self._effects.append(m.DeployTasks(taskmanager_id, tuple(own)))
+            self._effects.append(m.DeployTasks(taskmanager_id, tuple(own), from_nothing))
+        self._send(self._splits.told_again(deployed, self.graph))
         self._send(
             m.AddSplits(self.graph.current_of(subtask).key, uid, (), True)
             for subtask, uid in self._splits.left_without_discovery()
         )
+        self._send(
+            m.ReplaceProducer(key, edge_id, channel)
+            for key, edge_id, channel in self._deployments.replaced_producers(deployed)
+        )
+        self._go_on()
 
     # ------------------------------------------------------------ reports of attempts
 
@@ -276,15 +337,29 @@ class JobMaster:
         if event.state not in REPORTABLE or not attempt.can_become(event.state):
             self.dropped_events += 1
             return
+        was_cancelled = attempt.state is AttemptState.CANCELING
         attempt.become(event.state)
         if event.state is AttemptState.FAILED:
-            self._fail(event.failure or of_attempt(attempt, "it failed without a cause"))
-        elif event.state is AttemptState.CANCELED and self._phase in FORWARD:
+            cause = event.failure or of_attempt(attempt, "it failed without a cause")
+            self._fail(cause, [event.key.subtask], self._blamed(event.missing))
+        elif event.state is AttemptState.CANCELED and not was_cancelled:
             # Nobody asked for it.
-            self._fail(of_attempt(attempt, "its TaskManager cancelled it"))
-        elif event.state is AttemptState.FINISHED and self._wiring is not None:
-            self._perform(self._wiring.finished(event.key, self._splits, self._now_ms))
+            cause = of_attempt(attempt, "its TaskManager cancelled it")
+            self._fail(cause, [event.key.subtask])
+        elif event.state is AttemptState.FINISHED:
+            self._partitions.produced(attempt)
+            self._effects += self._partitions.release_unneeded()
+            if self._wiring is not None:
+                self._perform(self._wiring.finished(event.key, self._splits, self._now_ms))
         self._go_on()
+
+    def _blamed(self, missing: m.MissingPartition | None) -> list[KeptPartition]:
+        """The partition that a consumer could not read, unless it has been replaced meanwhile."""
+        if missing is None:
+            return []
+        partition = KeptPartition(missing.edge_id, missing.producer.subtask)
+        is_current = self._partitions.miss(partition, missing.producer.attempt)
+        return [partition] if is_current else []
 
     def _take_end_of_data(self, key: AttemptKey) -> None:
         attempt = self._current(key)
@@ -294,6 +369,7 @@ class JobMaster:
             self.dropped_events += 1
             return
         attempt.reached_end_of_data = True
+        self._partitions.produced(attempt)
         self._go_on()
 
     def _assign_splits(self, event: m.SplitsReported) -> None:
@@ -303,12 +379,12 @@ class JobMaster:
             return
         if assigner is None or event.key.subtask_index != 0:
             message = f"reported splits of {event.operator_uid!r}, which is no source it speaks for"
-            self._fail(of_attempt(attempt, message))
+            self._fail(of_attempt(attempt, message), [event.key.subtask])
             return
-        if self._phase is not Phase.DEPLOYED or assigner.is_final:
+        if attempt.state is AttemptState.CANCELING or assigner.is_final:
             self.dropped_events += 1
             return
-        self._send(self._splits.assign(event, self.attempt))
+        self._send(self._splits.assign(event, self.graph))
 
     def _send(self, commands: Iterable[m.Command]) -> None:
         """Sends what is for attempts that a TaskManager may know."""
@@ -331,7 +407,10 @@ class JobMaster:
                 self._end(JobState.FINISHED)
             elif self.graph.all_done_or_waiting:
                 self._complete_output()
-        elif self._phase is Phase.STOPPING and self.graph.all_terminal:
+        if self._phase is Phase.DEPLOYED and self.graph.has_unstarted and self._failover.startable():
+            self._all_started = False
+            self._schedule()
+        elif self._phase is Phase.STOPPING and self.graph.all_terminal(self._moving):
             self._take_end_of_attempts()
 
     def _note_all_started(self) -> None:
@@ -354,7 +433,7 @@ class JobMaster:
             )
 
     def _retry_final(self, event: m.FinalCheckpointDue) -> None:
-        if self._wiring is None or event.attempt != self.attempt:
+        if self._wiring is None or self._phase is not Phase.DEPLOYED:
             self.dropped_events += 1
             return
         self._wiring.retry_final()
@@ -374,59 +453,115 @@ class JobMaster:
     def _perform(self, effects: Iterable[WiredEffect]) -> None:
         for effect in effects:
             if isinstance(effect, FailJob):
-                self._fail(FailureCause("CheckpointAborted", effect.message))
+                self._fail(FailureCause("CheckpointAborted", effect.message), ALL)
             else:
                 self._effects.append(effect)
 
     # ------------------------------------------------------------ failures
 
     def _take_failed_call(self, event: m.CallFailed) -> None:
-        """Nobody knows what runs there now: freeing the slots ends whatever is left."""
-        if event.attempt != self.attempt:
+        """Nobody knows what runs there now: giving its slots back ends whatever is left."""
+        taskmanager_id = event.taskmanager_id
+        if not self._lease.uses(taskmanager_id) or event.attempt < self._lease.since(
+            taskmanager_id
+        ):
             self.dropped_events += 1
             return
-        had_attempts = self._give_up_on(event.taskmanager_id)
-        if had_attempts or self._phase in FORWARD:
-            self._fail(event.cause)
-        self._go_on()
+        self._give_back(self._lease.slots_on(taskmanager_id))
+        self._give_up_on(taskmanager_id, event.cause)
 
     def _lose_taskmanager(self, event: m.TaskManagerLost) -> None:
-        if not self._lease.uses(event.taskmanager_id):
-            return
+        self._partitions.lose_taskmanager(event.taskmanager_id)
         self._lease.lose(event.taskmanager_id)
-        if self._give_up_on(event.taskmanager_id):
-            self._fail(event.cause)
-        self._go_on()
+        self._give_up_on(event.taskmanager_id, event.cause)
 
-    def _give_up_on(self, taskmanager_id: str) -> bool:
-        """Counts attempts as failed whose end nobody will report; False = there are none."""
-        self._lease.expect_no_more_of(taskmanager_id)
+    def _give_up_on(self, taskmanager_id: str, cause: FailureCause) -> None:
+        """Counts attempts as failed whose end nobody will report, and what they have left as lost."""
         attempts = self.graph.on_taskmanager(taskmanager_id)
+        failed = {
+            attempt.key.subtask
+            for attempt in attempts
+            if attempt.state is not AttemptState.CANCELING
+        }
         for attempt in attempts:
             attempt.become(AttemptState.FAILED)
-        return bool(attempts)
+        missing = self._partitions.needed_and_missing()
+        failed |= {partition.producer for partition in missing}
+        if failed - self._stopped():
+            self._fail(cause, failed, missing)
+        self._go_on()
 
-    def _fail(self, cause: FailureCause) -> None:
-        """Restarts the job or fails it; what comes while it stops joins what it stops for."""
+    def _stopped(self) -> frozenset[SubtaskId]:
+        """What begins again anyway."""
+        is_stopping = self._phase in (Phase.STOPPING, Phase.WAITING)
+        return self._moving if is_stopping else frozenset()
+
+    def _fail(
+        self,
+        cause: FailureCause,
+        failed: Iterable[SubtaskId] | None,
+        missing: Iterable[KeptPartition] = (),
+    ) -> None:
+        """Restarts what the failure concerns, or fails the job.
+
+        Args:
+            failed: whose attempts are over, or ``ALL``.
+            missing: what could not be read.
+        """
         if self._phase is Phase.ENDED or self.state in (JobState.CANCELLING, JobState.SUSPENDED):
             return
-        if self._phase in FORWARD:
-            if cause.vertex and cause.error_class in _DAMAGED and self.restored_checkpoint_id:
-                self._unusable.add(self.restored_checkpoint_id)
-            delay_ms = self._strategy.restart_after_ms(cause)
-            self.failure = cause if delay_ms is not None else self._strategy.told(cause)
-            self._restart_delay_ms = delay_ms or 0
-            self._stop(JobState.FAILING if delay_ms is None else JobState.RESTARTING)
+        if self.state is JobState.FAILING:
+            # An original cause takes the place of a consequence of it.
+            self.failure = more_telling(self.failure, cause)
+            self._failover.join_end(cause)
             return
-        # An original cause takes the place of a consequence of it.
-        shown = self._strategy.told(cause) if self.state is JobState.FAILING else cause
-        self.failure = more_telling(self.failure, shown)
-        if self.state is JobState.RESTARTING and not self._strategy.allows(cause):
-            self.failure = cause
+        if cause.vertex and cause.error_class in _DAMAGED and self.restored_checkpoint_id:
+            # Others hold what follows the damaged checkpoint, and not what follows an older one.
+            self._unusable.add(self.restored_checkpoint_id)
+            failed = ALL
+        if self._committed:
+            cause = committed_already(cause)
+        joins = self._phase in (Phase.STOPPING, Phase.WAITING)
+        recovery = self._failover.decide(cause, failed, missing, self._now_ms, joins=joins)
+        if recovery.delay_ms is None:
+            self.failure = recovery.cause
             self._stop(JobState.FAILING)
+            return
+        self.failure = more_telling(self.failure, cause) if joins else cause
+        self._restart_after(recovery.delay_ms, recovery.subtasks, joins=joins)
+
+    def _restart_after(
+        self, delay_ms: int, subtasks: frozenset[SubtaskId], *, joins: bool
+    ) -> None:
+        """Stops subtasks that are to begin again."""
+        if not joins:
+            self._is_due = False
+            due = m.RestartDue(self.attempt + 1)
+            self._effects.append(m.PostLater(delay_ms, due))
+            self._effects += self._lease.withdraw()
+            if self._wiring is not None:
+                self._perform(self._wiring.stopped(self._splits, self._now_ms))
+        self._moving |= subtasks
+        self._all_started = False
+        is_whole = self._moving >= self.graph.started - self.graph.in_state(AttemptState.FINISHED)
+        if self.state is not JobState.RESTARTING and (
+            is_whole or self.state is not JobState.RUNNING
+        ):
+            self._become(JobState.RESTARTING)
+        self._phase = Phase.STOPPING
+        self._cancel(self._moving, is_final=False)
+        self._go_on()
+
+    def _cancel(self, subtasks: Iterable[SubtaskId], *, is_final: bool) -> None:
+        to_cancel = self.graph.cancel(subtasks)
+        self._effects += [
+            m.CancelTasks(id, tuple(keys), is_final) for id, keys in to_cancel.items()
+        ]
+        if to_cancel:
+            self._effects.append(m.AwaitCancellation())
 
     def _stop(self, state: JobState, *, is_final: bool = False) -> None:
-        """Leaves the way forward: cancels what a TaskManager has, drops what none has.
+        """Leaves the way forward for good: cancels what a TaskManager has, drops what none has.
 
         Args:
             is_final: nobody ever goes on with the job.
@@ -437,21 +572,22 @@ class JobMaster:
             if self._wiring is not None:
                 self._perform(self._wiring.stopped(self._splits, self._now_ms))
             self._effects += self._lease.withdraw()
-            to_cancel = self.graph.cancel()
-            self._effects += [
-                m.CancelTasks(id, tuple(keys), is_final) for id, keys in to_cancel.items()
-            ]
-            if to_cancel:
-                self._effects.append(m.AwaitCancellation())
+        self._moving = frozenset(self.graph.subtasks())
         self._phase = Phase.STOPPING
+        self._cancel(self._moving, is_final=is_final)
         self._go_on()
 
     def _end_overdue(self, event: m.CancellationOverdue) -> None:
         if self._phase is not Phase.STOPPING or event.attempt != self.attempt:
             self.dropped_events += 1
             return
-        self.graph.give_up()
+        self._give_back({attempt.slot_id for attempt in self.graph.give_up()})
         self._go_on()
+
+    def _give_back(self, slot_ids: Collection[str]) -> None:
+        """Ends slots, and all that their processes hold."""
+        self._effects += self._lease.give_back(slot_ids)
+        self._partitions.lose_slots(slot_ids)
 
     # ------------------------------------------------------------ the end of attempts
 
@@ -466,17 +602,21 @@ class JobMaster:
             self._end(JobState.SUSPENDED)
         else:
             self._phase = Phase.WAITING
-            self._give_slots_back()
-            due = m.RestartDue(self.attempt)
-            self._effects.append(m.PostLater(self._restart_delay_ms, due))
+            self._restart()
 
-    def _restart(self, event: m.RestartDue) -> None:
-        if self._phase is not Phase.WAITING or event.attempt != self.attempt:
+    def _take_due(self, event: m.RestartDue) -> None:
+        if self._phase not in (Phase.STOPPING, Phase.WAITING) or event.attempt != self.attempt + 1:
             self.dropped_events += 1
             return
-        self.graph.begin_again()
-        self._lease = SlotLease()
-        self._committed = self._all_started = False
+        self._is_due = True
+        self._restart()
+
+    def _restart(self) -> None:
+        """Begins again, when the delay is over and all attempts are."""
+        if self._phase is not Phase.WAITING or not self._is_due:
+            return
+        self.graph.begin_again(self._moving)
+        self._failover.count_regions(self._moving)
         self._prepare()
 
     def _end(self, state: JobState) -> None:
@@ -485,13 +625,10 @@ class JobMaster:
         if state is not self.state:
             self._become(state)
         self._phase = Phase.ENDED
-        self._give_slots_back()
+        self._effects += self._partitions.release_all()
+        self._effects += self._lease.give_back_all()
         if self._wiring is not None and state in (JobState.FINISHED, JobState.CANCELED):
             self._effects.append(m.DiscardCheckpoints())
-
-    def _give_slots_back(self) -> None:
-        if not self._lease.freed:
-            self._effects += self._lease.free()
 
     def _become(self, state: JobState) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -502,16 +639,20 @@ class JobMaster:
     def check(self) -> None:
         """Asserts the invariants named at the head of the file, as far as the state shows them."""
         self.graph.check()
+        self._partitions.check()
         states = {attempt.state for attempt in self.graph.current()}
         assert is_terminal(self.state) <= self.ended, "a terminal state is the end"
-        if self._phase in (Phase.ENDED, Phase.WAITING):
-            assert self.graph.all_terminal, "attempts end before the job, or before its restart"
-            assert self._lease.freed or not self._lease.slots, "and give their slots back"
+        if self._phase is Phase.ENDED:
+            assert self.graph.all_terminal(self.graph.subtasks()), "attempts end before the job"
+            assert not self._lease.slots, "which gives its slots back"
+        if self._phase is Phase.WAITING:
+            assert self.graph.all_terminal(self._moving), "attempts end before they begin again"
         if self.state is JobState.FINISHED:
             assert states == {AttemptState.FINISHED}
         if self.state in (JobState.FAILING, JobState.FAILED):
             assert self.failure is not None, "a failure has a cause"
-        if self._phase in (Phase.NEW, Phase.PREPARING, Phase.SCHEDULING):
-            assert not states & ON_TASKMANAGER, "nothing runs before it is deployed"
+        if self._phase in (Phase.PREPARING, Phase.SCHEDULING):
+            moving = {attempt.state for attempt in self.graph.attempts_of(self._moving)}
+            assert not moving & ON_TASKMANAGER, "nothing runs before it is deployed"
         if self._committed and self._phase is Phase.DEPLOYED:
             assert self.graph.all_done_or_waiting, "only what has reached its end is committed"

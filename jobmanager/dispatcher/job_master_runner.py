@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from common.clock import Clock
+from common.pb import internal_pb2
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.admission import admission_problem
@@ -34,9 +35,11 @@ from jobmanager.rpc.graph_convert import (
     attempt_id,
     cause_of_error,
     endpoint_of,
+    partition_id,
 )
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.scheduler.deployment import TaskPlan
 from jobmanager.scheduler.slots import Slot
 from penstock.errors import StreamError
 
@@ -207,16 +210,9 @@ class JobMasterRunner:
             case m.WithdrawRequest():
                 self._cluster.withdraw_request(job_id)
             case m.AllocateSlots():
-                attempt = self.master.attempt
-                self._call(
-                    effect.taskmanager_id,
-                    lambda client: self._allocate(client, effect, attempt),
-                )
+                self._call(effect.taskmanager_id, lambda client: self._allocate(client, effect))
             case m.DeployTasks():
-                tasks = [
-                    self._messages.task(task, self.checkpoints.restored(task.attempt.subtask))
-                    for task in effect.tasks
-                ]
+                tasks = [self._deployment(task, effect) for task in effect.tasks]
                 self._call(effect.taskmanager_id, lambda client: client.deploy_tasks(tasks))
             case m.SendCommands():
                 commands = self._messages.commands(effect.commands)
@@ -230,6 +226,12 @@ class JobMasterRunner:
                 )
             case m.AwaitCancellation():
                 self._start_overdue_timer()
+            case m.ReleasePartitions():
+                released = [partition_id(*partition) for partition in effect.partitions]
+                self._in_order(
+                    effect.taskmanager_id,
+                    lambda: self._release(effect.taskmanager_id, released),
+                )
             case m.FreeSlots():
                 self._in_order(effect.slots[0].taskmanager_id, lambda: self._free(effect.slots))
             case m.PublishState():
@@ -292,19 +294,42 @@ class JobMasterRunner:
             lane.popleft()
         del self._lanes[name]
 
-    async def _allocate(
-        self, client: TaskManagerClient, effect: m.AllocateSlots, attempt: int
-    ) -> None:
+    def _deployment(self, task: TaskPlan, effect: m.DeployTasks) -> internal_pb2.TaskDeployment:
+        subtask = task.attempt.subtask
+        is_new = subtask in effect.from_nothing
+        restored = None if is_new else self.checkpoints.restored(subtask)
+        return self._messages.task(task, restored)
+
+    async def _allocate(self, client: TaskManagerClient, effect: m.AllocateSlots) -> None:
         graph = self._job.graph
-        endpoints = await client.allocate_slots(
+        response = await client.allocate_slots(
             self._job.job_id,
             effect.slot_ids,
             graph.artifacts,
             self._job.slot_config,
             graph.requirements,
         )
-        listening = tuple(map(endpoint_of, endpoints))
-        self.post(m.SlotsAllocated(client.taskmanager_id, listening, attempt))
+        partitions = response.partition_endpoint
+        self.post(
+            m.SlotsAllocated(
+                client.taskmanager_id,
+                tuple(map(endpoint_of, response.endpoints)),
+                effect.call,
+                endpoint_of(partitions) if response.HasField("partition_endpoint") else None,
+            )
+        )
+
+    async def _release(
+        self, taskmanager_id: str, partitions: list[internal_pb2.PartitionId]
+    ) -> None:
+        """A TaskManager that does not hear of it is told when its heartbeat names them."""
+        try:
+            client = self._cluster.client(taskmanager_id)
+            await client.release_partitions(self._job.job_id, partitions)
+        except StreamError as error:
+            self._log.warning(
+                "partitions.not_released", taskmanager_id=taskmanager_id, reason=str(error)
+            )
 
     async def _free(self, slots: tuple[Slot, ...]) -> None:
         await free_slots(self._cluster, self._job.job_id, slots, self._log)

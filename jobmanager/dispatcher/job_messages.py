@@ -1,19 +1,21 @@
 """What a JobMaster hears (events) and what it wants done (effects).
 
-A job may have several attempts, one after the other: ``attempt`` in events that answer an effect is that
-of the time the effect was asked for, so that answers of an attempt that is over are known as such.
+The subtasks of a job may have several attempts, one after the other: ``attempt`` in events that answer an
+effect is the newest number at the time the effect was asked for, so that answers that come too late are
+known as such.
 Events and effects of the checkpoint coordinator (``jobmanager.checkpoint.messages``) pass through.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
-from jobmanager.scheduler.deployment import Endpoint, TaskPlan
+from jobmanager.scheduler.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.scheduler.slots import Slot
 from penstock.connectors.source import Split
 
@@ -38,16 +40,46 @@ class RestoredSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoredRead:
+    """How far a restored subtask had read the output of a producer.
+
+    Attributes:
+        attempt: of the producer whose rows they were.
+    """
+
+    reader: SubtaskId
+    edge_id: str
+    producer_index: int
+    attempt: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
     """What the machine needs to know of the checkpoint its tasks start from.
 
     Attributes:
         finished: subtasks that had done all their work.
+        reads: of edges that keep their rows.
     """
 
     checkpoint_id: int
     finished: frozenset[SubtaskId] = frozenset()
     splits: tuple[RestoredSplit, ...] = ()
+    reads: tuple[RestoredRead, ...] = ()
+
+    def without(self, is_left_out: Callable[[SubtaskId], bool]) -> RestoredCheckpoint:
+        """The same, but for subtasks that start from nothing."""
+        return RestoredCheckpoint(
+            self.checkpoint_id,
+            frozenset(subtask for subtask in self.finished if not is_left_out(subtask)),
+            tuple(
+                split
+                for split in self.splits
+                if not is_left_out(SubtaskId(split.vertex, split.subtask_index))
+            ),
+            tuple(read for read in self.reads if not is_left_out(read.reader)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +141,17 @@ class SlotsRefused:
 
 @dataclass(frozen=True, slots=True)
 class SlotsAllocated:
-    """The slot processes on a TaskManager run."""
+    """The slot processes on a TaskManager run.
+
+    Attributes:
+        call: of the ``AllocateSlots`` that this answers.
+        partition_endpoint: where the partitions of its finished attempts are read.
+    """
 
     taskmanager_id: str
     endpoints: tuple[Endpoint, ...]
-    attempt: int = 0
+    call: int
+    partition_endpoint: Endpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +164,21 @@ class CallFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingPartition:
+    """What an attempt could not read."""
+
+    edge_id: str
+    producer: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptReported:
-    """A TaskManager reports an attempt's new state; ``failure`` with FAILED only."""
+    """A TaskManager reports an attempt's new state; ``failure`` and ``missing`` with FAILED only."""
 
     key: AttemptKey
     state: AttemptState
     failure: FailureCause | None = None
+    missing: MissingPartition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,16 +274,18 @@ JobEvent = (
 
 @dataclass(frozen=True, slots=True)
 class PrepareStart:
-    """Before attempts of this number are deployed: make sure that the number is never used again,
-    remove what dead attempts have uploaded, and find the newest checkpoint. Nothing of the job runs.
-    Answered by ``StartPrepared`` or ``StartNotPrepared``.
+    """Before attempts of this number are deployed: make sure that the number is never used again, and
+    find the newest checkpoint. Answered by ``StartPrepared`` or ``StartNotPrepared``.
 
     Attributes:
         unusable: checkpoints that tasks could not restore.
+        subtasks: that begin again while others run; None = nothing of the job runs, so that what dead
+            attempts have uploaded is removed.
     """
 
     attempt: int
     unusable: tuple[int, ...] = ()
+    subtasks: frozenset[SubtaskId] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,18 +310,29 @@ class WithdrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class AllocateSlots:
-    """Start slot processes; answered by ``SlotsAllocated`` or ``CallFailed``."""
+    """Start slot processes where there are none, and say where all listen; answered by
+    ``SlotsAllocated`` or ``CallFailed``.
+
+    Attributes:
+        call: its number.
+    """
 
     taskmanager_id: str
     slot_ids: tuple[str, ...]
+    call: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeployTasks:
-    """Start attempts in slot processes."""
+    """Start attempts in slot processes.
+
+    Attributes:
+        from_nothing: those that start without state, whatever the checkpoint has of them.
+    """
 
     taskmanager_id: str
     tasks: tuple[TaskPlan, ...]
+    from_nothing: frozenset[SubtaskId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +377,23 @@ class AbortCheckpoint:
     checkpoint_id: int
 
 
-Command = AddSplits | CommitOutput | TriggerCheckpoint | CompleteCheckpoint | AbortCheckpoint
+@dataclass(frozen=True, slots=True)
+class ReplaceProducer:
+    """Part of ``SendCommands``: a producer has a new attempt, whose rows are to be read on."""
+
+    key: AttemptKey
+    edge_id: str
+    channel: ChannelPlan
+
+
+Command = (
+    AddSplits
+    | CommitOutput
+    | TriggerCheckpoint
+    | CompleteCheckpoint
+    | AbortCheckpoint
+    | ReplaceProducer
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +427,18 @@ class FreeSlots:
     """End slot processes and give the slots back."""
 
     slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePartitions:
+    """Drop kept partitions; none named = all of the job.
+
+    Attributes:
+        partitions: edge and producer's attempt of each.
+    """
+
+    taskmanager_id: str
+    partitions: tuple[tuple[str, AttemptKey], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +481,7 @@ JobEffect = (
     | CancelTasks
     | AwaitCancellation
     | FreeSlots
+    | ReleasePartitions
     | StoreCheckpoint
     | DiscardCheckpoints
     | PublishState

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jobmanager.dispatcher.checkpoint_wiring import CoordinatorFactory
-from jobmanager.failover.restart_strategy import RestartSettings
+from jobmanager.failover.exceptions_history import DEFAULT_SIZE
+from jobmanager.failover.failover_strategy import FailoverStrategyName
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.restart_settings import RestartSettings
 
 
 class Phase(enum.Enum):
-    """How far the current attempts of the job are."""
+    """How far the subtasks are that begin, begin again, or end; others run meanwhile."""
 
     NEW = "new"
     PREPARING = "preparing"
@@ -22,7 +26,15 @@ class Phase(enum.Enum):
 
 
 FORWARD = frozenset({Phase.NEW, Phase.PREPARING, Phase.SCHEDULING, Phase.DEPLOYED})
-"""The attempts are on their way forward: a failure now is one of them."""
+"""All attempts are on their way forward: a failure now is a new one."""
+
+
+def _no_labels(_cause: FailureCause) -> Mapping[str, str]:
+    return {}
+
+
+def _no_jitter() -> float:
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +43,20 @@ class JobOptions:
 
     Attributes:
         restart: when it is restarted.
+        failover_strategy: how much of it.
+        jitter: of delays, uniform in -1..1.
+        labels: of a failure, for people.
+        exception_history_size: failures that are remembered.
         coordinator: makes its checkpoint coordinator; None = it takes no checkpoints.
         first_attempt: number of its first attempts here.
         is_recovered: an earlier JobManager has run it.
     """
 
     restart: RestartSettings = field(default_factory=RestartSettings)
+    failover_strategy: FailoverStrategyName = FailoverStrategyName.REGION
+    jitter: Callable[[], float] = _no_jitter
+    labels: Callable[[FailureCause], Mapping[str, str]] = _no_labels
+    exception_history_size: int = DEFAULT_SIZE
     coordinator: CoordinatorFactory | None = None
     first_attempt: int = 0
     is_recovered: bool = False

@@ -1,34 +1,63 @@
-"""The slots of one attempt of a job: asked for, granted, listening, given back.
+"""The slots of a job: asked for, granted, listening, given back.
 
-Invariants: slots are granted once; each is freed exactly once, unless it is lost with its TaskManager;
-nothing is deployed before every slot process listens.
+A seat is a place of a slot sharing group: seat i holds subtask i of every vertex of the group. A seat keeps
+its slot over the restarts of its subtasks, so that they find their TaskManager again, until the slot is
+lost or given back.
+
+Invariants: a slot is in one seat; each is freed exactly once, unless it is lost with its TaskManager.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from jobmanager.dispatcher import job_messages as m
+from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.job_plan import JobPlan
 from jobmanager.scheduler.deployment import Endpoint
+from jobmanager.scheduler.placement import Seat, assign, seat_of
 from jobmanager.scheduler.slots import Slot
-from penstock.errors import InvariantViolation
+
+
+@dataclass(slots=True)
+class _Tenure:
+    """What is known of a slot while the job has it.
+
+    Attributes:
+        since: number of the job's newest attempt when the slot was taken.
+    """
+
+    slot: Slot
+    since: int
+    endpoint: Endpoint | None = None
 
 
 class SlotLease:
-    """What one attempt has of the slot pool; a restart begins a new one."""
+    """What a job has of the slot pool.
 
-    def __init__(self) -> None:
+    Args:
+        plan: shape of the job.
+    """
+
+    def __init__(self, plan: JobPlan) -> None:
+        self._plan = plan
+        self._tenures: dict[Seat, _Tenure] = {}
+        self._last_taskmanager: dict[Seat, str] = {}
+        self._partition_endpoints: dict[str, Endpoint] = {}
+        self._allocating: dict[str, int] = {}
+        self._calls = 0
         self.waits = False
-        self.slots: tuple[Slot, ...] = ()
-        self.freed = False
-        self.endpoint_of_slot: dict[str, Endpoint] = {}
-        self._allocating: set[str] = set()
-        self._lost: set[str] = set()
 
-    def request(self, count: int) -> list[m.JobEffect]:
-        """Asks for slots."""
+    # ------------------------------------------------------------ slots
+
+    def request(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
+        """Asks for the slots that seats of these subtasks lack; nothing = they lack none."""
+        missing = self._missing(subtasks)
+        if not missing:
+            return []
         self.waits = True
-        return [m.RequestSlots(count)]
+        return [m.RequestSlots(len(missing))]
 
     def withdraw(self) -> list[m.JobEffect]:
         """Asks no longer, where nothing has come yet."""
@@ -37,62 +66,132 @@ class SlotLease:
         self.waits = False
         return [m.WithdrawRequest()]
 
-    def take(self, slots: tuple[Slot, ...]) -> None:
-        """The pool has granted the request."""
-        if self.slots:
-            raise InvariantViolation("slots were granted twice")
+    def take(self, slots: tuple[Slot, ...], subtasks: Iterable[SubtaskId], attempt: int) -> None:
+        """The pool has granted a request for these subtasks."""
         self.waits = False
-        self.slots = slots
+        placed = assign(self._missing(subtasks), slots, self._last_taskmanager)
+        for seat, slot in placed.items():
+            self._tenures[seat] = _Tenure(slot, attempt)
+            self._last_taskmanager[seat] = slot.taskmanager_id
 
-    def allocate(self) -> list[m.JobEffect]:
-        """Has the processes started."""
-        own = by_taskmanager(self.slots)
-        self._allocating = set(own)
-        return [
-            m.AllocateSlots(taskmanager_id, tuple(slot.slot_id for slot in slots))
-            for taskmanager_id, slots in own.items()
-        ]
+    def _missing(self, subtasks: Iterable[SubtaskId]) -> list[Seat]:
+        seats = dict.fromkeys(seat_of(self._plan, subtask) for subtask in subtasks)
+        return [seat for seat in seats if seat not in self._tenures]
 
-    def note_endpoints(self, taskmanager_id: str, endpoints: Iterable[Endpoint]) -> bool:
-        """The processes of a TaskManager listen; False = nobody waits for them (any more)."""
-        if taskmanager_id not in self._allocating:
-            return False
-        self._allocating.remove(taskmanager_id)
-        self.endpoint_of_slot |= {endpoint.slot_id: endpoint for endpoint in endpoints}
-        return True
-
-    @property
-    def all_listen(self) -> bool:
-        """True when every TaskManager has answered."""
-        return not self._allocating
-
-    @property
-    def without_address(self) -> list[str]:
-        """Slots that no answer has named."""
-        return sorted({slot.slot_id for slot in self.slots} - self.endpoint_of_slot.keys())
+    def slot_of(self, subtask: SubtaskId) -> Slot:
+        """The slot of a subtask's seat; it has one."""
+        return self._tenures[seat_of(self._plan, subtask)].slot
 
     def uses(self, taskmanager_id: str) -> bool:
         """Whether it has slots of a TaskManager."""
-        return any(slot.taskmanager_id == taskmanager_id for slot in self.slots)
+        return bool(self._on(taskmanager_id))
+
+    def since(self, taskmanager_id: str) -> int:
+        """Number of the job's newest attempt when it took its oldest slot there."""
+        return min((tenure.since for tenure in self._on(taskmanager_id).values()), default=0)
+
+    def slots_on(self, taskmanager_id: str) -> list[str]:
+        """Ids of its slots on a TaskManager."""
+        return [tenure.slot.slot_id for tenure in self._on(taskmanager_id).values()]
+
+    def _on(self, taskmanager_id: str) -> dict[Seat, _Tenure]:
+        return {
+            seat: tenure
+            for seat, tenure in self._tenures.items()
+            if tenure.slot.taskmanager_id == taskmanager_id
+        }
+
+    # ------------------------------------------------------------ processes
+
+    def allocate(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
+        """Has processes started for these subtasks where there are none; all are to say where they listen."""
+        slots = dict.fromkeys(self.slot_of(subtask) for subtask in subtasks)
+        self._calls += 1
+        effects: list[m.JobEffect] = []
+        self._allocating = {}
+        for taskmanager_id, own in by_taskmanager(slots).items():
+            self._allocating[taskmanager_id] = self._calls
+            slot_ids = tuple(slot.slot_id for slot in own)
+            effects.append(m.AllocateSlots(taskmanager_id, slot_ids, self._calls))
+        return effects
+
+    def note_endpoints(self, event: m.SlotsAllocated) -> list[str] | None:
+        """The processes of a TaskManager listen.
+
+        Returns:
+            Slots whose process is another than before; None = nobody waits for the answer (any more).
+        """
+        if self._allocating.get(event.taskmanager_id) != event.call:
+            return None
+        del self._allocating[event.taskmanager_id]
+        if event.partition_endpoint is not None:
+            self._partition_endpoints[event.taskmanager_id] = event.partition_endpoint
+        by_slot = {tenure.slot.slot_id: tenure for tenure in self._on(event.taskmanager_id).values()}
+        replaced = []
+        for endpoint in event.endpoints:
+            tenure = by_slot.get(endpoint.slot_id)
+            if tenure is None:
+                continue
+            if tenure.endpoint not in (None, endpoint):
+                replaced.append(endpoint.slot_id)
+            tenure.endpoint = endpoint
+        return replaced
+
+    @property
+    def all_listen(self) -> bool:
+        """True when every TaskManager that was asked has answered."""
+        return not self._allocating
+
+    def endpoint_of(self, slot_id: str) -> Endpoint | None:
+        """Where a slot's process listens; None = it was never said, or the slot is gone."""
+        return next(
+            (t.endpoint for t in self._tenures.values() if t.slot.slot_id == slot_id), None
+        )
+
+    def partition_endpoint_of(self, taskmanager_id: str) -> Endpoint | None:
+        """Where a TaskManager serves the partitions of attempts that have finished."""
+        return self._partition_endpoints.get(taskmanager_id)
+
+    def without_address(self, subtasks: Iterable[SubtaskId]) -> list[str]:
+        """Slots of these subtasks that no answer has named."""
+        ids = {self.slot_of(subtask).slot_id for subtask in subtasks}
+        return sorted(slot_id for slot_id in ids if self.endpoint_of(slot_id) is None)
+
+    # ------------------------------------------------------------ the end
 
     def lose(self, taskmanager_id: str) -> None:
         """A TaskManager is gone: its slots are not given back."""
-        self._lost.add(taskmanager_id)
+        for seat in self._on(taskmanager_id):
+            del self._tenures[seat]
+        self._allocating.pop(taskmanager_id, None)
+        self._partition_endpoints.pop(taskmanager_id, None)
 
-    def expect_no_more_of(self, taskmanager_id: str) -> None:
-        """Its answer will not come."""
-        self._allocating.discard(taskmanager_id)
+    def give_back(self, slot_ids: Iterable[str]) -> list[m.JobEffect]:
+        """Ends some slots: nobody knows what their processes do."""
+        wanted = frozenset(slot_ids)
+        given = {s: t for s, t in self._tenures.items() if t.slot.slot_id in wanted}
+        for seat, tenure in given.items():
+            del self._tenures[seat]
+            self._allocating.pop(tenure.slot.taskmanager_id, None)
+        return _free(tenure.slot for tenure in given.values())
 
-    def free(self) -> list[m.JobEffect]:
-        """Gives all back."""
-        if self.freed:
-            raise InvariantViolation("slots were freed twice")
-        self.freed = bool(self.slots)
-        return [
-            m.FreeSlots(own)
-            for taskmanager_id, own in by_taskmanager(self.slots).items()
-            if taskmanager_id not in self._lost
-        ]
+    def give_back_all(self) -> list[m.JobEffect]:
+        """Ends all slots."""
+        return self.give_back([tenure.slot.slot_id for tenure in self._tenures.values()])
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """All slots of the job."""
+        return tuple(tenure.slot for tenure in self._tenures.values())
+
+
+def free_stray(slots: tuple[Slot, ...]) -> list[m.JobEffect]:
+    """Gives back a grant that nobody waits for any more."""
+    return _free(slots)
+
+
+def _free(slots: Iterable[Slot]) -> list[m.JobEffect]:
+    return [m.FreeSlots(own) for own in by_taskmanager(slots).values()]
 
 
 def by_taskmanager(slots: Iterable[Slot]) -> dict[str, tuple[Slot, ...]]:

@@ -2,13 +2,18 @@
 
 After a restore the splits that the checkpoint mentions belong to the subtasks they were restored to; the
 others are discovered and assigned anew. Where subtask 0 of a source, which discovers, had finished,
-nothing is left to discover, and the others are told so.
+nothing is left to discover, and the others are told so. A subtask that is restarted alone is told again
+what it had been assigned and its checkpoint does not name, in the same order, so that it reads what it
+read before, and nobody else does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from jobmanager.dispatcher import job_messages as m
-from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
+from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.scheduler.split_assigner import SplitAssigner
 
@@ -23,7 +28,9 @@ class SourceSplits:
 
     def __init__(self, plan: JobPlan, restored: m.RestoredCheckpoint | None = None) -> None:
         self._plan = plan
-        self._finished = restored.finished if restored is not None else frozenset()
+        self._finished = restored.finished if restored is not None else frozenset[SubtaskId]()
+        self._restarted: dict[SubtaskId, frozenset[tuple[str, str]]] = {}
+        """Begun again, not told so far: (uid, id) of the splits that their checkpoint names."""
         self._assigners = {
             (vertex.id, uid): SplitAssigner(vertex.parallelism)
             for vertex in plan.vertices
@@ -42,12 +49,12 @@ class SourceSplits:
         """Of one source; None = there is no such source."""
         return self._assigners.get((vertex, operator_uid))
 
-    def assign(self, event: m.SplitsReported, attempt: int) -> list[m.AddSplits]:
+    def assign(self, event: m.SplitsReported, graph: ExecutionGraph) -> list[m.AddSplits]:
         """What readers are told of a discovery; those that were restored as finished hear nothing."""
         vertex = event.key.vertex
         return [
             m.AddSplits(
-                AttemptKey(vertex, assignment.subtask_index, attempt),
+                graph.current_of(SubtaskId(vertex, assignment.subtask_index)).key,
                 event.operator_uid,
                 assignment.splits,
                 assignment.final,
@@ -57,6 +64,43 @@ class SourceSplits:
             )
             if SubtaskId(vertex, assignment.subtask_index) not in self._finished
         ]
+
+    def restart(
+        self, subtasks: Iterable[SubtaskId], restored: m.RestoredCheckpoint | None
+    ) -> None:
+        """Some subtasks begin again while others go on.
+
+        Args:
+            subtasks: that begin again, of sources or not.
+            restored: what they start from.
+        """
+        subtasks = frozenset(subtasks)
+        finished = restored.finished if restored is not None else frozenset[SubtaskId]()
+        self._finished = (self._finished - subtasks) | (finished & subtasks)
+        self._restarted |= dict.fromkeys(subtasks, frozenset[tuple[str, str]]())
+        for split in restored.splits if restored is not None else ():
+            owner = SubtaskId(split.vertex, split.subtask_index)
+            if owner in subtasks:
+                self._restarted[owner] |= {(split.operator_uid, split.split_id)}
+
+    def told_again(
+        self, deployed: Iterable[SubtaskId], graph: ExecutionGraph
+    ) -> Iterator[m.AddSplits]:
+        """What subtasks that have begun again must hear: all that their checkpoint does not name."""
+        for subtask in sorted(deployed):
+            known = self._restarted.pop(subtask, None)
+            if known is None or subtask in self._finished:
+                continue
+            for uid in self._plan.vertex(subtask.vertex).source_uids:
+                assigner = self._assigners[subtask.vertex, uid]
+                splits = tuple(
+                    split
+                    for split in assigner.assigned_to(subtask.subtask_index)
+                    if (uid, split.id) not in known
+                )
+                if assigner.has_started:
+                    key = graph.current_of(subtask).key
+                    yield m.AddSplits(key, uid, splits, assigner.is_final)
 
     def done_by(self, subtask: SubtaskId) -> list[tuple[str, tuple[str, ...]]]:
         """What a subtask that has finished has read: (operator uid, ids of its splits)."""

@@ -1,12 +1,12 @@
 """The execution graph: each subtask of a job and its current execution attempt.
 
-Invariants: all current attempts have the same number, since a job is restarted as a whole; numbers only
-grow; an attempt is replaced when it is over.
+Invariants: subtasks that are restarted together get attempts of the same number, which none of the job has
+had; numbers only grow; an attempt is replaced when it is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from jobmanager.graph.execution_attempt import (
     ON_TASKMANAGER,
@@ -35,22 +35,24 @@ class ExecutionGraph:
             for index in range(vertex.parallelism)
         }
 
-    def begin_again(self) -> None:
+    def begin_again(self, subtasks: Iterable[SubtaskId]) -> None:
         """New attempts in the place of those that are over."""
-        assert self.all_terminal, "only what is over is replaced"
         self.attempt += 1
-        for subtask in self._attempts:
+        for subtask in subtasks:
+            assert self._attempts[subtask].terminal, "only what is over is replaced"
             key = AttemptKey(subtask.vertex, subtask.subtask_index, self.attempt)
             self._attempts[subtask] = ExecutionAttempt(key)
 
-    def cancel(self) -> dict[str, list[AttemptKey]]:
+    def cancel(self, subtasks: Iterable[SubtaskId]) -> dict[str, list[AttemptKey]]:
         """Begins to cancel what a TaskManager may have, and ends what none has.
 
         Returns:
             TaskManager -> the attempts it has to cancel.
         """
         to_cancel: dict[str, list[AttemptKey]] = {}
-        for attempt in self.current():
+        for attempt in self.attempts_of(subtasks):
+            if attempt.state is AttemptState.CANCELING:
+                continue
             if attempt.state in ON_TASKMANAGER:
                 attempt.become(AttemptState.CANCELING)
                 to_cancel.setdefault(attempt.taskmanager_id, []).append(attempt.key)
@@ -58,11 +60,17 @@ class ExecutionGraph:
                 attempt.become(AttemptState.CANCELED)
         return to_cancel
 
-    def give_up(self) -> None:
-        """Counts as cancelled what has not ended in time."""
-        for attempt in self.current():
-            if not attempt.terminal:
-                attempt.become(AttemptState.CANCELED)
+    def give_up(self) -> list[ExecutionAttempt]:
+        """Counts as cancelled what was to be cancelled and has not ended in time."""
+        overdue = [a for a in self.current() if a.state is AttemptState.CANCELING]
+        for attempt in overdue:
+            attempt.become(AttemptState.CANCELED)
+        return overdue
+
+    def attempts_of(self, subtasks: Iterable[SubtaskId]) -> list[ExecutionAttempt]:
+        """The current attempts of some subtasks, in the order of the plan."""
+        wanted = frozenset(subtasks)
+        return [attempt for subtask, attempt in self._attempts.items() if subtask in wanted]
 
     def subtasks(self) -> Iterator[SubtaskId]:
         """Every subtask, in the order of the plan's vertices."""
@@ -90,9 +98,26 @@ class ExecutionGraph:
         ]
 
     @property
-    def all_terminal(self) -> bool:
-        """True when nothing is alive any more."""
-        return all(attempt.terminal for attempt in self.current())
+    def started(self) -> frozenset[SubtaskId]:
+        """Subtasks that have been scheduled at least once."""
+        return frozenset(
+            subtask
+            for subtask, attempt in self._attempts.items()
+            if attempt.state is not AttemptState.CREATED
+        )
+
+    @property
+    def has_unstarted(self) -> bool:
+        """True while some subtask has never been scheduled."""
+        return any(attempt.state is AttemptState.CREATED for attempt in self.current())
+
+    def in_state(self, state: AttemptState) -> frozenset[SubtaskId]:
+        """Subtasks whose current attempt is in a state."""
+        return frozenset(s for s, attempt in self._attempts.items() if attempt.state is state)
+
+    def all_terminal(self, subtasks: Iterable[SubtaskId]) -> bool:
+        """True when nothing of these is alive any more."""
+        return all(attempt.terminal for attempt in self.attempts_of(subtasks))
 
     @property
     def all_finished(self) -> bool:
@@ -101,9 +126,9 @@ class ExecutionGraph:
 
     @property
     def all_running_or_finished(self) -> bool:
-        """True when no subtask is still on its way to RUNNING."""
+        """True when none that has been scheduled is still on its way to RUNNING."""
         states = {attempt.state for attempt in self.current()}
-        return states <= {AttemptState.RUNNING, AttemptState.FINISHED}
+        return states <= {AttemptState.CREATED, AttemptState.RUNNING, AttemptState.FINISHED}
 
     @property
     def all_done_or_waiting(self) -> bool:
@@ -114,4 +139,4 @@ class ExecutionGraph:
         """Asserts the invariants named at the head of the file."""
         for subtask, attempt in self._attempts.items():
             assert attempt.key.subtask == subtask
-            assert attempt.key.attempt == self.attempt, subtask
+            assert attempt.key.attempt <= self.attempt, subtask

@@ -39,7 +39,8 @@ class _Results:
     def __init__(self, limit: int, waits_for_commits: bool) -> None:
         spill = SpillStore() if waits_for_commits else None
         self.buffer = CollectBuffer(BUFFER_BYTES_MAX, limit, spill, SPILL_BYTES_MAX)
-        self.attempt = 0
+        self.attempts: dict[int, int] = {}
+        """Per subtask the number of its current attempt, once it is not the first."""
         self.changed = asyncio.Event()
         self.ended = False
         self.dropped = False
@@ -78,15 +79,16 @@ class ResultsStore:
                 results.wake()
 
     def restart(self, job_id: str, attempt: int, sequences: Sequences) -> None:
-        """A new attempt begins and sends from these sequence numbers on; older attempts are stale.
+        """New attempts begin and send from these sequence numbers on; older ones of the same subtasks are
+        stale.
 
         Of a job without checkpoints rows that were handed out before come again.
         """
         for collect_id, by_subtask in sequences.items():
             results = self._results.get((job_id, collect_id))
             if results is not None:
-                results.attempt = attempt
                 for subtask_index, sequence in by_subtask.items():
+                    results.attempts[subtask_index] = attempt
                     results.buffer.begin_again(subtask_index, sequence)
                 results.wake()
 
@@ -139,7 +141,7 @@ class ResultsStore:
                 while True:
                     if results.ended:
                         return True
-                    if attempt < results.attempt:
+                    if attempt < results.attempts.get(subtask_index, 0):
                         raise Fenced(f"attempt {attempt} of job {job_id} is over")
                     verdict = results.buffer.verdict(subtask_index, sequence, len(chunk.arrow))
                     if verdict is not Verdict.FULL:

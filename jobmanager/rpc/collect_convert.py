@@ -53,16 +53,29 @@ class CollectSinks:
                     found.setdefault(collect_id, {})[snapshot.subtask_index] = sequence
         return found
 
-    def restored(self, tasks: Mapping[SubtaskId, internal_pb2.RestoredTask]) -> Sequences:
-        """Where the sinks of a new attempt begin, or had ended; their states are the last ones. Those that
-        had finished and never sent anything are left out."""
-        self._states = {}
+    def restored(
+        self,
+        tasks: Mapping[SubtaskId, internal_pb2.RestoredTask],
+        subtasks: frozenset[SubtaskId] | None = None,
+    ) -> Sequences:
+        """Where the sinks of new attempts begin, or had ended; their states are the last ones. Those that
+        had finished and never sent anything are left out.
+
+        Args:
+            tasks: what they start from.
+            subtasks: that begin again; None = all.
+        """
+        kept = {} if subtasks is None else self._states
+        self._states = {s: states for s, states in kept.items() if s not in (subtasks or ())}
         for subtask, restored in tasks.items():
-            self._note_states(subtask, restored)
+            if subtasks is None or subtask in subtasks:
+                self._note_states(subtask, restored)
         found: dict[str, dict[int, int]] = {}
         for (vertex, uid), collect_id in self._collect_ids.items():
             own = found.setdefault(collect_id, {})
             for index in range(self._subtasks[vertex]):
+                if subtasks is not None and SubtaskId(vertex, index) not in subtasks:
+                    continue
                 task = tasks.get(SubtaskId(vertex, index))
                 operators = () if task is None else task.operators
                 lists = (op.lists for op in operators if op.operator_uid == uid)

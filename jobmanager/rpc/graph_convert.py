@@ -15,7 +15,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
 from jobmanager.rpc.snapshot_convert import references_of, summary_of
-from jobmanager.scheduler.deployment import Endpoint, TaskPlan
+from jobmanager.scheduler.deployment import ChannelPlan, Endpoint, TaskPlan
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError
 from penstock.pb import client_pb2, graph_pb2
@@ -74,6 +74,16 @@ def attempt_id(job_id: str, key: AttemptKey) -> internal_pb2.AttemptId:
     )
 
 
+def partition_id(edge_id: str, producer: AttemptKey) -> internal_pb2.PartitionId:
+    """One attempt's output on an edge."""
+    return internal_pb2.PartitionId(
+        edge_id=edge_id,
+        vertex=producer.vertex,
+        subtask_index=producer.subtask_index,
+        attempt=producer.attempt,
+    )
+
+
 def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
     """What a TaskManager reports, as an event of the job; None = a kind this version ignores."""
     key = attempt_key(event.attempt)
@@ -82,7 +92,12 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
             changed = event.state_changed
             failed = changed.state == client_pb2.ATTEMPT_STATE_FAILED
             failure = cause_of(changed.failure, key, now_ms) if failed else None
-            return m.AttemptReported(key, AttemptState(changed.state), failure)
+            missing = None
+            if changed.HasField("missing_partition"):
+                named = changed.missing_partition
+                producer = AttemptKey(named.vertex, named.subtask_index, named.attempt)
+                missing = m.MissingPartition(named.edge_id, producer)
+            return m.AttemptReported(key, AttemptState(changed.state), failure, missing)
         case "splits_discovered":
             discovered = event.splits_discovered
             splits = tuple(_split(split) for split in discovered.splits)
@@ -224,15 +239,7 @@ class DeploymentMessages:
                 partition_type=edge.partition_type,
                 schema=edge.schema,
                 target_input=edge.target_input,
-                channels=[
-                    internal_pb2.InputChannel(
-                        producer=_endpoint_message(channel.producer),
-                        producer_attempt=attempt_id(self._job_id, channel.producer_attempt),
-                        edge_id=edge.id,
-                        subpartition_index=channel.subpartition_index,
-                    )
-                    for channel in read.channels
-                ],
+                channels=[self._channel(edge.id, channel) for channel in read.channels],
             )
         for written in plan.outputs:
             edge = self._edges[written.edge_id]
@@ -242,8 +249,17 @@ class DeploymentMessages:
                 subpartition_count=written.subpartition_count,
                 target_parallelism=target.parallelism,
                 target_max_parallelism=target.max_parallelism,
+                finished_subpartitions=written.finished_subpartitions,
             )
         return deployment
+
+    def _channel(self, edge_id: str, channel: ChannelPlan) -> internal_pb2.InputChannel:
+        return internal_pb2.InputChannel(
+            producer=_endpoint_message(channel.producer),
+            producer_attempt=attempt_id(self._job_id, channel.producer_attempt),
+            edge_id=edge_id,
+            subpartition_index=channel.subpartition_index,
+        )
 
     def commands(self, commands: Iterable[m.Command]) -> list[internal_pb2.TaskCommand]:
         """What running attempts are told."""
@@ -265,6 +281,8 @@ class DeploymentMessages:
                 message.checkpoint_completed.checkpoint_id = checkpoint_id
             case m.AbortCheckpoint(_, checkpoint_id):
                 message.checkpoint_aborted.checkpoint_id = checkpoint_id
+            case m.ReplaceProducer(_, edge_id, channel):
+                message.replace_producer.channel.CopyFrom(self._channel(edge_id, channel))
             case _:
                 assert_never(command)
         return message

@@ -19,10 +19,11 @@ def restored_tasks(
     """The state of each subtask of the job.
 
     The graph is the one the checkpoint was taken of, so each subtask gets its own snapshot back, and
-    of union lists those of all subtasks.
+    of union lists those of all subtasks. Those that had not begun have none.
 
     Raises:
-        Unrecoverable: a subtask has no snapshot: the manifest belongs to another graph.
+        Unrecoverable: there is a snapshot of a subtask that is not there: the manifest belongs to
+            another graph.
     """
     snapshots = {
         SubtaskId(snapshot.vertex, snapshot.subtask_index): snapshot
@@ -33,11 +34,11 @@ def restored_tasks(
         for vertex in graph.vertices
         for index in range(vertex.parallelism)
     }
-    missing = sorted(wanted ^ snapshots.keys())
-    if missing:
+    foreign = sorted(snapshots.keys() - wanted)
+    if foreign:
         raise Unrecoverable(
-            f"checkpoint {manifest.checkpoint_id} does not fit the job: its subtasks differ in "
-            f"{', '.join(map(str, missing[:10]))}"
+            f"checkpoint {manifest.checkpoint_id} does not fit the job, which has no subtasks "
+            f"{', '.join(map(str, foreign[:10]))}"
         )
     unions = _unions(manifest.subtasks)
     return {
@@ -50,6 +51,8 @@ def restored_tasks(
                 )
                 for operator in snapshot.operators
             ],
+            inputs=snapshot.inputs,
+            outputs=snapshot.outputs,
         )
         for subtask, snapshot in snapshots.items()
     }
@@ -72,6 +75,11 @@ def restored_checkpoint(checkpoint_id: int, tasks: RestoredTasks) -> m.RestoredC
             for subtask, task in tasks.items()
             for operator in task.operators
             for split in operator.splits
+        ),
+        reads=tuple(
+            m.RestoredRead(subtask, read.edge_id, read.index, read.producer_attempt, read.rows)
+            for subtask, task in tasks.items()
+            for read in task.inputs
         ),
     )
 

@@ -85,8 +85,8 @@ class TaskManagerClient:
         artifacts: Sequence[graph_pb2.Artifact],
         config: Mapping[str, str],
         requirements: Sequence[str],
-    ) -> list[internal_pb2.DataEndpoint]:
-        """Starts slot processes and returns where they listen."""
+    ) -> internal_pb2.AllocateSlotsResponse:
+        """Starts slot processes where there are none, and returns where all listen."""
         request = internal_pb2.AllocateSlotsRequest(
             leader_epoch=self._leader_epoch,
             job_id=job_id,
@@ -96,10 +96,9 @@ class TaskManagerClient:
             requirements=requirements,
         )
         timeout_s = self._timeout_s * _ALLOCATION_TIMEOUT_FACTOR
-        response = await self._call(
+        return await self._call(
             "start slots", lambda: self._stub.AllocateSlots(request, timeout=timeout_s)
         )
-        return list(response.endpoints)
 
     async def deploy_tasks(self, tasks: Sequence[internal_pb2.TaskDeployment]) -> None:
         """Starts attempts, in as many calls as the size of their code asks for."""
@@ -148,6 +147,18 @@ class TaskManagerClient:
         )
         await self._call(
             "free slots", lambda: self._stub.FreeSlots(request, timeout=self._timeout_s)
+        )
+
+    async def release_partitions(
+        self, job_id: str, partitions: Sequence[internal_pb2.PartitionId]
+    ) -> None:
+        """Drops partitions that nobody needs; none named = all of the job."""
+        request = internal_pb2.ReleasePartitionsRequest(
+            leader_epoch=self._leader_epoch, job_id=job_id, partitions=partitions
+        )
+        await self._call(
+            "release partitions",
+            lambda: self._stub.ReleasePartitions(request, timeout=self._timeout_s),
         )
 
     async def read_logs(

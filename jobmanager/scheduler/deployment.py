@@ -9,12 +9,20 @@ Source: Flink, DistributionPattern ALL_TO_ALL and POINTWISE (EdgeManagerBuildUti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
-from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
+from jobmanager.graph.execution_attempt import (
+    AttemptKey,
+    AttemptState,
+    ExecutionAttempt,
+    SubtaskId,
+)
 from jobmanager.graph.execution_graph import ExecutionGraph
-from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning
+from jobmanager.graph.job_plan import EdgePlan, Exchange, Partitioning
+
+_CACHING = frozenset({Exchange.CACHING, Exchange.CACHING_MEMORY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +55,15 @@ class InputPlan:
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """An edge that an attempt writes."""
+    """An edge that an attempt writes.
+
+    Attributes:
+        finished_subpartitions: whose consumers have finished, and read no more.
+    """
 
     edge_id: str
     subpartition_count: int
+    finished_subpartitions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,66 +118,107 @@ def _first(index: int, few: int, many: int) -> int:
     return -(-index * many // few)
 
 
-def plan_deployments(
-    graph: ExecutionGraph, endpoint_of_slot: Mapping[str, Endpoint]
-) -> list[TaskPlan]:
-    """The deployment of each current attempt.
+class Endpoints(Protocol):
+    """Where processes listen."""
+
+    def endpoint_of(self, slot_id: str) -> Endpoint | None:
+        """The process of a slot; None = there is none."""
+
+    def partition_endpoint_of(self, taskmanager_id: str) -> Endpoint | None:
+        """What serves the partitions of a TaskManager's finished attempts."""
+
+
+class DeploymentPlanner:
+    """What attempts are told when they start.
 
     Args:
-        graph: attempts that have their slots.
-        endpoint_of_slot: where each of those slots listens.
+        graph: attempts; those that are deployed have their slots.
+        endpoints: where those listen.
     """
 
-    def endpoint(subtask: SubtaskId) -> Endpoint:
-        return endpoint_of_slot[graph.current_of(subtask).slot_id]
+    def __init__(self, graph: ExecutionGraph, endpoints: Endpoints) -> None:
+        self._graph = graph
+        self._plan = graph.plan
+        self._endpoints = endpoints
 
-    plan = graph.plan
-    return [
-        TaskPlan(
+    def task(self, attempt: ExecutionAttempt) -> TaskPlan:
+        """The deployment of a current attempt."""
+        subtask = attempt.key.subtask
+        edges = self._plan.edges
+        return TaskPlan(
             attempt=attempt.key,
             slot_id=attempt.slot_id,
             inputs=tuple(
-                _plan_input(plan, edge, attempt.key, graph, endpoint)
-                for edge in plan.edges
-                if edge.target == attempt.key.vertex
+                InputPlan(edge.id, tuple(self._channels(edge, subtask.subtask_index)))
+                for edge in edges
+                if edge.target == subtask.vertex
             ),
             outputs=tuple(
-                _plan_output(plan, edge, attempt.key)
-                for edge in plan.edges
-                if edge.source == attempt.key.vertex
+                self._output(edge, subtask.subtask_index)
+                for edge in edges
+                if edge.source == subtask.vertex
             ),
         )
-        for attempt in graph.current()
-    ]
 
+    def replaced_producers(
+        self, deployed: frozenset[SubtaskId]
+    ) -> Iterator[tuple[AttemptKey, str, ChannelPlan]]:
+        """Consumers that went on while a producer of theirs was replaced: (consumer, edge, its new
+        channel)."""
+        for edge in self._plan.edges:
+            if edge.exchange not in _CACHING:
+                continue
+            new = {s.subtask_index for s in deployed if s.vertex == edge.source}
+            for index in range(self._plan.vertex(edge.target).parallelism if new else 0):
+                consumer = SubtaskId(edge.target, index)
+                if consumer in deployed:
+                    continue
+                key = self._graph.current_of(consumer).key
+                for channel in self._channels(edge, index):
+                    if channel.producer_attempt.subtask_index in new:
+                        yield key, edge.id, channel
 
-def _plan_input(
-    plan: JobPlan,
-    edge: EdgePlan,
-    consumer: AttemptKey,
-    graph: ExecutionGraph,
-    endpoint: Callable[[SubtaskId], Endpoint],
-) -> InputPlan:
-    pairs = producers_of(
-        edge.partitioning,
-        plan.vertex(edge.source).parallelism,
-        plan.vertex(edge.target).parallelism,
-        consumer.subtask_index,
-    )
-    channels = []
-    for producer_index, subpartition_index in pairs:
-        producer = SubtaskId(edge.source, producer_index)
-        channels.append(
-            ChannelPlan(endpoint(producer), graph.current_of(producer).key, subpartition_index)
+    def _channels(self, edge: EdgePlan, consumer_index: int) -> Iterator[ChannelPlan]:
+        for producer_index, subpartition_index in self._producers(edge, consumer_index):
+            producer = self._graph.current_of(SubtaskId(edge.source, producer_index))
+            yield ChannelPlan(self._endpoint(edge, producer), producer.key, subpartition_index)
+
+    def _endpoint(self, edge: EdgePlan, producer: ExecutionAttempt) -> Endpoint:
+        """Where a partition is read; nowhere (an empty address) as long as its producer has no slot."""
+        if edge.exchange is Exchange.BLOCKING:
+            found = self._endpoints.partition_endpoint_of(producer.taskmanager_id)
+        else:
+            found = self._endpoints.endpoint_of(producer.slot_id)
+        return found or Endpoint(producer.slot_id)
+
+    def _output(self, edge: EdgePlan, producer_index: int) -> OutputPlan:
+        target = self._plan.vertex(edge.target)
+        count = subpartition_count(
+            edge.partitioning,
+            self._plan.vertex(edge.source).parallelism,
+            target.parallelism,
+            producer_index,
         )
-    return InputPlan(edge.id, tuple(channels))
+        finished = tuple(
+            sorted(
+                subpartition_index
+                for index in range(target.parallelism)
+                if self._has_finished(SubtaskId(edge.target, index))
+                for producer, subpartition_index in self._producers(edge, index)
+                if producer == producer_index
+            )
+            if edge.exchange in _CACHING
+            else ()
+        )
+        return OutputPlan(edge.id, count, finished)
 
+    def _has_finished(self, subtask: SubtaskId) -> bool:
+        return self._graph.current_of(subtask).state is AttemptState.FINISHED
 
-def _plan_output(plan: JobPlan, edge: EdgePlan, producer: AttemptKey) -> OutputPlan:
-    count = subpartition_count(
-        edge.partitioning,
-        plan.vertex(edge.source).parallelism,
-        plan.vertex(edge.target).parallelism,
-        producer.subtask_index,
-    )
-    return OutputPlan(edge.id, count)
+    def _producers(self, edge: EdgePlan, consumer_index: int) -> list[tuple[int, int]]:
+        return producers_of(
+            edge.partitioning,
+            self._plan.vertex(edge.source).parallelism,
+            self._plan.vertex(edge.target).parallelism,
+            consumer_index,
+        )

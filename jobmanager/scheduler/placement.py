@@ -1,50 +1,63 @@
-"""How many slots a job needs, and which subtask runs in which of them.
+"""Which seats a job needs, and which slot each of them gets.
 
-Slot sharing: slot i of a group holds subtask i of every vertex of the group, so a group needs as
-many slots as its widest vertex has subtasks.
+Slot sharing: seat i of a group holds subtask i of every vertex of the group, so a group needs as many slots
+as its widest vertex has subtasks. A seat goes back to the TaskManager that had it before, where files of
+its state may still lie.
 
-Source: Flink, SlotSharingGroup and LocalInputPreferredSlotSharingStrategy.
+Source: Flink, SlotSharingGroup, LocalInputPreferredSlotSharingStrategy and PreviousAllocationSlotSelectionStrategy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
+from jobmanager.scheduler.slots import Slot
 
-_SlotT = TypeVar("_SlotT")
+
+@dataclass(frozen=True, slots=True, order=True)
+class Seat:
+    """A place of a slot sharing group."""
+
+    group: str
+    index: int
 
 
-def slots_by_group(plan: JobPlan) -> dict[str, int]:
-    """Slot sharing group -> slots it needs; groups in order of appearance."""
-    needed: dict[str, int] = {}
-    for vertex in plan.vertices:
-        needed[vertex.slot_group] = max(needed.get(vertex.slot_group, 0), vertex.parallelism)
-    return needed
+def seat_of(plan: JobPlan, subtask: SubtaskId) -> Seat:
+    """Where a subtask belongs."""
+    return Seat(plan.vertex(subtask.vertex).slot_group, subtask.subtask_index)
+
+
+def assign(
+    seats: Sequence[Seat], slots: Sequence[Slot], last_taskmanager: Mapping[Seat, str]
+) -> dict[Seat, Slot]:
+    """Gives each seat a slot: one of its last TaskManager where there is one left, else the next.
+
+    Args:
+        seats: without a slot.
+        slots: as many; neighbours may be on different TaskManagers.
+        last_taskmanager: who had a seat before.
+    """
+    assert len(seats) == len(slots), "as many slots as were asked for"
+    left = list(slots)
+    assigned: dict[Seat, Slot] = {}
+    for seat in seats:
+        wanted = last_taskmanager.get(seat)
+        known = next((slot for slot in left if slot.taskmanager_id == wanted), None)
+        if known is not None:
+            assigned[seat] = known
+            left.remove(known)
+    for seat in seats:
+        if seat not in assigned:
+            assigned[seat] = left.pop(0)
+    return assigned
 
 
 def slots_needed(plan: JobPlan) -> int:
     """Slots the whole job needs."""
-    return sum(slots_by_group(plan).values())
-
-
-def place(plan: JobPlan, slots: Sequence[_SlotT]) -> dict[SubtaskId, _SlotT]:
-    """Gives each subtask its slot.
-
-    Args:
-        plan: shape of the job.
-        slots: exactly ``slots_needed(plan)`` slots; neighbours may be on different TaskManagers.
-    """
-    assert len(slots) == slots_needed(plan), "as many slots as the plan needs"
-    first_of_group: dict[str, int] = {}
-    taken = 0
-    for group, count in slots_by_group(plan).items():
-        first_of_group[group] = taken
-        taken += count
-    return {
-        SubtaskId(vertex.id, index): slots[first_of_group[vertex.slot_group] + index]
-        for vertex in plan.vertices
-        for index in range(vertex.parallelism)
-    }
+    widest: dict[str, int] = {}
+    for vertex in plan.vertices:
+        widest[vertex.slot_group] = max(widest.get(vertex.slot_group, 0), vertex.parallelism)
+    return sum(widest.values())

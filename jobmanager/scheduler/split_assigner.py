@@ -34,6 +34,7 @@ class SplitAssigner:
         assert parallelism >= 1, "a source has subtasks"
         self._load = [0.0] * parallelism
         self._owner_by_split: dict[str, int] = {}
+        self._assigned: list[list[Split]] = [[] for _ in range(parallelism)]
         self._started = False
         self._final = False
 
@@ -41,6 +42,11 @@ class SplitAssigner:
     def is_final(self) -> bool:
         """True when no more splits will come."""
         return self._final
+
+    @property
+    def has_started(self) -> bool:
+        """True when the subtasks have heard of a first discovery."""
+        return self._started
 
     def owner(self, split_id: str) -> int | None:
         """The subtask that reads a split; None = it has not been discovered."""
@@ -66,6 +72,10 @@ class SplitAssigner:
         """Ids of all splits of a subtask, in order of assignment."""
         return [id for id, owner in self._owner_by_split.items() if owner == subtask_index]
 
+    def assigned_to(self, subtask_index: int) -> tuple[Split, ...]:
+        """Splits a subtask was told of here, in that order; not those it was restored with."""
+        return tuple(self._assigned[subtask_index])
+
     def assign(self, splits: Sequence[Split], final: bool) -> list[Assignment]:
         """Takes a discovery and returns what subtasks must be told.
 
@@ -87,6 +97,8 @@ class SplitAssigner:
             index = min(range(len(self._load)), key=lambda i: (self._load[i], i))
             self._load[index] += weight[split.id]
             self._owner_by_split[split.id] = index
+        for split in unique.values():
+            self._assigned[self._owner_by_split[split.id]].append(split)
         to_everyone = final or not self._started
         self._started = True
         self._final = final

@@ -1,0 +1,191 @@
+"""What a failure means for a job: whether it goes on, which of its subtasks begin again, and the record of it.
+
+    failure -> restart strategy: whether, when -> failover strategy: which regions -> exceptions history
+
+Source: Flink, ExecutionFailureHandler.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jobmanager.dispatcher.job_causes import inputs_gone
+from jobmanager.dispatcher.job_messages import RestoredCheckpoint
+from jobmanager.dispatcher.job_options import JobOptions
+from jobmanager.failover.exceptions_history import ExceptionsHistory
+from jobmanager.failover.failover_strategy import FailoverView, tasks_to_restart
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.failover.restart_strategy import RestartStrategy
+from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.graph.job_plan import Exchange
+from jobmanager.partitions.partition_tracker import PartitionTracker
+
+ALL = None
+"""In the place of the failed subtasks: the failure concerns the whole job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What follows from a failure.
+
+    Attributes:
+        delay_ms: until the restart; None = the job fails.
+        subtasks: that begin again.
+        cause: as the job shows it.
+    """
+
+    delay_ms: int | None
+    subtasks: frozenset[SubtaskId]
+    cause: FailureCause
+
+
+class Failover:
+    """Decides on the failures of one job.
+
+    Args:
+        options: of the job.
+        regions: of its subtasks.
+        graph: its attempts.
+        partitions: what can be read again.
+    """
+
+    def __init__(
+        self,
+        options: JobOptions,
+        regions: RegionGraph,
+        graph: ExecutionGraph,
+        partitions: PartitionTracker,
+    ) -> None:
+        self.exceptions = ExceptionsHistory(options.exception_history_size)
+        self.restarts_by_region: Counter[str] = Counter()
+        """Named after the first subtask of each."""
+        self._options = options
+        self._regions = regions
+        self._graph = graph
+        self._partitions = partitions
+        self._strategy = RestartStrategy(
+            options.restart, jitter=options.jitter, is_recovered=options.is_recovered
+        )
+        self._rebuilds = frozenset(
+            region.index
+            for region in regions.regions
+            if any(
+                regions.exchange_of(partition.edge_id).exchange is Exchange.BLOCKING
+                for partition in regions.produced_by(region)
+            )
+        )
+
+    @property
+    def restarts(self) -> int:
+        """Restarts that failures have led to; going on after another JobManager is one more."""
+        return self._strategy.restarts + self._options.is_recovered
+
+    def decide(
+        self,
+        cause: FailureCause,
+        failed: Iterable[SubtaskId] | None,
+        missing: Iterable[KeptPartition],
+        now_ms: int,
+        *,
+        joins: bool,
+    ) -> Recovery:
+        """Decides on a failure.
+
+        Args:
+            cause: what has happened.
+            failed: whose attempts are over; ``ALL`` = everything is to begin again.
+            missing: what could not be read.
+            now_ms: the wall clock.
+            joins: a restart has begun that it belongs to, unless no restart can mend it.
+        """
+        if joins and self._strategy.allows(cause):
+            delay_ms: int | None = 0
+        else:
+            subtask = SubtaskId(cause.vertex, cause.subtask_index) if cause.vertex else None
+            delay_ms = self._strategy.failed(cause, subtask, now_ms).delay_ms
+        if delay_ms is None:
+            cause = self._strategy.told(cause)
+            self._note(cause, frozenset(), None, joined=False)
+            return Recovery(None, frozenset(), cause)
+        restarted = self._graph.started if failed is ALL else self._restarted(failed, missing)
+        self._note(cause, restarted, delay_ms, joined=joins)
+        return Recovery(delay_ms, restarted, cause)
+
+    def join_end(self, cause: FailureCause) -> None:
+        """A failure that comes while the job ends for another."""
+        self._note(cause, frozenset(), None, joined=True)
+
+    def _restarted(
+        self, failed: Iterable[SubtaskId], missing: Iterable[KeptPartition]
+    ) -> frozenset[SubtaskId]:
+        view = FailoverView(
+            started=self._graph.started,
+            finished=self._graph.in_state(AttemptState.FINISHED),
+            is_available=self._partitions.is_available,
+        )
+        return tasks_to_restart(
+            self._options.failover_strategy, self._regions, failed, missing, view
+        )
+
+    def _note(
+        self,
+        cause: FailureCause,
+        restarted: frozenset[SubtaskId],
+        delay_ms: int | None,
+        *,
+        joined: bool,
+    ) -> None:
+        self.exceptions.failed(
+            cause,
+            joined=joined,
+            restarted=restarted,
+            labels=self._options.labels(cause),
+            restart_number=self.restarts,
+            delay_ms=delay_ms,
+        )
+
+    def count_regions(self, subtasks: frozenset[SubtaskId]) -> None:
+        """These subtasks begin again."""
+        regions = {self._regions.region_of(subtask) for subtask in subtasks}
+        self.restarts_by_region.update(str(min(region.subtasks)) for region in regions)
+
+    # ------------------------------------------------------------ what can begin
+
+    def startable(self) -> frozenset[SubtaskId]:
+        """Subtasks whose input is there, and that have no attempt under way."""
+        ready = self._regions.startable(self._graph.started, self._partitions.is_complete)
+        return frozenset(subtask for region in ready for subtask in region.subtasks)
+
+    def unreadable(
+        self, restored: RestoredCheckpoint, subtasks: frozenset[SubtaskId]
+    ) -> FailureCause | None:
+        """Why subtasks cannot go on from a checkpoint; None = they can.
+
+        Half-read blocking partitions are read on where they were left only where it is the same attempt's,
+        or one that has made the same rows.
+        """
+        for read in restored.reads:
+            edge = self._regions.exchange_of(read.edge_id)
+            if (
+                read.reader not in subtasks
+                or not read.rows
+                or edge.exchange is not Exchange.BLOCKING
+                or edge.is_reproducible
+            ):
+                continue
+            producer = SubtaskId(edge.source, read.producer_index)
+            if producer in subtasks or self._graph.current_of(producer).key.attempt != read.attempt:
+                return inputs_gone(restored.checkpoint_id, read.reader, producer)
+        return None
+
+    def begins_from_nothing(self, subtask: SubtaskId) -> bool:
+        """Whether no checkpoint is of use to a subtask.
+
+        Blocking partitions are made in one go: what a dead attempt had written of one is gone, so its whole
+        region has to do all its work again.
+        """
+        return self._regions.region_of(subtask).index in self._rebuilds

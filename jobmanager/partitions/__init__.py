@@ -1,0 +1,1 @@
+"""Which kept result partitions of a job there are, and how long."""

@@ -1,0 +1,173 @@
+"""The kept partitions of a job: which can be read, which are lost, which nobody needs any more.
+
+A producer's attempt leaves one partition on each kept edge. A new attempt of it makes new ones; an old one
+stays as long as a consumer that was left alone may read it.
+
+Invariants: a partition is released once, and only when every consumer has finished and no region has to run
+again that would read it; what is lost or missing is not available until its producer has run again.
+
+Source: Flink, JobMasterPartitionTracker and FLIP-1's "partition life-cycle management".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.graph.execution_attempt import (
+    AttemptKey,
+    AttemptState,
+    ExecutionAttempt,
+    SubtaskId,
+)
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.graph.job_plan import Exchange
+
+_GONE = frozenset({AttemptState.FAILED, AttemptState.CANCELED})
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A partition that outlives its producer's work: blocking ones lie with the TaskManager, others in
+    the slot."""
+
+    taskmanager_id: str
+    slot_id: str
+    is_blocking: bool
+
+
+class PartitionTracker:
+    """Follows the attempts of a job's producers.
+
+    Args:
+        regions: of the job.
+        graph: its attempts.
+        keeps_all: nothing is released before the job's end: checkpoints may refer to it.
+    """
+
+    def __init__(self, regions: RegionGraph, graph: ExecutionGraph, *, keeps_all: bool) -> None:
+        self._regions = regions
+        self._graph = graph
+        self._keeps_all = keeps_all
+        self._held: dict[tuple[KeptPartition, int], _Held] = {}
+        self._missing: set[tuple[KeptPartition, int]] = set()
+        self._released: set[tuple[KeptPartition, int]] = set()
+        self._holders: set[str] = set()
+
+    # ------------------------------------------------------------ what there is
+
+    def is_complete(self, partition: KeptPartition) -> bool:
+        """Whether a blocking partition can be read: all of it is there."""
+        producer = self._producer(partition)
+        return producer.done_or_waiting and not self._is_missing(partition, producer)
+
+    def is_available(self, partition: KeptPartition) -> bool:
+        """Whether its consumers get its rows without a restart of the producer, now or later."""
+        producer = self._producer(partition)
+        return producer.state not in _GONE and not self._is_missing(partition, producer)
+
+    def needed_and_missing(self) -> frozenset[KeptPartition]:
+        """Partitions whose producers have done their work in vain: consumers still need what is lost."""
+        return frozenset(
+            partition
+            for partition, attempt in self._missing
+            if attempt == self._producer(partition).key.attempt
+            and not all(self._has_finished(c) for c in self._regions.consumers_of(partition))
+        )
+
+    def _producer(self, partition: KeptPartition) -> ExecutionAttempt:
+        return self._graph.current_of(partition.producer)
+
+    def _is_missing(self, partition: KeptPartition, producer: ExecutionAttempt) -> bool:
+        return (partition, producer.key.attempt) in self._missing
+
+    def _has_finished(self, subtask: SubtaskId) -> bool:
+        return self._graph.current_of(subtask).state is AttemptState.FINISHED
+
+    # ------------------------------------------------------------ what happens
+
+    def produced(self, attempt: ExecutionAttempt) -> None:
+        """An attempt has done its work; harmless to repeat."""
+        region = self._regions.region_of(attempt.key.subtask)
+        for partition in self._regions.produced_by(region):
+            if partition.producer != attempt.key.subtask:
+                continue
+            is_blocking = (
+                self._regions.exchange_of(partition.edge_id).exchange is Exchange.BLOCKING
+            )
+            if is_blocking or attempt.terminal:
+                self._holders.add(attempt.taskmanager_id)
+                self._held[partition, attempt.key.attempt] = _Held(
+                    attempt.taskmanager_id, attempt.slot_id, is_blocking
+                )
+
+    def lose_taskmanager(self, taskmanager_id: str) -> None:
+        """Whatever it held is gone."""
+        self._lose(v for v, held in self._held.items() if held.taskmanager_id == taskmanager_id)
+        self._holders.discard(taskmanager_id)
+
+    def lose_slots(self, slot_ids: Iterable[str]) -> None:
+        """Processes have ended, and what was kept in them is gone."""
+        gone = frozenset(slot_ids)
+        self._lose(
+            v for v, held in self._held.items() if held.slot_id in gone and not held.is_blocking
+        )
+
+    def _lose(self, versions: Iterable[tuple[KeptPartition, int]]) -> None:
+        for version in list(versions):
+            del self._held[version]
+            self._missing.add(version)
+
+    def miss(self, partition: KeptPartition, attempt: int) -> bool:
+        """A consumer could not read it.
+
+        Returns:
+            False where the producer has been replaced meanwhile, which says nothing of the new one.
+        """
+        self._missing.add((partition, attempt))
+        self._held.pop((partition, attempt), None)
+        return attempt == self._producer(partition).key.attempt
+
+    # ------------------------------------------------------------ release
+
+    def release_unneeded(self) -> list[m.JobEffect]:
+        """Partitions that nobody will read any more."""
+        if self._keeps_all:
+            return []
+        by_taskmanager: dict[str, list[tuple[str, AttemptKey]]] = {}
+        for (partition, attempt), held in list(self._held.items()):
+            if self._is_needed(partition):
+                continue
+            del self._held[partition, attempt]
+            self._released.add((partition, attempt))
+            producer = partition.producer
+            by_taskmanager.setdefault(held.taskmanager_id, []).append(
+                (partition.edge_id, AttemptKey(producer.vertex, producer.subtask_index, attempt))
+            )
+        return [m.ReleasePartitions(id, tuple(own)) for id, own in by_taskmanager.items()]
+
+    def _is_needed(self, partition: KeptPartition) -> bool:
+        """Someone reads it, or may have to run again to make what others read."""
+        pending, seen = [partition], {partition}
+        while pending:
+            for consumer in self._regions.consumers_of(pending.pop()):
+                region = self._regions.region_of(consumer)
+                if not all(self._has_finished(subtask) for subtask in region.subtasks):
+                    return True
+                further = set(self._regions.produced_by(region)) - seen
+                seen |= further
+                pending += further
+        return False
+
+    def release_all(self) -> list[m.JobEffect]:
+        """The job has ended."""
+        holders, self._holders = self._holders, set()
+        self._held.clear()
+        return [m.ReleasePartitions(taskmanager_id) for taskmanager_id in sorted(holders)]
+
+    def check(self) -> None:
+        """Asserts the invariants named at the head of the file."""
+        assert not self._released & self._held.keys(), "what is released is not held"
+        assert not self._missing & self._held.keys(), "what is missing is not held"
