@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.graph.execution_attempt import ExecutionAttempt
+from jobmanager.graph.execution_attempt import ExecutionAttempt, SubtaskId
 
 
 def of_attempt(attempt: ExecutionAttempt, message: str) -> FailureCause:
@@ -18,6 +18,13 @@ def of_attempt(attempt: ExecutionAttempt, message: str) -> FailureCause:
         attempt=attempt.key.attempt,
         taskmanager_id=attempt.taskmanager_id,
     )
+
+
+def subtask_of(cause: FailureCause) -> SubtaskId | None:
+    """Whose failure it is; None = of no subtask."""
+    if not cause.vertex or cause.subtask_index < 0:
+        return None
+    return SubtaskId(cause.vertex, cause.subtask_index)
 
 
 def no_slots(event: m.SlotsRefused) -> FailureCause:

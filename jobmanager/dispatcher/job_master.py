@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import assert_never
 
 from jobmanager.checkpoint import messages as c
@@ -32,11 +33,12 @@ from jobmanager.dispatcher.checkpoint_wiring import (
     FailJob,
     WiredEffect,
 )
-from jobmanager.dispatcher.job_causes import no_slots, of_attempt, told
+from jobmanager.dispatcher.job_causes import no_slots, of_attempt, subtask_of, told
 from jobmanager.dispatcher.job_options import FORWARD, JobOptions, Phase
 from jobmanager.dispatcher.job_state import ENDING, TRANSITIONS, JobState, is_terminal
 from jobmanager.dispatcher.slot_lease import SlotLease
 from jobmanager.dispatcher.source_splits import SourceSplits
+from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failure_cause import FailureCause, more_telling
 from jobmanager.failover.restart_strategy import RestartStrategy
 from jobmanager.graph.execution_attempt import (
@@ -77,8 +79,11 @@ class JobMaster:
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._phase = Phase.NEW
         self._now_ms = 0
+        self.exceptions = ExceptionsHistory(self.options.exceptions_max)
         self._strategy = RestartStrategy(
-            self.options.restart, is_recovered=self.options.is_recovered
+            self.options.restart,
+            jitter=self.options.jitter,
+            is_recovered=self.options.is_recovered,
         )
         self._restart_delay_ms = 0
         self._lease = SlotLease()
@@ -410,20 +415,40 @@ class JobMaster:
         """Restarts the job or fails it; what comes while it stops joins what it stops for."""
         if self._phase is Phase.ENDED or self.state in (JobState.CANCELLING, JobState.SUSPENDED):
             return
+        if not cause.timestamp_ms:
+            cause = replace(cause, timestamp_ms=self._now_ms)
         if self._phase in FORWARD:
             if cause.vertex and cause.error_class in _DAMAGED and self.restored_checkpoint_id:
                 self._unusable.add(self.restored_checkpoint_id)
-            delay_ms = self._strategy.restart_after_ms(cause)
+            decision = self._strategy.failed(cause, subtask_of(cause), self._now_ms)
+            delay_ms = decision.delay_ms
             self.failure = cause if delay_ms is not None else self._strategy.told(cause)
+            self._note(self.failure, delay_ms, joined=decision.joined)
             self._restart_delay_ms = delay_ms or 0
             self._stop(JobState.FAILING if delay_ms is None else JobState.RESTARTING)
             return
         # An original cause takes the place of a consequence of it.
-        shown = self._strategy.told(cause) if self.state is JobState.FAILING else cause
-        self.failure = more_telling(self.failure, shown)
         if self.state is JobState.RESTARTING and not self._strategy.allows(cause):
             self.failure = cause
+            self._note(cause, None, joined=False)
             self._stop(JobState.FAILING)
+            return
+        shown = self._strategy.told(cause) if self.state is JobState.FAILING else cause
+        self.failure = more_telling(self.failure, shown)
+        self._note(
+            shown, None if self.state is JobState.FAILING else self._restart_delay_ms, joined=True
+        )
+
+    def _note(self, cause: FailureCause, delay_ms: int | None, *, joined: bool) -> None:
+        attempts = self.graph.current() if delay_ms is not None else ()
+        self.exceptions.failed(
+            cause,
+            joined=joined,
+            restarted=[attempt.key.subtask for attempt in attempts],
+            labels=self.options.labels.of(cause),
+            restart_number=self.restarts,
+            delay_ms=delay_ms,
+        )
 
     def _stop(self, state: JobState, *, is_final: bool = False) -> None:
         """Leaves the way forward: cancels what a TaskManager has, drops what none has.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jobmanager.dispatcher.checkpoint_wiring import CoordinatorFactory
-from jobmanager.failover.restart_strategy import RestartSettings
+from jobmanager.failover.exceptions_history import DEFAULT_SIZE
+from jobmanager.failover.failure_enricher import FailureLabels
+from jobmanager.failover.restart_settings import RestartSettings
 
 
 class Phase(enum.Enum):
@@ -25,6 +28,11 @@ FORWARD = frozenset({Phase.NEW, Phase.PREPARING, Phase.SCHEDULING, Phase.DEPLOYE
 """The attempts are on their way forward: a failure now is one of them."""
 
 
+def no_jitter() -> float:
+    """Delays are as they were configured."""
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """How a job is to be run.
@@ -34,12 +42,18 @@ class JobOptions:
         coordinator: makes its checkpoint coordinator; None = it takes no checkpoints.
         first_attempt: number of its first attempts here.
         is_recovered: an earlier JobManager has run it.
+        jitter: of its restarts' delays, uniform in -1..1.
+        labels: of its failures.
+        exceptions_max: entries of its exceptions history.
     """
 
     restart: RestartSettings = field(default_factory=RestartSettings)
     coordinator: CoordinatorFactory | None = None
     first_attempt: int = 0
     is_recovered: bool = False
+    jitter: Callable[[], float] = no_jitter
+    labels: FailureLabels = field(default_factory=FailureLabels)
+    exceptions_max: int = DEFAULT_SIZE
 
     @property
     def survives(self) -> bool:
