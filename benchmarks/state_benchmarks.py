@@ -254,6 +254,7 @@ def _filled_job(settings: StateSettings) -> Iterator[_Filled]:
     config = {
         "execution.checkpointing.interval": "1h",
         "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": "infinite",
         "restart-strategy.fixed-delay.delay": "0ms",
     }
     memory = {"taskmanager.memory.managed.size": str(settings.memory_bytes)}

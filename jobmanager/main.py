@@ -28,6 +28,7 @@ from common.process import (
 )
 from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.dispatcher.failure_enricher_loader import load_failure_labels
 from jobmanager.job_store import JobStore
 from jobmanager.metrics import build_registry
 from jobmanager.results.results_store import ResultsStore
@@ -82,6 +83,7 @@ async def serving(
     try:
         artifacts = ArtifactStore(storage / "artifacts")
         results = ResultsStore()
+        labels = load_failure_labels(config.jobmanager_failure_enrichers)
 
         def connect(taskmanager_id: str, address: str) -> TaskManagerClient:
             return TaskManagerClient(
@@ -93,7 +95,7 @@ async def serving(
             )
 
         cluster = ClusterRunner(config, connect, clock)
-        dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock)
+        dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock, labels)
         server = grpc.aio.server(
             interceptors=[*server_interceptors(token), ErrorServerInterceptor()],
             options=server_options(),

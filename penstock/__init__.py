@@ -33,6 +33,7 @@ from penstock.errors import (
     JobNotFound,
     JobRejected,
     StreamError,
+    Unrecoverable,
 )
 from penstock.expressions import Expr, col, fn, lit, when
 from penstock.functions import (
@@ -58,6 +59,7 @@ from penstock.process_functions import (
     KeyedProcessFunction,
     ProcessFunction,
 )
+from penstock.restart_strategies import RestartStrategies
 from penstock.rows import Row
 from penstock.state import (
     MSGPACK,
@@ -127,6 +129,7 @@ __all__ = [
     "ProcessFunction",
     "Reader",
     "ReducingState",
+    "RestartStrategies",
     "Row",
     "Sink",
     "SinkContext",
@@ -140,6 +143,7 @@ __all__ = [
     "Timers",
     "Ttl",
     "TwoPhaseSink",
+    "Unrecoverable",
     "ValueState",
     "Window",
     "WindowFunction",

@@ -216,6 +216,11 @@ class Client:
         request = client_pb2.ListCheckpointsRequest(job_id=job_id)
         return self._call(lambda stub: stub.ListCheckpoints, request)
 
+    def exceptions(self, job_id: str) -> client_pb2.ListExceptionsResponse:
+        """The last failures of a job, the newest first."""
+        request = client_pb2.ListExceptionsRequest(job_id=job_id)
+        return self._call(lambda stub: stub.ListExceptions, request)
+
     def fetch_results(self, job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Rows of a collect sink as (subtask index, batch), in order per subtask.
 

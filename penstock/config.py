@@ -34,8 +34,10 @@ def _count_or_infinite(value: object) -> object:
     return -1 if value in ("infinite", "unlimited") else value
 
 
-def _off(value: object) -> object:
-    return "off" if value is False else value  # YAML reads a plain off as false
+def _strategy_name(value: object) -> object:
+    if value is False:
+        return "off"  # YAML reads a plain off as false
+    return value.strip().lower() if isinstance(value, str) else value
 
 
 def _none_as_zero(value: object) -> object:
@@ -59,6 +61,7 @@ RestartStrategyType = Literal[
     "none",
     "off",
     "disable",
+    "fallback",
     "fixed-delay",
     "fixeddelay",
     "failure-rate",
@@ -199,11 +202,15 @@ class Configuration(BaseModel):
     )
 
     # -- restarts
-    restart_strategy_type: Annotated[RestartStrategyType | None, BeforeValidator(_off)] = Field(
-        None, alias="restart-strategy.type", description="When a failed job is restarted."
+    restart_strategy_type: Annotated[
+        RestartStrategyType | None, BeforeValidator(_strategy_name)
+    ] = Field(
+        None,
+        alias="restart-strategy.type",
+        description="When a failed job is restarted; `fallback`: as the cluster says. By default `exponential-delay` with checkpoints, `none` without.",
     )
     restart_strategy_fixed_delay_attempts: Count = Field(
-        -1,
+        1,
         alias="restart-strategy.fixed-delay.attempts",
         description="Restarts before the job fails; `infinite` for no limit.",
     )
@@ -220,21 +227,23 @@ class Configuration(BaseModel):
     )
     restart_strategy_exponential_delay_backoff_multiplier: float = Field(
         1.5,
-        gt=1,
+        ge=1,
+        allow_inf_nan=False,
         alias="restart-strategy.exponential-delay.backoff-multiplier",
         description="Growth of the delay per failure.",
     )
     restart_strategy_exponential_delay_reset_backoff_threshold_ms: DurationMs = Field(
         3_600_000,
+        ge=1,
         alias="restart-strategy.exponential-delay.reset-backoff-threshold",
-        description="Time without a failure after which the delay is the first again.",
+        description="Time without a failure, since the last delay was over, after which the delay is the first again.",
     )
     restart_strategy_exponential_delay_jitter_factor: float = Field(
         0.1,
         ge=0,
         le=1,
         alias="restart-strategy.exponential-delay.jitter-factor",
-        description="Random part of the delay.",
+        description="Random part of the delay that is added or subtracted.",
     )
     restart_strategy_exponential_delay_attempts: Count = Field(
         -1,
@@ -248,14 +257,25 @@ class Configuration(BaseModel):
     )
     restart_strategy_failure_rate_interval_ms: DurationMs = Field(
         60_000,
+        ge=1,
         alias="restart-strategy.failure-rate.failure-rate-interval",
         description="Interval the rate is measured over.",
     )
     restart_strategy_failure_rate_max_failures: int = Field(
         1,
-        ge=0,
+        ge=1,
         alias="restart-strategy.failure-rate.max-failures-per-interval",
-        description="Failures in the interval before the job fails.",
+        description="Restarts in the interval before the job fails.",
+    )
+    restart_strategy_max_failures_per_task: Count = Field(
+        -1,
+        alias="restart-strategy.max-failures-per-task",
+        description="Failures of one subtask that are restarted, under every strategy; the next fails the job.",
+    )
+    restart_strategy_max_failures_total: Count = Field(
+        -1,
+        alias="restart-strategy.max-failures-total",
+        description="Failures of a job that are restarted, under every strategy; the next fails it.",
     )
 
     # -- JobManager
@@ -279,6 +299,17 @@ class Configuration(BaseModel):
     )
     jobmanager_retained_jobs: int = Field(
         100, ge=1, alias="jobmanager.retained-jobs", description="Ended jobs that stay visible."
+    )
+    jobmanager_exception_history_size: int = Field(
+        16,
+        ge=1,
+        alias="jobmanager.exception-history-size",
+        description="Failures of a job that stay visible, the newest.",
+    )
+    jobmanager_failure_enrichers: str = Field(
+        "",
+        alias="jobmanager.failure-enrichers",
+        description="What labels failures, in the JobManager's environment: names of entry points, or `module:Class`, separated by commas.",
     )
     jobmanager_storage_dir: str = Field(
         "",
@@ -434,17 +465,41 @@ class Configuration(BaseModel):
         """This configuration with some keys replaced."""
         return self.from_mapping({**self.to_mapping(), **dict(_flatten("", overrides))})
 
+    def with_restart_strategy(self, keys: Mapping[str, object]) -> Configuration:
+        """This configuration with one restart strategy in place of another; limits on failures stay.
+
+        Args:
+            keys: those of the strategy.
+        """
+        kept = {
+            key: value
+            for key, value in self.to_mapping().items()
+            if not is_of_restart_strategy(key)
+        }
+        return self.from_mapping({**kept, **keys})
+
     def to_mapping(self) -> dict[str, str]:
-        """The keys that differ from their defaults, as text."""
+        """The keys that were set, as text: where it is merged, one that says the default counts too."""
         return {
             _KEY_BY_FIELD[name]: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in self
-            if value != type(self).model_fields[name].default
+            if name in self.model_fields_set and value is not None
         }
 
 
 _KEY_BY_FIELD = {name: str(info.alias) for name, info in Configuration.model_fields.items()}
 _FIELD_BY_KEY = {key: name for name, key in _KEY_BY_FIELD.items()}
+
+
+_LIMITS_OF_FAILURES = (
+    "restart-strategy.max-failures-per-task",
+    "restart-strategy.max-failures-total",
+)
+
+
+def is_of_restart_strategy(key: str) -> bool:
+    """Whether a key chooses a restart strategy or is one of its numbers; limits on failures are neither."""
+    return key.startswith("restart-strategy.") and key not in _LIMITS_OF_FAILURES
 
 
 def known_keys() -> list[str]:

@@ -25,6 +25,7 @@ from penstock.job_builder import JobBuilder
 from penstock.logical import NodeInput, ReadSource
 from penstock.pb import graph_pb2
 from penstock.planner import PlannedJob, plan_job
+from penstock.restart_strategies import RestartStrategyChoice
 from penstock.sampling import SAMPLE_ROWS_MAX
 from penstock.stream import Schema, Stream
 from penstock.submission import PlanCollected, current_override
@@ -316,6 +317,22 @@ class Environment:
             raise JobRejected(
                 f"set_runtime_mode: {mode!r} is no runtime mode; there is 'streaming'"
             )
+
+    def set_restart_strategy(self, strategy: RestartStrategyChoice) -> None:
+        """Whether and when jobs are restarted after failures, in place of what was set before.
+
+        Args:
+            strategy: one of ``ps.RestartStrategies``.
+
+        Raises:
+            JobRejected: it is something else.
+        """
+        if not isinstance(strategy, RestartStrategyChoice):
+            raise JobRejected(
+                f"set_restart_strategy: {strategy!r} is no restart strategy; pass for example "
+                "ps.RestartStrategies.fixed_delay(3, '10s')"
+            )
+        self._config = self._config.with_restart_strategy(strategy.config)
 
     def plan(self, name: str = "job") -> JobPlan:
         """The job as it would be submitted; nothing runs.

@@ -147,7 +147,10 @@ class StoreCorrupt(StreamError):
 
 
 class Unrecoverable(StreamError):
-    """The job ends FAILED, restarts suppressed."""
+    """No restart can mend this: the job ends FAILED under every restart strategy.
+
+    User code raises it, a class derived from it, or another exception ``from`` it.
+    """
 
 
 class InvariantViolation(AssertionError):

@@ -19,6 +19,7 @@ from typing_extensions import override
 from penstock.collected import CollectedRows
 from penstock.errors import JobCanceled, JobFailed, StreamError
 from penstock.job_checkpoints import Checkpoint, checkpoint_of
+from penstock.job_exceptions import JobException, exception_of
 from penstock.job_metrics import job_metrics
 from penstock.pb import client_pb2
 
@@ -48,6 +49,9 @@ class JobClient(Protocol):
 
     def checkpoints(self, job_id: str) -> client_pb2.ListCheckpointsResponse:
         """The last checkpoints of a job."""
+
+    def exceptions(self, job_id: str) -> client_pb2.ListExceptionsResponse:
+        """The last failures of a job."""
 
     def fetch_results(self, job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Rows of a collect sink."""
@@ -145,6 +149,10 @@ class JobHandle:
     def checkpoints(self) -> list[Checkpoint]:
         """The last checkpoints, the newest first; pending and failed ones too."""
         return [checkpoint_of(one) for one in self._client.checkpoints(self._job_id).checkpoints]
+
+    def exceptions(self) -> list[JobException]:
+        """The last failures and what came of them, the newest first."""
+        return [exception_of(entry) for entry in self._client.exceptions(self._job_id).entries]
 
     def wait(
         self, timeout: float | None = None, *, on_progress: ProgressCallback | None = None

@@ -11,9 +11,11 @@ freed); at most ``jobmanager.retained-jobs`` ended jobs are kept, those that end
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -36,6 +38,7 @@ from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.dispatcher.recovery import JobEndedError, cause_of_end, recovered
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.job_store import JobStore, UnfinishedJob
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import cause_of_error, event_of
@@ -67,6 +70,7 @@ class DispatcherRunner:
         store: graphs of the jobs; names the leader epoch.
         results: rows of collect sinks.
         clock: where the time comes from.
+        labels: of failures.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class DispatcherRunner:
         store: JobStore,
         results: ResultsStore,
         clock: Clock,
+        labels: FailureLabels,
     ) -> None:
         self._config = config
         self._cluster = cluster
@@ -84,6 +89,8 @@ class DispatcherRunner:
         self._store = store
         self._results = results
         self._clock = clock
+        self._labels = labels
+        self._jitter = partial(random.Random().uniform, -1.0, 1.0)
         self._log = structlog.get_logger(__name__)
         self._jobs: dict[str, _Job] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -121,7 +128,7 @@ class DispatcherRunner:
             self._store.remove(job_id)
             self._log.warning("job.lost", job_id=job_id, state=end.state.name, reason=str(end))
             return
-        options = job.options(unfinished.first_attempt, is_recovered=True)
+        options = self._options(job, unfinished.first_attempt, is_recovered=True)
         record = self._begin(job, unfinished.submitted_at_ms, options)
         record.enter(JobState.RESTARTING, now_ms)
         self._log.info("job.recovered", job_id=job_id, name=graph.name)
@@ -170,10 +177,15 @@ class DispatcherRunner:
         job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
         check_checkpoint_directory(job)
         self._store.save(job_id, graph)
-        self._begin(job, self._clock.now_ms(), job.options())
+        self._begin(job, self._clock.now_ms(), self._options(job))
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
         if job.settings.warning:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
+
+    def _options(
+        self, job: JobDescription, first_attempt: int = 0, *, is_recovered: bool = False
+    ) -> JobOptions:
+        return job.options(first_attempt, is_recovered, jitter=self._jitter, labels=self._labels)
 
     def _begin(self, job: JobDescription, submitted_at_ms: int, options: JobOptions) -> JobRecord:
         job_id = job.job_id

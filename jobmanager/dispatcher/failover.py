@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jobmanager.dispatcher.job_causes import inputs_gone
+from jobmanager.dispatcher.job_causes import inputs_gone, subtask_of
 from jobmanager.dispatcher.job_messages import RestoredCheckpoint
 from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.failover.exceptions_history import ExceptionsHistory
@@ -60,7 +60,7 @@ class Failover:
         graph: ExecutionGraph,
         partitions: PartitionTracker,
     ) -> None:
-        self.exceptions = ExceptionsHistory(options.exception_history_size)
+        self.exceptions = ExceptionsHistory(options.exceptions_max)
         self.restarts_by_region: Counter[str] = Counter()
         """Named after the first subtask of each."""
         self._options = options
@@ -105,8 +105,7 @@ class Failover:
         if joins and self._strategy.allows(cause):
             delay_ms: int | None = 0
         else:
-            subtask = SubtaskId(cause.vertex, cause.subtask_index) if cause.vertex else None
-            delay_ms = self._strategy.failed(cause, subtask, now_ms).delay_ms
+            delay_ms = self._strategy.failed(cause, subtask_of(cause), now_ms).delay_ms
         if delay_ms is None:
             cause = self._strategy.told(cause)
             self._note(cause, frozenset(), None, joined=False)
@@ -143,7 +142,7 @@ class Failover:
             cause,
             joined=joined,
             restarted=restarted,
-            labels=self._options.labels(cause),
+            labels=self._options.labels.of(cause),
             restart_number=self.restarts,
             delay_ms=delay_ms,
         )

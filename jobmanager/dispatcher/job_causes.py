@@ -24,6 +24,13 @@ def of_attempt(attempt: ExecutionAttempt, message: str) -> FailureCause:
     )
 
 
+def subtask_of(cause: FailureCause) -> SubtaskId | None:
+    """Whose failure it is; None = of no subtask."""
+    if not cause.vertex or cause.subtask_index < 0:
+        return None
+    return SubtaskId(cause.vertex, cause.subtask_index)
+
+
 def no_slots(event: m.SlotsRefused) -> FailureCause:
     """Slots did not come in time."""
     return FailureCause(

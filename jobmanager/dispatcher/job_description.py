@@ -16,6 +16,8 @@ from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.dispatcher.admission import CodeStamp, TaskManagerFacts, admission_problem
 from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_settings import JobSettings, job_settings
+from jobmanager.failover.failure_enricher import FailureLabels
+from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.graph.job_plan import JobPlan, plan_problem
 from jobmanager.rpc.graph_convert import plan_of
 from penstock.config import Configuration
@@ -54,14 +56,24 @@ class JobDescription:
         root = self.settings.directory
         return str(Path(root) / self.job_id) if root else ""
 
-    def options(self, first_attempt: int = 0, is_recovered: bool = False) -> JobOptions:
-        """How its machine runs it."""
+    def options(
+        self,
+        first_attempt: int = 0,
+        is_recovered: bool = False,
+        *,
+        jitter: Callable[[], float],
+        labels: FailureLabels,
+    ) -> JobOptions:
+        """How its machine runs it; arguments as in ``JobOptions``."""
         checkpoints = self.settings.checkpoints
         return JobOptions(
             restart=self.settings.restart,
             coordinator=None if checkpoints is None else partial(_coordinator, checkpoints),
             first_attempt=first_attempt,
             is_recovered=is_recovered,
+            jitter=jitter,
+            labels=labels,
+            exceptions_max=self.config.jobmanager_exception_history_size,
         )
 
     def checkpoint_store(self) -> ObjectStore | None:
@@ -126,7 +138,7 @@ def describe(
     if problem is not None:
         raise JobRejected(f"job {graph.name!r}: {problem}")
     validate(graph)
-    config = cluster_config.merged(dict(graph.config))
+    config = over_cluster(cluster_config, dict(graph.config))
     settings = job_settings(config)
     missing = set(artifacts.missing(artifact.id for artifact in graph.artifacts))
     names = [f"{a.name} ({a.id})" for a in graph.artifacts if a.id in missing]

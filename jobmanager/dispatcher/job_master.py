@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import assert_never
 
 from jobmanager.checkpoint import messages as c
@@ -510,6 +511,8 @@ class JobMaster:
         """
         if self._phase is Phase.ENDED or self.state in (JobState.CANCELLING, JobState.SUSPENDED):
             return
+        if not cause.timestamp_ms:
+            cause = replace(cause, timestamp_ms=self._now_ms)
         if self.state is JobState.FAILING:
             # An original cause takes the place of a consequence of it.
             self.failure = more_telling(self.failure, cause)

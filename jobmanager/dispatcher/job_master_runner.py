@@ -105,7 +105,7 @@ class JobMasterRunner:
         publish: called at each change of the job's state.
         jobs: keeps the job's attempt numbers.
         results: rows of its collect sinks.
-        options: how it is run, where it is not run for the first time.
+        options: how it is run.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class JobMasterRunner:
         publish: Callable[[JobState], None],
         jobs: JobStore,
         results: ResultsStore,
-        options: JobOptions | None = None,
+        options: JobOptions,
     ) -> None:
-        self.master = JobMaster(job.plan, options or job.options())
+        self.master = JobMaster(job.plan, options)
         self._job = job
         self._cluster = cluster
         self._clock = clock

@@ -1,15 +1,15 @@
-"""How a job is run, and how far its current attempts are."""
+"""How a job is run, and how far its subtasks are."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jobmanager.dispatcher.checkpoint_wiring import CoordinatorFactory
 from jobmanager.failover.exceptions_history import DEFAULT_SIZE
 from jobmanager.failover.failover_strategy import FailoverStrategyName
-from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.failover.restart_settings import RestartSettings
 
 
@@ -29,11 +29,8 @@ FORWARD = frozenset({Phase.NEW, Phase.PREPARING, Phase.SCHEDULING, Phase.DEPLOYE
 """All attempts are on their way forward: a failure now is a new one."""
 
 
-def _no_labels(_cause: FailureCause) -> Mapping[str, str]:
-    return {}
-
-
-def _no_jitter() -> float:
+def no_jitter() -> float:
+    """Delays are as they were configured."""
     return 0.0
 
 
@@ -44,22 +41,22 @@ class JobOptions:
     Attributes:
         restart: when it is restarted.
         failover_strategy: how much of it.
-        jitter: of delays, uniform in -1..1.
-        labels: of a failure, for people.
-        exception_history_size: failures that are remembered.
         coordinator: makes its checkpoint coordinator; None = it takes no checkpoints.
         first_attempt: number of its first attempts here.
         is_recovered: an earlier JobManager has run it.
+        jitter: of its restarts' delays, uniform in -1..1.
+        labels: of its failures.
+        exceptions_max: entries of its exceptions history.
     """
 
     restart: RestartSettings = field(default_factory=RestartSettings)
     failover_strategy: FailoverStrategyName = FailoverStrategyName.REGION
-    jitter: Callable[[], float] = _no_jitter
-    labels: Callable[[FailureCause], Mapping[str, str]] = _no_labels
-    exception_history_size: int = DEFAULT_SIZE
     coordinator: CoordinatorFactory | None = None
     first_attempt: int = 0
     is_recovered: bool = False
+    jitter: Callable[[], float] = no_jitter
+    labels: FailureLabels = field(default_factory=FailureLabels)
+    exceptions_max: int = DEFAULT_SIZE
 
     @property
     def survives(self) -> bool:

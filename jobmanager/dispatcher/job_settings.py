@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from jobmanager.checkpoint.settings import CheckpointSettings
-from jobmanager.failover.restart_strategy import RestartSettings, restart_settings
+from jobmanager.failover.restart_settings import RestartSettings, restart_settings
 from penstock.config import Configuration
 from penstock.errors import JobRejected
 
@@ -46,7 +46,7 @@ def job_settings(config: Configuration) -> JobSettings:
     """The settings of a job.
 
     Args:
-        config: of the job, the cluster's included.
+        config: in force for the job, see ``over_cluster``.
 
     Raises:
         JobRejected: they cannot be had.

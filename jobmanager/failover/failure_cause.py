@@ -19,6 +19,8 @@ class FailureCause:
         subtask_index: -1 where the failure belongs to no subtask.
         row: the offending row, printed.
         timestamp_ms: when it was noticed.
+        cause_chain: classes of what was raised and of what caused that, the outermost first: names of
+            ``penstock.errors`` as they are, others with their module; () where nothing was raised.
     """
 
     error_class: str
@@ -31,6 +33,14 @@ class FailureCause:
     row: str = ""
     taskmanager_id: str = ""
     timestamp_ms: int = 0
+    cause_chain: tuple[str, ...] = ()
+
+    @property
+    def is_of_user(self) -> bool:
+        """Of code, data, or files: what an operator itself says that it cannot go on for."""
+        said_by_operator = bool(self.operator) and self.error_class == "TaskFailure"
+        raised = bool(self.traceback or self.row)
+        return said_by_operator or raised or self.error_class == "BadRecord"
 
 
 _RANKS = {"PartitionUnavailable": 0, "Fenced": 0, "TaskManagerLost": 1}

@@ -1,30 +1,32 @@
 """Whether a failed job is restarted, and when.
 
-Invariants: a cause that no restart can mend ends the job under every strategy; a failure that joins a
-restart under way is not counted. The counter is not reset by success: ``fixed-delay`` allows so many
-restarts in the life of a job.
+Invariants: a cause that no restart can mend, wherever in its chain of causes it is named, ends the job under
+every strategy; a failure that comes while a backoff runs joins its restart and is not counted; what a
+failure costs (backoff, limits) does not depend on how long the restart itself took. A wall clock that
+jumps back ends no backoff and begins none: no time has passed then.
 
-What failed on the user's side fails again: where nobody asked for restarts (neither
-``execution.checkpointing.interval`` nor ``restart-strategy.type`` is set) an exception of user code,
-a bad record, and a file that an operator cannot read or write end the job at once, and only the
-cluster's own failures restart it. There, a job that
-has not got its slots in time when it was first started ends as well: it asks for more than there is, and
-whoever waits for it would see nothing. Later the slots have been there, and may come back.
+Where nobody asked for restarts, an exception of user code, a bad record, and a file that an operator
+cannot read or write end the job at once, and only the cluster's own failures restart it. There, a job
+that has not got its slots in time when it was first started ends as well: it asks for more than there
+is, and whoever waits for it would see nothing. Later the slots have been there, and may come back.
 
-Source: Flink, RestartBackoffTimeStrategy and its default with checkpointing on.
+Source: Flink, RestartBackoffTimeStrategy and ExecutionFailureHandler; the limits and the exception for
+failures of the user are ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from jobmanager.checkpoint.steady_time import SteadyTime
+from jobmanager.failover.backoff import backoff_of
 from jobmanager.failover.failure_cause import FailureCause
-from penstock.config import Configuration
-from penstock.errors import JobRejected
+from jobmanager.failover.failure_limits import FailureLimits
+from jobmanager.failover.restart_settings import RestartSettings
+from jobmanager.graph.execution_attempt import SubtaskId
 
-NO_LIMIT = -1
-
-_UNRECOVERABLE = frozenset(
+_NOT_RESTARTABLE = frozenset(
     {
         "Unrecoverable",
         "JobRejected",
@@ -37,52 +39,16 @@ _UNRECOVERABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class RestartSettings:
-    """What a job was configured to.
+class RestartDecision:
+    """What follows from a failure.
 
     Attributes:
-        attempts_max: restarts before the job fails; 0 = none, ``NO_LIMIT``.
-        delay_ms: between the end of the failed attempts and the next ones.
-        spares_user_failures: failures of user code and data, and a first start without enough slots,
-            are restarted as well.
+        delay_ms: from now to the restart; None = the job fails.
+        joined: it belongs to the restart whose backoff runs.
     """
 
-    attempts_max: int = 0
-    delay_ms: int = 0
-    spares_user_failures: bool = True
-
-    @property
-    def restarts(self) -> bool:
-        """True when some failure restarts the job."""
-        return self.attempts_max != 0
-
-
-def restart_settings(config: Configuration, takes_checkpoints: bool) -> RestartSettings:
-    """The settings of a job.
-
-    Args:
-        config: of the job, the cluster's included.
-        takes_checkpoints: whether it has something to restart from.
-
-    Raises:
-        JobRejected: a strategy that this version does not have.
-    """
-    delay_ms = config.restart_strategy_fixed_delay_delay_ms
-    match config.restart_strategy_type:
-        case None if takes_checkpoints:
-            asked_for = config.execution_checkpointing_interval_ms is not None
-            return RestartSettings(
-                config.restart_strategy_fixed_delay_attempts, delay_ms, asked_for
-            )
-        case None | "none" | "off" | "disable":
-            return RestartSettings()
-        case "fixed-delay" | "fixeddelay":
-            return RestartSettings(config.restart_strategy_fixed_delay_attempts, delay_ms)
-        case other:
-            raise JobRejected(
-                f"restart-strategy.type {other!r} is not available in this version: use "
-                "'fixed-delay' or 'none'"
-            )
+    delay_ms: int | None
+    joined: bool = False
 
 
 class RestartStrategy:
@@ -90,54 +56,68 @@ class RestartStrategy:
 
     Args:
         settings: of the job.
+        jitter: uniform in -1..1.
         is_recovered: an earlier JobManager has run the job.
     """
 
-    def __init__(self, settings: RestartSettings, *, is_recovered: bool = False) -> None:
+    def __init__(
+        self,
+        settings: RestartSettings,
+        *,
+        jitter: Callable[[], float],
+        is_recovered: bool = False,
+    ) -> None:
         self._settings = settings
         self._is_recovered = is_recovered
+        self._backoff = backoff_of(settings.strategy, jitter)
+        self._limits = FailureLimits(settings)
+        self._time = SteadyTime()
+        self._delay_ends_at_ms: int | None = None
+        self._used_up = ""
         self.restarts = 0
+        """Counted so far; a failure that joined a restart is none of its own."""
+
+    def failed(
+        self, cause: FailureCause, subtask: SubtaskId | None, now_ms: int
+    ) -> RestartDecision:
+        """Decides on a failure.
+
+        Args:
+            subtask: that failed; None = the failure belongs to none.
+            now_ms: the wall clock.
+        """
+        now_ms = self._time.advance(now_ms)
+        if not self.allows(cause):
+            return RestartDecision(None)
+        if self._delay_ends_at_ms is not None and now_ms < self._delay_ends_at_ms:
+            return RestartDecision(self._delay_ends_at_ms - now_ms, joined=True)
+        self._used_up = self._limits.failed(subtask)
+        if self._used_up:
+            return RestartDecision(None)
+        delay_ms = self._backoff.failed(now_ms)
+        if delay_ms is None:
+            self._used_up = self._backoff.used_up()
+            return RestartDecision(None)
+        self.restarts += 1
+        self._delay_ends_at_ms = now_ms + delay_ms
+        return RestartDecision(delay_ms)
 
     def allows(self, cause: FailureCause) -> bool:
-        """Whether a restart may mend this cause."""
-        if not self._settings.restarts or cause.error_class in _UNRECOVERABLE:
+        """Whether a restart may mend this cause, as long as there are restarts left."""
+        if not self._settings.restarts:
+            return False
+        if not _NOT_RESTARTABLE.isdisjoint((cause.error_class, *cause.cause_chain)):
             return False
         if self._settings.spares_user_failures:
             return True
-        return not (_is_of_user(cause) or self._wants_too_much(cause))
+        return not (cause.is_of_user or self._wants_too_much(cause))
 
     def _wants_too_much(self, cause: FailureCause) -> bool:
         is_first_start = self.restarts == 0 and not self._is_recovered
         return is_first_start and cause.error_class == "NoResourceAvailable"
 
-    def restart_after_ms(self, cause: FailureCause) -> int | None:
-        """The delay of the restart that begins with this failure; None = the job fails."""
-        if not self.allows(cause) or self.exhausted:
-            return None
-        self.restarts += 1
-        return self._settings.delay_ms
-
-    @property
-    def exhausted(self) -> bool:
-        """True when all restarts have been used up."""
-        return self._settings.attempts_max != NO_LIMIT and (
-            self.restarts >= self._settings.attempts_max
-        )
-
     def told(self, cause: FailureCause) -> FailureCause:
-        """The cause as the job's end shows it: says so where restarts were used up."""
-        if not self.allows(cause) or not self.exhausted:
+        """The cause as the job's end shows it: says which limit was used up, and the key of it."""
+        if not self._used_up or not self.allows(cause):
             return cause
-        return replace(
-            cause,
-            message=f"{cause.message} (restarted {self.restarts} times before, as "
-            "restart-strategy.fixed-delay.attempts allows)",
-        )
-
-
-def _is_of_user(cause: FailureCause) -> bool:
-    """Of code, data, or files: what an operator itself says that it cannot go on for."""
-    said_by_operator = bool(cause.operator) and cause.error_class == "TaskFailure"
-    return (
-        said_by_operator or bool(cause.traceback or cause.row) or (cause.error_class == "BadRecord")
-    )
+        return replace(cause, message=f"{cause.message} ({self._used_up})")

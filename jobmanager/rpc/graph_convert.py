@@ -139,6 +139,7 @@ def cause_of(cause: client_pb2.FailureCause, key: AttemptKey, now_ms: int) -> Fa
         row=cause.row,
         taskmanager_id=cause.taskmanager_id,
         timestamp_ms=cause.timestamp_ms or now_ms,
+        cause_chain=tuple(cause.cause_chain),
     )
 
 
@@ -155,6 +156,7 @@ def cause_message(cause: FailureCause) -> client_pb2.FailureCause:
         row=cause.row,
         taskmanager_id=cause.taskmanager_id,
         timestamp_ms=cause.timestamp_ms,
+        cause_chain=cause.cause_chain,
     )
 
 

@@ -11,9 +11,12 @@ import asyncio
 from common.pb import internal_pb2
 from jobmanager.dispatcher.job_master import JobMaster
 from jobmanager.dispatcher.job_state import JobState, is_terminal
+from jobmanager.failover.exceptions_history import ExceptionEntry
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.graph.execution_attempt import AttemptKey
 from jobmanager.rpc.checkpoint_views import add_last_checkpoint, checkpoints_of
+from jobmanager.rpc.exception_views import exceptions_of
 from jobmanager.rpc.graph_convert import attempt_key, cause_message
 from penstock.pb import client_pb2, graph_pb2
 
@@ -117,6 +120,16 @@ class JobRecord:
     def checkpoints(self) -> client_pb2.ListCheckpointsResponse:
         """The last checkpoints, the newest first."""
         return checkpoints_of(self._master, self._checkpoint_directory)
+
+    def exceptions(self) -> client_pb2.ListExceptionsResponse:
+        """The last failures, the newest first."""
+        entries = self._master.exceptions.entries if self._master is not None else ()
+        is_told = bool(entries) and entries[0].ended_job
+        if self.state is JobState.FAILED and self.failure is not None and not is_told:
+            # It ended without its machine: with its JobManager, or by an error in the machine itself.
+            end = ExceptionEntry(self.failure, FailureLabels().of(self.failure))
+            entries = (end, *entries)
+        return exceptions_of(entries)
 
     def details(self) -> client_pb2.JobDetails:
         """Everything a client may see."""

@@ -152,6 +152,13 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         return self._dispatcher.find(request.job_id).checkpoints()
 
     @override
+    async def ListExceptions(
+        self, request: client_pb2.ListExceptionsRequest, context: Any
+    ) -> client_pb2.ListExceptionsResponse:
+        """The last failures of a job."""
+        return self._dispatcher.find(request.job_id).exceptions()
+
+    @override
     async def FetchResults(
         self, request: client_pb2.FetchResultsRequest, context: Any
     ) -> AsyncIterator[client_pb2.ResultChunk]:

@@ -8,6 +8,7 @@ import click
 
 from penstock.cli.checkpoints import checkpoint, checkpoints
 from penstock.cli.cluster import cluster
+from penstock.cli.exceptions import exceptions
 from penstock.cli.fsck import fsck
 from penstock.cli.jobs import cancel, info, list_jobs, logs
 from penstock.cli.nexmark import nexmark
@@ -30,6 +31,7 @@ for command in (
     logs,
     checkpoint,
     checkpoints,
+    exceptions,
     fsck,
     nexmark,
 ):

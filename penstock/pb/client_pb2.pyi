@@ -293,6 +293,7 @@ class FailureCause(_message.Message):
     ROW_FIELD_NUMBER: _builtins.int
     TASKMANAGER_ID_FIELD_NUMBER: _builtins.int
     TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CAUSE_CHAIN_FIELD_NUMBER: _builtins.int
     error_class: _builtins.str
     """Class of penstock.errors ("TaskFailure", "NoResourceAvailable", ...)."""
     message: _builtins.str
@@ -306,6 +307,12 @@ class FailureCause(_message.Message):
     """The offending row, printed and cut to a readable length."""
     taskmanager_id: _builtins.str
     timestamp_ms: _builtins.int
+    @_builtins.property
+    def cause_chain(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Classes of what was raised and of what caused that, the outermost first: names of penstock.errors as
+        they are, others with their module.
+        """
+
     def __init__(
         self,
         *,
@@ -319,10 +326,11 @@ class FailureCause(_message.Message):
         row: _builtins.str = ...,
         taskmanager_id: _builtins.str = ...,
         timestamp_ms: _builtins.int = ...,
+        cause_chain: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error_class", b"error_class", "message", b"message", "operator", b"operator", "row", b"row", "subtask_index", b"subtask_index", "taskmanager_id", b"taskmanager_id", "timestamp_ms", b"timestamp_ms", "traceback", b"traceback", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause_chain", b"cause_chain", "error_class", b"error_class", "message", b"message", "operator", b"operator", "row", b"row", "subtask_index", b"subtask_index", "taskmanager_id", b"taskmanager_id", "timestamp_ms", b"timestamp_ms", "traceback", b"traceback", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -910,6 +918,123 @@ class ListCheckpointsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListCheckpointsResponse: _TypeAlias = ListCheckpointsResponse  # noqa: Y015
+
+@_typing.final
+class ExceptionEntry(_message.Message):
+    """A failure of a job, and what came of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROOT_CAUSE_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    CONCURRENT_FIELD_NUMBER: _builtins.int
+    CONCURRENT_COUNT_FIELD_NUMBER: _builtins.int
+    RESTARTED_FIELD_NUMBER: _builtins.int
+    RESTART_NUMBER_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    ENDED_JOB_FIELD_NUMBER: _builtins.int
+    concurrent_count: _builtins.int
+    """How many of them there were; more than concurrent holds where there were many."""
+    restart_number: _builtins.int
+    """Of the job; 0 = it ended the job before its first."""
+    delay_ms: _builtins.int
+    """From the failure to the restart."""
+    ended_job: _builtins.bool
+    """There was no restart: the job ended."""
+    @_builtins.property
+    def root_cause(self) -> Global___FailureCause: ...
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What a failure enricher says of the root cause."""
+
+    @_builtins.property
+    def concurrent(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailureCause]:
+        """Failures that joined the same restart, the first ones."""
+
+    @_builtins.property
+    def restarted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Subtasks that were restarted because of it: "v1/0..3"."""
+
+    def __init__(
+        self,
+        *,
+        root_cause: Global___FailureCause | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        concurrent: _abc.Iterable[Global___FailureCause] | None = ...,
+        concurrent_count: _builtins.int = ...,
+        restarted: _abc.Iterable[_builtins.str] | None = ...,
+        restart_number: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
+        ended_job: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["root_cause", b"root_cause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent", b"concurrent", "concurrent_count", b"concurrent_count", "delay_ms", b"delay_ms", "ended_job", b"ended_job", "labels", b"labels", "restart_number", b"restart_number", "restarted", b"restarted", "root_cause", b"root_cause"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExceptionEntry: _TypeAlias = ExceptionEntry  # noqa: Y015
+
+@_typing.final
+class ListExceptionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListExceptionsRequest: _TypeAlias = ListExceptionsRequest  # noqa: Y015
+
+@_typing.final
+class ListExceptionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExceptionEntry]:
+        """The newest first."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___ExceptionEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListExceptionsResponse: _TypeAlias = ListExceptionsResponse  # noqa: Y015
 
 @_typing.final
 class GetClusterRequest(_message.Message):

@@ -94,6 +94,11 @@ class JobManagerStub:
                 request_serializer=penstock_dot_pb_dot_client__pb2.ListCheckpointsRequest.SerializeToString,
                 response_deserializer=penstock_dot_pb_dot_client__pb2.ListCheckpointsResponse.FromString,
                 _registered_method=True)
+        self.ListExceptions = channel.unary_unary(
+                '/penstock.v1.JobManager/ListExceptions',
+                request_serializer=penstock_dot_pb_dot_client__pb2.ListExceptionsRequest.SerializeToString,
+                response_deserializer=penstock_dot_pb_dot_client__pb2.ListExceptionsResponse.FromString,
+                _registered_method=True)
         self.GetCluster = channel.unary_unary(
                 '/penstock.v1.JobManager/GetCluster',
                 request_serializer=penstock_dot_pb_dot_client__pb2.GetClusterRequest.SerializeToString,
@@ -184,6 +189,12 @@ class JobManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListExceptions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetCluster(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -252,6 +263,11 @@ def add_JobManagerServicer_to_server(servicer, server):
                     servicer.ListCheckpoints,
                     request_deserializer=penstock_dot_pb_dot_client__pb2.ListCheckpointsRequest.FromString,
                     response_serializer=penstock_dot_pb_dot_client__pb2.ListCheckpointsResponse.SerializeToString,
+            ),
+            'ListExceptions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListExceptions,
+                    request_deserializer=penstock_dot_pb_dot_client__pb2.ListExceptionsRequest.FromString,
+                    response_serializer=penstock_dot_pb_dot_client__pb2.ListExceptionsResponse.SerializeToString,
             ),
             'GetCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCluster,
@@ -583,6 +599,33 @@ class JobManager:
             '/penstock.v1.JobManager/ListCheckpoints',
             penstock_dot_pb_dot_client__pb2.ListCheckpointsRequest.SerializeToString,
             penstock_dot_pb_dot_client__pb2.ListCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListExceptions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.JobManager/ListExceptions',
+            penstock_dot_pb_dot_client__pb2.ListExceptionsRequest.SerializeToString,
+            penstock_dot_pb_dot_client__pb2.ListExceptionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

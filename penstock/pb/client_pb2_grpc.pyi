@@ -52,6 +52,7 @@ class JobManagerStub:
     TriggerCheckpoint: _grpc.UnaryUnaryMultiCallable[_client_pb2.TriggerCheckpointRequest, _client_pb2.TriggerCheckpointResponse]
     """Takes a checkpoint now; answers when it is complete."""
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListCheckpointsRequest, _client_pb2.ListCheckpointsResponse]
+    ListExceptions: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListExceptionsRequest, _client_pb2.ListExceptionsResponse]
     GetCluster: _grpc.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]
 
 @_typing.type_check_only
@@ -78,6 +79,7 @@ class JobManagerAsyncStub(JobManagerStub):
     TriggerCheckpoint: _aio.UnaryUnaryMultiCallable[_client_pb2.TriggerCheckpointRequest, _client_pb2.TriggerCheckpointResponse]  # type: ignore[assignment]
     """Takes a checkpoint now; answers when it is complete."""
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_client_pb2.ListCheckpointsRequest, _client_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
+    ListExceptions: _aio.UnaryUnaryMultiCallable[_client_pb2.ListExceptionsRequest, _client_pb2.ListExceptionsResponse]  # type: ignore[assignment]
     GetCluster: _aio.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]  # type: ignore[assignment]
 
 class JobManagerServicer(metaclass=_abc_1.ABCMeta):
@@ -173,6 +175,13 @@ class JobManagerServicer(metaclass=_abc_1.ABCMeta):
         request: _client_pb2.ListCheckpointsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_client_pb2.ListCheckpointsResponse, _abc.Awaitable[_client_pb2.ListCheckpointsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListExceptions(
+        self,
+        request: _client_pb2.ListExceptionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_client_pb2.ListExceptionsResponse, _abc.Awaitable[_client_pb2.ListExceptionsResponse]]: ...
 
     @_abc_1.abstractmethod
     def GetCluster(

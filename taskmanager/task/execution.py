@@ -30,6 +30,7 @@ from penstock.pb.client_pb2 import (
 )
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.source import SourceOperator
+from taskmanager.task.cause_chain import cause_chain, public_class
 from taskmanager.task.lifecycle import Lifecycle
 from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.subtask import Progress, Subtask
@@ -371,7 +372,9 @@ class Execution:
         is_ours = isinstance(error, StreamError)
         text = "" if is_ours else "".join(traceback.format_exception(error))
         return client_pb2.FailureCause(
-            error_class=_public_class(_origin(error)) if is_ours else "TaskFailure",
+            error_class=public_class(_origin(error))
+            if isinstance(error, StreamError)
+            else "TaskFailure",
             message=_readable(str(error) if is_ours else f"{type(error).__name__}: {error}"),
             traceback=_readable(error.user_traceback if isinstance(error, TaskFailure) else text),
             vertex=self.attempt.vertex,
@@ -381,6 +384,7 @@ class Execution:
             row=_readable(error.row if isinstance(error, TaskFailure) else ""),
             taskmanager_id=self._taskmanager_id,
             timestamp_ms=self._clock.now_ms(),
+            cause_chain=map(_readable, cause_chain(error)),
         )
 
 
@@ -393,15 +397,7 @@ def _readable(text: str) -> str:
     return f"{text[:half]}\n... ({len(text) - 2 * half:,} characters left out) ...\n{text[-half:]}"
 
 
-def _origin(error: BaseException) -> BaseException:
+def _origin(error: StreamError) -> StreamError:
     """Of a failure that only names the operator, the error of ours that came out of it."""
     cause = error.__cause__
-    is_wrapped = isinstance(error, TaskFailure) and isinstance(cause, StreamError)
-    return cause if is_wrapped and cause is not None else error
-
-
-def _public_class(error: BaseException) -> str:
-    """Name of the nearest class that users know: one of ``penstock.errors``."""
-    return next(
-        cls.__name__ for cls in type(error).__mro__ if cls.__module__ == TaskFailure.__module__
-    )
+    return cause if isinstance(error, TaskFailure) and isinstance(cause, StreamError) else error

@@ -60,6 +60,7 @@ def run_ledger(
         "execution.checkpointing.mode": mode,
         "state.backend.type": backend,
         "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": "infinite",
         "restart-strategy.fixed-delay.delay": "100ms",
     }
     run.submit(parallelism, config)

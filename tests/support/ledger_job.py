@@ -50,6 +50,7 @@ class LedgerJob:
             "execution.checkpointing.num-retained": "3",
             "state.storage.fs.memory-threshold": "1",
             "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.attempts": "infinite",
             "restart-strategy.fixed-delay.delay": "100ms",
         }
         for key, value in config.items():

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 MakeEnvironment = Callable[..., ps.Environment]
 OUT = {"b": pa.int64()}
 NO_RESTARTS = {"restart-strategy.type": "none"}
-QUICK_RESTARTS = {"restart-strategy.fixed-delay.delay": "50ms"}
+QUICK_RESTARTS = {"restart-strategy.exponential-delay.initial-backoff": "50ms"}
 
 
 def failure_of(env: ps.Environment) -> ps.JobFailed:
@@ -289,13 +289,13 @@ def test_a_function_that_ends_its_slot_process_once_is_restarted(
 def test_a_function_that_always_ends_its_slot_process_uses_its_restarts_up(
     environment: MakeEnvironment, assert_slots_are_free: Callable[[], None]
 ) -> None:
-    limit = {"restart-strategy.fixed-delay.attempts": 2}
+    limit = {"restart-strategy.exponential-delay.attempts-before-reset-backoff": 2}
     env = environment(parallelism=2, config={**QUICK_RESTARTS, **limit})
     rows(env).rebalance().map(exit_now, schema=OUT).discard()
     handle = env.submit("restarted")
     with pytest.raises(ps.JobFailed, match="exited with status 3") as raised:
         handle.wait(30)
-    assert "restarted 2 times before" in str(raised.value)
+    assert "restarted 2 times without" in str(raised.value)
     assert handle.details().summary.restarts == 2
     assert_slots_are_free()
 

@@ -25,12 +25,7 @@ from jobmanager.dispatcher.job_settings import job_settings
 from jobmanager.dispatcher.job_state import JobState, is_terminal
 from jobmanager.dispatcher.source_splits import SourceSplits
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.failover.restart_strategy import (
-    NO_LIMIT,
-    RestartSettings,
-    RestartStrategy,
-    restart_settings,
-)
+from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSettings
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
 from jobmanager.scheduler.deployment import Endpoint
@@ -61,7 +56,9 @@ def options(
 ) -> JobOptions:
     make = partial(_coordinator, CheckpointSettings(interval_ms=1_000))
     return JobOptions(
-        RestartSettings(attempts, 500, spares), make if checkpoints else None, first_attempt=first
+        RestartSettings(FixedDelay(attempts, 500), spares_user_failures=spares),
+        make if checkpoints else None,
+        first_attempt=first,
     )
 
 
@@ -146,10 +143,10 @@ def test_attempts_are_limited_and_the_end_says_so() -> None:
     master.step(m.RestartDue(0))
     # Refused slots are a failure like others.
     master.step(m.StartPrepared(1))
-    effects = master.step(m.SlotsRefused(2, 1, 1, 1, 100))
+    effects = master.step(m.SlotsRefused(2, 1, 1, 1, 100), now_ms=500)
     assert effects == [m.PublishState(JobState.FAILING), m.PublishState(JobState.FAILED)]
     assert master.failure is not None
-    assert "restarted 1 times" in master.failure.message
+    assert "restarted once before" in master.failure.message
 
 
 def test_a_start_that_cannot_be_prepared_is_tried_again_or_hopeless() -> None:
@@ -239,7 +236,7 @@ def test_a_restart_can_be_cancelled_and_suspended(
 
 
 def test_a_recovered_job_begins_with_numbers_that_were_never_used() -> None:
-    wanted = JobOptions(RestartSettings(NO_LIMIT), first_attempt=16, is_recovered=True)
+    wanted = JobOptions(RestartSettings(FixedDelay(NO_LIMIT)), first_attempt=16, is_recovered=True)
     master = JobMaster(PLAN, wanted)
     assert master.state is JobState.RESTARTING
     assert master.step(m.JobStarted()) == [m.PrepareStart(16)]
@@ -298,31 +295,6 @@ def test_what_finished_readers_have_read_is_kept() -> None:
 # ---------------------------------------------------------------- settings
 
 
-def config(**values: object) -> Configuration:
-    return Configuration.from_mapping({key.replace("__", "."): v for key, v in values.items()})
-
-
-def test_defaults_of_restarts() -> None:
-    nothing = Configuration()
-    assert restart_settings(nothing, True) == RestartSettings(NO_LIMIT, 1_000, False)
-    assert restart_settings(nothing, False) == RestartSettings()
-    interval = Configuration.from_mapping({"execution.checkpointing.interval": "1s"})
-    assert restart_settings(interval, True).spares_user_failures
-    fixed = {
-        "restart-strategy.type": "fixed-delay",
-        "restart-strategy.fixed-delay.attempts": 3,
-        "restart-strategy.fixed-delay.delay": "2s",
-    }
-    assert restart_settings(Configuration.from_mapping(fixed), False) == RestartSettings(3, 2_000)
-    for off in ("none", "off", False):
-        mapping = {"restart-strategy.type": off, "execution.checkpointing.interval": "1s"}
-        assert not restart_settings(Configuration.from_mapping(mapping), True).restarts
-    with pytest.raises(JobRejected, match="failure-rate"):
-        restart_settings(
-            Configuration.from_mapping({"restart-strategy.type": "failure-rate"}), True
-        )
-
-
 def test_checkpoints_need_a_place() -> None:
     settings = job_settings(Configuration())
     assert settings.checkpoints is None
@@ -349,24 +321,12 @@ def test_checkpoints_need_a_place() -> None:
             job_settings(Configuration.from_mapping(bad))
 
 
-@pytest.mark.parametrize("is_recovered", [False, True])
-@pytest.mark.parametrize("spares", [False, True])
-def test_a_first_start_without_enough_slots_ends_a_job_that_did_not_ask_for_restarts(
-    is_recovered: bool, spares: bool
-) -> None:
-    no_slots = FailureCause("NoResourceAvailable", "it needs 9 slots")
-    strategy = RestartStrategy(RestartSettings(NO_LIMIT, 10, spares), is_recovered=is_recovered)
-    assert strategy.allows(no_slots) == (is_recovered or spares)
-    # Once it has run, the slots may come back.
-    assert strategy.restart_after_ms(CAUSE) == 10
-    assert strategy.restart_after_ms(no_slots) == 10
-
-
 def test_the_cause_that_comes_after_its_consequence_tells_of_the_restarts_as_well() -> None:
     for attempts in (1, 2):
         master = running(options(attempts=attempts))
-        for _ in range(attempts):
-            master.step(m.AttemptReported(keys(master.attempt)[0], AttemptState.FAILED, CAUSE))
+        for number in range(attempts):
+            failed = m.AttemptReported(keys(master.attempt)[0], AttemptState.FAILED, CAUSE)
+            master.step(failed, now_ms=500 * number)
             cancel_the_rest(master)
             master.step(m.RestartDue(master.attempt))
             deploy(master, master.attempt)
@@ -374,18 +334,11 @@ def test_the_cause_that_comes_after_its_consequence_tells_of_the_restarts_as_wel
         consequence = FailureCause("PartitionUnavailable", "a connection was lost", vertex="v1")
         original = FailureCause("TaskFailure", "the process exited", vertex="v0")
         first, second = keys(master.attempt)[2], keys(master.attempt)[0]
-        master.step(m.AttemptReported(first, AttemptState.FAILED, consequence))
+        failed = m.AttemptReported(first, AttemptState.FAILED, consequence)
+        master.step(failed, now_ms=500 * attempts)
         master.step(m.AttemptReported(second, AttemptState.FAILED, original))
         assert master.failure is not None
         assert master.failure.message.startswith("the process exited (restarted")
-
-
-def test_a_strategy_counts_what_it_allowed() -> None:
-    strategy = RestartStrategy(RestartSettings(2, 10))
-    assert strategy.restart_after_ms(HOPELESS) is None
-    assert [strategy.restart_after_ms(CAUSE) for _ in range(3)] == [10, 10, None]
-    assert strategy.restarts == 2
-    assert strategy.told(HOPELESS) == HOPELESS
 
 
 # ---------------------------------------------------------------- random interleavings
@@ -463,7 +416,8 @@ class _World:
                 self.freed.update(own_slots)
             case m.PublishState(state):
                 self.published.append(state)
-            case m.PostLater(_, event):
+            case m.PostLater(delay_ms, event):
+                self.now_ms += delay_ms
                 self.inbox.append(event)
             case m.StoreCheckpoint(stored):
                 id = stored.checkpoint_id
