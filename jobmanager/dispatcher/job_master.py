@@ -227,9 +227,7 @@ class JobMaster:
             return
         self._phase = Phase.PREPARING
         alone = self._moving if self.graph.started else None
-        self._effects.append(
-            m.PrepareStart(self.attempt, tuple(sorted(self._unusable)), alone)
-        )
+        self._effects.append(m.PrepareStart(self.attempt, tuple(sorted(self._unusable)), alone))
 
     def _take_preparation(self, event: m.StartPrepared | m.StartNotPrepared) -> None:
         if self._phase is not Phase.PREPARING or event.attempt != self.attempt:
@@ -408,7 +406,11 @@ class JobMaster:
                 self._end(JobState.FINISHED)
             elif self.graph.all_done_or_waiting:
                 self._complete_output()
-        if self._phase is Phase.DEPLOYED and self.graph.has_unstarted and self._failover.startable():
+        if (
+            self._phase is Phase.DEPLOYED
+            and self.graph.has_unstarted
+            and self._failover.startable()
+        ):
             self._all_started = False
             self._schedule()
         elif self._phase is Phase.STOPPING and self.graph.all_terminal(self._moving):
@@ -533,9 +535,7 @@ class JobMaster:
         self.failure = more_telling(self.failure, cause) if joins else cause
         self._restart_after(recovery.delay_ms, recovery.subtasks, joins=joins)
 
-    def _restart_after(
-        self, delay_ms: int, subtasks: frozenset[SubtaskId], *, joins: bool
-    ) -> None:
+    def _restart_after(self, delay_ms: int, subtasks: frozenset[SubtaskId], *, joins: bool) -> None:
         """Stops subtasks that are to begin again."""
         if not joins:
             self._is_due = False

@@ -126,7 +126,9 @@ class SlotLease:
         del self._allocating[event.taskmanager_id]
         if event.partition_endpoint is not None:
             self._partition_endpoints[event.taskmanager_id] = event.partition_endpoint
-        by_slot = {tenure.slot.slot_id: tenure for tenure in self._on(event.taskmanager_id).values()}
+        by_slot = {
+            tenure.slot.slot_id: tenure for tenure in self._on(event.taskmanager_id).values()
+        }
         replaced = []
         for endpoint in event.endpoints:
             tenure = by_slot.get(endpoint.slot_id)
@@ -144,9 +146,7 @@ class SlotLease:
 
     def endpoint_of(self, slot_id: str) -> Endpoint | None:
         """Where a slot's process listens; None = it was never said, or the slot is gone."""
-        return next(
-            (t.endpoint for t in self._tenures.values() if t.slot.slot_id == slot_id), None
-        )
+        return next((t.endpoint for t in self._tenures.values() if t.slot.slot_id == slot_id), None)
 
     def partition_endpoint_of(self, taskmanager_id: str) -> Endpoint | None:
         """Where a TaskManager serves the partitions of attempts that have finished."""

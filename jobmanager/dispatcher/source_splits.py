@@ -65,9 +65,7 @@ class SourceSplits:
             if SubtaskId(vertex, assignment.subtask_index) not in self._finished
         ]
 
-    def restart(
-        self, subtasks: Iterable[SubtaskId], restored: m.RestoredCheckpoint | None
-    ) -> None:
+    def restart(self, subtasks: Iterable[SubtaskId], restored: m.RestoredCheckpoint | None) -> None:
         """Some subtasks begin again while others go on.
 
         Args:

@@ -94,9 +94,7 @@ class PartitionTracker:
         for partition in self._regions.produced_by(region):
             if partition.producer != attempt.key.subtask:
                 continue
-            is_blocking = (
-                self._regions.exchange_of(partition.edge_id).exchange is Exchange.BLOCKING
-            )
+            is_blocking = self._regions.exchange_of(partition.edge_id).exchange is Exchange.BLOCKING
             if is_blocking or attempt.terminal:
                 self._holders.add(attempt.taskmanager_id)
                 self._held[partition, attempt.key.attempt] = _Held(

@@ -188,20 +188,24 @@ class SimulatedJobManager:
                 host.request_slots(count)
             case m.WithdrawRequest():
                 host.withdraw_request()
-            case m.AllocateSlots(taskmanager_id, slot_ids):
-                attempt = self.master.attempt
+            case m.AllocateSlots(taskmanager_id, slot_ids, call):
                 self._call(
                     taskmanager_id,
                     lambda taskmanager: taskmanager.allocate(slot_ids),
                     lambda endpoints: self.tell(
                         m.SlotsAllocated(
-                            taskmanager_id, tuple(map(endpoint_of, endpoints)), attempt
+                            taskmanager_id, tuple(map(endpoint_of, endpoints)), call
                         )
                     ),
                 )
-            case m.DeployTasks(taskmanager_id, tasks):
+            case m.DeployTasks(taskmanager_id, tasks, from_nothing):
                 deployments = [
-                    self._messages.task(task, self._restored.get(task.attempt.subtask))
+                    self._messages.task(
+                        task,
+                        None
+                        if task.attempt.subtask in from_nothing
+                        else self._restored.get(task.attempt.subtask),
+                    )
                     for task in tasks
                 ]
                 self._call(taskmanager_id, lambda taskmanager: taskmanager.deploy(deployments))
@@ -225,6 +229,8 @@ class SimulatedJobManager:
                 )
             case m.FreeSlots(slots):
                 self._free(slots)
+            case m.ReleasePartitions():
+                pass  # TaskManagers of the simulation keep none
             case m.PublishState(state):
                 host.publish(state)
             case m.PostLater(delay_ms, event):
@@ -353,7 +359,7 @@ class SimulatedJobManager:
         self._restored = {}
         if self._runner is None:
             return m.StartPrepared(attempt)
-        found = self._runner.prepare(effect.unusable)
+        found = self._runner.prepare(effect.unusable, others_run=effect.subtasks is not None)
         restored = None
         if found.newest is not None:
             self._restored = restored_tasks(found.newest, self._host.graph)

@@ -65,18 +65,20 @@ class SimulatedTaskManager:
     # -- what the JobManager asks for
 
     def allocate(self, slot_ids: Iterable[str]) -> list[internal_pb2.DataEndpoint]:
-        """Starts slot processes."""
-        endpoints = []
-        for slot_id in slot_ids:
-            assert slot_id not in self.processes, f"{slot_id} is in use"
-            self._started += 1
-            name = f"{self.name}-{slot_id}-{self._started}"
-            process = SimulatedSlot(
-                self._host, slot_id, self.taskmanager_id, name, self._host.leader_epoch
-            )
-            self.processes[slot_id] = process
-            endpoints.append(process.listen())
-        return endpoints
+        """Starts slot processes where there are none."""
+        return [self._endpoint(slot_id) for slot_id in slot_ids]
+
+    def _endpoint(self, slot_id: str) -> internal_pb2.DataEndpoint:
+        known = self.processes.get(slot_id)
+        if known is not None:
+            return known.endpoint
+        self._started += 1
+        name = f"{self.name}-{slot_id}-{self._started}"
+        process = SimulatedSlot(
+            self._host, slot_id, self.taskmanager_id, name, self._host.leader_epoch
+        )
+        self.processes[slot_id] = process
+        return process.listen()
 
     def deploy(self, tasks: Iterable[internal_pb2.TaskDeployment]) -> None:
         """Starts attempts; what cannot be started is reported FAILED."""
