@@ -1,0 +1,347 @@
+"""Regions and restart sets of random jobs against a model that names every channel.
+
+The model knows no groups, no order and no worklist. Regions are the classes of subtasks that reach each other when
+joined ones are linked both ways. A restart set is the least of all sets of regions, tried one by one, that the
+rules leave as it is; that there is a least one is checked as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any, TypeVar
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from jobmanager.failover.failover_strategy import (
+    FailoverStrategyName,
+    FailoverView,
+    strategy_problem,
+    tasks_to_restart,
+)
+from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
+from jobmanager.scheduler.deployment import producers_of
+
+FULL, REGION, INDIVIDUAL = FailoverStrategyName
+CACHING = (Exchange.CACHING, Exchange.CACHING_MEMORY)
+SUBTASKS_MAX = 8
+
+Regions = frozenset[frozenset[SubtaskId]]
+
+
+@dataclass(frozen=True)
+class Channel:
+    edge: EdgePlan
+    producer: SubtaskId
+    consumer: SubtaskId
+
+    @property
+    def partition(self) -> KeptPartition:
+        return KeptPartition(self.edge.id, self.producer)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The job as subtasks and channels."""
+
+    plan: JobPlan
+
+    @cached_property
+    def subtasks(self) -> list[SubtaskId]:
+        return [SubtaskId(v.id, i) for v in self.plan.vertices for i in range(v.parallelism)]
+
+    @cached_property
+    def channels(self) -> list[Channel]:
+        return [
+            Channel(edge, SubtaskId(edge.source, producer), SubtaskId(edge.target, consumer))
+            for edge in self.plan.edges
+            for consumer in range(self.plan.vertex(edge.target).parallelism)
+            for producer, _ in producers_of(
+                edge.partitioning,
+                self.plan.vertex(edge.source).parallelism,
+                self.plan.vertex(edge.target).parallelism,
+                consumer,
+            )
+        ]
+
+    @cached_property
+    def kept(self) -> list[Channel]:
+        return [one for one in self.channels if one.edge.exchange is not Exchange.PIPELINED]
+
+    @cached_property
+    def regions(self) -> Regions:
+        reached = {subtask: {subtask} for subtask in self.subtasks}
+        links = {(channel.producer, channel.consumer) for channel in self.channels}
+        links |= {
+            (channel.consumer, channel.producer)
+            for channel in self.channels
+            if channel.edge.exchange is Exchange.PIPELINED
+        }
+        group = {vertex.id: vertex.colocation_group for vertex in self.plan.vertices}
+        links |= {
+            (one, other)
+            for one in self.subtasks
+            for other in self.subtasks
+            if one.subtask_index == other.subtask_index
+            and group[one.vertex] == group[other.vertex] != ""
+        }
+        for _ in self.subtasks:
+            for source, target in links:
+                for subtask in self.subtasks:
+                    if source in reached[subtask]:
+                        reached[subtask] |= reached[target]
+        return frozenset(
+            frozenset(other for other in reached[one] if one in reached[other])
+            for one in self.subtasks
+        )
+
+    @cached_property
+    def region_of(self) -> dict[SubtaskId, frozenset[SubtaskId]]:
+        return {subtask: region for region in self.regions for subtask in region}
+
+    @cached_property
+    def read_by(self) -> dict[frozenset[SubtaskId], list[Channel]]:
+        """Region -> its channels from other regions."""
+        return {
+            region: [
+                one for one in self.kept if one.consumer in region and one.producer not in region
+            ]
+            for region in self.regions
+        }
+
+
+@dataclass(frozen=True)
+class Failure:
+    failed: frozenset[SubtaskId]
+    started: frozenset[SubtaskId]
+    finished: frozenset[SubtaskId]
+    available: frozenset[KeptPartition]
+    missing: frozenset[KeptPartition]
+
+    @property
+    def view(self) -> FailoverView:
+        return FailoverView(self.started, self.finished, self.available.__contains__)
+
+    def is_readable(self, partition: KeptPartition) -> bool:
+        return partition in self.available and partition not in self.missing
+
+
+def is_closed(model: Model, restart: Regions, failure: Failure) -> bool:
+    """Whether the rules demand nothing more."""
+    union = frozenset[SubtaskId]().union(*restart)
+
+    def may_stay(region: frozenset[SubtaskId]) -> bool:
+        return region in restart or not region & failure.started
+
+    return (
+        all(may_stay(model.region_of[subtask]) for subtask in failure.failed)
+        and all(
+            may_stay(model.region_of[channel.producer])
+            for region in restart
+            for channel in model.read_by[region]
+            if not failure.is_readable(channel.partition)
+        )
+        and all(
+            may_stay(region) or is_protected(channel, region, failure)
+            for region in model.regions
+            for channel in model.read_by[region]
+            if channel.producer in union
+        )
+    )
+
+
+def is_protected(channel: Channel, reader: frozenset[SubtaskId], failure: Failure) -> bool:
+    """Whether this channel from a restarted producer lets its reader stay."""
+    if channel.edge.exchange in CACHING:
+        return channel.edge.is_reproducible
+    return channel.edge.is_deterministic and (
+        reader <= failure.finished or failure.is_readable(channel.partition)
+    )
+
+
+def subsets(those: Iterable[frozenset[SubtaskId]]) -> Iterator[Regions]:
+    listed = list(those)
+    for size in range(len(listed) + 1):
+        yield from map(frozenset, combinations(listed, size))
+
+
+def least_restart(model: Model, failure: Failure) -> frozenset[SubtaskId]:
+    started = [region for region in model.regions if region & failure.started]
+    closed = [restart for restart in subsets(started) if is_closed(model, restart, failure)]
+    least = closed[0].intersection(*closed)
+    assert least in closed, "the rules leave a choice"
+    return frozenset[SubtaskId]().union(*least) & failure.started
+
+
+Item = TypeVar("Item")
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+
+BITS = st.integers(0, 2**64 - 1)
+
+
+def some_of(draw: Draw, items: Sequence[Item]) -> frozenset[Item]:
+    """Any subset, in one draw."""
+    assert len(items) <= 64
+    bits = draw(BITS)
+    return frozenset(item for place, item in enumerate(items) if bits >> place & 1)
+
+
+def few_of(draw: Draw, items: Sequence[Item]) -> frozenset[Item]:
+    """About a quarter of them."""
+    return some_of(draw, items) & some_of(draw, items)
+
+
+SHAPES = st.lists(
+    st.tuples(st.integers(1, 3), st.sampled_from(["", "", "", "x", "y"])), min_size=1, max_size=5
+)
+CLAIMS = st.sampled_from([(False, False), (True, False), (True, True)])
+EDGES = st.lists(
+    st.tuples(
+        st.sampled_from(list(Partitioning)),
+        st.sampled_from([*Exchange, Exchange.BLOCKING, Exchange.CACHING]),
+        CLAIMS,
+    ),
+    max_size=2,
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> JobPlan:
+    vertices: list[VertexPlan] = []
+    left = SUBTASKS_MAX
+    for parallelism, group in draw(SHAPES):
+        if parallelism <= left:
+            left -= parallelism
+            name = "abcde"[len(vertices)]
+            vertices.append(VertexPlan(name, parallelism, colocation_group=group))
+    edges: list[EdgePlan] = []
+    for source, target in combinations(vertices, 2):
+        for partitioning, exchange, (is_deterministic, is_reproducible) in draw(EDGES):
+            if partitioning is Partitioning.FORWARD and source.parallelism != target.parallelism:
+                continue
+            edges.append(
+                EdgePlan(
+                    f"e{len(edges)}",
+                    source.id,
+                    target.id,
+                    partitioning,
+                    exchange,
+                    is_deterministic,
+                    is_reproducible,
+                )
+            )
+    return JobPlan(tuple(vertices), tuple(edges))
+
+
+@st.composite
+def failures(draw: st.DrawFn) -> tuple[Model, Failure]:
+    model = Model(draw(plans()))
+    subtasks = model.subtasks
+    held = sorted({channel.partition for channel in model.kept}, key=str)
+    # Mostly jobs of which all runs, so that there is something to restart.
+    unstarted = few_of(draw, subtasks) if draw(st.booleans()) else frozenset()
+    started = frozenset(subtasks) - unstarted
+    return model, Failure(
+        failed=few_of(draw, subtasks) | {subtasks[draw(BITS) % len(subtasks)]},
+        started=started,
+        finished=some_of(draw, subtasks) & started,
+        available=frozenset(held) - few_of(draw, held),
+        missing=few_of(draw, held),
+    )
+
+
+@settings(max_examples=200)
+@given(plans())
+def test_regions_are_those_of_the_model(plan: JobPlan) -> None:
+    model, graph = Model(plan), RegionGraph(plan)
+    assert {region.subtasks for region in graph.regions} == model.regions
+    assert len(graph.regions) == len(model.regions)
+    assert [region.index for region in graph.regions] == list(range(len(graph.regions)))
+    for subtask in model.subtasks:
+        assert subtask in graph.region_of(subtask).subtasks
+    for region in graph.regions:
+        read = {channel.partition for channel in model.read_by[region.subtasks]}
+        assert set(graph.consumed_by(region)) == read
+        assert len(graph.consumed_by(region)) == len(read)
+        written = {one.partition for one in model.kept if one.producer in region.subtasks}
+        assert set(graph.produced_by(region)) == written
+        assert len(graph.produced_by(region)) == len(written)
+        for partition in read:
+            assert graph.region_of(partition.producer).index < region.index
+        for partition in written:
+            readers = [one.consumer for one in model.kept if one.partition == partition]
+            assert list(graph.consumers_of(partition)) == sorted(readers)
+    assert [region.subtasks for region in RegionGraph(plan).regions] == [
+        region.subtasks for region in graph.regions
+    ]
+
+
+@settings(max_examples=200)
+@given(failures())
+def test_startable_regions_are_those_of_the_model(case: tuple[Model, Failure]) -> None:
+    """Here the partitions that can be read are the complete ones."""
+    model, failure = case
+    waiting = {region for region in model.regions if not region & failure.started}
+    startable = set(waiting)
+    while True:
+        held_back = {
+            region
+            for region in startable
+            for channel in model.read_by[region]
+            if (
+                channel.partition not in failure.available
+                if channel.edge.exchange is Exchange.BLOCKING
+                else model.region_of[channel.producer] in waiting - startable
+            )
+        }
+        if not held_back:
+            break
+        startable -= held_back
+    got = RegionGraph(model.plan).startable(failure.started, failure.available.__contains__)
+    assert [region.index for region in got] == sorted(region.index for region in got)
+    assert {region.subtasks for region in got} == startable
+
+
+@settings(max_examples=400)
+@given(failures())
+def test_restart_sets_are_the_least_that_the_rules_allow(case: tuple[Model, Failure]) -> None:
+    model, failure = case
+    expected = least_restart(model, failure)
+    graph = RegionGraph(model.plan)
+    got = tasks_to_restart(REGION, graph, failure.failed, failure.missing, failure.view)
+    assert got == expected
+    event("all" if got == failure.started else "none" if not got else "some")
+
+    assert got <= tasks_to_restart(FULL, graph, failure.failed, failure.missing, failure.view)
+    if strategy_problem(INDIVIDUAL, graph) is None:
+        assert all(len(region.subtasks) == 1 for region in graph.regions)
+        assert got == tasks_to_restart(
+            INDIVIDUAL, graph, failure.failed, failure.missing, failure.view
+        )
+    else:
+        assert any(len(region.subtasks) > 1 for region in graph.regions)
+
+
+@settings(max_examples=200)
+@given(failures(), st.data())
+def test_worse_failures_never_restart_less(
+    case: tuple[Model, Failure], data: st.DataObject
+) -> None:
+    """Restart sets grow with what has failed and with what cannot be read."""
+    model, failure = case
+    graph = RegionGraph(model.plan)
+    before = tasks_to_restart(REGION, graph, failure.failed, failure.missing, failure.view)
+    more_failed = failure.failed | few_of(data.draw, model.subtasks)
+    worse = failure.available & some_of(data.draw, sorted(failure.available, key=str))
+    view = FailoverView(failure.started, failure.finished, worse.__contains__)
+    assert before <= tasks_to_restart(REGION, graph, more_failed, failure.missing, view)
+    # What is to be restarted needs no more than itself: failing all of it changes nothing.
+    assert before == tasks_to_restart(
+        REGION, graph, failure.failed | before, failure.missing, failure.view
+    )
