@@ -135,7 +135,8 @@ class SimulatedSlot:
 
     def listen(self) -> internal_pb2.DataEndpoint:
         """Opens the slot's door."""
-        return self._exchange.listen(f"/{self.name}", "", "")
+        self.endpoint = self._exchange.listen(f"/{self.name}", "", "")
+        return self.endpoint
 
     def handle(self, command: internal_pb2.SlotCommand) -> None:
         """A command arrives."""
