@@ -30,6 +30,7 @@ class UnfinishedJob:
         first_attempt: every attempt number that may have been used is smaller.
         is_cancelled: its user had cancelled it.
         end: name of the state that it has ended in; "" = it has not.
+        has_committed: it takes no checkpoints, and its output was being made visible.
     """
 
     job_id: str
@@ -38,6 +39,7 @@ class UnfinishedJob:
     first_attempt: int = 0
     is_cancelled: bool = False
     end: str = ""
+    has_committed: bool = False
 
 
 class JobStore:
@@ -140,6 +142,18 @@ class JobStore:
         except OSError as error:
             raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
 
+    def note_commit(self, job_id: str) -> None:
+        """The job, which takes no checkpoints, makes its output visible: run again it would do so twice.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        path = self._commit_path(job_id)
+        try:
+            _write(path, b"")
+        except OSError as error:
+            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
     def remove(self, job_id: str) -> None:
         """The job has ended, and nothing of it is left to be deleted."""
         for path in (
@@ -147,6 +161,7 @@ class JobStore:
             self._attempts_path(job_id),
             self._cancelled_path(job_id),
             self._checkpoints_path(job_id),
+            self._commit_path(job_id),
             self._end_path(job_id),
         ):
             path.unlink(missing_ok=True)
@@ -169,6 +184,7 @@ class JobStore:
                     _number(self._attempts_path(path.stem)),
                     self._cancelled_path(path.stem).exists(),
                     self._end(path.stem),
+                    self._commit_path(path.stem).exists(),
                 )
             )
         return sorted(found, key=lambda job: (job.submitted_at_ms, job.job_id))
@@ -187,6 +203,9 @@ class JobStore:
 
     def _checkpoints_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.checkpoints"
+
+    def _commit_path(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.commit"
 
     def _end_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.end"

@@ -228,11 +228,12 @@ def wait_or_cancel(handle: JobHandle, on_progress: ProgressCallback | None = Non
                 handle.wait(_TERMINATION_TIMEOUT_S)
             raise
         except KeyboardInterrupt:
+            handle.cancel()
+            # Said when it is true: whoever leaves now leaves a job that ends.
             print(  # noqa: T201 - the person at the terminal asked
                 f"cancelling job {handle.job_id}; Ctrl-C again leaves it to the cluster",
                 file=sys.stderr,
             )
-            handle.cancel()
             return handle.wait(on_progress=on_progress)
     except BaseException:
         handle.leave()

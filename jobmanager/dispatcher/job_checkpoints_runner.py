@@ -48,7 +48,9 @@ _DELETION_LANE = "checkpoint deletions"
 
 _ResultT = TypeVar("_ResultT")
 
-CheckpointEffect = m.PrepareStart | m.StoreCheckpoint | m.DiscardCheckpoints | m.CheckpointEffect
+CheckpointEffect = (
+    m.PrepareStart | m.NoteCommit | m.StoreCheckpoint | m.DiscardCheckpoints | m.CheckpointEffect
+)
 
 
 class JobCheckpointsRunner:
@@ -142,6 +144,8 @@ class JobCheckpointsRunner:
         match effect:
             case m.PrepareStart():
                 self._in_order(_STORE_LANE, lambda: self._prepare(effect))
+            case m.NoteCommit():
+                self._in_order(_STORE_LANE, self._note_commit)
             case m.StoreCheckpoint():
                 self._in_order(_STORE_LANE, lambda: self._store_checkpoint(effect))
             case m.DiscardCheckpoints():
@@ -207,6 +211,16 @@ class JobCheckpointsRunner:
         return m.StartPrepared(
             attempt, restored, found.retained, found.next_checkpoint_id, found.is_new_claim
         )
+
+    async def _note_commit(self) -> None:
+        jobs = self._jobs
+        try:
+            if jobs is not None:
+                await self._in_thread(lambda: jobs.note_commit(self._job_id))
+        except StreamError as error:
+            self._post(m.FailureRequested(cause_of_error(error, self._clock.now_ms())))
+        else:
+            self._post(m.CommitNoted())
 
     async def _store_checkpoint(self, effect: m.StoreCheckpoint) -> None:
         assert self._store is not None, "checkpoints are stored where there is a store"

@@ -183,6 +183,8 @@ class JobMaster:
                 self._assign_splits(event)
             case m.EndOfDataReported():
                 self._take_end_of_data(event.key)
+            case m.CommitNoted():
+                self._commit()
             case m.FinalCheckpointDue():
                 self._retry_final(event)
             case m.CallFailed():
@@ -429,11 +431,20 @@ class JobMaster:
             self._perform(self._wiring.request_final(self._splits, self._now_ms))
         elif not self._committed:
             self._committed = True
-            self._send(
-                m.CommitOutput(attempt.key)
-                for attempt in self.graph.current()
-                if attempt.state is AttemptState.RUNNING
-            )
+            if self.options.survives:
+                self._effects.append(m.NoteCommit())
+            else:
+                self._commit()
+
+    def _commit(self) -> None:
+        if self._phase is not Phase.DEPLOYED:
+            self.dropped_events += 1
+            return
+        self._send(
+            m.CommitOutput(attempt.key)
+            for attempt in self.graph.current()
+            if attempt.state is AttemptState.RUNNING
+        )
 
     def _retry_final(self, event: m.FinalCheckpointDue) -> None:
         if self._wiring is None or self._phase is not Phase.DEPLOYED:

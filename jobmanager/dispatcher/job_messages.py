@@ -199,6 +199,11 @@ class EndOfDataReported:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitNoted:
+    """``NoteCommit`` is done."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskManagerLost:
     """A TaskManager is gone, and with it whatever ran there."""
 
@@ -260,6 +265,7 @@ JobEvent = (
     | AttemptReported
     | SplitsReported
     | EndOfDataReported
+    | CommitNoted
     | TaskManagerLost
     | CancelRequested
     | SuspendRequested
@@ -343,6 +349,12 @@ class AddSplits:
     operator_uid: str
     splits: tuple[Split, ...]
     final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NoteCommit:
+    """Keep in mind, whatever becomes of this JobManager, that output is being committed: nobody may run
+    the job again. Answered by ``CommitNoted``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,6 +494,7 @@ JobEffect = (
     | AwaitCancellation
     | FreeSlots
     | ReleasePartitions
+    | NoteCommit
     | StoreCheckpoint
     | DiscardCheckpoints
     | PublishState

@@ -47,6 +47,13 @@ def recovered(
         end = JobEndedError(JobState[unfinished.end], "the JobManager ended after the job")
     elif unfinished.is_cancelled:
         end = JobEndedError(JobState.CANCELED, "the job was cancelled when the JobManager ended")
+    elif unfinished.has_committed:
+        end = JobEndedError(
+            JobState.FAILED,
+            "the JobManager ended while the job, which took no checkpoints, committed its output: some "
+            "of it may be missing, and to run the job again would repeat the rest; remove the output "
+            "and submit the job again, or set execution.checkpointing.interval",
+        )
     try:
         # The TaskManagers have not registered yet: each is checked when it gives slots.
         job = describe(unfinished.job_id, unfinished.graph, config, artifacts, list)

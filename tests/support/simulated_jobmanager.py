@@ -193,9 +193,7 @@ class SimulatedJobManager:
                     taskmanager_id,
                     lambda taskmanager: taskmanager.allocate(slot_ids),
                     lambda endpoints: self.tell(
-                        m.SlotsAllocated(
-                            taskmanager_id, tuple(map(endpoint_of, endpoints)), call
-                        )
+                        m.SlotsAllocated(taskmanager_id, tuple(map(endpoint_of, endpoints)), call)
                     ),
                 )
             case m.DeployTasks(taskmanager_id, tasks, from_nothing):
@@ -229,6 +227,8 @@ class SimulatedJobManager:
                 )
             case m.FreeSlots(slots):
                 self._free(slots)
+            case m.NoteCommit():
+                self._in_lane("store", lambda: self.tell(m.CommitNoted()))
             case m.ReleasePartitions():
                 pass  # TaskManagers of the simulation keep none
             case m.PublishState(state):
