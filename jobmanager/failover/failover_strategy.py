@@ -38,6 +38,8 @@ from jobmanager.failover.regions import KeptPartition, Region, RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import Exchange, JobPlan
 
+_SHOWN_MAX = 4
+
 
 class FailoverStrategyName(enum.Enum):
     """How much a failure restarts, as the configuration names it."""
@@ -82,9 +84,6 @@ def strategy_problem(name: FailoverStrategyName, regions: RegionGraph) -> str | 
         f"{together}), because of {_what_joins(regions.plan)}: use 'region', or exchanges that keep their "
         "rows (blocking, caching) and no colocation"
     )
-
-
-_SHOWN_MAX = 4
 
 
 def _what_joins(plan: JobPlan) -> str:

@@ -117,8 +117,9 @@ def test_the_example_of_the_proposal(readable: str, *, is_blamed: bool) -> None:
     assert regions_restarted("", finished="a0 b0 d0 d1 t0") == restarts_anyway
     assert regions_restarted("deterministic", unstarted="d0 d1 t0", finished="a0 b0") == waits
     assert regions_restarted("deterministic", finished="a0 b0") == runs
-    # Half of D has finished: D still reads.
-    assert regions_restarted("deterministic", finished="a0 b0 d0 t0") == runs
+    # A region has finished when all its subtasks have, those that do not read included.
+    for part_of_d in ("d0 t0", "d0 d1"):
+        assert regions_restarted("deterministic", finished=f"a0 b0 {part_of_d}") == runs
     assert regions_restarted("deterministic", finished="a0 b0 d0 d1 t0") == has_finished
 
 
