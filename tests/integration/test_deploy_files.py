@@ -169,6 +169,7 @@ WITHOUT_DEFAULT = {
     "execution.checkpointing.interval": "10s",
     "execution.checkpointing.dir": "/var/lib/penstock/checkpoints",
     "restart-strategy.type": "fixed-delay",
+    "jobmanager.failure-enrichers": "team",
     "jobmanager.storage.dir": "/var/lib/penstock",
     "taskmanager.id": "tm-1",
     "security.token-file": "/run/secrets/penstock-token",

@@ -111,6 +111,71 @@ def test_checkpoints_are_taken_and_listed(run: Any, monkeypatch: pytest.MonkeyPa
     assert [name for name in (*listed, *completed) if name not in words] == []
 
 
+class FailedClient(FakeClient):
+    """One job that failed twice, with more than the history keeps the second time."""
+
+    def exceptions(self, job_id: str) -> client_pb2.ListExceptionsResponse:
+        cause = client_pb2.FailureCause
+        echo = cause(error_class="PartitionUnavailable", message="reset", vertex="v1")
+        return client_pb2.ListExceptionsResponse(
+            entries=[
+                client_pb2.ExceptionEntry(
+                    root_cause=cause(error_class="TaskManagerLost", message="tm-1 is silent"),
+                    concurrent=[echo, echo],
+                    concurrent_count=40,
+                    restart_number=1,
+                    ended_job=True,
+                ),
+                client_pb2.ExceptionEntry(
+                    root_cause=cause(
+                        error_class="TaskFailure",
+                        message="map raised ValueError: no",
+                        traceback="Traceback\n  job.py, line 7\n",
+                        vertex="v0",
+                        subtask_index=3,
+                        attempt=2,
+                        operator="map",
+                        row="Row(a=7)",
+                        taskmanager_id="tm-1",
+                        timestamp_ms=1_000,
+                        cause_chain=["TaskFailure", "ValueError"],
+                    ),
+                    labels={"type": "USER", "team": "ours"},
+                    restarted=["v0/0..3", "v1/0"],
+                    restart_number=1,
+                    delay_ms=1_500,
+                ),
+            ]
+        )
+
+
+def test_failures_are_listed_with_what_came_of_them(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.context.Client", FailedClient)
+    address = ("--jobmanager", "h:1")
+    last, before = run("exceptions", "j", *address).stdout.split("\n\n")
+    assert "the job ended" in last
+    assert last.count("with it: PartitionUnavailable: reset (subtask v1/0, attempt 0)") == 2
+    assert last.endswith("and 38 more")
+    assert before.splitlines() == [
+        "1970-01-01 00:00:01Z  TaskFailure: map raised ValueError: no",
+        "  at: operator 'map', subtask v0/3, attempt 2, TaskManager tm-1",
+        "  row: Row(a=7)",
+        "  labels: team=ours, type=USER",
+        "  restart 1 after 1500 ms: v0/0..3, v1/0",
+        "  Traceback",
+        "    job.py, line 7",
+    ]
+    listed = json.loads(run("exceptions", "j", "--json", *address).stdout)
+    ended, restarted = listed["exceptions"]
+    assert (ended["ended_job"], ended["delay_ms"], ended["concurrent_count"]) == (True, None, 40)
+    assert (ended["root_cause"]["subtask_index"], restarted["delay_ms"]) == (-1, 1_500)
+    words = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+    names = (*listed, *ended, *ended["root_cause"])
+    assert [name for name in names if name not in words] == []
+
+
 @pytest.mark.parametrize("addresses", [",", "foo:bar", "", "host"])
 def test_malformed_addresses_are_wrong_use(run: Any, tmp_path: Path, addresses: str) -> None:
     (tmp_path / "job.py").write_text("raise SystemExit(7)")
