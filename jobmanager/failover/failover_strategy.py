@@ -18,8 +18,8 @@ The rules, applied until nothing is added:
 A region of which nothing has been started is left alone, and so nothing is passed on by it. Each rule only ever
 adds regions, so the result is the least set that they allow, whatever the order.
 
-The flags of an edge are claims about all that stands before it: they hold whichever regions are restarted
-with its producer. A restarted producer's partitions on caching edges are gone with its process's log whether
+The flags of an edge hold as long as its producer's region reads the same again over its own kept edges: where
+that is made anew as well, over an edge that promises less, the region's own promises are void. A restarted producer's partitions on caching edges are gone with its process's log whether
 they were available or not; nobody waits for them, since their consumers are either protected, and need the new
 ones, or restarted, and read the new ones.
 
@@ -131,11 +131,19 @@ def tasks_to_restart(
     )
 
 
+class _Changed(enum.Enum):
+    """What a restarted region may get otherwise than before, and so give out otherwise."""
+
+    ROWS = "other rows"
+    ORDER = "rows in another order"
+
+
 class _Backtracking:
     """The closure under the rules.
 
     Works on groups of channels: all consumers of a group read the same producers, so each group is asked at most
-    once for its unavailable producers, and restarts its consumers at most once.
+    once for its unavailable producers, restarts its consumers at most once, and changes what they read once.
+    What an edge promises holds as long as its producer's region reads the same again.
     """
 
     def __init__(
@@ -151,18 +159,44 @@ class _Backtracking:
         self._restart: dict[int, Region] = {}
         self._pending: list[Region] = []
         self._read_again: set[ChannelGroup] = set()
-        self._passed_on: set[ChannelGroup] = set()
+        self._passed_on: set[tuple[ChannelGroup, bool]] = set()
+        self._changed: set[tuple[ChannelGroup, _Changed]] = set()
+        self._reads_changed: set[tuple[int, _Changed]] = set()
 
     def closure(self, failed: Iterable[SubtaskId]) -> list[Region]:
         for subtask in failed:
             self._add(self._regions.region_of(subtask))
         while self._pending:
-            for subtask in self._pending.pop().subtasks:
-                for group in self._regions.read_by(subtask):
-                    self._backtrack(group)
+            region = self._pending.pop()
+            read = [group for s in region.subtasks for group in self._regions.read_by(s)]
+            for group in read:
+                self._backtrack(group)
+                for change in _Changed:
+                    if (group, change) in self._changed:
+                        self._reads_changed.add((region.index, change))
+            for subtask in region.subtasks:
                 for group in self._regions.written_by(subtask):
-                    self._pass_on(group, subtask)
+                    self._change(group, region)
+                    self._pass_on(group, subtask, region)
         return list(self._restart.values())
+
+    def _change(self, group: ChannelGroup, producer: Region) -> None:
+        """Notes what the consumers that are restarted read otherwise, now that this producer is."""
+        promised = {
+            _Changed.ROWS: group.edge.is_deterministic,
+            _Changed.ORDER: group.edge.is_reproducible,
+        }
+        for change, is_promised in promised.items():
+            is_kept = is_promised and (producer.index, change) not in self._reads_changed
+            if is_kept or (group, change) in self._changed:
+                continue
+            self._changed.add((group, change))
+            for consumer in group.consumers:
+                region = self._regions.region_of(consumer)
+                is_new = (region.index, change) not in self._reads_changed
+                if is_new and region.index in self._restart and region is not producer:
+                    self._reads_changed.add((region.index, change))
+                    self._pending.append(region)
 
     def _add(self, region: Region) -> None:
         if region.index in self._started and region.index not in self._restart:
@@ -177,23 +211,30 @@ class _Backtracking:
             if not self._can_be_read(group, producer):
                 self._add(self._regions.region_of(producer))
 
-    def _pass_on(self, group: ChannelGroup, producer: SubtaskId) -> None:
-        if group in self._passed_on or self._is_protected(group, producer):
+    def _pass_on(self, group: ChannelGroup, producer: SubtaskId, made_by: Region) -> None:
+        if self._is_protected(group, producer, made_by):
             return
-        self._passed_on.add(group)
         edge = group.edge
-        spares_finished = edge.exchange is Exchange.BLOCKING and edge.is_deterministic
+        spares_finished = (
+            edge.exchange is Exchange.BLOCKING
+            and edge.is_deterministic
+            and (made_by.index, _Changed.ROWS) not in self._reads_changed
+        )
+        if (group, spares_finished) in self._passed_on:
+            return
+        self._passed_on.add((group, spares_finished))
         for consumer in group.consumers:
             region = self._regions.region_of(consumer)
             if not (spares_finished and region.index in self._finished):
                 self._add(region)
 
-    def _is_protected(self, group: ChannelGroup, producer: SubtaskId) -> bool:
+    def _is_protected(self, group: ChannelGroup, producer: SubtaskId, made_by: Region) -> bool:
         """Whether all consumers can stay, as far as this restarted producer is concerned."""
         edge = group.edge
         if edge.exchange is Exchange.BLOCKING:
-            return edge.is_deterministic and self._can_be_read(group, producer)
-        return edge.is_reproducible
+            same_rows = (made_by.index, _Changed.ROWS) not in self._reads_changed
+            return edge.is_deterministic and same_rows and self._can_be_read(group, producer)
+        return edge.is_reproducible and (made_by.index, _Changed.ORDER) not in self._reads_changed
 
     def _can_be_read(self, group: ChannelGroup, producer: SubtaskId) -> bool:
         partition = KeptPartition(group.edge.id, producer)

@@ -131,9 +131,33 @@ class Failure:
         return partition in self.available and partition not in self.missing
 
 
+def promises(edge: EdgePlan, *, order: bool) -> bool:
+    return edge.is_reproducible if order else edge.is_deterministic
+
+
+def reads_changed(model: Model, restart: Regions, *, order: bool) -> Regions:
+    """Restarted regions that may get other rows than before, or (``order``) the same in another order."""
+    changed = {
+        region
+        for region in restart
+        for one in model.read_by[region]
+        if model.region_of[one.producer] in restart and not promises(one.edge, order=order)
+    }
+    for _ in model.regions:
+        changed |= {
+            region
+            for region in restart
+            for one in model.read_by[region]
+            if model.region_of[one.producer] in changed
+        }
+    return frozenset(changed)
+
+
 def is_closed(model: Model, restart: Regions, failure: Failure) -> bool:
     """Whether the rules demand nothing more."""
     union = frozenset[SubtaskId]().union(*restart)
+    other_rows = reads_changed(model, restart, order=False)
+    other_order = reads_changed(model, restart, order=True)
 
     def may_stay(region: frozenset[SubtaskId]) -> bool:
         return region in restart or not region & failure.started
@@ -147,7 +171,12 @@ def is_closed(model: Model, restart: Regions, failure: Failure) -> bool:
             if not failure.is_readable(channel.partition)
         )
         and all(
-            may_stay(region) or is_protected(channel, region, failure)
+            may_stay(region)
+            or (
+                is_protected(channel, region, failure)
+                and model.region_of[channel.producer]
+                not in (other_order if channel.edge.exchange in CACHING else other_rows)
+            )
             for region in model.regions
             for channel in model.read_by[region]
             if channel.producer in union
