@@ -268,11 +268,15 @@ def _edge_line(edge: dict[str, Any]) -> str:
 
 def _restart_line(edge: dict[str, Any]) -> str:
     """What becomes of the consumers of a kept exchange when its producer is restarted."""
-    source, target = edge["source"], edge["target"]
+    restart = f"a restart of {edge['source']}"
+    target, why = edge["target"], edge["why_not_reproducible"]
+    if edge["type"] == "blocking" and edge["deterministic"]:
+        return f"{restart} spares what has finished of {target}: the same rows come again"
     if edge["reproducible"]:
-        return f"a restart of {source} leaves {target} running: the rows come again as they were"
-    same = "the same rows may come in another order: " if edge["deterministic"] else ""
-    return f"a restart of {source} restarts {target}: {same}{edge['why_not_reproducible']}"
+        return f"{restart} leaves {target} running: the same rows come again in the same order"
+    if edge["deterministic"]:
+        return f"{restart} restarts {target}: the same rows may come in another order: {why}"
+    return f"{restart} restarts {target}: {why}"
 
 
 def _operator_line(operator: dict[str, Any]) -> str:

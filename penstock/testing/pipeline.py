@@ -193,7 +193,9 @@ def build(
     graph = Planner(reachable(builder.sinks), config).plan()
     graph.name = "test"
     graph.config.update(config.to_mapping())
-    for edge in graph.edges:  # nothing is restarted here, and what is pushed has no end before the test says
+    for edge in (
+        graph.edges
+    ):  # nothing is restarted here, and what is pushed has no end before the test says
         edge.partition_type = PIPELINED
     validate(graph)
     return Pipeline(

@@ -493,7 +493,7 @@ def test_the_plan_says_what_a_restart_reaches() -> None:
     graph = planned(env)
     lines = [line.strip() for line in explain(graph).splitlines()]
     assert "<- v0/0  hash by auction, caching  (auction)" in lines
-    assert "a restart of v0 leaves v1 running: the rows come again as they were" in lines
+    assert "a restart of v0 leaves v1 running: the same rows come again in the same order" in lines
     (line,) = [line for line in lines if line.startswith("a restart of v1")]
     assert line.startswith("a restart of v1 restarts v2: 'first' runs Python code (")
     assert any("colocated as pair]" in line for line in lines)
@@ -508,6 +508,17 @@ def test_the_plan_says_when_only_the_order_may_differ() -> None:
         "a restart of v1 restarts v2: the same rows may come in another order: the subtasks of "
         "'counted' have several input channels"
     ) in explain(planned(env))
+
+
+def test_the_plan_says_whom_a_blocking_exchange_spares() -> None:
+    env = environment()
+    env.set_runtime_mode("batch")
+    stream = env.nexmark(10, columns=["auction", "price"])
+    stream.broadcast().discard()
+    stream.map(same, schema=COLUMNS).broadcast().discard()
+    lines = [line.strip() for line in explain(planned(env)).splitlines()]
+    assert "a restart of v0 spares what has finished of v1: the same rows come again" in lines
+    assert any(line.startswith("a restart of v0 restarts v2: 'map' runs") for line in lines)
 
 
 def test_the_plan_says_nothing_of_restarts_where_nothing_is_kept() -> None:
