@@ -22,6 +22,7 @@ GROUPS = {
         "execution.buffer",
         "execution.pre-",
         "execution.exchange",
+        "execution.runtime-",
     ),
     "Checkpoints": ("execution.checkpointing.",),
     "State": ("state.",),

@@ -44,6 +44,11 @@ def _none_as_zero(value: object) -> object:
     return 0 if value is False or value in ("none", "off", "disabled") else value
 
 
+def _pre_aggregation(value: object) -> object:
+    named = {True: "always", False: "never", "true": "always", "false": "never"}
+    return named.get(value, value) if isinstance(value, (bool, str)) else value
+
+
 def _as_value_error(parse: Any, value: object) -> object:
     try:
         return parse(value)
@@ -76,7 +81,7 @@ MetricsPort = Annotated[int, Field(ge=-1, le=65535)]
 
 
 DEFAULT_CHECKPOINT_INTERVAL_MS = 10_000
-"""Committing sinks need checkpoints: they are on unless they are turned off."""
+"""Committing sinks need checkpoints: in streaming mode they are on unless they are turned off."""
 
 
 class Configuration(BaseModel):
@@ -122,22 +127,34 @@ class Configuration(BaseModel):
         alias="pipeline.auto-watermark-interval",
         description="Time between two watermarks of a source that is busy; an idle one sends its own at once.",
     )
-    pre_aggregation: bool = Field(
-        True,
+    pre_aggregation: Annotated[
+        Literal["auto", "always", "never"], BeforeValidator(_pre_aggregation)
+    ] = Field(
+        "auto",
         alias="execution.pre-aggregation",
-        description="Aggregate per batch in front of a keyed exchange where the aggregates allow it.",
+        description="Aggregate per batch in front of a keyed exchange where the aggregates allow it; `auto` does not where that lets consumers go on when their producer restarts. `true` is `always`, `false` is `never`.",
     )
-    default_exchange: Literal["pipelined"] = Field(
+    default_exchange: Literal["pipelined", "blocking", "caching", "caching-memory"] = Field(
         "pipelined",
         alias="execution.exchange.default",
-        description="Result partition type of exchanges that set none.",
+        description="Type of exchanges (`key_by`, `rebalance`, `rescale`, `broadcast`) behind operators without `.exchange(...)`, in streaming mode.",
+    )
+    runtime_mode: Literal["streaming", "batch"] = Field(
+        "streaming",
+        alias="execution.runtime-mode",
+        description="`streaming` runs all operators at once; `batch`, for bounded sources only, one stage after the other with blocking exchanges between them.",
+    )
+    pipeline_deterministic: bool = Field(
+        False,
+        alias="pipeline.deterministic",
+        description="Declare all Python functions and sources of a job deterministic, as `.deterministic(True)` does one.",
     )
 
     # -- checkpoints
     execution_checkpointing_interval_ms: IntervalMs | None = Field(
         None,
         alias="execution.checkpointing.interval",
-        description="Time between the starts of two checkpoints; `none` takes none, and output is committed when the job has finished. By default 10 s.",
+        description="Time between the starts of two checkpoints; `none` takes none, and output is committed when the job has finished. By default 10 s, and `none` in batch mode.",
     )
     execution_checkpointing_mode: Literal["exactly-once", "at-least-once"] = Field(
         "exactly-once", alias="execution.checkpointing.mode", description="Guarantee of the state."
@@ -311,6 +328,11 @@ class Configuration(BaseModel):
         alias="jobmanager.failure-enrichers",
         description="What labels failures, in the JobManager's environment: names of entry points, or `module:Class`, separated by commas.",
     )
+    failover_strategy: Literal["full", "region", "individual"] = Field(
+        "region",
+        alias="jobmanager.execution.failover-strategy",
+        description="What a failure restarts: the whole job, the regions that it touches, or, where that is sound, the failed task alone.",
+    )
     jobmanager_storage_dir: str = Field(
         "",
         alias="jobmanager.storage.dir",
@@ -423,7 +445,7 @@ class Configuration(BaseModel):
     def checkpoint_interval_ms(self) -> int | None:
         """Time between the starts of two checkpoints, None = checkpointing is off."""
         if self.execution_checkpointing_interval_ms is None:
-            return DEFAULT_CHECKPOINT_INTERVAL_MS
+            return None if self.runtime_mode == "batch" else DEFAULT_CHECKPOINT_INTERVAL_MS
         return self.execution_checkpointing_interval_ms or None
 
     @classmethod

@@ -303,20 +303,34 @@ class Environment:
     # ------------------------------------------------------------ running
 
     def set_runtime_mode(self, mode: str) -> None:
-        """How jobs run: "streaming", all operators at once, is the default and the only mode there is.
+        """How jobs run.
+
+        Args:
+            mode: "streaming" (the default): all operators at once; "batch": exchanges are blocking, so
+                that a stage starts when its input is complete. Batch needs bounded sources and takes no
+                checkpoints unless an interval is set.
 
         Raises:
             JobRejected: it is another mode.
         """
-        if mode == "batch":
+        if mode not in ("streaming", "batch"):
             raise JobRejected(
-                "set_runtime_mode: 'batch' comes with a later version; this one runs bounded jobs, too, "
-                "in the mode 'streaming'"
+                f"set_runtime_mode: {mode!r} is no runtime mode; there are 'streaming' and 'batch'"
             )
-        if mode != "streaming":
-            raise JobRejected(
-                f"set_runtime_mode: {mode!r} is no runtime mode; there is 'streaming'"
-            )
+        self._config = self._config.merged({"execution.runtime-mode": mode})
+
+    def set_deterministic(self, value: bool = True) -> None:
+        """Declares all Python functions and sources of the jobs deterministic.
+
+        As ``.deterministic(True)`` does for one operator, whose own declaration wins. Windows and joins
+        are not meant: they declare it for themselves, since it says that no row is late.
+
+        Raises:
+            JobRejected: it is neither True nor False.
+        """
+        if not isinstance(value, bool):
+            raise JobRejected(f"set_deterministic: {value!r} is neither True nor False")
+        self._config = self._config.merged({"pipeline.deterministic": value})
 
     def set_restart_strategy(self, strategy: RestartStrategyChoice) -> None:
         """Whether and when jobs are restarted after failures, in place of what was set before.

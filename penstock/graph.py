@@ -2,7 +2,8 @@
 
 ``validate`` is pure and opens no pickle; the client runs it before it submits, and the JobManager runs it
 again on what it is given. Every error names the operator. Checked here is how operators are put
-together; ``penstock.graph_operators`` checks each of them by itself.
+together; ``penstock.graph_operators`` checks each of them by itself, ``penstock.graph_exchanges`` what lies
+between them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from penstock.errors import JobRejected
+from penstock.graph_exchanges import check_colocation, check_exchanges
 from penstock.graph_operators import (
     check_collect_ids,
     check_operator,
@@ -51,6 +53,8 @@ def validate(graph: graph_pb2.JobGraph) -> None:
         _check_inputs(vertex, [edge for edge in graph.edges if edge.target_vertex == vertex.id])
     for edge in graph.edges:
         _check_edge(edge, vertices[edge.source_vertex], vertices[edge.target_vertex])
+    check_exchanges(graph)
+    check_colocation(graph)
     check_collect_ids(graph)
     if not any(_kind(op) == "sink" for vertex in graph.vertices for op in vertex.operators):
         raise JobRejected(
@@ -233,11 +237,6 @@ def _check_edge(edge: graph_pb2.Edge, source: graph_pb2.Vertex, target: graph_pb
     schema = decode_schema(edge.schema, where)
     given = _output_schema(producer, edge.source_output.side_tag, producer_where)
     _check_same_schema(given, schema, where)
-    if edge.partition_type != graph_pb2.RESULT_PARTITION_TYPE_PIPELINED:
-        name = graph_pb2.ResultPartitionType.Name(edge.partition_type)
-        raise JobRejected(
-            f"{where}: edge {edge.id} is {name}; this version has pipelined edges only"
-        )
     if edge.partitioning == _FORWARD and source.parallelism != target.parallelism:
         raise JobRejected(
             f"{where}: edge {edge.id} is forward, but its producer has parallelism "

@@ -16,6 +16,7 @@ from penstock.job_builder import JobBuilder
 from penstock.logical import (
     EVENT_TIME_FIELD,
     ApplyWindowFunction,
+    Node,
     NodeInput,
     Operation,
     Project,
@@ -23,6 +24,7 @@ from penstock.logical import (
     WindowAggregate,
     input_has_event_time,
     input_schema,
+    is_key_function,
 )
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME, user_schema
@@ -51,6 +53,13 @@ class KeyedStream(Stream):
     def keys(self) -> tuple[str, ...]:
         """The key columns."""
         return self._source.routing.keys
+
+    @override
+    def _target(self, call: str) -> tuple[JobBuilder, Node]:
+        node = self._source.node
+        if call == "deterministic" and is_key_function(node.operation):
+            return self._builder, node
+        return super()._target(call)
 
     def aggregate(self, **aggregates: Aggregate) -> Stream:
         """Running aggregates per key over all rows so far; emits new values once per key and batch."""

@@ -190,6 +190,11 @@ Operation = (
 )
 
 
+def is_key_function(operation: Operation) -> bool:
+    """Whether it is the function of ``key_by(fn)``."""
+    return isinstance(operation, RowFunction) and operation.kind == graph_pb2.ROW_FUNCTION_KIND_KEY
+
+
 # ---------------------------------------------------------------- nodes
 
 
@@ -215,13 +220,22 @@ class NodeInput:
 
 @dataclass(slots=True)
 class Properties:
-    """What the user set on an operator; None or "" = not set."""
+    """What the user set on an operator; None or "" = not set.
+
+    Attributes:
+        exchange: type of the exchange that its main output goes through.
+        deterministic: whether equal input gives equal output.
+        colocation_group: whose subtasks of equal index share a slot and are restarted together.
+    """
 
     uid: str = ""
     name: str = ""
     parallelism: int | None = None
     max_parallelism: int | None = None
     slot_group: str = ""
+    exchange: graph_pb2.ResultPartitionType.ValueType | None = None
+    deterministic: bool | None = None
+    colocation_group: str = ""
     on_error: graph_pb2.ErrorPolicy = field(default_factory=graph_pb2.ErrorPolicy)
 
 
@@ -252,6 +266,16 @@ class Node:
     def name(self) -> str:
         """What a person reads in plans, logs and errors."""
         return self.properties.name or self.label
+
+    @property
+    def is_preparation(self) -> bool:
+        """Whether it belongs to the next call, so that what was said of its input's output holds for its own."""
+        # with_event_time is a call of its own that only runs where its input does.
+        return (
+            self.is_inserted
+            and not isinstance(self.operation, AssignEventTime)
+            and self.inputs[0].routing == ANY_ROUTING
+        )
 
     @property
     def is_grouping(self) -> bool:

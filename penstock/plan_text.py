@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from penstock.exchanges import exchange_name
 from penstock.expressions import Expr
 from penstock.graph_operators import shown_name
 from penstock.pb import graph_pb2
+from penstock.repeatability import Repeatability, repeatability_of_edges
 from penstock.schema import schema_from_bytes
 
 _WINDOWS = {
@@ -31,10 +33,11 @@ def explain(graph: graph_pb2.JobGraph) -> str:
 
 def plan_dict(graph: graph_pb2.JobGraph) -> dict[str, Any]:
     """The plan for programs; its fields are stable, and equal graphs give equal plans."""
+    known = repeatability_of_edges(graph)
     return {
         "name": graph.name,
         "vertices": [_vertex(vertex) for vertex in graph.vertices],
-        "edges": [_edge(edge) for edge in graph.edges],
+        "edges": [_edge(edge, known[edge.id]) for edge in graph.edges],
         "artifacts": [
             {"id": a.id, "name": a.name, "size_bytes": a.size_bytes, "kind": a.kind}
             for a in graph.artifacts
@@ -53,6 +56,7 @@ def _vertex(vertex: graph_pb2.Vertex) -> dict[str, Any]:
         "parallelism": vertex.parallelism,
         "max_parallelism": vertex.max_parallelism,
         "slot_group": vertex.slot_group,
+        "colocation_group": vertex.colocation_group,
         "operators": [_operator(operator, i) for i, operator in enumerate(vertex.operators)],
     }
 
@@ -69,11 +73,12 @@ def _operator(operator: graph_pb2.Operator, index: int) -> dict[str, Any]:
         if index
         else None,
         "columns": _columns(operator.output_schema),
+        "deterministic": operator.deterministic,
         "on_error": operator.on_error.tag or action.removeprefix("ERROR_ACTION_").lower(),
     }
 
 
-def _edge(edge: graph_pb2.Edge) -> dict[str, Any]:
+def _edge(edge: graph_pb2.Edge, known: Repeatability) -> dict[str, Any]:
     return {
         "id": edge.id,
         "source": edge.source_vertex,
@@ -83,10 +88,10 @@ def _edge(edge: graph_pb2.Edge) -> dict[str, Any]:
         "target_input": edge.target_input,
         "partitioning": _partitioning(edge),
         "keys": list(edge.key_columns),
-        "type": graph_pb2.ResultPartitionType.Name(edge.partition_type)
-        .removeprefix("RESULT_PARTITION_TYPE_")
-        .lower()
-        .replace("_", "-"),
+        "type": exchange_name(edge.partition_type),
+        "deterministic": edge.deterministic,
+        "reproducible": edge.reproducible,
+        "why_not_reproducible": known.why_not_reproducible,
         "columns": _columns(edge.schema),
     }
 
@@ -234,15 +239,19 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     yield f"job {plan['name']}"
     for vertex in plan["vertices"]:
         yield ""
+        together = vertex["colocation_group"]
+        colocated = f", colocated as {together}" if together else ""
         yield (
             f"{vertex['id']}  {vertex['name']}  [parallelism {vertex['parallelism']} of "
-            f"{vertex['max_parallelism']}, slot group {vertex['slot_group']}]"
+            f"{vertex['max_parallelism']}, slot group {vertex['slot_group']}{colocated}]"
         )
         incoming = [edge for edge in plan["edges"] if edge["target"] == vertex["id"]]
         has_two_inputs = any(edge["target_input"] for edge in incoming)
         for edge in incoming:
             which = f"input {edge['target_input'] + 1}: " if has_two_inputs else ""
             yield f"    <- {which}{_edge_line(edge)}"
+            if edge["type"] != "pipelined":
+                yield f"       {_restart_line(edge)}"
         for index, operator in enumerate(vertex["operators"]):
             yield f"    {index}: {_operator_line(operator)}"
 
@@ -255,6 +264,19 @@ def _edge_line(edge: dict[str, Any]) -> str:
         f"{edge['source']}/{edge['source_operator']}{side}  {edge['partitioning']}{keys}, "
         f"{edge['type']}  ({columns})"
     )
+
+
+def _restart_line(edge: dict[str, Any]) -> str:
+    """What becomes of the consumers of a kept exchange when its producer is restarted."""
+    restart = f"a restart of {edge['source']}"
+    target, why = edge["target"], edge["why_not_reproducible"]
+    if edge["type"] == "blocking" and edge["deterministic"]:
+        return f"{restart} spares what has finished of {target}: the same rows come again"
+    if edge["reproducible"]:
+        return f"{restart} leaves {target} running: the same rows come again in the same order"
+    if edge["deterministic"]:
+        return f"{restart} restarts {target}: the same rows may come in another order: {why}"
+    return f"{restart} restarts {target}: {why}"
 
 
 def _operator_line(operator: dict[str, Any]) -> str:

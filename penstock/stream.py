@@ -455,9 +455,11 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
 
     def _last_operator(self, call: str) -> Node:
         if self._source.routing != ANY_ROUTING:
+            # The exchange behind an operator is the one that the routing asks for.
+            later = "" if call == "exchange" else " or after the next operator"
             raise JobRejected(
                 f"{call}() applies to an operator, and routing (key_by, rebalance, ...) is none: call "
-                "it before the routing or after the next operator"
+                f"it before the routing{later}"
             )
         if self._source.tag:
             raise JobRejected(

@@ -56,8 +56,9 @@ class EdgePlan:
     """One edge; ``source`` and ``target`` are vertex ids.
 
     Attributes:
-        is_deterministic: the producer sends the same rows again after a restart, in any order.
-        is_reproducible: ... and in the same order.
+        is_deterministic: the producer sends the same rows again after a restart, in any order, as long as
+            it gets the same rows over the kept edges that it and its region read.
+        is_reproducible: ... and in the same order, as long as those come in the same order too.
     """
 
     id: str

@@ -13,7 +13,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
-from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
+from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
 from jobmanager.rpc.snapshot_convert import references_of, summary_of
 from jobmanager.scheduler.deployment import ChannelPlan, Endpoint, TaskPlan
 from penstock.connectors.source import Split
@@ -28,19 +28,30 @@ _PARTITIONING = {
     graph_pb2.PARTITIONING_BROADCAST: Partitioning.BROADCAST,
 }
 
+_EXCHANGES = {
+    graph_pb2.RESULT_PARTITION_TYPE_PIPELINED: Exchange.PIPELINED,
+    graph_pb2.RESULT_PARTITION_TYPE_BLOCKING: Exchange.BLOCKING,
+    graph_pb2.RESULT_PARTITION_TYPE_CACHING: Exchange.CACHING,
+    graph_pb2.RESULT_PARTITION_TYPE_CACHING_MEMORY: Exchange.CACHING_MEMORY,
+}
+
 
 def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
     """The shape of a graph.
 
     Raises:
-        JobRejected: it names a partitioning that this version does not know.
+        JobRejected: it names a partitioning or a type of exchange that this version does not know.
     """
     for edge in graph.edges:
-        if edge.partitioning not in _PARTITIONING:
-            raise JobRejected(
-                f"edge {edge.id} has the unknown partitioning {edge.partitioning}: client and "
-                "JobManager are of different versions"
-            )
+        for what, value, known in (
+            ("partitioning", edge.partitioning, _PARTITIONING),
+            ("type of exchange", edge.partition_type, _EXCHANGES),
+        ):
+            if value not in known:
+                raise JobRejected(
+                    f"edge {edge.id} has the unknown {what} {value}: client and JobManager are of "
+                    "different versions"
+                )
     return JobPlan(
         vertices=tuple(
             VertexPlan(
@@ -50,12 +61,19 @@ def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
                 source_uids=tuple(
                     operator.uid for operator in vertex.operators if operator.HasField("source")
                 ),
+                colocation_group=vertex.colocation_group,
             )
             for vertex in graph.vertices
         ),
         edges=tuple(
             EdgePlan(
-                edge.id, edge.source_vertex, edge.target_vertex, _PARTITIONING[edge.partitioning]
+                edge.id,
+                edge.source_vertex,
+                edge.target_vertex,
+                _PARTITIONING[edge.partitioning],
+                _EXCHANGES[edge.partition_type],
+                is_deterministic=edge.deterministic,
+                is_reproducible=edge.reproducible,
             )
             for edge in graph.edges
         ),

@@ -1321,9 +1321,13 @@ class Edge(_message.Message):
     target_input: _builtins.int
     """Which input of the target's first operator it feeds: 0, or 1 for the second of two."""
     deterministic: _builtins.bool
-    """The producer sends the same rows again after a restart, whatever their order."""
+    """The producer sends the same rows again after a restart, whatever their order, as long as it gets the
+    same rows over the kept edges that it and its region read.
+    """
     reproducible: _builtins.bool
-    """... and in the same order: its consumers can go on where they are."""
+    """... and in the same order, as long as those come in the same order too: its consumers can go on where
+    they are.
+    """
     @_builtins.property
     def source_output(self) -> Global___ChainInput:
         """Which operator of the source's chain feeds the edge, and from which of its outputs."""

@@ -8,8 +8,18 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.errors import JobRejected
+from penstock.exchanges import PIPELINED, keeps_rows
 from penstock.graph_operators import shown_name, side_schema
 from penstock.pb import graph_pb2
+from penstock.repeatability import (
+    Repeatability,
+    VertexInput,
+    after_operator,
+    channels_read,
+    into_vertex,
+    on_edge,
+    repeatability_of_edges,
+)
 from penstock.schema import schema_to_bytes
 from penstock.storage.key_groups import default_max_parallelism
 
@@ -18,11 +28,12 @@ FORWARD = graph_pb2.PARTITIONING_FORWARD
 
 @dataclass(eq=False, slots=True)
 class DraftVertex:
-    """A chain of operators with one parallelism."""
+    """A chain of operators with one parallelism; None and "" = nobody has said."""
 
     parallelism: int
     slot_group: str
     max_parallelism: int | None
+    colocation_group: str
     operators: list[DraftOperator] = field(default_factory=list)
 
 
@@ -33,6 +44,7 @@ class DraftOperator:
     Attributes:
         proto: without ``input`` and schemas, which follow from the fields below.
         parent: the operator of the same chain that feeds it, and from which output; None at the head.
+        given: what is known of its input when it is made again.
         second_input_schema: of operators with two inputs, which are always heads.
     """
 
@@ -41,6 +53,7 @@ class DraftOperator:
     input_schema: pa.Schema
     output_schema: pa.Schema
     parent: DraftOutput | None
+    given: Repeatability
     second_input_schema: pa.Schema | None = None
 
     def schema_of(self, tag: str) -> pa.Schema:
@@ -60,6 +73,11 @@ class DraftOutput:
         """What flows there."""
         return self.operator.schema_of(self.tag)
 
+    @property
+    def repeatability(self) -> Repeatability:
+        """What is known of it when it is made again."""
+        return after_operator(self.operator.proto, self.operator.given, self.tag)
+
 
 @dataclass(frozen=True, slots=True)
 class DraftEdge:
@@ -70,6 +88,7 @@ class DraftEdge:
     partitioning: graph_pb2.Partitioning.ValueType
     keys: tuple[str, ...]
     target_input: int
+    partition_type: graph_pb2.ResultPartitionType.ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +103,16 @@ class DraftInput:
     partitioning: graph_pb2.Partitioning.ValueType
     keys: tuple[str, ...] = ()
     target_input: int = 0
+    partition_type: graph_pb2.ResultPartitionType.ValueType = PIPELINED
+
+    def read_by(self, parallelism: int) -> VertexInput:
+        """The input as that of a vertex."""
+        producers = self.source.operator.vertex.parallelism
+        return VertexInput(
+            on_edge(self.source.repeatability, self.partitioning, producers, parallelism),
+            keeps_rows(self.partition_type),
+            channels_read(self.partitioning, producers, parallelism),
+        )
 
 
 class Draft:
@@ -100,9 +129,12 @@ class Draft:
         parallelism: int,
         slot_group: str,
         max_parallelism: int | None,
+        colocation_group: str,
     ) -> bool:
         """Whether an operator with these properties may run in the chain that it reads from."""
         if not self._chaining or len(inputs) != 1 or inputs[0].partitioning != FORWARD:
+            return False
+        if keeps_rows(inputs[0].partition_type):
             return False
         vertex = inputs[0].source.operator.vertex
         return (
@@ -111,6 +143,10 @@ class Draft:
             and (
                 None in (vertex.max_parallelism, max_parallelism)
                 or vertex.max_parallelism == max_parallelism
+            )
+            and (
+                "" in (vertex.colocation_group, colocation_group)
+                or vertex.colocation_group == colocation_group
             )
         )
 
@@ -121,12 +157,16 @@ class Draft:
         output_schema: pa.Schema,
         *,
         max_parallelism: int | None = None,
+        colocation_group: str = "",
     ) -> DraftOperator:
         """Adds an operator to the chain that it reads from."""
         vertex = source.operator.vertex
-        operator = DraftOperator(proto, vertex, source.schema, output_schema, source)
+        operator = DraftOperator(
+            proto, vertex, source.schema, output_schema, source, source.repeatability
+        )
         vertex.operators.append(operator)
         vertex.max_parallelism = vertex.max_parallelism or max_parallelism
+        vertex.colocation_group = vertex.colocation_group or colocation_group
         return operator
 
     def start_vertex(
@@ -138,12 +178,14 @@ class Draft:
         parallelism: int,
         slot_group: str,
         max_parallelism: int | None,
+        colocation_group: str,
     ) -> DraftOperator:
         """Adds an operator as the head of a new chain, with an edge from each of its inputs."""
-        vertex = DraftVertex(parallelism, slot_group, max_parallelism)
+        vertex = DraftVertex(parallelism, slot_group, max_parallelism, colocation_group)
         schema = schema_of_input(inputs, 0) or pa.schema([])
         second = schema_of_input(inputs, 1)
-        operator = DraftOperator(proto, vertex, schema, output_schema, None, second)
+        rows = into_vertex(proto.name, [given.read_by(parallelism) for given in inputs])
+        operator = DraftOperator(proto, vertex, schema, output_schema, None, rows, second)
         vertex.operators.append(operator)
         self._vertices.append(vertex)
         for given in inputs:
@@ -154,7 +196,14 @@ class Draft:
                     f"{given.source.operator.vertex.parallelism}, this one {parallelism}"
                 )
             self._edges.append(
-                DraftEdge(given.source, vertex, given.partitioning, given.keys, given.target_input)
+                DraftEdge(
+                    given.source,
+                    vertex,
+                    given.partitioning,
+                    given.keys,
+                    given.target_input,
+                    given.partition_type,
+                )
             )
         return operator
 
@@ -178,11 +227,15 @@ class Draft:
                     target_vertex=ids[id(edge.target)],
                     partitioning=edge.partitioning,
                     key_columns=edge.keys,
-                    partition_type=graph_pb2.RESULT_PARTITION_TYPE_PIPELINED,
+                    partition_type=edge.partition_type,
                     schema=schema_to_bytes(edge.source.schema),
                     target_input=edge.target_input,
                 )
             )
+        known = repeatability_of_edges(graph)
+        for proto in graph.edges:
+            proto.deterministic = known[proto.id].is_deterministic
+            proto.reproducible = known[proto.id].is_reproducible
         return graph
 
 
@@ -215,6 +268,7 @@ def _vertex_proto(vertex: DraftVertex, vertex_id: str, default_max: int) -> grap
         parallelism=vertex.parallelism,
         max_parallelism=vertex.max_parallelism or derived,
         slot_group=vertex.slot_group,
+        colocation_group=vertex.colocation_group,
     )
     for operator in vertex.operators:
         operator.proto.input_schema = schema_to_bytes(operator.input_schema)

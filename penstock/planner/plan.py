@@ -68,6 +68,7 @@ def plan_job(
             ".print(), .collect(), .discard() or .sink(...)"
         )
     nodes = reachable(list(sinks))
+    _check_runtime_mode(nodes, config)
     warnings = _check_uids(nodes, config)
     code = collect_code(py_files)
     with shipping(code.roots):
@@ -84,6 +85,22 @@ def plan_job(
     graph.requirements.extend(requirements)
     validate(graph)
     return PlannedJob(graph, tuple(artifacts.values()), warnings)
+
+
+def _check_runtime_mode(nodes: Sequence[Node], config: Configuration) -> None:
+    if config.runtime_mode != "batch":
+        return
+    endless = [
+        repr(node.name)
+        for node in nodes
+        if isinstance(node.operation, ReadSource) and not node.operation.spec.bounded
+    ]
+    if endless:
+        raise JobRejected(
+            f"the job runs in batch mode, where every source has an end, but {', '.join(endless)} "
+            "reads without end: give the source an end (a number of rows, no watch=), or call "
+            "env.set_runtime_mode('streaming')"
+        )
 
 
 def _check_uids(nodes: Sequence[Node], config: Configuration) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """From logical nodes to the job graph: parallelism, exchanges, chains, narrowing, pre-aggregation.
 
 Operators are placed in order of their making, inputs first. An operator joins the chain it reads from
-where rows need not move (one input, forward, equal parallelism and slot group); else it starts a vertex
+where rows need neither move nor be kept (one input, forward, equal parallelism and slot group); else it starts a vertex
 with an edge from each input. In front of an exchange rows are narrowed to what is needed behind it,
 and aggregated per batch where the aggregates allow it.
 """
@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from penstock.config import Configuration
+from penstock.determinism import is_deterministic
 from penstock.errors import JobRejected
+from penstock.exchanges import CACHING, CACHING_MEMORY
 from penstock.logical import (
     ANY_ROUTING,
     AssignEventTime,
@@ -39,6 +41,7 @@ from penstock.planner.draft import (
     DraftOutput,
     schema_of_input,
 )
+from penstock.planner.exchange_choice import exchange_type, wanted_exchange
 from penstock.planner.needs import Need, find_needs, need_of, pruned
 from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
 from penstock.planner.uids import assign_uids, derived_uid
@@ -49,6 +52,7 @@ DEFAULT_SLOT_GROUP = "default"
 
 _HASH = graph_pb2.PARTITIONING_HASH
 _REBALANCE = graph_pb2.PARTITIONING_REBALANCE
+_READ_WHILE_KEPT = (CACHING, CACHING_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,14 @@ class _Read:
     """One output that a node reads, unions in between seen through.
 
     Attributes:
+        exchange: the type that the operators on the way say, None = they say nothing.
         position: which of the node's own inputs it stands for.
         target_input: which input of the operator it feeds; the inputs of a union are one.
     """
 
     output: DraftOutput
     routing: Routing
+    exchange: graph_pb2.ResultPartitionType.ValueType | None
     position: int
     target_input: int
 
@@ -99,25 +105,35 @@ class Planner:
 
     def _place(self, node: Node) -> DraftOperator:
         reads = [
-            _Read(output, routing, position, 0 if isinstance(node.operation, Union) else position)
-            for position, source in enumerate(node.inputs)
-            for output, routing in self._outputs(source)
+            _Read(output, routing, kind, i, 0 if isinstance(node.operation, Union) else i)
+            for i, source in enumerate(node.inputs)
+            for output, routing, kind in self._outputs(source, wanted_exchange(node, source))
         ]
         parallelism = self._parallelism(node, reads)
         group = _slot_group(node, reads)
-        inputs = [_draft_input(read, parallelism) for read in reads]
-        most = node.properties.max_parallelism
-        chained = self._draft.can_chain(inputs, parallelism, group, most)
+        inputs = [self._draft_input(read, parallelism) for read in reads]
+        most, together = node.properties.max_parallelism, node.properties.colocation_group
+        chained = self._draft.can_chain(inputs, parallelism, group, most, together)
         inputs = [
             self._prepare(node, read, given, _routed_by(inputs, given), chained=chained)
             for read, given in zip(reads, inputs, strict=True)
         ]
         given = schema_of_input(inputs, 0) or pa.schema([])
-        proto = operator_proto(node, self._uids[node.index])
+        proto = operator_proto(
+            node,
+            self._uids[node.index],
+            deterministic=is_deterministic(node, whole_job=self._config.pipeline_deterministic),
+        )
         output = specify(proto, node, given, self._needs[node.index, ""])
         inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
         if chained:
-            return self._draft.append(proto, inputs[0].source, output, max_parallelism=most)
+            return self._draft.append(
+                proto,
+                inputs[0].source,
+                output,
+                max_parallelism=most,
+                colocation_group=together,
+            )
         return self._draft.start_vertex(
             proto,
             inputs,
@@ -125,16 +141,34 @@ class Planner:
             parallelism=parallelism,
             slot_group=group,
             max_parallelism=most,
+            colocation_group=together,
         )
 
     def _outputs(
-        self, source: NodeInput, behind: Routing = ANY_ROUTING
-    ) -> list[tuple[DraftOutput, Routing]]:
-        """What an input comes to when unions without a vertex are seen through."""
+        self,
+        source: NodeInput,
+        exchange: graph_pb2.ResultPartitionType.ValueType | None,
+        behind: Routing = ANY_ROUTING,
+    ) -> list[tuple[DraftOutput, Routing, graph_pb2.ResultPartitionType.ValueType | None]]:
+        """What an input comes to when unions without a vertex are seen through.
+
+        Args:
+            exchange: what is wanted of the exchange behind the input.
+            behind: how its rows are routed there.
+        """
         routing = source.routing if behind == ANY_ROUTING else behind
         if source.node.index in self._see_through:
-            return [o for each in source.node.inputs for o in self._outputs(each, routing)]
-        return [(DraftOutput(self._operators[source.node.index], source.tag), routing)]
+            return [
+                output
+                for each in source.node.inputs
+                for output in self._outputs(
+                    each,
+                    wanted_exchange(source.node, each) if exchange is None else exchange,
+                    routing,
+                )
+            ]
+        output = DraftOutput(self._operators[source.node.index], source.tag)
+        return [(output, routing, exchange)]
 
     def _parallelism(self, node: Node, reads: Sequence[_Read]) -> int:
         wanted = node.properties.parallelism
@@ -154,6 +188,15 @@ class Planner:
         return self._config.parallelism_default
 
     # ------------------------------------------------------------ in front of an operator
+
+    def _draft_input(self, read: _Read, parallelism: int) -> DraftInput:
+        partitioning = read.routing.partitioning
+        if partitioning is None:
+            same = read.output.operator.vertex.parallelism == parallelism
+            partitioning = FORWARD if same else _REBALANCE
+        partition_type = exchange_type(partitioning, read.exchange, self._config)
+        keys = read.routing.keys
+        return DraftInput(read.output, partitioning, keys, read.target_input, partition_type)
 
     def _prepare(
         self, node: Node, read: _Read, given: DraftInput, keys: frozenset[str], *, chained: bool
@@ -177,7 +220,9 @@ class Planner:
         key = (id(output.operator), output.tag, tuple(schema.names))
         if key not in self._narrowed:
             uid = derived_uid("narrow", output.operator.proto.uid, output.tag, *schema.names)
-            proto = graph_pb2.Operator(uid=uid, uid_is_generated=True, name="narrow")
+            proto = graph_pb2.Operator(
+                uid=uid, uid_is_generated=True, name="narrow", deterministic=True
+            )
             select_spec(proto, schema)
             self._narrowed[key] = DraftOutput(self._draft.append(proto, output, schema), "")
         return self._narrowed[key]
@@ -191,7 +236,8 @@ class Planner:
             return given
         window = operation.window if isinstance(operation, WindowAggregate) else None
         if (
-            not self._config.pre_aggregation
+            self._config.pre_aggregation == "never"
+            or self._is_better_without(given)
             or given.partitioning != _HASH
             or not can_pre_aggregate(
                 dict(operation.aggregates), given.source.schema, operation.keys, window
@@ -212,14 +258,13 @@ class Planner:
         operator = self._draft.append(partial, given.source, given.source.schema)
         return replace(given, source=DraftOutput(operator, ""))
 
-
-def _draft_input(read: _Read, parallelism: int) -> DraftInput:
-    routing = read.routing
-    if routing.partitioning is not None:
-        return DraftInput(read.output, routing.partitioning, routing.keys, read.target_input)
-    same = read.output.operator.vertex.parallelism == parallelism
-    partitioning = FORWARD if same else _REBALANCE
-    return DraftInput(read.output, partitioning, target_input=read.target_input)
+    def _is_better_without(self, given: DraftInput) -> bool:
+        """Whether consumers can go on when their producer restarts, unless it pre-aggregates."""
+        return (
+            self._config.pre_aggregation == "auto"
+            and given.partition_type in _READ_WHILE_KEPT
+            and given.source.repeatability.is_reproducible
+        )
 
 
 def _routed_by(inputs: Sequence[DraftInput], given: DraftInput) -> frozenset[str]:
@@ -253,6 +298,6 @@ def _unions_to_see_through(nodes: Sequence[Node]) -> frozenset[int]:
         node.index
         for node in nodes
         if isinstance(node.operation, Union)
-        and node.properties == Properties()
+        and replace(node.properties, exchange=None) == Properties()
         and len(readers[node.index]) == 1
     )

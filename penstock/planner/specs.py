@@ -45,11 +45,15 @@ def with_event_time(fields: Iterable[pa.Field], carried: bool) -> pa.Schema:
     return pa.schema([*fields, EVENT_TIME_FIELD] if carried else list(fields))
 
 
-def operator_proto(node: Node, uid: str) -> graph_pb2.Operator:
+def operator_proto(node: Node, uid: str, *, deterministic: bool) -> graph_pb2.Operator:
     """The operator without its specification and schemas."""
     properties = node.properties
     return graph_pb2.Operator(
-        uid=uid, uid_is_generated=not properties.uid, name=node.name, on_error=properties.on_error
+        uid=uid,
+        uid_is_generated=not properties.uid,
+        name=node.name,
+        on_error=properties.on_error,
+        deterministic=deterministic,
     )
 
 

@@ -23,6 +23,7 @@ from penstock.connectors.sink import Sink
 from penstock.connectors.source import Source
 from penstock.environment import Environment
 from penstock.errors import JobRejected
+from penstock.exchanges import PIPELINED
 from penstock.function_schemas import declared_schema
 from penstock.functions import FilterFunction, FlatMapFunction, MapFunction, WindowFunction
 from penstock.graph import validate
@@ -192,6 +193,10 @@ def build(
     graph = Planner(reachable(builder.sinks), config).plan()
     graph.name = "test"
     graph.config.update(config.to_mapping())
+    for edge in (
+        graph.edges
+    ):  # nothing is restarted here, and what is pushed has no end before the test says
+        edge.partition_type = PIPELINED
     validate(graph)
     return Pipeline(
         graph,

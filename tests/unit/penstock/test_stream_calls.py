@@ -416,7 +416,7 @@ def test_bad_sources_are_refused(env: ps.Environment, tmp_path: Path) -> None:
 
 
 def test_names_of_later_versions_are_absent(env: ps.Environment, bids: Stream) -> None:
-    for name in ("iterate", "spark", "exchange", "deterministic", "colocate"):
+    for name in ("iterate", "spark"):
         assert not hasattr(bids, name)
         assert not hasattr(bids.key_by("ts"), name)
     for name in ("write_kafka", "write_sql"):
@@ -426,13 +426,14 @@ def test_names_of_later_versions_are_absent(env: ps.Environment, bids: Stream) -
     assert not hasattr(ps, "read_state")
 
 
-def test_streaming_is_the_runtime_mode_there_is(env: ps.Environment) -> None:
-    env.set_runtime_mode("streaming")
-    with pytest.raises(JobRejected, match=r"'batch' comes with a later version; .*'streaming'"):
-        env.set_runtime_mode("batch")
-    for mode in ("Streaming", "", None):
-        with pytest.raises(JobRejected, match="'streaming'"):
-            env.set_runtime_mode(mode)  # type: ignore[arg-type]
+def test_runtime_modes(env: ps.Environment) -> None:
+    assert env.config.runtime_mode == "streaming"
+    for mode in ("batch", "streaming"):
+        env.set_runtime_mode(mode)
+        assert env.config.runtime_mode == mode
+    for wrong in ("Streaming", "", None):
+        with pytest.raises(JobRejected, match="there are 'streaming' and 'batch'"):
+            env.set_runtime_mode(wrong)  # type: ignore[arg-type]
 
 
 def test_import_is_light() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.config import Configuration, known_keys, parse_override
 from penstock.errors import ConfigurationError
+from penstock.exchanges import EXCHANGES
 from penstock.units import duration_ms, size_bytes
 
 
@@ -142,3 +143,34 @@ def test_every_key_is_described():
         assert field.description
         assert field.description.endswith(".")
     assert len(set(known_keys())) == len(Configuration.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ("auto", "auto"),
+        ("always", "always"),
+        ("never", "never"),
+        (True, "always"),
+        ("true", "always"),
+        (False, "never"),
+        ("false", "never"),
+    ],
+)
+def test_pre_aggregation_is_a_choice_of_three_or_a_switch(value, meant):
+    config = Configuration.from_mapping({"execution.pre-aggregation": value})
+    assert config.pre_aggregation == meant
+    assert Configuration.from_mapping(config.to_mapping()) == config
+
+
+def test_exchanges_and_failover_strategies_are_named_as_elsewhere():
+    config = Configuration.from_mapping({})
+    assert (config.default_exchange, config.failover_strategy) == ("pipelined", "region")
+    for name in EXCHANGES:
+        found = Configuration.from_mapping({"execution.exchange.default": name})
+        assert found.default_exchange == name
+    for name in ("full", "region", "individual"):
+        key = "jobmanager.execution.failover-strategy"
+        assert Configuration.from_mapping({key: name}).failover_strategy == name
+    with pytest.raises(ConfigurationError, match=r"execution\.exchange\.default = 'cached'"):
+        Configuration.from_mapping({"execution.exchange.default": "cached"})

@@ -124,8 +124,24 @@ def no_artifact(graph: graph_pb2.JobGraph) -> None:
         artifact.id = "0" * 64
 
 
-def blocking_edge(graph: graph_pb2.JobGraph) -> None:
-    graph.edges[0].partition_type = graph_pb2.RESULT_PARTITION_TYPE_BLOCKING
+def blocking_behind_an_endless_source(graph: graph_pb2.JobGraph) -> None:
+    graph.edges[-1].partition_type = graph_pb2.RESULT_PARTITION_TYPE_BLOCKING
+    graph.vertices[0].operators[0].source.bounded = False
+
+
+def unknown_exchange(graph: graph_pb2.JobGraph) -> None:
+    graph.edges[0].partition_type = 9  # type: ignore[assignment]
+
+
+def colocated_with_other_parallelism(graph: graph_pb2.JobGraph) -> None:
+    for vertex in graph.vertices[:2]:
+        vertex.colocation_group = "pair"
+
+
+def colocated_in_other_slot_groups(graph: graph_pb2.JobGraph) -> None:
+    for vertex in graph.vertices[1:3]:
+        vertex.colocation_group = "pair"
+        vertex.slot_group = vertex.id
 
 
 def forward_between_unequal(graph: graph_pb2.JobGraph) -> None:
@@ -202,7 +218,19 @@ DAMAGE: list[tuple[Callable[[graph_pb2.JobGraph], None], str]] = [
     (missing_aggregate_column, r"'window_aggregate' \(vertex v2\): there is no column 'euro'"),
     (no_specification, r"'window_aggregate' \(vertex v2\): it has no specification"),
     (no_artifact, r"operator 'from_rows' \(vertex v0\): its table .* not among"),
-    (blocking_edge, r"operator 'filter' \(vertex v1\): edge e0 is RESULT_PARTITION_TYPE_BLOCKING"),
+    (
+        blocking_behind_an_endless_source,
+        r"\(vertex v1\): its output is read over a blocking .* source 'from_rows' reads without end\.",
+    ),
+    (unknown_exchange, r"\(vertex v0\): edge e0 has the unknown type 9"),
+    (
+        colocated_with_other_parallelism,
+        r"\(vertex v1\): it is colocated with .* \(vertex v0\) as 'pair', but its parallelism is 2 and",
+    ),
+    (
+        colocated_in_other_slot_groups,
+        r"its slot group is v2 and the other's v1: give both the same with \.slot_group\(s\)",
+    ),
     (
         forward_between_unequal,
         r"\(vertex v1\): edge e0 is forward, but its producer has parallelism 3",

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -106,6 +107,24 @@ def tree(env: ps.Environment) -> None:
     stream.select("extra").print()
 
 
+def kept_exchanges(env: ps.Environment) -> None:
+    totals = (
+        bids(env)
+        .filter(col("price") > 100)
+        .exchange("caching")
+        .key_by("auction")
+        .aggregate(total=ps.sum("price"))
+        .uid("totals")
+    )
+    totals.exchange("blocking").key_by("total").aggregate(n=ps.count()).uid("n").discard()
+    doubled = bids(env).map(twice, schema={"auction": "int64"}).colocate("pair")
+    doubled.exchange("caching-memory").print().colocate("pair")
+
+
+def twice(row: Any) -> dict[str, int]:
+    return {"auction": row.auction * 2}
+
+
 JOBS: dict[str, Callable[[ps.Environment], None]] = {
     job.__name__: job
     for job in (
@@ -118,6 +137,7 @@ JOBS: dict[str, Callable[[ps.Environment], None]] = {
         unkeyed_window,
         routing,
         tree,
+        kept_exchanges,
     )
 }
 

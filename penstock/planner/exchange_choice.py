@@ -1,0 +1,52 @@
+"""Which type an exchange gets.
+
+What the operator in front of it says (``.exchange``) counts; else exchanges are blocking in batch mode, and of
+the job's default type in streaming mode. Where rows need not move there is nothing to choose: they
+are handed on pipelined, unless the operator says otherwise.
+"""
+
+from __future__ import annotations
+
+from penstock.config import Configuration
+from penstock.exchanges import BLOCKING, PIPELINED, exchange_of
+from penstock.logical import Node, NodeInput
+from penstock.pb import graph_pb2
+
+
+def exchange_type(
+    partitioning: graph_pb2.Partitioning.ValueType,
+    wanted: graph_pb2.ResultPartitionType.ValueType | None,
+    config: Configuration,
+) -> graph_pb2.ResultPartitionType.ValueType:
+    """The type of an exchange.
+
+    Args:
+        wanted: what the user said, None = nothing.
+    """
+    if wanted is not None:
+        return wanted
+    if partitioning == graph_pb2.PARTITIONING_FORWARD:
+        return PIPELINED
+    if config.runtime_mode == "batch":
+        return BLOCKING
+    return exchange_of(config.default_exchange)
+
+
+def wanted_exchange(
+    reader: Node, source: NodeInput
+) -> graph_pb2.ResultPartitionType.ValueType | None:
+    """What the user said of the exchange between two operators, None = nothing.
+
+    What only prepares a call (the key of ``key_by(fn)``, a column of an aggregate) runs where its input
+    does: the exchange is the one behind it.
+    """
+    return None if reader.is_preparation else _said_of(source)
+
+
+def _said_of(source: NodeInput) -> graph_pb2.ResultPartitionType.ValueType | None:
+    node = source.node
+    if source.tag:
+        return None
+    if node.properties.exchange is None and node.is_preparation:
+        return _said_of(node.inputs[0])
+    return node.properties.exchange
