@@ -38,6 +38,8 @@ class RegisterTaskManagerRequest(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     PACKAGES_FIELD_NUMBER: _builtins.int
+    PARTITION_ENDPOINT_FIELD_NUMBER: _builtins.int
+    HELD_PARTITIONS_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     rpc_address: _builtins.str
     """host:port of TaskManagerInternal."""
@@ -52,6 +54,12 @@ class RegisterTaskManagerRequest(_message.Message):
     def packages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Installed distributions, "name==version", for --requirements."""
 
+    @_builtins.property
+    def partition_endpoint(self) -> Global___DataEndpoint:
+        """Serves what finished attempts have left behind."""
+
+    @_builtins.property
+    def held_partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPartition]: ...
     def __init__(
         self,
         *,
@@ -64,10 +72,12 @@ class RegisterTaskManagerRequest(_message.Message):
         pid: _builtins.int = ...,
         incarnation: _builtins.str = ...,
         packages: _abc.Iterable[_builtins.str] | None = ...,
+        partition_endpoint: Global___DataEndpoint | None = ...,
+        held_partitions: _abc.Iterable[Global___HeldPartition] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition_endpoint", b"partition_endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "incarnation", b"incarnation", "packages", b"packages", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "held_partitions", b"held_partitions", "incarnation", b"incarnation", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -110,6 +120,7 @@ class HeartbeatRequest(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     HELD_SLOTS_FIELD_NUMBER: _builtins.int
+    HELD_PARTITIONS_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     incarnation: _builtins.str
     leader_epoch: _builtins.int
@@ -119,6 +130,10 @@ class HeartbeatRequest(_message.Message):
     def held_slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldSlot]:
         """Slots held for jobs, so that the JobManager frees what it does not know."""
 
+    @_builtins.property
+    def held_partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPartition]:
+        """Complete partitions, so that the JobManager releases what it does not know."""
+
     def __init__(
         self,
         *,
@@ -127,10 +142,11 @@ class HeartbeatRequest(_message.Message):
         leader_epoch: _builtins.int = ...,
         metrics: _abc.Iterable[Global___AttemptMetrics] | None = ...,
         held_slots: _abc.Iterable[Global___HeldSlot] | None = ...,
+        held_partitions: _abc.Iterable[Global___HeldPartition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_slots", b"held_slots", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "metrics", b"metrics", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_partitions", b"held_partitions", "held_slots", b"held_slots", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "metrics", b"metrics", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -157,6 +173,69 @@ class HeldSlot(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeldSlot: _TypeAlias = HeldSlot  # noqa: Y015
+
+@_typing.final
+class PartitionId(_message.Message):
+    """One attempt's output on one edge."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGE_ID_FIELD_NUMBER: _builtins.int
+    VERTEX_FIELD_NUMBER: _builtins.int
+    SUBTASK_INDEX_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    edge_id: _builtins.str
+    vertex: _builtins.str
+    subtask_index: _builtins.int
+    attempt: _builtins.int
+    def __init__(
+        self,
+        *,
+        edge_id: _builtins.str = ...,
+        vertex: _builtins.str = ...,
+        subtask_index: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "edge_id", b"edge_id", "subtask_index", b"subtask_index", "vertex", b"vertex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionId: _TypeAlias = PartitionId  # noqa: Y015
+
+@_typing.final
+class HeldPartition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    PROMOTED_AS_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    rows: _builtins.int
+    size_bytes: _builtins.int
+    promoted_as: _builtins.str
+    """It outlives its job under this name; "" = it does not."""
+    @_builtins.property
+    def partition(self) -> Global___PartitionId: ...
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        partition: Global___PartitionId | None = ...,
+        rows: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        promoted_as: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "partition", b"partition", "promoted_as", b"promoted_as", "rows", b"rows", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldPartition: _TypeAlias = HeldPartition  # noqa: Y015
 
 @_typing.final
 class HeartbeatResponse(_message.Message):
@@ -284,6 +363,7 @@ class TaskEvent(_message.Message):
     END_OF_DATA_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_DECLINED_FIELD_NUMBER: _builtins.int
+    PEER_UNREACHABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -300,6 +380,8 @@ class TaskEvent(_message.Message):
     def checkpoint_acknowledged(self) -> Global___CheckpointAcknowledged: ...
     @_builtins.property
     def checkpoint_declined(self) -> Global___CheckpointDeclined: ...
+    @_builtins.property
+    def peer_unreachable(self) -> Global___PeerUnreachable: ...
     def __init__(
         self,
         *,
@@ -309,16 +391,42 @@ class TaskEvent(_message.Message):
         end_of_data: Global___EndOfDataReached | None = ...,
         checkpoint_acknowledged: Global___CheckpointAcknowledged | None = ...,
         checkpoint_declined: Global___CheckpointDeclined | None = ...,
+        peer_unreachable: Global___PeerUnreachable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined", "peer_unreachable"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___TaskEvent: _TypeAlias = TaskEvent  # noqa: Y015
+
+@_typing.final
+class PeerUnreachable(_message.Message):
+    """The connection to another process is gone, and it cannot be made again: its TaskManager may be lost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def peer(self) -> Global___DataEndpoint: ...
+    def __init__(
+        self,
+        *,
+        peer: Global___DataEndpoint | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerUnreachable: _TypeAlias = PeerUnreachable  # noqa: Y015
 
 @_typing.final
 class CheckpointAcknowledged(_message.Message):
@@ -375,20 +483,26 @@ class AttemptStateChanged(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    MISSING_PARTITION_FIELD_NUMBER: _builtins.int
     state: _client_pb2.AttemptState.ValueType
     @_builtins.property
     def failure(self) -> _client_pb2.FailureCause:
         """FAILED only."""
+
+    @_builtins.property
+    def missing_partition(self) -> Global___PartitionId:
+        """Where the attempt failed because it could not read this."""
 
     def __init__(
         self,
         *,
         state: _client_pb2.AttemptState.ValueType = ...,
         failure: _client_pb2.FailureCause | None = ...,
+        missing_partition: Global___PartitionId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "missing_partition", b"missing_partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "missing_partition", b"missing_partition", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -699,16 +813,22 @@ class AllocateSlotsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENDPOINTS_FIELD_NUMBER: _builtins.int
+    PARTITION_ENDPOINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataEndpoint]: ...
+    @_builtins.property
+    def partition_endpoint(self) -> Global___DataEndpoint:
+        """Serves what finished attempts of this TaskManager have left behind."""
+
     def __init__(
         self,
         *,
         endpoints: _abc.Iterable[Global___DataEndpoint] | None = ...,
+        partition_endpoint: Global___DataEndpoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition_endpoint", b"partition_endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "partition_endpoint", b"partition_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -745,6 +865,28 @@ class InputChannel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InputChannel: _TypeAlias = InputChannel  # noqa: Y015
+
+@_typing.final
+class ReplaceProducer(_message.Message):
+    """The producer has been replaced: edges that keep their rows are read on from its new attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def channel(self) -> Global___InputChannel: ...
+    def __init__(
+        self,
+        *,
+        channel: Global___InputChannel | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceProducer: _TypeAlias = ReplaceProducer  # noqa: Y015
 
 @_typing.final
 class InputEdge(_message.Message):
@@ -789,6 +931,7 @@ class OutputEdge(_message.Message):
     SUBPARTITION_COUNT_FIELD_NUMBER: _builtins.int
     TARGET_PARALLELISM_FIELD_NUMBER: _builtins.int
     TARGET_MAX_PARALLELISM_FIELD_NUMBER: _builtins.int
+    FINISHED_SUBPARTITIONS_FIELD_NUMBER: _builtins.int
     subpartition_count: _builtins.int
     """Subpartitions = consumers that this subtask serves."""
     target_parallelism: _builtins.int
@@ -796,6 +939,10 @@ class OutputEdge(_message.Message):
     target_max_parallelism: _builtins.int
     @_builtins.property
     def edge(self) -> _graph_pb2.Edge: ...
+    @_builtins.property
+    def finished_subpartitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Subpartitions whose consumers have finished: nobody will read them."""
+
     def __init__(
         self,
         *,
@@ -803,10 +950,11 @@ class OutputEdge(_message.Message):
         subpartition_count: _builtins.int = ...,
         target_parallelism: _builtins.int = ...,
         target_max_parallelism: _builtins.int = ...,
+        finished_subpartitions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "subpartition_count", b"subpartition_count", "target_max_parallelism", b"target_max_parallelism", "target_parallelism", b"target_parallelism"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "finished_subpartitions", b"finished_subpartitions", "subpartition_count", b"subpartition_count", "target_max_parallelism", b"target_max_parallelism", "target_parallelism", b"target_parallelism"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -876,21 +1024,31 @@ class RestoredTask(_message.Message):
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
     finished: _builtins.bool
     """The subtask had done all its work: it only ends its output."""
     @_builtins.property
     def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___RestoredOperator]: ...
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.ChannelPosition]:
+        """Where edges that keep their rows are read and written on; from the start where they are not named."""
+
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.ChannelPosition]: ...
     def __init__(
         self,
         *,
         checkpoint_id: _builtins.int = ...,
         finished: _builtins.bool = ...,
         operators: _abc.Iterable[Global___RestoredOperator] | None = ...,
+        inputs: _abc.Iterable[_checkpoint_pb2.ChannelPosition] | None = ...,
+        outputs: _abc.Iterable[_checkpoint_pb2.ChannelPosition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "finished", b"finished", "operators", b"operators"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "finished", b"finished", "inputs", b"inputs", "operators", b"operators", "outputs", b"outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1019,6 +1177,7 @@ class TaskCommand(_message.Message):
     TRIGGER_CHECKPOINT_FIELD_NUMBER: _builtins.int
     CHECKPOINT_COMPLETED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ABORTED_FIELD_NUMBER: _builtins.int
+    REPLACE_PRODUCER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -1031,6 +1190,8 @@ class TaskCommand(_message.Message):
     def checkpoint_completed(self) -> Global___CheckpointCompleted: ...
     @_builtins.property
     def checkpoint_aborted(self) -> Global___CheckpointAborted: ...
+    @_builtins.property
+    def replace_producer(self) -> Global___ReplaceProducer: ...
     def __init__(
         self,
         *,
@@ -1040,12 +1201,13 @@ class TaskCommand(_message.Message):
         trigger_checkpoint: Global___TriggerCheckpoint | None = ...,
         checkpoint_completed: Global___CheckpointCompleted | None = ...,
         checkpoint_aborted: Global___CheckpointAborted | None = ...,
+        replace_producer: Global___ReplaceProducer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "checkpoint_aborted", b"checkpoint_aborted", "checkpoint_completed", b"checkpoint_completed", "command", b"command", "commit_output", b"commit_output", "trigger_checkpoint", b"trigger_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "checkpoint_aborted", b"checkpoint_aborted", "checkpoint_completed", b"checkpoint_completed", "command", b"command", "commit_output", b"commit_output", "replace_producer", b"replace_producer", "trigger_checkpoint", b"trigger_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "checkpoint_aborted", b"checkpoint_aborted", "checkpoint_completed", b"checkpoint_completed", "command", b"command", "commit_output", b"commit_output", "trigger_checkpoint", b"trigger_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "checkpoint_aborted", b"checkpoint_aborted", "checkpoint_completed", b"checkpoint_completed", "command", b"command", "commit_output", b"commit_output", "replace_producer", b"replace_producer", "trigger_checkpoint", b"trigger_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["add_splits", "commit_output", "trigger_checkpoint", "checkpoint_completed", "checkpoint_aborted"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["add_splits", "commit_output", "trigger_checkpoint", "checkpoint_completed", "checkpoint_aborted", "replace_producer"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1237,6 +1399,49 @@ class FreeSlotsResponse(_message.Message):
 Global___FreeSlotsResponse: _TypeAlias = FreeSlotsResponse  # noqa: Y015
 
 @_typing.final
+class ReleasePartitionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    job_id: _builtins.str
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionId]:
+        """Empty = all of the job that are not promoted."""
+
+    def __init__(
+        self,
+        *,
+        leader_epoch: _builtins.int = ...,
+        job_id: _builtins.str = ...,
+        partitions: _abc.Iterable[Global___PartitionId] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "leader_epoch", b"leader_epoch", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleasePartitionsRequest: _TypeAlias = ReleasePartitionsRequest  # noqa: Y015
+
+@_typing.final
+class ReleasePartitionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleasePartitionsResponse: _TypeAlias = ReleasePartitionsResponse  # noqa: Y015
+
+@_typing.final
 class ReadTaskLogsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1325,6 +1530,7 @@ class SlotConfiguration(_message.Message):
     WORK_DIRECTORY_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    SPILL_DIRECTORY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     slot_id: _builtins.str
     taskmanager_id: _builtins.str
@@ -1337,6 +1543,8 @@ class SlotConfiguration(_message.Message):
     work_directory: _builtins.str
     token: _builtins.str
     """Shared secret of the data handshake; "" on loopback."""
+    spill_directory: _builtins.str
+    """The TaskManager's directory for partitions that do not fit into memory, or outlive their slot."""
     @_builtins.property
     def code_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Directories and zips put first on sys.path."""
@@ -1364,10 +1572,11 @@ class SlotConfiguration(_message.Message):
         work_directory: _builtins.str = ...,
         config: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         token: _builtins.str = ...,
+        spill_directory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_paths", b"artifact_paths", "code_paths", b"code_paths", "config", b"config", "host_id", b"host_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "log_directory", b"log_directory", "slot_id", b"slot_id", "taskmanager_id", b"taskmanager_id", "tcp_advertised_host", b"tcp_advertised_host", "tcp_bind_host", b"tcp_bind_host", "token", b"token", "unix_socket_path", b"unix_socket_path", "work_directory", b"work_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_paths", b"artifact_paths", "code_paths", b"code_paths", "config", b"config", "host_id", b"host_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "log_directory", b"log_directory", "slot_id", b"slot_id", "spill_directory", b"spill_directory", "taskmanager_id", b"taskmanager_id", "tcp_advertised_host", b"tcp_advertised_host", "tcp_bind_host", b"tcp_bind_host", "token", b"token", "unix_socket_path", b"unix_socket_path", "work_directory", b"work_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1383,6 +1592,7 @@ class SlotCommand(_message.Message):
     TASK_COMMAND_FIELD_NUMBER: _builtins.int
     RESULTS_TAKEN_FIELD_NUMBER: _builtins.int
     SHUTDOWN_FIELD_NUMBER: _builtins.int
+    RELEASE_PARTITIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def configure(self) -> Global___SlotConfiguration: ...
     @_builtins.property
@@ -1395,6 +1605,8 @@ class SlotCommand(_message.Message):
     def results_taken(self) -> Global___ResultsTaken: ...
     @_builtins.property
     def shutdown(self) -> Global___ShutdownSlot: ...
+    @_builtins.property
+    def release_partitions(self) -> Global___ReleasePartitions: ...
     def __init__(
         self,
         *,
@@ -1404,16 +1616,37 @@ class SlotCommand(_message.Message):
         task_command: Global___TaskCommand | None = ...,
         results_taken: Global___ResultsTaken | None = ...,
         shutdown: Global___ShutdownSlot | None = ...,
+        release_partitions: Global___ReleasePartitions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "configure", b"configure", "deploy", b"deploy", "results_taken", b"results_taken", "shutdown", b"shutdown", "task_command", b"task_command"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "configure", b"configure", "deploy", b"deploy", "release_partitions", b"release_partitions", "results_taken", b"results_taken", "shutdown", b"shutdown", "task_command", b"task_command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "configure", b"configure", "deploy", b"deploy", "results_taken", b"results_taken", "shutdown", b"shutdown", "task_command", b"task_command"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "configure", b"configure", "deploy", b"deploy", "release_partitions", b"release_partitions", "results_taken", b"results_taken", "shutdown", b"shutdown", "task_command", b"task_command"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["configure", "deploy", "cancel", "task_command", "results_taken", "shutdown"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["configure", "deploy", "cancel", "task_command", "results_taken", "shutdown", "release_partitions"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___SlotCommand: _TypeAlias = SlotCommand  # noqa: Y015
+
+@_typing.final
+class ReleasePartitions(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionId]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___PartitionId] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleasePartitions: _TypeAlias = ReleasePartitions  # noqa: Y015
 
 @_typing.final
 class CancelAttempt(_message.Message):

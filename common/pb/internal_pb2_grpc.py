@@ -357,6 +357,11 @@ class TaskManagerInternalStub:
                 request_serializer=common_dot_pb_dot_internal__pb2.FreeSlotsRequest.SerializeToString,
                 response_deserializer=common_dot_pb_dot_internal__pb2.FreeSlotsResponse.FromString,
                 _registered_method=True)
+        self.ReleasePartitions = channel.unary_unary(
+                '/penstock.internal.v1.TaskManagerInternal/ReleasePartitions',
+                request_serializer=common_dot_pb_dot_internal__pb2.ReleasePartitionsRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_internal__pb2.ReleasePartitionsResponse.FromString,
+                _registered_method=True)
         self.ReadTaskLogs = channel.unary_stream(
                 '/penstock.internal.v1.TaskManagerInternal/ReadTaskLogs',
                 request_serializer=common_dot_pb_dot_internal__pb2.ReadTaskLogsRequest.SerializeToString,
@@ -400,6 +405,13 @@ class TaskManagerInternalServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleasePartitions(self, request, context):
+        """Drops partitions that nobody needs any more, in slot processes and on disk. Repeating it is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadTaskLogs(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -433,6 +445,11 @@ def add_TaskManagerInternalServicer_to_server(servicer, server):
                     servicer.FreeSlots,
                     request_deserializer=common_dot_pb_dot_internal__pb2.FreeSlotsRequest.FromString,
                     response_serializer=common_dot_pb_dot_internal__pb2.FreeSlotsResponse.SerializeToString,
+            ),
+            'ReleasePartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleasePartitions,
+                    request_deserializer=common_dot_pb_dot_internal__pb2.ReleasePartitionsRequest.FromString,
+                    response_serializer=common_dot_pb_dot_internal__pb2.ReleasePartitionsResponse.SerializeToString,
             ),
             'ReadTaskLogs': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadTaskLogs,
@@ -577,6 +594,33 @@ class TaskManagerInternal:
             '/penstock.internal.v1.TaskManagerInternal/FreeSlots',
             common_dot_pb_dot_internal__pb2.FreeSlotsRequest.SerializeToString,
             common_dot_pb_dot_internal__pb2.FreeSlotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleasePartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.internal.v1.TaskManagerInternal/ReleasePartitions',
+            common_dot_pb_dot_internal__pb2.ReleasePartitionsRequest.SerializeToString,
+            common_dot_pb_dot_internal__pb2.ReleasePartitionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

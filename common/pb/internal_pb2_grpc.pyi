@@ -123,6 +123,8 @@ class TaskManagerInternalStub:
     CancelTasks: _grpc.UnaryUnaryMultiCallable[_internal_pb2.CancelTasksRequest, _internal_pb2.CancelTasksResponse]
     SendTaskCommands: _grpc.UnaryUnaryMultiCallable[_internal_pb2.SendTaskCommandsRequest, _internal_pb2.SendTaskCommandsResponse]
     FreeSlots: _grpc.UnaryUnaryMultiCallable[_internal_pb2.FreeSlotsRequest, _internal_pb2.FreeSlotsResponse]
+    ReleasePartitions: _grpc.UnaryUnaryMultiCallable[_internal_pb2.ReleasePartitionsRequest, _internal_pb2.ReleasePartitionsResponse]
+    """Drops partitions that nobody needs any more, in slot processes and on disk. Repeating it is harmless."""
     ReadTaskLogs: _grpc.UnaryStreamMultiCallable[_internal_pb2.ReadTaskLogsRequest, _client_pb2.LogChunk]
 
 @_typing.type_check_only
@@ -136,6 +138,8 @@ class TaskManagerInternalAsyncStub(TaskManagerInternalStub):
     CancelTasks: _aio.UnaryUnaryMultiCallable[_internal_pb2.CancelTasksRequest, _internal_pb2.CancelTasksResponse]  # type: ignore[assignment]
     SendTaskCommands: _aio.UnaryUnaryMultiCallable[_internal_pb2.SendTaskCommandsRequest, _internal_pb2.SendTaskCommandsResponse]  # type: ignore[assignment]
     FreeSlots: _aio.UnaryUnaryMultiCallable[_internal_pb2.FreeSlotsRequest, _internal_pb2.FreeSlotsResponse]  # type: ignore[assignment]
+    ReleasePartitions: _aio.UnaryUnaryMultiCallable[_internal_pb2.ReleasePartitionsRequest, _internal_pb2.ReleasePartitionsResponse]  # type: ignore[assignment]
+    """Drops partitions that nobody needs any more, in slot processes and on disk. Repeating it is harmless."""
     ReadTaskLogs: _aio.UnaryStreamMultiCallable[_internal_pb2.ReadTaskLogsRequest, _client_pb2.LogChunk]  # type: ignore[assignment]
 
 class TaskManagerInternalServicer(metaclass=_abc_1.ABCMeta):
@@ -176,6 +180,14 @@ class TaskManagerInternalServicer(metaclass=_abc_1.ABCMeta):
         request: _internal_pb2.FreeSlotsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_internal_pb2.FreeSlotsResponse, _abc.Awaitable[_internal_pb2.FreeSlotsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ReleasePartitions(
+        self,
+        request: _internal_pb2.ReleasePartitionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_internal_pb2.ReleasePartitionsResponse, _abc.Awaitable[_internal_pb2.ReleasePartitionsResponse]]:
+        """Drops partitions that nobody needs any more, in slot processes and on disk. Repeating it is harmless."""
 
     @_abc_1.abstractmethod
     def ReadTaskLogs(

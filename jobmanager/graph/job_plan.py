@@ -20,6 +20,20 @@ class Partitioning(enum.Enum):
     BROADCAST = "broadcast"
 
 
+class Exchange(enum.Enum):
+    """What becomes of the rows of an edge: Flink's result partition types.
+
+    PIPELINED rows are gone when they are read. BLOCKING ones are complete before they are read, and CACHING
+    ones kept since the latest completed checkpoint while they are: both can be read again, and end a
+    region. CACHING_MEMORY keeps what fits into memory.
+    """
+
+    PIPELINED = "pipelined"
+    BLOCKING = "blocking"
+    CACHING = "caching"
+    CACHING_MEMORY = "caching-memory"
+
+
 @dataclass(frozen=True, slots=True)
 class VertexPlan:
     """One vertex.
@@ -27,22 +41,32 @@ class VertexPlan:
     Attributes:
         slot_group: subtasks of vertices of one group share slots.
         source_uids: uids of the source operators in it; splits are assigned per uid.
+        colocation_group: subtasks of equal index in one group are restarted together; "" = none.
     """
 
     id: str
     parallelism: int
     slot_group: str = "default"
     source_uids: tuple[str, ...] = ()
+    colocation_group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgePlan:
-    """One edge; ``source`` and ``target`` are vertex ids."""
+    """One edge; ``source`` and ``target`` are vertex ids.
+
+    Attributes:
+        is_deterministic: the producer sends the same rows again after a restart, in any order.
+        is_reproducible: ... and in the same order.
+    """
 
     id: str
     source: str
     target: str
     partitioning: Partitioning
+    exchange: Exchange = Exchange.PIPELINED
+    is_deterministic: bool = False
+    is_reproducible: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -414,6 +414,44 @@ class CheckpointMetrics(_message.Message):
 Global___CheckpointMetrics: _TypeAlias = CheckpointMetrics  # noqa: Y015
 
 @_typing.final
+class ChannelPosition(_message.Message):
+    """How far an edge that keeps its rows (blocking, caching) has been read or written before the barrier. Rows
+    count from the start of the job.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGE_ID_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    PRODUCER_ATTEMPT_FIELD_NUMBER: _builtins.int
+    edge_id: _builtins.str
+    index: _builtins.int
+    """The producer's subtask index on the reading side, the subpartition on the writing side."""
+    rows: _builtins.int
+    checksum: _builtins.int
+    """Of the rows so far: a sum over rows weighted by their offsets, so that it does not depend on batches."""
+    producer_attempt: _builtins.int
+    """Reading side: whose rows they are."""
+    def __init__(
+        self,
+        *,
+        edge_id: _builtins.str = ...,
+        index: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        checksum: _builtins.int = ...,
+        producer_attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "edge_id", b"edge_id", "index", b"index", "producer_attempt", b"producer_attempt", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChannelPosition: _TypeAlias = ChannelPosition  # noqa: Y015
+
+@_typing.final
 class SubtaskSnapshot(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -422,6 +460,8 @@ class SubtaskSnapshot(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
     vertex: _builtins.str
     subtask_index: _builtins.int
     finished: _builtins.bool
@@ -430,6 +470,10 @@ class SubtaskSnapshot(_message.Message):
     def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorSnapshot]: ...
     @_builtins.property
     def metrics(self) -> Global___CheckpointMetrics: ...
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelPosition]: ...
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelPosition]: ...
     def __init__(
         self,
         *,
@@ -438,10 +482,12 @@ class SubtaskSnapshot(_message.Message):
         finished: _builtins.bool = ...,
         operators: _abc.Iterable[Global___OperatorSnapshot] | None = ...,
         metrics: Global___CheckpointMetrics | None = ...,
+        inputs: _abc.Iterable[Global___ChannelPosition] | None = ...,
+        outputs: _abc.Iterable[Global___ChannelPosition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "metrics", b"metrics", "operators", b"operators", "subtask_index", b"subtask_index", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "inputs", b"inputs", "metrics", b"metrics", "operators", b"operators", "outputs", b"outputs", "subtask_index", b"subtask_index", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

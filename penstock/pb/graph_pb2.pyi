@@ -1161,6 +1161,7 @@ class Operator(_message.Message):
     OUTPUT_SCHEMA_FIELD_NUMBER: _builtins.int
     ON_ERROR_FIELD_NUMBER: _builtins.int
     SECOND_INPUT_SCHEMA_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     PROJECT_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
@@ -1184,6 +1185,8 @@ class Operator(_message.Message):
     output_schema: _builtins.bytes
     second_input_schema: _builtins.bytes
     """Operators with two inputs: schema of the second."""
+    deterministic: _builtins.bool
+    """Equal input gives equal output: columnar operators, and functions that were declared to."""
     @_builtins.property
     def input(self) -> Global___ChainInput:
         """Empty for the first operator, which reads the vertex's input."""
@@ -1225,6 +1228,7 @@ class Operator(_message.Message):
         output_schema: _builtins.bytes = ...,
         on_error: Global___ErrorPolicy | None = ...,
         second_input_schema: _builtins.bytes = ...,
+        deterministic: _builtins.bool = ...,
         source: Global___SourceSpec | None = ...,
         project: Global___ProjectSpec | None = ...,
         filter: Global___FilterSpec | None = ...,
@@ -1240,7 +1244,7 @@ class Operator(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "event_time", b"event_time", "filter", b"filter", "input", b"input", "join", b"join", "on_error", b"on_error", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "sink", b"sink", "source", b"source", "spec", b"spec", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "event_time", b"event_time", "filter", b"filter", "input", b"input", "input_schema", b"input_schema", "join", b"join", "name", b"name", "on_error", b"on_error", "output_schema", b"output_schema", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "second_input_schema", b"second_input_schema", "sink", b"sink", "source", b"source", "spec", b"spec", "uid", b"uid", "uid_is_generated", b"uid_is_generated", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "deterministic", b"deterministic", "event_time", b"event_time", "filter", b"filter", "input", b"input", "input_schema", b"input_schema", "join", b"join", "name", b"name", "on_error", b"on_error", "output_schema", b"output_schema", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "second_input_schema", b"second_input_schema", "sink", b"sink", "source", b"source", "spec", b"spec", "uid", b"uid", "uid_is_generated", b"uid_is_generated", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_spec: _TypeAlias = _typing.Literal["source", "project", "filter", "row_function", "batch_function", "event_time", "window_aggregate", "window_function", "running_aggregate", "sink", "pass", "process", "join"]  # noqa: Y015
     _WhichOneofArgType_spec: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
@@ -1258,6 +1262,7 @@ class Vertex(_message.Message):
     MAX_PARALLELISM_FIELD_NUMBER: _builtins.int
     SLOT_GROUP_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
+    COLOCATION_GROUP_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"v0", "v1", ... in topological order."""
     name: _builtins.str
@@ -1265,6 +1270,8 @@ class Vertex(_message.Message):
     max_parallelism: _builtins.int
     slot_group: _builtins.str
     """Subtasks of vertices of one group share slots, one subtask of each vertex a slot."""
+    colocation_group: _builtins.str
+    """Subtasks of equal index in one group share a slot and are restarted together; "" = none."""
     @_builtins.property
     def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___Operator]:
         """The chain, in topological order (a tree rooted in the first)."""
@@ -1278,10 +1285,11 @@ class Vertex(_message.Message):
         max_parallelism: _builtins.int = ...,
         slot_group: _builtins.str = ...,
         operators: _abc.Iterable[Global___Operator] | None = ...,
+        colocation_group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "max_parallelism", b"max_parallelism", "name", b"name", "operators", b"operators", "parallelism", b"parallelism", "slot_group", b"slot_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["colocation_group", b"colocation_group", "id", b"id", "max_parallelism", b"max_parallelism", "name", b"name", "operators", b"operators", "parallelism", b"parallelism", "slot_group", b"slot_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1300,6 +1308,8 @@ class Edge(_message.Message):
     PARTITION_TYPE_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
     TARGET_INPUT_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
+    REPRODUCIBLE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"e0", "e1", ..."""
     source_vertex: _builtins.str
@@ -1310,6 +1320,10 @@ class Edge(_message.Message):
     """Arrow IPC schema of what flows."""
     target_input: _builtins.int
     """Which input of the target's first operator it feeds: 0, or 1 for the second of two."""
+    deterministic: _builtins.bool
+    """The producer sends the same rows again after a restart, whatever their order."""
+    reproducible: _builtins.bool
+    """... and in the same order: its consumers can go on where they are."""
     @_builtins.property
     def source_output(self) -> Global___ChainInput:
         """Which operator of the source's chain feeds the edge, and from which of its outputs."""
@@ -1330,10 +1344,12 @@ class Edge(_message.Message):
         partition_type: Global___ResultPartitionType.ValueType = ...,
         schema: _builtins.bytes = ...,
         target_input: _builtins.int = ...,
+        deterministic: _builtins.bool = ...,
+        reproducible: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source_output", b"source_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key_columns", b"key_columns", "partition_type", b"partition_type", "partitioning", b"partitioning", "schema", b"schema", "source_output", b"source_output", "source_vertex", b"source_vertex", "target_input", b"target_input", "target_vertex", b"target_vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deterministic", b"deterministic", "id", b"id", "key_columns", b"key_columns", "partition_type", b"partition_type", "partitioning", b"partitioning", "reproducible", b"reproducible", "schema", b"schema", "source_output", b"source_output", "source_vertex", b"source_vertex", "target_input", b"target_input", "target_vertex", b"target_vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
