@@ -427,12 +427,12 @@ class JobMaster:
             self._restart_delay_ms = delay_ms or 0
             self._stop(JobState.FAILING if delay_ms is None else JobState.RESTARTING)
             return
-        # An original cause takes the place of a consequence of it.
         if self.state is JobState.RESTARTING and not self._strategy.allows(cause):
             self.failure = cause
             self._note(cause, None, joined=False)
             self._stop(JobState.FAILING)
             return
+        # An original cause takes the place of a consequence of it.
         shown = self._strategy.told(cause) if self.state is JobState.FAILING else cause
         self.failure = more_telling(self.failure, shown)
         self._note(
