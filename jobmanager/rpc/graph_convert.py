@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
+from common.cause_chain import cause_chain, public_class
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher import job_messages as m
@@ -181,7 +182,11 @@ def cause_message(cause: FailureCause) -> client_pb2.FailureCause:
 def cause_of_error(error: StreamError, now_ms: int, taskmanager_id: str = "") -> FailureCause:
     """An error of ours as the cause of a failure."""
     return FailureCause(
-        type(error).__name__, str(error), taskmanager_id=taskmanager_id, timestamp_ms=now_ms
+        public_class(error),
+        str(error),
+        taskmanager_id=taskmanager_id,
+        timestamp_ms=now_ms,
+        cause_chain=tuple(cause_chain(error)),
     )
 
 

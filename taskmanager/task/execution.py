@@ -14,6 +14,7 @@ from typing import Protocol, TextIO
 
 import structlog
 
+from common.cause_chain import cause_chain, public_class
 from common.clock import Clock
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
@@ -30,7 +31,6 @@ from penstock.pb.client_pb2 import (
 )
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.source import SourceOperator
-from taskmanager.task.cause_chain import cause_chain, public_class
 from taskmanager.task.lifecycle import Lifecycle
 from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.subtask import Progress, Subtask

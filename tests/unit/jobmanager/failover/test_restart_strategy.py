@@ -25,6 +25,8 @@ from jobmanager.failover.restart_settings import (
 )
 from jobmanager.failover.restart_strategy import RestartDecision, RestartStrategy
 from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.results.results_store import ResultsOverflow
+from jobmanager.rpc.graph_convert import cause_of_error
 
 CAUSE = FailureCause("TaskFailure", "it broke")
 MINUTE_MS = 60_000
@@ -170,6 +172,12 @@ def test_what_no_restart_mends_ends_the_job_at_any_time(
     strategy.failed(CAUSE, None, 0)
     assert strategy.failed(cause, None, 1) == ENDS
     assert strategy.told(cause) == cause
+
+
+def test_an_error_of_the_jobmanager_goes_by_the_public_class_it_is_derived_from() -> None:
+    cause = cause_of_error(ResultsOverflow("too many rows"), now_ms=7)
+    assert (cause.error_class, cause.timestamp_ms) == ("Unrecoverable", 7)
+    assert made(FixedDelay()).failed(cause, None, 7) == ENDS
 
 
 def test_a_class_of_the_users_that_has_such_a_name_means_nothing() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 import penstock as ps
+from common.cause_chain import cause_chain
 from taskmanager.operators.user_failure import user_failure
-from taskmanager.task.cause_chain import cause_chain
 
 HERE = __name__
 

@@ -1,0 +1,163 @@
+"""Aim: a JobManager keeps the failures of its jobs, labelled, and tells of them as long as of the jobs.
+
+Method: a JobManager over real gRPC with a TaskManager that fails attempts on demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigurationError
+from penstock.job_exceptions import JobException, exception_of
+from penstock.pb import client_pb2
+
+FAILED = client_pb2.ATTEMPT_STATE_FAILED
+JOB = "0" * 32
+OFTEN = {
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "infinite",
+    "restart-strategy.fixed-delay.delay": "0ms",
+}
+
+
+def run(scenario: Any) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+class Failing:
+    """Makes a fake TaskManager fail the newest attempt of one subtask on demand."""
+
+    def __init__(self, taskmanager: Any) -> None:
+        self.taskmanager = taskmanager
+        self.attempt: Any = None
+        taskmanager.on_deploy = self.deploy
+
+    def deploy(self, task: Any) -> None:
+        if (task.attempt.vertex, task.attempt.subtask_index) == ("v1", 1):
+            self.attempt = task.attempt
+        self.taskmanager.run_to_running(task)
+
+    def fail(self, message: str) -> None:
+        cause = client_pb2.FailureCause(
+            message=message, traceback="Traceback", cause_chain=["TaskFailure", "ValueError"]
+        )
+        self.taskmanager.report_state(self.attempt, FAILED, cause)
+
+
+async def exceptions(cluster: Any) -> list[JobException]:
+    request = client_pb2.ListExceptionsRequest(job_id=JOB[:5])
+    return [exception_of(one) for one in (await cluster.client.ListExceptions(request)).entries]
+
+
+async def restarted(cluster: Any, restarts: int) -> None:
+    request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
+    async for details in cluster.client.WatchJob(request, timeout=10):
+        is_running = details.summary.state == client_pb2.JOB_STATE_RUNNING
+        if is_running and details.summary.restarts == restarts:
+            return
+
+
+@pytest.fixture
+def enrichers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Names of a good enricher and of one that raises."""
+    (tmp_path / "labels_of_failures.py").write_text(
+        "class Team:\n"
+        "    def labels(self, cause):\n"
+        "        return {'team': cause.vertex}\n"
+        "class Broken:\n"
+        "    def labels(self, cause):\n"
+        "        raise ZeroDivisionError\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "labels_of_failures", raising=False)
+    return "labels_of_failures:Broken, labels_of_failures:Team"
+
+
+def test_the_last_failures_are_kept_and_labelled(
+    cluster_of: Any, make_graph: Any, enrichers: str
+) -> None:
+    config = {
+        **OFTEN,
+        "jobmanager.failure-enrichers": enrichers,
+        "jobmanager.exception-history-size": 2,
+    }
+
+    async def scenario() -> None:
+        async with cluster_of(config) as cluster:
+            failing = Failing(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await exceptions(cluster) == []
+            for number in (1, 2, 3):
+                failing.fail(f"failure {number}")
+                await restarted(cluster, number)
+            newest, before = await exceptions(cluster)
+            cause = newest.root_cause
+            assert (cause.message, before.root_cause.message) == ("failure 3", "failure 2")
+            assert (cause.vertex, cause.subtask_index, cause.attempt) == ("v1", 1, 2)
+            assert cause.cause_chain == ("TaskFailure", "ValueError")
+            assert cause.timestamp_ms > 0
+            assert newest.labels == {"type": "USER", "team": "v1"}
+            assert newest.restarted == ("v0/0..1", "v1/0..1")
+            assert (newest.restart_number, newest.delay_ms) == (3, 0)
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            await cluster.wait_for(JOB, "CANCELED")
+            assert await exceptions(cluster) == [newest, before]
+
+    run(scenario)
+
+
+def test_what_the_user_calls_hopeless_ends_the_job(cluster_of: Any, make_graph: Any) -> None:
+    async def scenario() -> None:
+        async with cluster_of(OFTEN) as cluster:
+            failing = Failing(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            chain = ["TaskFailure", "ValueError", "Unrecoverable"]
+            cause = client_pb2.FailureCause(message="no", traceback="T", cause_chain=chain)
+            failing.taskmanager.report_state(failing.attempt, FAILED, cause)
+            details = await cluster.wait_for(JOB, "FAILED")
+            assert list(details.failure.cause_chain) == chain
+            (entry,) = await exceptions(cluster)
+            assert (entry.ended_job, entry.restarted, entry.restart_number) == (True, (), 0)
+
+    run(scenario)
+
+
+def test_a_job_that_ended_with_its_jobmanager_has_that_end_in_its_history(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            await cluster.add("tm1")
+            await cluster.submit(make_graph(config={"restart-strategy.type": "none"}))
+            await cluster.wait_for(JOB, "RUNNING")
+            jobs = tmp_path / "jobmanager" / "jobs"
+            kept = {path.name: path.read_bytes() for path in jobs.iterdir()}
+        for name, content in kept.items():  # as if it had been killed
+            (jobs / name).write_bytes(content)
+        async with cluster_of() as cluster:
+            (entry,) = await exceptions(cluster)
+            assert entry.ended_job
+            assert "the JobManager ended while the job ran" in entry.root_cause.message
+            assert entry.labels == {"type": "SYSTEM"}
+
+    run(scenario)
+
+
+def test_a_jobmanager_does_not_start_without_its_enrichers(cluster_of: Any) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ConfigurationError, match="no_such_module"):
+            async with cluster_of({"jobmanager.failure-enrichers": "no_such_module:Team"}):
+                pass
+
+    run(scenario)
