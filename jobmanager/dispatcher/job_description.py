@@ -16,7 +16,9 @@ from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.dispatcher.admission import CodeStamp, TaskManagerFacts, admission_problem
 from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_settings import JobSettings, job_settings
+from jobmanager.failover.failover_strategy import FailoverStrategyName, strategy_problem
 from jobmanager.failover.failure_enricher import FailureLabels
+from jobmanager.failover.regions import RegionGraph
 from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.graph.job_plan import JobPlan, plan_problem
 from jobmanager.rpc.graph_convert import plan_of
@@ -68,6 +70,7 @@ class JobDescription:
         checkpoints = self.settings.checkpoints
         return JobOptions(
             restart=self.settings.restart,
+            failover_strategy=FailoverStrategyName(self.config.failover_strategy),
             coordinator=None if checkpoints is None else partial(_coordinator, checkpoints),
             first_attempt=first_attempt,
             is_recovered=is_recovered,
@@ -139,6 +142,9 @@ def describe(
         raise JobRejected(f"job {graph.name!r}: {problem}")
     validate(graph)
     config = over_cluster(cluster_config, dict(graph.config))
+    problem = strategy_problem(FailoverStrategyName(config.failover_strategy), RegionGraph(plan))
+    if problem is not None:
+        raise JobRejected(f"job {graph.name!r}: {problem}")
     settings = job_settings(config)
     missing = set(artifacts.missing(artifact.id for artifact in graph.artifacts))
     names = [f"{a.name} ({a.id})" for a in graph.artifacts if a.id in missing]

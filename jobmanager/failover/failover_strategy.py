@@ -160,7 +160,9 @@ class _Backtracking:
         self._pending: list[Region] = []
         self._read_again: set[ChannelGroup] = set()
         self._passed_on: set[tuple[ChannelGroup, bool]] = set()
-        self._changed: set[tuple[ChannelGroup, _Changed]] = set()
+        self._changed_by: dict[tuple[ChannelGroup, _Changed], list[int]] = {}
+        """The first two regions that write in a group and may do so otherwise than before: no more are
+        needed to know, for each region, whether another one does."""
         self._reads_changed: set[tuple[int, _Changed]] = set()
 
     def closure(self, failed: Iterable[SubtaskId]) -> list[Region]:
@@ -172,7 +174,7 @@ class _Backtracking:
             for group in read:
                 self._backtrack(group)
                 for change in _Changed:
-                    if (group, change) in self._changed:
+                    if self._is_changed_for(region, group, change):
                         self._reads_changed.add((region.index, change))
             for subtask in region.subtasks:
                 for group in self._regions.written_by(subtask):
@@ -188,15 +190,24 @@ class _Backtracking:
         }
         for change, is_promised in promised.items():
             is_kept = is_promised and (producer.index, change) not in self._reads_changed
-            if is_kept or (group, change) in self._changed:
+            changed_by = self._changed_by.setdefault((group, change), [])
+            if is_kept or producer.index in changed_by or len(changed_by) > 1:
                 continue
-            self._changed.add((group, change))
+            changed_by.append(producer.index)
             for consumer in group.consumers:
                 region = self._regions.region_of(consumer)
                 is_new = (region.index, change) not in self._reads_changed
-                if is_new and region.index in self._restart and region is not producer:
+                if (
+                    is_new
+                    and region.index in self._restart
+                    and self._is_changed_for(region, group, change)
+                ):
                     self._reads_changed.add((region.index, change))
                     self._pending.append(region)
+
+    def _is_changed_for(self, reader: Region, group: ChannelGroup, change: _Changed) -> bool:
+        """Whether another region that writes in the group may do so otherwise than before."""
+        return any(index != reader.index for index in self._changed_by.get((group, change), ()))
 
     def _add(self, region: Region) -> None:
         if region.index in self._started and region.index not in self._restart:
@@ -212,8 +223,6 @@ class _Backtracking:
                 self._add(self._regions.region_of(producer))
 
     def _pass_on(self, group: ChannelGroup, producer: SubtaskId, made_by: Region) -> None:
-        if self._is_protected(group, producer, made_by):
-            return
         edge = group.edge
         spares_finished = (
             edge.exchange is Exchange.BLOCKING
@@ -221,6 +230,8 @@ class _Backtracking:
             and (made_by.index, _Changed.ROWS) not in self._reads_changed
         )
         if (group, spares_finished) in self._passed_on:
+            return
+        if self._is_protected(group, producer, made_by):
             return
         self._passed_on.add((group, spares_finished))
         for consumer in group.consumers:

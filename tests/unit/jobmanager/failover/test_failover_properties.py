@@ -285,7 +285,7 @@ def failures(draw: st.DrawFn) -> tuple[Model, Failure]:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(plans())
 def test_regions_are_those_of_the_model(plan: JobPlan) -> None:
     model, graph = Model(plan), RegionGraph(plan)
@@ -311,7 +311,7 @@ def test_regions_are_those_of_the_model(plan: JobPlan) -> None:
     ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(failures())
 def test_startable_regions_are_those_of_the_model(case: tuple[Model, Failure]) -> None:
     """Here the partitions that can be read are the complete ones."""
@@ -337,7 +337,7 @@ def test_startable_regions_are_those_of_the_model(case: tuple[Model, Failure]) -
     assert {region.subtasks for region in got} == startable
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(failures())
 def test_restart_sets_are_the_least_that_the_rules_allow(case: tuple[Model, Failure]) -> None:
     model, failure = case
@@ -357,7 +357,7 @@ def test_restart_sets_are_the_least_that_the_rules_allow(case: tuple[Model, Fail
         assert any(len(region.subtasks) > 1 for region in graph.regions)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(failures(), st.data())
 def test_worse_failures_never_restart_less(
     case: tuple[Model, Failure], data: st.DataObject
