@@ -15,6 +15,7 @@ from common.metrics import AttemptMetricsCollector
 from jobmanager.dispatcher.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.dispatcher.job_state import JobState
+from jobmanager.liveness.loss_reason import LossReason
 from jobmanager.scheduler.cluster_runner import ClusterRunner, SlotCounts
 
 _JOB_LABELS = ("job_id", "job_name")
@@ -53,13 +54,18 @@ class ClusterCollector(Collector):
     Args:
         jobs: state's name -> jobs in it.
         slots: the current counts.
+        losses: how many TaskManagers were lost, by reason.
     """
 
     def __init__(
-        self, jobs: Callable[[], Mapping[str, int]], slots: Callable[[], SlotCounts]
+        self,
+        jobs: Callable[[], Mapping[str, int]],
+        slots: Callable[[], SlotCounts],
+        losses: Callable[[], Mapping[LossReason, int]],
     ) -> None:
         self._jobs = jobs
         self._slots = slots
+        self._losses = losses
 
     @override
     def collect(self) -> Iterable[Metric]:
@@ -79,6 +85,15 @@ class ClusterCollector(Collector):
             ("jobs_waiting_for_slots", "Jobs that wait for slots.", slots.waiting_jobs),
         ):
             yield GaugeMetricFamily(f"penstock_jobmanager_{name}", help_text, value=value)
+        losses = self._losses()
+        lost = CounterMetricFamily(
+            "penstock_jobmanager_taskmanagers_lost",
+            "TaskManagers lost since the start, by how it was noticed.",
+            labels=("reason",),
+        )
+        for reason in LossReason:
+            lost.add_metric((reason.value,), losses.get(reason, 0))
+        yield lost
 
 
 class CheckpointCollector(Collector):
@@ -125,7 +140,9 @@ def build_registry(dispatcher: DispatcherRunner, cluster: ClusterRunner) -> Coll
     """All metrics of the JobManager."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
-    registry.register(ClusterCollector(lambda: dispatcher.counts, lambda: cluster.counts))
+    registry.register(
+        ClusterCollector(lambda: dispatcher.counts, lambda: cluster.counts, lambda: cluster.losses)
+    )
     registry.register(CheckpointCollector(dispatcher.checkpoint_numbers, dispatcher.now_ms))
     registry.register(AttemptMetricsCollector(dispatcher.recent_metrics))
     return registry

@@ -408,6 +408,12 @@ class Configuration(BaseModel):
         alias="heartbeat.timeout",
         description="A peer that is silent for longer is lost.",
     )
+    taskmanager_jobmanager_grace_ms: DurationMs = Field(
+        30_000,
+        alias="taskmanager.jobmanager-grace",
+        description="How long a TaskManager keeps what it runs and holds after its JobManager has been "
+        "silent for heartbeat.timeout.",
+    )
     slot_request_timeout_ms: DurationMs = Field(
         60_000,
         alias="slot.request.timeout",

@@ -193,6 +193,7 @@ class TaskManagerDaemon:
             identity=identify(self._id, address, config.taskmanager_slots, packages),
             client=client,
             clock=clock,
+            grace_s=config.taskmanager_jobmanager_grace_ms / 1000,
             new_incarnation=lambda: secrets.token_hex(8),
             metrics=supervisor.metrics,
             held_slots=supervisor.held_slots,

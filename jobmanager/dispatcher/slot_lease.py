@@ -16,7 +16,7 @@ from jobmanager.dispatcher import job_messages as m
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.scheduler.deployment import Endpoint
-from jobmanager.scheduler.placement import Seat, assign, seat_of
+from jobmanager.scheduler.placement import Seat, place_again, seat_of
 from jobmanager.scheduler.slots import Slot
 
 
@@ -43,7 +43,7 @@ class SlotLease:
     def __init__(self, plan: JobPlan) -> None:
         self._plan = plan
         self._tenures: dict[Seat, _Tenure] = {}
-        self._last_taskmanager: dict[Seat, str] = {}
+        self._last_slots: dict[Seat, Slot] = {}
         self._partition_endpoints: dict[str, Endpoint] = {}
         self._allocating: dict[str, int] = {}
         self._calls = 0
@@ -69,10 +69,10 @@ class SlotLease:
     def take(self, slots: tuple[Slot, ...], subtasks: Iterable[SubtaskId], attempt: int) -> None:
         """The pool has granted a request for these subtasks."""
         self.waits = False
-        placed = assign(self._missing(subtasks), slots, self._last_taskmanager)
+        placed = place_again(self._missing(subtasks), slots, self._last_slots)
         for seat, slot in placed.items():
             self._tenures[seat] = _Tenure(slot, attempt)
-            self._last_taskmanager[seat] = slot.taskmanager_id
+        self._last_slots |= placed
 
     def _missing(self, subtasks: Iterable[SubtaskId]) -> list[Seat]:
         seats = dict.fromkeys(seat_of(self._plan, subtask) for subtask in subtasks)

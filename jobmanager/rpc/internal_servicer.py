@@ -79,7 +79,12 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
                 f"TaskManager {request.taskmanager_id} is not registered (any more): what it ran "
                 "counts as failed; register again"
             )
-        await self._dispatcher.report(request.events)
+        for event in request.events:
+            if event.HasField("peer_unreachable"):
+                self._cluster.peer_unreachable(request.taskmanager_id, event.peer_unreachable)
+        await self._dispatcher.report(
+            event for event in request.events if not event.HasField("peer_unreachable")
+        )
         return internal_pb2.ReportTaskEventsResponse()
 
     @override

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from common.auth import token_client_interceptors
 from common.grpc_options import channel_options
 from common.pb import internal_pb2, internal_pb2_grpc
+from jobmanager.rpc.reachability_client import ReachabilityClient
 from penstock.errors import StreamError, TaskManagerLost
 from penstock.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2, graph_pb2
@@ -30,6 +31,13 @@ _MessageT = TypeVar("_MessageT", bound=Message)
 _ALLOCATION_TIMEOUT_FACTOR = 3
 
 _BATCH_SIZE_MAX_BYTES = MESSAGE_SIZE_MAX_BYTES // 2
+
+_Endpoint = tuple[str, str, str, int]
+
+
+def _place(endpoint: internal_pb2.DataEndpoint) -> _Endpoint:
+    """Where it is, whatever slot is served there."""
+    return (endpoint.host_id, endpoint.unix_path, endpoint.tcp_host, endpoint.tcp_port)
 
 
 def in_batches(messages: Sequence[_MessageT], size_max_bytes: int) -> list[list[_MessageT]]:
@@ -54,6 +62,10 @@ class TaskManagerClient:
         token: the cluster's secret, "" without one.
         leader_epoch: fence of every call.
         rpc_timeout_ms: deadline of a call.
+        silence_max_ms: how long the TaskManager may pause without a call failing.
+
+    Attributes:
+        reachability: the connection that tells whether it is still there.
     """
 
     def __init__(
@@ -64,6 +76,7 @@ class TaskManagerClient:
         token: str,
         leader_epoch: int,
         rpc_timeout_ms: int,
+        silence_max_ms: int,
     ) -> None:
         self.taskmanager_id = taskmanager_id
         self.address = address
@@ -71,12 +84,22 @@ class TaskManagerClient:
         self._timeout_s = rpc_timeout_ms / 1000
         self._channel = grpc.aio.insecure_channel(
             address,
-            options=channel_options(),
+            options=channel_options(silence_max_ms),
             interceptors=token_client_interceptors(token),
         )
         self._stub: internal_pb2_grpc.TaskManagerInternalAsyncStub = (
             internal_pb2_grpc.TaskManagerInternalStub(self._channel)
         )
+        self.reachability = ReachabilityClient(address, token=token, leader_epoch=leader_epoch)
+        self._endpoints: dict[str, _Endpoint] = {}
+
+    def note_endpoint(self, endpoint: internal_pb2.DataEndpoint) -> None:
+        """A process of this TaskManager takes data connections there."""
+        self._endpoints[endpoint.slot_id] = _place(endpoint)
+
+    def serves(self, endpoint: internal_pb2.DataEndpoint) -> bool:
+        """Whether data connections to this place go to this TaskManager."""
+        return _place(endpoint) in self._endpoints.values()
 
     async def allocate_slots(
         self,
@@ -96,9 +119,14 @@ class TaskManagerClient:
             requirements=requirements,
         )
         timeout_s = self._timeout_s * _ALLOCATION_TIMEOUT_FACTOR
-        return await self._call(
+        response = await self._call(
             "start slots", lambda: self._stub.AllocateSlots(request, timeout=timeout_s)
         )
+        for endpoint in response.endpoints:
+            self.note_endpoint(endpoint)
+        if response.HasField("partition_endpoint"):
+            self.note_endpoint(response.partition_endpoint)
+        return response
 
     async def deploy_tasks(self, tasks: Sequence[internal_pb2.TaskDeployment]) -> None:
         """Starts attempts, in as many calls as the size of their code asks for."""
@@ -175,18 +203,9 @@ class TaskManagerClient:
         except grpc.aio.AioRpcError as error:
             raise self._error("send its logs", error) from error
 
-    async def wait_until_refused(self) -> None:
-        """Returns when the TaskManager's port no longer takes connections."""
-        state = self._channel.get_state(try_to_connect=True)
-        while state not in (
-            grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-            grpc.ChannelConnectivity.SHUTDOWN,
-        ):
-            await self._channel.wait_for_state_change(state)
-            state = self._channel.get_state(try_to_connect=True)
-
     async def close(self) -> None:
         """Ends the channel and whatever is under way on it."""
+        await self.reachability.close()
         await self._channel.close(None)
 
     async def _call(self, action: str, call: Callable[[], Awaitable[_ResponseT]]) -> _ResponseT:

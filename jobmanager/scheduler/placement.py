@@ -9,12 +9,16 @@ Source: Flink, SlotSharingGroup, LocalInputPreferredSlotSharingStrategy and Prev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.scheduler.slots import Slot
+
+_TenantT = TypeVar("_TenantT", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,34 +34,53 @@ def seat_of(plan: JobPlan, subtask: SubtaskId) -> Seat:
     return Seat(plan.vertex(subtask.vertex).slot_group, subtask.subtask_index)
 
 
-def assign(
-    seats: Sequence[Seat], slots: Sequence[Slot], last_taskmanager: Mapping[Seat, str]
-) -> dict[Seat, Slot]:
-    """Gives each seat a slot: one of its last TaskManager where there is one left, else the next.
-
-    Args:
-        seats: without a slot.
-        slots: as many; neighbours may be on different TaskManagers.
-        last_taskmanager: who had a seat before.
-    """
-    assert len(seats) == len(slots), "as many slots as were asked for"
-    left = list(slots)
-    assigned: dict[Seat, Slot] = {}
-    for seat in seats:
-        wanted = last_taskmanager.get(seat)
-        known = next((slot for slot in left if slot.taskmanager_id == wanted), None)
-        if known is not None:
-            assigned[seat] = known
-            left.remove(known)
-    for seat in seats:
-        if seat not in assigned:
-            assigned[seat] = left.pop(0)
-    return assigned
-
-
 def slots_needed(plan: JobPlan) -> int:
     """Slots the whole job needs."""
     widest: dict[str, int] = {}
     for vertex in plan.vertices:
         widest[vertex.slot_group] = max(widest.get(vertex.slot_group, 0), vertex.parallelism)
     return sum(widest.values())
+
+
+def place_again(
+    tenants: Sequence[_TenantT], free: Sequence[Slot], previous: Mapping[_TenantT, Slot]
+) -> dict[_TenantT, Slot]:
+    """Gives each tenant a slot of its own, where it was before if that can be.
+
+    As many as can return to their very slot, then as many as can return to another slot of their
+    TaskManager (both are maximal, since nobody takes what another one is at home in), the rest is spread:
+    each goes to the TaskManager with the fewest tenants placed by this call. The same arguments give the
+    same places, whatever order ``free`` is in.
+
+    Args:
+        tenants: what needs a slot: a subtask, or what shares a slot; no two are the same.
+        free: slots to choose from; at least as many as tenants.
+        previous: where tenants ran before, perhaps in an earlier incarnation of a TaskManager; tenants
+            without a past are not in it.
+    """
+    assert len(set(tenants)) == len(tenants) <= len(free), "a slot for each tenant"
+    left = {(slot.taskmanager_id, slot.slot_id): slot for slot in sorted(free, key=_place_of)}
+    assert len(left) == len(free), "each slot is free once"
+    placed: dict[_TenantT, Slot] = {}
+    for tenant in tenants:
+        if tenant in previous and (slot := left.pop(_place_of(previous[tenant]), None)) is not None:
+            placed[tenant] = slot
+    for tenant in tenants:
+        if tenant in placed or tenant not in previous:
+            continue
+        home = previous[tenant].taskmanager_id
+        place = next((place for place in left if place[0] == home), None)
+        if place is not None:
+            placed[tenant] = left.pop(place)
+    load = Counter(slot.taskmanager_id for slot in placed.values())
+    for tenant in tenants:
+        if tenant not in placed:
+            place = min(left, key=lambda place: (load[place[0]], place))
+            placed[tenant] = left.pop(place)
+            load[place[0]] += 1
+    return {tenant: placed[tenant] for tenant in tenants}
+
+
+def _place_of(slot: Slot) -> tuple[str, str]:
+    """Where a slot is, whichever incarnation of its TaskManager offers it."""
+    return slot.taskmanager_id, slot.slot_id

@@ -58,6 +58,7 @@ def registration_with(jobmanager: ForgetfulJobManager) -> RegistrationRunner:
         identity=identity,
         client=client,
         clock=SystemClock(),
+        grace_s=0,
         new_incarnation=lambda: "i",
         metrics=list,
         held_slots=list,
