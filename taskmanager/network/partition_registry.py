@@ -67,6 +67,10 @@ class PartitionRegistry:
         self._partitions[partition_id] = partition
         self.retry()
 
+    def find(self, partition_id: PartitionId) -> ReadablePartition | None:
+        """A partition of this process."""
+        return self._partitions.get(partition_id)
+
     def retry(self) -> None:
         """Looks again for what is waited for."""
         waiting, self._waiting = self._waiting, []
