@@ -8,7 +8,7 @@ Waits (for a partition, for a handshake) have deadlines; the mailbox loop calls 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from typing_extensions import override
 
@@ -17,6 +17,8 @@ from common.elements import ControlElement
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import InvariantViolation
+from penstock.partition_id import PartitionId
+from penstock.pb import checkpoint_pb2
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.network.input_channel import InputChannel
 from taskmanager.network.input_gate import InputGate
@@ -27,10 +29,13 @@ from taskmanager.network.partitioner import partitioner_of
 from taskmanager.network.peer_connection import ConnectionOwner, PeerConnection
 from taskmanager.network.result_partition import (
     ExchangeCounters,
-    PartitionId,
+    PartitionContext,
     ResultPartition,
 )
 from taskmanager.network.transport import Address, Link, LinkHandler, Post, Transport
+from taskmanager.partitions.kept_partition import KeptPartition
+from taskmanager.partitions.partition_factory import PartitionFactory
+from taskmanager.partitions.spill_runner import SpillRunner
 
 __all__ = ["DataExchange", "SlotIdentity"]
 
@@ -51,6 +56,7 @@ class DataExchange(ConnectionOwner):
         post: adds mail to the slot's mailbox.
         clock: for deadlines and the buffer timeout.
         transport: carries the frames.
+        spill: where partitions go that are kept; None = they stay in memory.
         partition_wait_ms: how long a request waits for a partition that is not there.
     """
 
@@ -62,10 +68,12 @@ class DataExchange(ConnectionOwner):
         clock: Clock,
         transport: Transport,
         *,
+        spill: SpillRunner | None = None,
         partition_wait_ms: int = PARTITION_WAIT_MS,
     ) -> None:
         self.slot = slot
         self.registry = PartitionRegistry()
+        self._partitions = PartitionFactory(config, spill)
         self._config = config
         self._clock = clock
         self._transport = transport
@@ -144,13 +152,18 @@ class DataExchange(ConnectionOwner):
         counters: ExchangeCounters,
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
+        positions: Iterable[checkpoint_pb2.ChannelPosition] = (),
     ) -> ResultPartition:
-        """The output of an attempt on one edge; consumers may read it from now on."""
+        """The output of an attempt on one edge; unless it is blocking, consumers may read it from now on.
+
+        Args:
+            positions: where the attempt goes on writing edges that keep their rows.
+        """
         credit_bytes = self._config.network_credit_bytes
         partition_id = PartitionId(
             edge.edge.id, attempt.vertex, attempt.subtask_index, attempt.attempt
         )
-        partition = ResultPartition(
+        context = PartitionContext(
             partition_id,
             partitioner_of(edge, subtask_index),
             subpartition_count=edge.subpartition_count,
@@ -163,8 +176,17 @@ class DataExchange(ConnectionOwner):
             on_error=on_error,
             on_release=lambda: self.registry.forget(partition_id),
         )
-        self.registry.register(partition)
+        partition = self._partitions.create(context, edge, positions)
+        if partition.is_served_here:
+            self.registry.register(partition)
         return partition
+
+    def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
+        """Drops partitions that finished attempts have left behind; others are no affair of this call."""
+        for partition_id in partition_ids:
+            partition = self.registry.find(partition_id)
+            if isinstance(partition, KeptPartition) and partition.is_retired:
+                partition.release()
 
     def create_gate(
         self,

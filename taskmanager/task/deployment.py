@@ -112,6 +112,7 @@ class Deployment:
                     self.counters,
                     self._schedule,
                     execution.fail_later,
+                    self._deployment.restore.outputs,
                 )
             )
 
@@ -343,14 +344,18 @@ class Deployment:
         )
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Tells the backends that a checkpoint is complete."""
+        """Tells the backends and the outputs that a checkpoint is complete."""
         for backend in self._backends:
             backend.checkpoint_completed(checkpoint_id)
+        for partition in self._partitions:
+            partition.checkpoint_completed(checkpoint_id)
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Tells the backends that a checkpoint will not complete."""
+        """Tells the backends and the outputs that a checkpoint will not complete."""
         for backend in self._backends:
             backend.checkpoint_aborted(checkpoint_id)
+        for partition in self._partitions:
+            partition.checkpoint_aborted(checkpoint_id)
 
     def close(self) -> list[BaseException]:
         """Closes the backends, after the operators; returns what went wrong on the way."""
@@ -373,7 +378,7 @@ class Deployment:
         self._schedule()
 
     def release(self) -> None:
-        """Releases the outputs of a subtask that was never built."""
+        """Releases the outputs: the attempt has not finished."""
         for partition in self._partitions:
             partition.release()
 

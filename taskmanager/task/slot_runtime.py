@@ -8,11 +8,12 @@ loop of a real slot process: it waits for mail when there is nothing to do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from common.clock import Clock
 from common.pb import internal_pb2
+from penstock.partition_id import PartitionId
 from taskmanager.task.execution import Execution
 from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.subtask import Progress
@@ -30,8 +31,8 @@ class ExecutionFactory(Protocol):
         """A new execution; ``schedule`` (any thread) asks for a step."""
 
 
-class Waits(Protocol):
-    """Something that waits for answers with deadlines: the data exchange."""
+class Exchange(Protocol):
+    """The part of the data exchange that the loop drives: its waits, and what attempts leave behind."""
 
     @property
     def next_deadline_ns(self) -> int | None:
@@ -39,6 +40,9 @@ class Waits(Protocol):
 
     def tick(self, now_ns: int) -> None:
         """Ends the waits whose deadline has passed."""
+
+    def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
+        """Drops partitions that finished attempts have left behind."""
 
 
 class SlotRuntime:
@@ -48,7 +52,7 @@ class SlotRuntime:
         self,
         clock: Clock,
         mailbox: Mailbox,
-        exchange: Waits,
+        exchange: Exchange,
         build_execution: ExecutionFactory,
         report: Callable[[internal_pb2.SlotReport], None],
     ) -> None:
@@ -83,6 +87,11 @@ class SlotRuntime:
         elif kind == "results_taken":
             taken = command.results_taken
             self._with_execution(taken.attempt, lambda execution: execution.results_taken(taken))
+        elif kind == "release_partitions":
+            self._exchange.release_partitions(
+                PartitionId(named.edge_id, named.vertex, named.subtask_index, named.attempt)
+                for named in command.release_partitions.partitions
+            )
         elif kind == "shutdown":
             self.stop()
 
