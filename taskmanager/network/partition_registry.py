@@ -13,6 +13,9 @@ from penstock.errors import InvariantViolation, PartitionUnavailable
 from taskmanager.network.pipelined import PipelinedSubpartition, SubpartitionReader
 from taskmanager.network.result_partition import PartitionId, ResultPartition
 
+NO_BARRIER = -1
+"""``PartitionRequest.last_barrier`` of a consumer that has just been deployed."""
+
 
 @dataclass(eq=False, slots=True)
 class PartitionRequest:
@@ -21,6 +24,10 @@ class PartitionRequest:
     Attributes:
         attached: called with the subpartition once it is there, right before ``reader`` is fed.
         refused: called when it cannot be read.
+        first_row: the first row it wants, counted from the start of the job (kept partitions).
+        last_barrier: the newest checkpoint whose barrier it has read on this channel: barriers behind it
+            are sent even if they were put in before; ``NO_BARRIER`` = only those put in from now on.
+        job_id: whose partition it is.
     """
 
     partition_id: PartitionId
@@ -29,6 +36,9 @@ class PartitionRequest:
     deadline_ns: int
     attached: Callable[[ResultPartition, PipelinedSubpartition], None]
     refused: Callable[[PartitionUnavailable], None]
+    first_row: int = 0
+    last_barrier: int = NO_BARRIER
+    job_id: str = ""
 
 
 class PartitionRegistry:
