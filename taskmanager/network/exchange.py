@@ -14,6 +14,7 @@ from common.elements import ControlElement
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import InvariantViolation
+from penstock.partition_id import PartitionId
 from taskmanager.network.connection_pool import PARTITION_WAIT_MS, ConnectionPool
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.network.input_channel import InputChannel
@@ -24,7 +25,6 @@ from taskmanager.network.partition_registry import NO_BARRIER, PartitionRegistry
 from taskmanager.network.partitioner import partitioner_of
 from taskmanager.network.result_partition import (
     ExchangeCounters,
-    PartitionId,
     ResultPartition,
 )
 from taskmanager.network.transport import Post, Transport

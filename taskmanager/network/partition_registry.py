@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import InvariantViolation, PartitionUnavailable
+from penstock.partition_id import PartitionId
 from taskmanager.network.pipelined import PipelinedSubpartition, SubpartitionReader
-from taskmanager.network.result_partition import PartitionId, ResultPartition
+from taskmanager.network.result_partition import ResultPartition
 
 NO_BARRIER = -1
 """``PartitionRequest.last_barrier`` of a consumer that has just been deployed."""

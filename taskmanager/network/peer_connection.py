@@ -17,6 +17,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from penstock.errors import InvariantViolation, PartitionUnavailable
+from penstock.partition_id import PartitionId
 from taskmanager.network.credit import CreditError, SenderCredit
 from taskmanager.network.frames import (
     Frame,
@@ -44,7 +45,6 @@ from taskmanager.network.remote_channel import (
     RemoteReader,
     RemoteUpstream,
 )
-from taskmanager.network.result_partition import PartitionId
 from taskmanager.network.transport import Link, LinkHandler
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
-from typing_extensions import override
 
 from common.elements import ControlElement, EndOfPartition
 from penstock.errors import StreamError
+from penstock.partition_id import PartitionId
 from taskmanager.network.batch_codec import SizeEstimator
 from taskmanager.network.partitioner import Partitioner
 from taskmanager.network.pipelined import PartitionLoad, PipelinedSubpartition, SubpartitionReader
@@ -31,20 +31,6 @@ class ExchangeCounters(Protocol):
     records_out: int
     bytes_in: int
     bytes_out: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionId:
-    """One execution attempt's output on one edge."""
-
-    edge_id: str
-    vertex: str
-    subtask_index: int
-    attempt: int
-
-    @override
-    def __str__(self) -> str:
-        return f"{self.edge_id} of {self.vertex}/{self.subtask_index} (attempt {self.attempt})"
 
 
 @dataclass(slots=True)
