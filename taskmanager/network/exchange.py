@@ -23,10 +23,7 @@ from taskmanager.network.local_channel import LocalChannel
 from taskmanager.network.messages import Subscribe
 from taskmanager.network.partition_registry import NO_BARRIER, PartitionRegistry
 from taskmanager.network.partitioner import partitioner_of
-from taskmanager.network.result_partition import (
-    ExchangeCounters,
-    ResultPartition,
-)
+from taskmanager.network.result_partition import ExchangeCounters, ResultPartition
 from taskmanager.network.transport import Post, Transport
 
 __all__ = ["DataExchange", "SlotIdentity"]
