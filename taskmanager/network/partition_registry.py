@@ -18,9 +18,6 @@ from taskmanager.network.subpartition import (
     SubpartitionView,
 )
 
-NO_BARRIER = -1
-"""``PartitionRequest.last_barrier`` of a consumer that has just been deployed."""
-
 
 def _none_sealed(_partition_id: PartitionId) -> ReadablePartition | None:
     return None
@@ -34,8 +31,6 @@ class PartitionRequest:
         attached: called with its place in the subpartition, right before ``reader`` is fed.
         refused: called when it cannot be read; after ``attached``, when it cannot be read on.
         first_row: offset of the first row that is wanted.
-        last_barrier: the newest checkpoint whose barrier it has read on this channel: barriers behind it
-            are sent even if they were put in before; ``NO_BARRIER`` = only those put in from now on.
         job_id: whose partition it is.
     """
 
@@ -46,7 +41,6 @@ class PartitionRequest:
     attached: Callable[[SubpartitionView], None]
     refused: Refusal
     first_row: int = 0
-    last_barrier: int = NO_BARRIER
     job_id: str = ""
 
 
