@@ -102,6 +102,10 @@ class DirectPartition:
         """Always: nothing waits here."""
         return True
 
+    def positions(self) -> list[checkpoint_pb2.ChannelPosition]:
+        """Nothing is kept here."""
+        return []
+
     def flush(self) -> None:
         """Nothing waits here."""
 

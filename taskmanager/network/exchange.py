@@ -7,7 +7,7 @@ connections of ``connection_pool``. Waits have deadlines; the mailbox loop calls
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from common.clock import Clock
 from common.elements import ControlElement
@@ -132,6 +132,13 @@ class DataExchange:
         )
         self.registry.register(partition)
         return partition
+
+    def release_partitions(self, partitions: Iterable[internal_pb2.PartitionId]) -> None:
+        """Drops what finished attempts have left behind."""
+        self.registry.release(
+            PartitionId(each.edge_id, each.vertex, each.subtask_index, each.attempt)
+            for each in partitions
+        )
 
     def create_gate(
         self,

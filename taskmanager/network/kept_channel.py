@@ -130,6 +130,11 @@ class KeptInputChannel(InputChannel):
         self._is_active = True
 
     @property
+    def producer_attempt(self) -> int:
+        """Whose rows are being read."""
+        return self.partition.attempt if self.partition is not None else 0
+
+    @property
     def _is_replaying(self) -> bool:
         return self._next_row < self.position.rows
 

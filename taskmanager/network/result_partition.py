@@ -20,11 +20,12 @@ from typing_extensions import override
 from common.elements import ControlElement, EndOfPartition
 from penstock.errors import PartitionUnavailable, StreamError
 from penstock.partition_id import PartitionId
+from penstock.pb import checkpoint_pb2
 from taskmanager.network.batch_codec import SizeEstimator
 from taskmanager.network.partitioner import Partitioner
 from taskmanager.network.pipelined import PartitionLoad, PipelinedSubpartition
 from taskmanager.network.subpartition import (
-    ReadablePartition,
+    HeldPartition,
     Refusal,
     Subpartition,
     SubpartitionReader,
@@ -49,7 +50,7 @@ class PartitionMetrics:
     bytes_out: int = 0
 
 
-class ResultPartition(ReadablePartition):
+class ResultPartition(HeldPartition):
     """Takes the batches of one subtask for one edge.
 
     Args:
@@ -160,6 +161,7 @@ class ResultPartition(ReadablePartition):
         """True once every consumer has read everything up to the end of the partition."""
         return all(subpartition.is_consumed for subpartition in self.subpartitions)
 
+    @override
     def release(self) -> None:
         """Drops what is left and forgets the consumers; they are not told."""
         if self._is_released:
@@ -186,6 +188,10 @@ class ResultPartition(ReadablePartition):
                 partition=self.partition_id,
             ) from error
         return _GuardedView(view, self.partition_id, self._serving_failed)
+
+    def positions(self) -> list[checkpoint_pb2.ChannelPosition]:
+        """Where an edge that keeps its rows was at the barrier that passed last, without checksums."""
+        return []
 
     def _serving_failed(self, error: Exception) -> None:
         if not self._is_released:

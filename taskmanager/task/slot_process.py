@@ -48,6 +48,11 @@ def run(connection: socket.socket) -> None:
     output = capture()
     clock, mailbox = SystemClock(), Mailbox()
     config = Configuration.from_mapping(dict(configuration.config))
+    runtime: SlotRuntime
+
+    def peer_unreachable(peer: internal_pb2.DataEndpoint, reason: str) -> None:
+        runtime.peer_unreachable(peer, reason)
+
     exchange = DataExchange(
         config,
         SlotIdentity(
@@ -60,12 +65,12 @@ def run(connection: socket.socket) -> None:
         mailbox.post,
         clock,
         SocketTransport(),
+        on_unreachable=peer_unreachable,
     )
     executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
     snapshot_executor = ThreadPoolExecutor(
         _SNAPSHOT_THREADS_MAX, thread_name_prefix="slot-snapshot"
     )
-    runtime: SlotRuntime
     channel = ControlChannel(
         connection,
         lambda command: mailbox.post(lambda: runtime.handle(command)),

@@ -8,7 +8,7 @@ loop of a real slot process: it waits for mail when there is nothing to do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from common.clock import Clock
@@ -30,8 +30,8 @@ class ExecutionFactory(Protocol):
         """A new execution; ``schedule`` (any thread) asks for a step."""
 
 
-class Waits(Protocol):
-    """Something that waits for answers with deadlines: the data exchange."""
+class SlotExchange(Protocol):
+    """What the loop needs of the data exchange."""
 
     @property
     def next_deadline_ns(self) -> int | None:
@@ -39,6 +39,9 @@ class Waits(Protocol):
 
     def tick(self, now_ns: int) -> None:
         """Ends the waits whose deadline has passed."""
+
+    def release_partitions(self, partitions: Iterable[internal_pb2.PartitionId]) -> None:
+        """Drops what finished attempts have left behind."""
 
 
 class SlotRuntime:
@@ -48,7 +51,7 @@ class SlotRuntime:
         self,
         clock: Clock,
         mailbox: Mailbox,
-        exchange: Waits,
+        exchange: SlotExchange,
         build_execution: ExecutionFactory,
         report: Callable[[internal_pb2.SlotReport], None],
     ) -> None:
@@ -83,8 +86,20 @@ class SlotRuntime:
         elif kind == "results_taken":
             taken = command.results_taken
             self._with_execution(taken.attempt, lambda execution: execution.results_taken(taken))
+        elif kind == "release_partitions":
+            self._exchange.release_partitions(command.release_partitions.partitions)
         elif kind == "shutdown":
             self.stop()
+
+    def peer_unreachable(self, peer: internal_pb2.DataEndpoint, reason: str) -> None:
+        """Reports another process that cannot be reached, in the name of any attempt that runs here."""
+        execution = next(iter(self._executions.values()), None)
+        if execution is not None:
+            event = internal_pb2.TaskEvent(
+                attempt=execution.attempt,
+                peer_unreachable=internal_pb2.PeerUnreachable(peer=peer, reason=reason),
+            )
+            self._report(internal_pb2.SlotReport(task_event=event))
 
     def _deploy(self, deployment: internal_pb2.TaskDeployment) -> None:
         key = _key(deployment.attempt)
