@@ -7,7 +7,7 @@ subtask: watermarks are merged and barriers aligned there as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
@@ -102,15 +102,24 @@ class DirectPartition:
         """Always: nothing waits here."""
         return True
 
-    def positions(self) -> list[checkpoint_pb2.ChannelPosition]:
-        """Nothing is kept here."""
-        return []
-
     def flush(self) -> None:
         """Nothing waits here."""
 
     def flush_if_due(self, now_ns: int) -> None:
         """Nothing waits here."""
+
+    def positions(self) -> list[checkpoint_pb2.ChannelPosition]:
+        """Nothing is kept."""
+        return []
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """Nothing is kept."""
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Nothing is kept."""
+
+    def retire(self) -> None:
+        """Nothing is held."""
 
     def release(self) -> None:
         """Nothing is held."""
@@ -149,6 +158,7 @@ class DirectExchange:
         counters: ExchangeCounters,
         _on_available: Callable[[], None],
         _on_error: Callable[[Exception], None],
+        _positions: Iterable[checkpoint_pb2.ChannelPosition] = (),
     ) -> DirectPartition:
         """The output on one edge."""
         partitioner = None

@@ -26,8 +26,15 @@ from taskmanager.network.input_connector import InputConnector, channel_spec
 from taskmanager.network.input_gate import InputGate
 from taskmanager.network.partition_registry import PartitionRegistry
 from taskmanager.network.partitioner import partitioner_of
-from taskmanager.network.result_partition import ExchangeCounters, ResultPartition
+from taskmanager.network.result_partition import (
+    ExchangeCounters,
+    PartitionContext,
+    ResultPartition,
+)
 from taskmanager.network.transport import Post, Transport
+from taskmanager.partitions.kept_partition import KeptPartition
+from taskmanager.partitions.partition_factory import PartitionFactory
+from taskmanager.partitions.spill_runner import SpillRunner
 
 __all__ = ["DataExchange", "SlotIdentity"]
 
@@ -42,6 +49,7 @@ class DataExchange:
         clock: for deadlines and the buffer timeout.
         transport: carries the frames.
         on_unreachable: see ``ConnectionPool``.
+        spill: where partitions go that are kept; None = they stay in memory.
         partition_wait_ms: how long a request waits for a partition that is not there.
     """
 
@@ -54,10 +62,12 @@ class DataExchange:
         transport: Transport,
         *,
         on_unreachable: OnUnreachable = ignore_peer,
+        spill: SpillRunner | None = None,
         partition_wait_ms: int = PARTITION_WAIT_MS,
     ) -> None:
         self.slot = slot
         self.registry = PartitionRegistry()
+        self._partitions = PartitionFactory(config, spill)
         self._config = config
         self._clock = clock
         self._connections = ConnectionPool(
@@ -111,13 +121,18 @@ class DataExchange:
         counters: ExchangeCounters,
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
+        positions: Iterable[checkpoint_pb2.ChannelPosition] = (),
     ) -> ResultPartition:
-        """The output of an attempt on one edge; consumers may read it from now on."""
+        """The output of an attempt on one edge; unless it is blocking, consumers may read it from now on.
+
+        Args:
+            positions: where the attempt goes on writing edges that keep their rows.
+        """
         credit_bytes = self._config.network_credit_bytes
         partition_id = PartitionId(
             edge.edge.id, attempt.vertex, attempt.subtask_index, attempt.attempt
         )
-        partition = ResultPartition(
+        context = PartitionContext(
             partition_id,
             partitioner_of(edge, subtask_index),
             subpartition_count=edge.subpartition_count,
@@ -130,15 +145,17 @@ class DataExchange:
             on_error=on_error,
             on_release=lambda: self.registry.forget(partition_id),
         )
-        self.registry.register(partition)
+        partition = self._partitions.create(context, edge, positions)
+        if partition.is_served_here:
+            self.registry.register(partition)
         return partition
 
-    def release_partitions(self, partitions: Iterable[internal_pb2.PartitionId]) -> None:
-        """Drops what finished attempts have left behind."""
-        self.registry.release(
-            PartitionId(each.edge_id, each.vertex, each.subtask_index, each.attempt)
-            for each in partitions
-        )
+    def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
+        """Drops partitions that finished attempts have left behind; others are no affair of this call."""
+        for partition_id in partition_ids:
+            partition = self.registry.find(partition_id)
+            if isinstance(partition, KeptPartition) and partition.is_retired:
+                partition.release()
 
     def create_gate(
         self,

@@ -11,7 +11,8 @@ are in the state than the producer has written: a restored consumer goes on from
 Invariants:
     - ``position`` never goes back, and counts exactly the rows that ``take`` has handed out (and those
       before the start),
-    - ``stream_row <= position.rows`` between two calls; below it nothing is handed out but barriers,
+    - ``stream_row <= position.rows`` between two calls, and where it is less nothing is handed out but
+      barriers,
     - a mark is the position at the barrier of its checkpoint.
 """
 
@@ -192,6 +193,8 @@ class KeptInputChannel(InputChannel):
         if upstream is not None:
             upstream.cancel(is_complete=False)
         self.name, self.partition = name, partition
+        self._next_row = self._completed.rows
+        self._replayed_checksum = self._completed.checksum
         if self.is_finished:
             return
         self._drop_supply()
@@ -201,8 +204,6 @@ class KeptInputChannel(InputChannel):
                 f" {self._completed.rows} to {self.position.rows - 1} were read from the one before it",
                 partition=partition,
             )
-        self._next_row = self._completed.rows
-        self._replayed_checksum = self._completed.checksum
 
     def _drop_supply(self) -> None:
         """Nothing of an earlier connection is read any more: the next one sends it again."""

@@ -6,13 +6,12 @@ is not there yet: its request waits, bounded by a deadline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import InvariantViolation, PartitionUnavailable, StreamError
 from penstock.partition_id import PartitionId
 from taskmanager.network.subpartition import (
-    HeldPartition,
     ReadablePartition,
     Refusal,
     SubpartitionReader,
@@ -57,18 +56,22 @@ class PartitionRegistry:
         self, find_sealed: Callable[[PartitionId], ReadablePartition | None] = _none_sealed
     ) -> None:
         self._find_sealed = find_sealed
-        self._partitions: dict[PartitionId, HeldPartition] = {}
+        self._partitions: dict[PartitionId, ReadablePartition] = {}
         self._forgotten: dict[tuple[str, str, int], int] = {}
         """Of each subtask's output on an edge, the newest attempt that has been released."""
         self._waiting: list[PartitionRequest] = []
 
-    def register(self, partition: HeldPartition) -> None:
+    def register(self, partition: ReadablePartition) -> None:
         """Adds a partition and serves those that wait for it; other attempts' stay."""
         partition_id = partition.partition_id
         if partition_id in self._partitions:
             raise InvariantViolation(f"partition {partition_id} is registered already")
         self._partitions[partition_id] = partition
         self.retry()
+
+    def find(self, partition_id: PartitionId) -> ReadablePartition | None:
+        """A partition of this process."""
+        return self._partitions.get(partition_id)
 
     def retry(self) -> None:
         """Looks again for what is waited for."""
@@ -82,13 +85,6 @@ class PartitionRegistry:
             key = _output_of(partition_id)
             newest = self._forgotten.get(key, partition_id.attempt)
             self._forgotten[key] = max(newest, partition_id.attempt)
-
-    def release(self, partition_ids: Iterable[PartitionId]) -> None:
-        """Drops partitions that nobody needs any more; those that are not here are none."""
-        for partition_id in partition_ids:
-            partition = self._partitions.get(partition_id)
-            if partition is not None:
-                partition.release()
 
     def request(self, request: PartitionRequest) -> None:
         """Attaches the reader, now or when the partition comes, or refuses it."""

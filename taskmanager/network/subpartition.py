@@ -95,13 +95,6 @@ class ReadablePartition(Protocol):
         """
 
 
-class HeldPartition(ReadablePartition, Protocol):
-    """A result partition in the process that wrote it."""
-
-    def release(self) -> None:
-        """Drops what is left and forgets the consumers; they are not told."""
-
-
 class Subpartition(Protocol):
     """The producer's side: takes rows and control elements for one consumer, in order."""
 

@@ -120,6 +120,7 @@ class Deployment:
                     self.counters,
                     self._schedule,
                     execution.fail_later,
+                    self._deployment.restore.outputs,
                 )
             )
 
@@ -382,16 +383,20 @@ class Deployment:
         self._services.exchange.replace_producer(self._gate, channel)
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Tells the backends and the gate that a checkpoint is complete."""
+        """Tells the backends, the gate and the outputs that a checkpoint is complete."""
         if self._gate is not None:
             self._gate.checkpoint_completed(checkpoint_id)
         for backend in self._backends:
             backend.checkpoint_completed(checkpoint_id)
+        for partition in self._partitions:
+            partition.checkpoint_completed(checkpoint_id)
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Tells the backends that a checkpoint will not complete."""
+        """Tells the backends and the outputs that a checkpoint will not complete."""
         for backend in self._backends:
             backend.checkpoint_aborted(checkpoint_id)
+        for partition in self._partitions:
+            partition.checkpoint_aborted(checkpoint_id)
 
     def close(self) -> list[BaseException]:
         """Closes the backends, after the operators; returns what went wrong on the way."""
@@ -414,7 +419,7 @@ class Deployment:
         self._schedule()
 
     def release(self) -> None:
-        """Releases the outputs of a subtask that was never built."""
+        """Releases the outputs: the attempt has not finished."""
         for partition in self._partitions:
             partition.release()
 

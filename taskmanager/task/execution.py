@@ -63,16 +63,16 @@ class SubtaskParts(Protocol):
         """Reads an edge that keeps its rows from a new attempt."""
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Tells the backends and the gate that a checkpoint is complete."""
+        """Tells the backends, the gate and the outputs that a checkpoint is complete."""
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Tells the backends that a checkpoint will not complete."""
+        """Tells the backends and the outputs that a checkpoint will not complete."""
 
     def close(self) -> list[BaseException]:
         """Closes the backends, after the operators; returns what went wrong on the way."""
 
     def release(self) -> None:
-        """Releases what was made before ``build``."""
+        """Releases the outputs: the attempt has not finished."""
 
 
 class Execution:
@@ -256,15 +256,18 @@ class Execution:
         self._post(lambda: self.run(fail))
 
     def _finish(self) -> None:
-        errors = self._close()
+        errors = self._close(has_finished=True)
         if errors:
+            self._parts.release()
             self._move_to(ATTEMPT_STATE_FAILED, self._cause_of(errors[0]))
         else:
             self._move_to(ATTEMPT_STATE_FINISHED)
 
-    def _close(self) -> list[BaseException]:
-        errors = self._subtask.close() if self._subtask is not None else []
-        if self._subtask is None:
+    def _close(self, *, has_finished: bool = False) -> list[BaseException]:
+        errors: list[BaseException] = []
+        if self._subtask is not None:
+            errors += self._subtask.close(has_finished=has_finished)
+        else:
             self._parts.release()
         errors += self._parts.close()
         for error in errors:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from common.clock import Clock
 from common.pb import internal_pb2
+from penstock.partition_id import PartitionId
 from taskmanager.task.execution import Execution
 from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.subtask import Progress
@@ -30,8 +31,8 @@ class ExecutionFactory(Protocol):
         """A new execution; ``schedule`` (any thread) asks for a step."""
 
 
-class SlotExchange(Protocol):
-    """What the loop needs of the data exchange."""
+class Exchange(Protocol):
+    """The part of the data exchange that the loop drives: its waits, and what attempts leave behind."""
 
     @property
     def next_deadline_ns(self) -> int | None:
@@ -40,8 +41,8 @@ class SlotExchange(Protocol):
     def tick(self, now_ns: int) -> None:
         """Ends the waits whose deadline has passed."""
 
-    def release_partitions(self, partitions: Iterable[internal_pb2.PartitionId]) -> None:
-        """Drops what finished attempts have left behind."""
+    def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
+        """Drops partitions that finished attempts have left behind."""
 
 
 class SlotRuntime:
@@ -51,7 +52,7 @@ class SlotRuntime:
         self,
         clock: Clock,
         mailbox: Mailbox,
-        exchange: SlotExchange,
+        exchange: Exchange,
         build_execution: ExecutionFactory,
         report: Callable[[internal_pb2.SlotReport], None],
     ) -> None:
@@ -87,7 +88,10 @@ class SlotRuntime:
             taken = command.results_taken
             self._with_execution(taken.attempt, lambda execution: execution.results_taken(taken))
         elif kind == "release_partitions":
-            self._exchange.release_partitions(command.release_partitions.partitions)
+            self._exchange.release_partitions(
+                PartitionId(named.edge_id, named.vertex, named.subtask_index, named.attempt)
+                for named in command.release_partitions.partitions
+            )
         elif kind == "shutdown":
             self.stop()
 
