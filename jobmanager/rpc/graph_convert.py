@@ -264,6 +264,7 @@ class DeploymentMessages:
                 partition_type=edge.partition_type,
                 schema=edge.schema,
                 target_input=edge.target_input,
+                reproducible=edge.reproducible,
                 channels=[self._channel(edge.id, channel) for channel in read.channels],
             )
         for written in plan.outputs:
