@@ -17,7 +17,7 @@ from common.pb import internal_pb2
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.slots.attempt_table import AttemptKey, AttemptTable, describe, key_of
 from taskmanager.slots.exit_cause import likely_cause, log_tail
-from taskmanager.slots.forkserver_runner import ForkserverRunner, SlotChild
+from taskmanager.slots.forkserver_runner import ForkserverRunner, ForkedChild
 from taskmanager.slots.slot_channel import SlotChannel
 
 _DRAIN_TIMEOUT_S = 1.0
@@ -49,7 +49,7 @@ class SlotProcessRunner:
         slot_id: str,
         job_id: str,
         taskmanager_id: str,
-        child: SlotChild,
+        child: ForkedChild,
         channel: SlotChannel,
         log_file: Path,
         forkserver: ForkserverRunner,
