@@ -6,6 +6,8 @@ and what to do. The table between these classes and gRPC status codes is ``penst
 
 from __future__ import annotations
 
+from penstock.partition_id import PartitionId
+
 
 class StreamError(Exception):
     """Root of all errors of Penstock."""
@@ -46,7 +48,15 @@ class BadRecord(TaskFailure):
 
 
 class PartitionUnavailable(TaskFailure):
-    """A result partition that a consumer needs is not there."""
+    """A result partition that a consumer needs is not there, or not all of it.
+
+    Attributes:
+        partition: which, None where that is not known.
+    """
+
+    def __init__(self, message: str, *, partition: PartitionId | None = None) -> None:
+        super().__init__(message)
+        self.partition = partition
 
 
 class TaskManagerLost(TaskFailure):

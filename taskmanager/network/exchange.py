@@ -17,6 +17,7 @@ from common.elements import ControlElement
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import InvariantViolation
+from penstock.partition_id import PartitionId
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.network.input_channel import InputChannel
 from taskmanager.network.input_gate import InputGate
@@ -25,11 +26,7 @@ from taskmanager.network.messages import Subscribe
 from taskmanager.network.partition_registry import PartitionRegistry
 from taskmanager.network.partitioner import partitioner_of
 from taskmanager.network.peer_connection import ConnectionOwner, PeerConnection
-from taskmanager.network.result_partition import (
-    ExchangeCounters,
-    PartitionId,
-    ResultPartition,
-)
+from taskmanager.network.result_partition import ExchangeCounters, ResultPartition
 from taskmanager.network.transport import Address, Link, LinkHandler, Post, Transport
 
 __all__ = ["DataExchange", "SlotIdentity"]

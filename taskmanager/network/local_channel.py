@@ -10,15 +10,11 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import ControlElement
+from penstock.partition_id import PartitionId
 from taskmanager.network.credit import SenderCredit, charge_of
 from taskmanager.network.input_channel import InputChannel, Upstream
 from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
-from taskmanager.network.pipelined import (
-    PipelinedSubpartition,
-    PreparedBatch,
-    SubpartitionReader,
-)
-from taskmanager.network.result_partition import PartitionId, ResultPartition
+from taskmanager.network.subpartition import PreparedBatch, SubpartitionReader, SubpartitionView
 
 
 class LocalChannel(SubpartitionReader, Upstream):
@@ -30,8 +26,7 @@ class LocalChannel(SubpartitionReader, Upstream):
         self._channel = channel
         self._credit = SenderCredit(credit_bytes)
         self._registry = registry
-        self._partition: ResultPartition | None = None
-        self._subpartition: PipelinedSubpartition | None = None
+        self._view: SubpartitionView | None = None
         self._request: PartitionRequest | None = None
 
     def subscribe(
@@ -49,8 +44,8 @@ class LocalChannel(SubpartitionReader, Upstream):
         )
         self._registry.request(self._request)
 
-    def _attached(self, partition: ResultPartition, subpartition: PipelinedSubpartition) -> None:
-        self._partition, self._subpartition = partition, subpartition
+    def _attached(self, view: SubpartitionView) -> None:
+        self._view = view
 
     # ------------------------------------------------------------ the producer's side
 
@@ -81,20 +76,20 @@ class LocalChannel(SubpartitionReader, Upstream):
 
     @override
     def partition_released(self) -> None:
-        self._subpartition = None
+        self._view = None
 
     # ------------------------------------------------------------ the consumer's side
 
     @override
     def grant(self, returned_bytes: int) -> None:
         self._credit.grant(returned_bytes)
-        if self._partition is not None and self._subpartition is not None:
-            self._partition.serve(self._subpartition)
+        if self._view is not None:
+            self._view.serve()
 
     @override
     def cancel(self, *, is_complete: bool) -> None:
-        subpartition, self._subpartition = self._subpartition, None
-        if subpartition is not None:
-            subpartition.detach(is_complete=is_complete)
+        view, self._view = self._view, None
+        if view is not None:
+            view.detach(is_complete=is_complete)
         elif self._request is not None:
             self._registry.withdraw(self._request)

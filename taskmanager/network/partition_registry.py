@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.errors import InvariantViolation, PartitionUnavailable
-from taskmanager.network.pipelined import PipelinedSubpartition, SubpartitionReader
-from taskmanager.network.result_partition import PartitionId, ResultPartition
+from penstock.errors import InvariantViolation, PartitionUnavailable, StreamError
+from penstock.partition_id import PartitionId
+from taskmanager.network.subpartition import (
+    ReadablePartition,
+    Refusal,
+    SubpartitionReader,
+    SubpartitionView,
+)
+
+
+def _none_sealed(_partition_id: PartitionId) -> ReadablePartition | None:
+    return None
 
 
 @dataclass(eq=False, slots=True)
@@ -19,76 +28,93 @@ class PartitionRequest:
     """A consumer's wish to read one subpartition.
 
     Attributes:
-        attached: called with the subpartition once it is there, right before ``reader`` is fed.
-        refused: called when it cannot be read.
+        attached: called with its place in the subpartition, right before ``reader`` is fed.
+        refused: called when it cannot be read; after ``attached``, when it cannot be read on.
+        first_row: offset of the first row that is wanted.
     """
 
     partition_id: PartitionId
     subpartition_index: int
     reader: SubpartitionReader
     deadline_ns: int
-    attached: Callable[[ResultPartition, PipelinedSubpartition], None]
-    refused: Callable[[PartitionUnavailable], None]
+    attached: Callable[[SubpartitionView], None]
+    refused: Refusal
+    first_row: int = 0
 
 
 class PartitionRegistry:
-    """Which partitions are there, and who waits for which."""
+    """Which partitions are there, and who waits for which.
 
-    def __init__(self) -> None:
-        self._partitions: dict[PartitionId, ResultPartition] = {}
-        self._newest_attempt: dict[tuple[str, str, int], int] = {}
+    Args:
+        find_sealed: looks for a partition that its producer has left behind on disk; it may raise
+            ``StreamError`` where that is damaged.
+    """
+
+    def __init__(
+        self, find_sealed: Callable[[PartitionId], ReadablePartition | None] = _none_sealed
+    ) -> None:
+        self._find_sealed = find_sealed
+        self._partitions: dict[PartitionId, ReadablePartition] = {}
+        self._forgotten: dict[tuple[str, str, int], int] = {}
+        """Of each subtask's output on an edge, the newest attempt that has been released."""
         self._waiting: list[PartitionRequest] = []
 
-    def register(self, partition: ResultPartition) -> None:
-        """Adds a partition and serves those that wait for it."""
+    def register(self, partition: ReadablePartition) -> None:
+        """Adds a partition and serves those that wait for it; other attempts' stay."""
         partition_id = partition.partition_id
         if partition_id in self._partitions:
             raise InvariantViolation(f"partition {partition_id} is registered already")
         self._partitions[partition_id] = partition
-        key = (partition_id.edge_id, partition_id.vertex, partition_id.subtask_index)
-        newest = max(partition_id.attempt, self._newest_attempt.get(key, -1))
-        self._newest_attempt[key] = newest
+        self.retry()
+
+    def retry(self) -> None:
+        """Looks again for what is waited for."""
         waiting, self._waiting = self._waiting, []
         for request in waiting:
             self.request(request)
 
     def forget(self, partition_id: PartitionId) -> None:
         """The partition is released."""
-        self._partitions.pop(partition_id, None)
+        if self._partitions.pop(partition_id, None) is not None:
+            key = _output_of(partition_id)
+            newest = self._forgotten.get(key, partition_id.attempt)
+            self._forgotten[key] = max(newest, partition_id.attempt)
 
     def request(self, request: PartitionRequest) -> None:
         """Attaches the reader, now or when the partition comes, or refuses it."""
         wanted = request.partition_id
-        partition = self._partitions.get(wanted)
-        if partition is None:
-            key = (wanted.edge_id, wanted.vertex, wanted.subtask_index)
-            newest = self._newest_attempt.get(key, -1)
-            if newest >= wanted.attempt:
-                state = "released" if newest == wanted.attempt else f"replaced by attempt {newest}"
-                request.refused(PartitionUnavailable(f"partition {wanted} has been {state}"))
+        try:
+            partition = self._partitions.get(wanted) or self._find_sealed(wanted)
+            if partition is None:
+                self._wait(request)
                 return
-            self._waiting.append(request)
+            view = partition.view(request.subpartition_index, request.first_row, request.refused)
+        except PartitionUnavailable as error:
+            request.refused(error)
             return
-        count = len(partition.subpartitions)
-        if not 0 <= request.subpartition_index < count:
-            request.refused(
-                PartitionUnavailable(
-                    f"partition {wanted} has {count} subpartitions, not one of index"
-                    f" {request.subpartition_index}"
-                )
-            )
+        except StreamError as error:
+            request.refused(_unavailable(wanted, f"cannot be read: {error}"))
             return
-        subpartition = partition.subpartitions[request.subpartition_index]
-        if subpartition.has_reader or subpartition.has_sent:
-            request.refused(
-                PartitionUnavailable(
-                    f"subpartition {request.subpartition_index} of {wanted} is pipelined and has"
-                    " been read already; its producer must run again"
-                )
-            )
-            return
-        request.attached(partition, subpartition)
-        partition.attach(subpartition, request.reader)
+        request.attached(view)
+        view.attach(request.reader)
+
+    def _wait(self, request: PartitionRequest) -> None:
+        """Waits for a partition that is to come.
+
+        Raises:
+            PartitionUnavailable: it will not come.
+        """
+        wanted = request.partition_id
+        gone = self._forgotten.get(_output_of(wanted), -1)
+        if gone == wanted.attempt:
+            raise _unavailable(wanted, "has been released")
+        newest = max(
+            (held.attempt for held in self._partitions if _output_of(held) == _output_of(wanted)),
+            default=gone,
+        )
+        if newest > wanted.attempt:
+            raise _unavailable(wanted, f"has been replaced by attempt {newest}")
+        self._waiting.append(request)
 
     def withdraw(self, request: PartitionRequest) -> None:
         """The consumer does not want it any more."""
@@ -107,9 +133,13 @@ class PartitionRegistry:
             return
         self._waiting = [request for request in self._waiting if now_ns < request.deadline_ns]
         for request in late:
-            request.refused(
-                PartitionUnavailable(
-                    f"partition {request.partition_id} was not there in time: its producer has not"
-                    " started, or has failed"
-                )
-            )
+            reason = "was not there in time: its producer has not started, or has failed"
+            request.refused(_unavailable(request.partition_id, reason))
+
+
+def _output_of(partition_id: PartitionId) -> tuple[str, str, int]:
+    return partition_id.edge_id, partition_id.vertex, partition_id.subtask_index
+
+
+def _unavailable(partition_id: PartitionId, reason: str) -> PartitionUnavailable:
+    return PartitionUnavailable(f"partition {partition_id} {reason}", partition=partition_id)

@@ -17,6 +17,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from penstock.errors import InvariantViolation, PartitionUnavailable
+from penstock.partition_id import PartitionId
 from taskmanager.network.credit import CreditError, SenderCredit
 from taskmanager.network.frames import (
     Frame,
@@ -39,7 +40,6 @@ from taskmanager.network.messages import (
 )
 from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
 from taskmanager.network.remote_channel import ChannelCarrier, RemoteReader, RemoteUpstream
-from taskmanager.network.result_partition import PartitionId
 from taskmanager.network.transport import Link, LinkHandler
 
 

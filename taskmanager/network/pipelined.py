@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import pyarrow as pa
+from typing_extensions import override
 
 from common.elements import (
     CheckpointBarrier,
@@ -33,52 +33,21 @@ from common.elements import (
     EndOfPartition,
     Watermark,
 )
+from penstock.errors import PartitionUnavailable
 from penstock.schema import EVENT_TIME
-from taskmanager.network.frames import Buffer
+from taskmanager.network.subpartition import (
+    PreparedBatch,
+    Refusal,
+    Subpartition,
+    SubpartitionReader,
+    SubpartitionView,
+)
 
 PARTIAL_METADATA = b"penstock.partial"
 """Schema metadata that marks partial aggregates."""
 SLICE_METADATA = b"penstock.slice_ms"
 """Schema metadata of partial window aggregates: the width of a slice in milliseconds."""
 SLICE_COLUMN = "__slice"
-
-
-@dataclass(slots=True)
-class PreparedBatch:
-    """A batch in the form its reader takes it, and what it costs.
-
-    ``payload`` is None where the reader takes the batch itself.
-    """
-
-    batch: pa.RecordBatch
-    payload: Buffer | None
-    size_bytes: int
-    charge_bytes: int
-
-
-class SubpartitionReader(Protocol):
-    """The consumer's end of a subpartition."""
-
-    def prepare(self, batch: pa.RecordBatch, size_bytes: int) -> PreparedBatch:
-        """Brings a batch into the form it is sent in; ``size_bytes`` is an estimate."""
-
-    def may_send(self, charge_bytes: int) -> bool:
-        """True when there is credit for a batch of this charge."""
-
-    def send_batch(self, prepared: PreparedBatch, row_offset: int) -> None:
-        """Sends a batch; there is credit for it."""
-
-    def send_control(self, element: ControlElement) -> None:
-        """Sends a control element behind what was sent before."""
-
-    def announce(self, element: ControlElement) -> None:
-        """Lets the consumer know, ahead of what is queued, that the element is on its way."""
-
-    def is_backlogged(self) -> bool:
-        """True while something sent before has not left this process."""
-
-    def partition_released(self) -> None:
-        """The producer has gone; nothing follows."""
 
 
 @dataclass(slots=True)
@@ -95,7 +64,7 @@ class _Waiting:
     prepared: PreparedBatch | None = None
 
 
-class PipelinedSubpartition:
+class PipelinedSubpartition(Subpartition, SubpartitionView):
     """Rows and control elements for one consumer, bounded by its credit.
 
     Args:
@@ -141,11 +110,13 @@ class PipelinedSubpartition:
         return self._waiting_batches > 0
 
     @property
+    @override
     def has_collected(self) -> bool:
         """True while rows wait for their batch to fill."""
         return bool(self._pieces)
 
     @property
+    @override
     def is_consumed(self) -> bool:
         """True once the consumer has read everything, ``EndOfPartition`` included."""
         return self._is_consumed
@@ -167,6 +138,7 @@ class PipelinedSubpartition:
 
     # ------------------------------------------------------------ producer's side
 
+    @override
     def add(self, batch: pa.RecordBatch, size_bytes: int) -> None:
         """Takes rows; they leave at once when they make a full batch."""
         assert not self._is_finished, "rows after the end of the partition"
@@ -183,6 +155,7 @@ class PipelinedSubpartition:
             self._cut()
             self.pump()
 
+    @override
     def add_control(self, element: ControlElement) -> None:
         """Takes a control element behind the rows taken before."""
         assert not self._is_finished, "a control element after the end of the partition"
@@ -203,6 +176,7 @@ class PipelinedSubpartition:
         if isinstance(element, CheckpointBarrier | EndOfData):
             self._announce(element)
 
+    @override
     def flush(self) -> None:
         """Sends what is collected now; while batches wait it goes on collecting until they left."""
         if not self._pieces:
@@ -213,6 +187,7 @@ class PipelinedSubpartition:
         self._cut()
         self.pump()
 
+    @override
     def release(self) -> None:
         """The producer's attempt has ended: drops what is left."""
         reader, self._reader = self._reader, None
@@ -225,6 +200,16 @@ class PipelinedSubpartition:
 
     # ------------------------------------------------------------ consumer's side
 
+    @override
+    def view(self, first_row: int, on_unavailable: Refusal) -> SubpartitionView:
+        """The subpartition itself: it has one consumer, and can be read once."""
+        if self.has_reader or self.has_sent or first_row:
+            raise PartitionUnavailable(
+                "it is pipelined and has been read already; its producer must run again"
+            )
+        return self
+
+    @override
     def attach(self, reader: SubpartitionReader) -> None:
         """A consumer begins to read; the subpartition has no reader."""
         assert self._reader is None, "a subpartition has one reader at a time"
@@ -234,6 +219,7 @@ class PipelinedSubpartition:
             if isinstance(element, CheckpointBarrier | EndOfData):
                 reader.announce(element)
 
+    @override
     def detach(self, *, is_complete: bool) -> None:
         """The consumer has read everything, or has gone before that: nothing is sent any more."""
         self._reader = None
@@ -243,6 +229,24 @@ class PipelinedSubpartition:
         if is_complete:
             self._is_consumed = True
             self._on_unblocked()
+
+    @override
+    def serve(self) -> None:
+        self.pump()
+
+    @override
+    def connection_lost(self, reason: str) -> None:
+        """The consumer fails and says so where it was still reading.
+
+        One that may have read everything has ended, so that nobody but the producer can tell that its
+        end was never confirmed.
+
+        Raises:
+            PartitionUnavailable: nobody knows whether everything has been read.
+        """
+        self.detach(is_complete=False)
+        if self.is_unconfirmed:
+            raise PartitionUnavailable(f"its end was sent, and not confirmed: {reason}")
 
     def pump(self) -> None:
         """Sends what waits as far as there is credit."""

@@ -14,7 +14,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import ControlElement
-from penstock.errors import PartitionUnavailable
 from penstock.schema import schema_to_bytes
 from taskmanager.network.batch_codec import encode_batch, has_dictionary
 from taskmanager.network.credit import SenderCredit, charge_of
@@ -22,8 +21,7 @@ from taskmanager.network.frames import FLAG_STREAM, FrameKind, encode_frame, enc
 from taskmanager.network.input_channel import Upstream
 from taskmanager.network.messages import encode_cancel, encode_control, encode_credit
 from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
-from taskmanager.network.pipelined import PipelinedSubpartition, PreparedBatch, SubpartitionReader
-from taskmanager.network.result_partition import ResultPartition
+from taskmanager.network.subpartition import PreparedBatch, SubpartitionReader, SubpartitionView
 from taskmanager.network.transport import Link
 
 
@@ -75,41 +73,41 @@ class RemoteReader(SubpartitionReader):
         self._credit = credit
         self._sequence = 0
         self._schemas: list[tuple[pa.Schema, bool]] = []  # schema id -> schema, needs a stream
-        self._partition: ResultPartition | None = None
-        self._subpartition: PipelinedSubpartition | None = None
+        self._view: SubpartitionView | None = None
         self.request: PartitionRequest | None = None
         self.registry: PartitionRegistry | None = None
 
     # ------------------------------------------------------------ the consumer's frames
 
-    def attached(self, partition: ResultPartition, subpartition: PipelinedSubpartition) -> None:
+    def attached(self, view: SubpartitionView) -> None:
         """The partition is there."""
-        self._partition, self._subpartition = partition, subpartition
+        self._view = view
 
     def granted(self, returned_bytes: int) -> None:
         """Credit came back."""
         self._credit.grant(returned_bytes)
-        if self._partition is not None and self._subpartition is not None:
-            self._partition.serve(self._subpartition)
+        if self._view is not None:
+            self._view.serve()
 
     def cancelled(self, *, is_complete: bool) -> None:
         """The consumer reads no more."""
-        subpartition, self._subpartition = self._subpartition, None
-        if subpartition is not None:
-            subpartition.detach(is_complete=is_complete)
-        elif self.request is not None and self.registry is not None:
-            self.registry.withdraw(self.request)
+        view, self._view = self._view, None
+        if view is not None:
+            view.detach(is_complete=is_complete)
+        else:
+            self._withdraw()
 
     def lost(self, reason: str) -> None:
-        """The connection is gone.
+        """The connection is gone."""
+        view, self._view = self._view, None
+        if view is not None:
+            view.connection_lost(reason)
+        else:
+            self._withdraw()
 
-        A consumer that was still reading fails and says so; one that may have read everything has
-        ended, so nobody but the producer can tell that its end was never confirmed.
-        """
-        partition, subpartition = self._partition, self._subpartition
-        self.cancelled(is_complete=False)
-        if partition is not None and subpartition is not None and subpartition.is_unconfirmed:
-            partition.fail(PartitionUnavailable(f"{partition.partition_id}: {reason}"))
+    def _withdraw(self) -> None:
+        if self.request is not None and self.registry is not None:
+            self.registry.withdraw(self.request)
 
     # ------------------------------------------------------------ the producer's side
 
@@ -158,7 +156,7 @@ class RemoteReader(SubpartitionReader):
 
     @override
     def partition_released(self) -> None:
-        self._subpartition = None
+        self._view = None
         self._connection.forget_output(self._channel_id)
 
     def _take_sequence(self) -> int:

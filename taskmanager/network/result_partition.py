@@ -18,10 +18,18 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import ControlElement, EndOfPartition
-from penstock.errors import StreamError
+from penstock.errors import PartitionUnavailable, StreamError
+from penstock.partition_id import PartitionId
 from taskmanager.network.batch_codec import SizeEstimator
 from taskmanager.network.partitioner import Partitioner
-from taskmanager.network.pipelined import PartitionLoad, PipelinedSubpartition, SubpartitionReader
+from taskmanager.network.pipelined import PartitionLoad, PipelinedSubpartition
+from taskmanager.network.subpartition import (
+    ReadablePartition,
+    Refusal,
+    Subpartition,
+    SubpartitionReader,
+    SubpartitionView,
+)
 
 
 class ExchangeCounters(Protocol):
@@ -33,20 +41,6 @@ class ExchangeCounters(Protocol):
     bytes_out: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionId:
-    """One execution attempt's output on one edge."""
-
-    edge_id: str
-    vertex: str
-    subtask_index: int
-    attempt: int
-
-    @override
-    def __str__(self) -> str:
-        return f"{self.edge_id} of {self.vertex}/{self.subtask_index} (attempt {self.attempt})"
-
-
 @dataclass(slots=True)
 class PartitionMetrics:
     """What one result partition has taken and sent."""
@@ -55,7 +49,7 @@ class PartitionMetrics:
     bytes_out: int = 0
 
 
-class ResultPartition:
+class ResultPartition(ReadablePartition):
     """Takes the batches of one subtask for one edge.
 
     Args:
@@ -100,7 +94,7 @@ class ResultPartition:
         self._flush_deadline_ns: int | None = None
         self._is_released = False
         self._on_error = on_error
-        self.subpartitions = [
+        self.subpartitions: list[Subpartition] = [
             PipelinedSubpartition(
                 index,
                 batch_rows,
@@ -176,27 +170,25 @@ class ResultPartition:
             subpartition.release()
         self._on_release()
 
-    def fail(self, error: StreamError) -> None:
-        """Serving a consumer has failed for good."""
+    @override
+    def view(self, index: int, first_row: int, on_unavailable: Refusal) -> SubpartitionView:
+        count = len(self.subpartitions)
+        if not 0 <= index < count:
+            raise PartitionUnavailable(
+                f"partition {self.partition_id} has {count} subpartitions, not one of index {index}",
+                partition=self.partition_id,
+            )
+        try:
+            view = self.subpartitions[index].view(first_row, on_unavailable)
+        except PartitionUnavailable as error:
+            raise PartitionUnavailable(
+                f"subpartition {index} of {self.partition_id}: {error}",
+                partition=self.partition_id,
+            ) from error
+        return _GuardedView(view, self.partition_id, self._serving_failed)
+
+    def _serving_failed(self, error: Exception) -> None:
         if not self._is_released:
-            self._on_error(error)
-
-    def attach(self, subpartition: PipelinedSubpartition, reader: SubpartitionReader) -> None:
-        """A consumer begins to read one of the subpartitions."""
-        try:
-            subpartition.attach(reader)
-        except (pa.ArrowException, StreamError) as error:
-            self._on_error(error)
-
-    def serve(self, subpartition: PipelinedSubpartition) -> None:
-        """Credit came back: sends what waits.
-
-        A batch that cannot be encoded fails the producer, not the consumer on whose behalf it is
-        sent.
-        """
-        try:
-            subpartition.pump()
-        except (pa.ArrowException, StreamError) as error:
             self._on_error(error)
 
     def _count_sent(self, size_bytes: int) -> None:
@@ -206,3 +198,40 @@ class ResultPartition:
     def _subpartition_unblocked(self) -> None:
         if not self._is_released and (self.is_available() or self.is_drained()):
             self._on_available()
+
+
+@dataclass(slots=True)
+class _GuardedView(SubpartitionView):
+    """Serves a consumer outside of the producer's own steps.
+
+    What cannot be sent (a batch that does not encode) fails the producer, not the consumer on whose
+    behalf it is sent.
+    """
+
+    view: SubpartitionView
+    partition_id: PartitionId
+    on_error: Callable[[Exception], None]
+
+    @override
+    def attach(self, reader: SubpartitionReader) -> None:
+        self._guard(lambda: self.view.attach(reader))
+
+    @override
+    def serve(self) -> None:
+        self._guard(self.view.serve)
+
+    @override
+    def detach(self, *, is_complete: bool) -> None:
+        self._guard(lambda: self.view.detach(is_complete=is_complete))
+
+    @override
+    def connection_lost(self, reason: str) -> None:
+        self._guard(lambda: self.view.connection_lost(reason))
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except PartitionUnavailable as error:
+            self.on_error(PartitionUnavailable(f"{self.partition_id}: {error}"))
+        except (pa.ArrowException, StreamError) as error:
+            self.on_error(error)

@@ -8,11 +8,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typing_extensions import override
 
 from common.elements import (
     CheckpointBarrier,
-    ControlElement,
     EndOfData,
     EndOfPartition,
     StreamStatus,
@@ -22,51 +20,10 @@ from penstock.schema import EVENT_TIME
 from taskmanager.network.pipelined import (
     PartitionLoad,
     PipelinedSubpartition,
-    PreparedBatch,
-    SubpartitionReader,
     keeps_lateness,
 )
 from tests.support.exchange_slots import numbers, rows_of
-
-
-class Reader(SubpartitionReader):
-    """Takes ``credit`` batches."""
-
-    def __init__(self, credit: int) -> None:
-        self.credit = credit
-        self.got: list[Any] = []
-        self.offsets: list[int] = []
-        self.announced: list[ControlElement] = []
-
-    @override
-    def prepare(self, batch: pa.RecordBatch, size_bytes: int) -> PreparedBatch:
-        return PreparedBatch(batch, None, size_bytes, size_bytes)
-
-    @override
-    def may_send(self, charge_bytes: int) -> bool:
-        return self.credit > 0
-
-    @override
-    def send_batch(self, prepared: PreparedBatch, row_offset: int) -> None:
-        self.credit -= 1
-        self.got.append(prepared.batch)
-        self.offsets.append(row_offset)
-
-    @override
-    def send_control(self, element: ControlElement) -> None:
-        self.got.append(element)
-
-    @override
-    def announce(self, element: ControlElement) -> None:
-        self.announced.append(element)
-
-    @override
-    def is_backlogged(self) -> bool:
-        return False
-
-    @override
-    def partition_released(self) -> None:
-        self.got.append("released")
+from tests.support.subpartition_readers import RecordingReader
 
 
 class Case:
@@ -76,7 +33,7 @@ class Case:
         self.subpartition = PipelinedSubpartition(
             0, batch_rows, 1 << 20, PartitionLoad(), self._sent, self._unblocked
         )
-        self.reader = Reader(credit)
+        self.reader = RecordingReader(credit)
         self.subpartition.attach(self.reader)
 
     def _sent(self, size_bytes: int) -> None:
@@ -202,7 +159,7 @@ def test_a_reader_that_comes_late_gets_everything() -> None:
     case.add(0, 10)
     case.subpartition.add_control(EndOfData())
     assert case.subpartition.is_blocked
-    reader = Reader(3)
+    reader = RecordingReader(3)
     case.subpartition.attach(reader)
     assert [type(element) for element in reader.got] == [pa.RecordBatch, EndOfData]
     assert case.unblocked == 1

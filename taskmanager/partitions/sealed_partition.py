@@ -1,0 +1,183 @@
+"""A complete partition on disk as its consumers see it.
+
+Any number of consumers read it, each from the row it asks for and within its credit. What they are
+sent refers to mapped files, so a file may be removed while it is read; a file is compared with its
+checksum when this process first opens it. A damaged file is reported to the consumer as a partition
+that is not available, because its producer can make it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from typing_extensions import override
+
+from common.elements import ControlElement, StreamStatus, Watermark
+from penstock.errors import PartitionUnavailable, StoreCorrupt, StoreNotFound
+from taskmanager.network.batch_codec import SizeEstimator
+from taskmanager.network.subpartition import (
+    PreparedBatch,
+    ReadablePartition,
+    Refusal,
+    SubpartitionReader,
+    SubpartitionView,
+)
+from taskmanager.partitions.spill_files import read_spill_file
+from taskmanager.partitions.spill_layout import (
+    PartitionIndex,
+    SpillFile,
+    SubpartitionIndex,
+    file_name,
+    subpartition_directory,
+)
+
+Elements = Iterator[tuple[int, pa.RecordBatch | ControlElement]]
+"""Each with the offset of its first row, or of the row it stands before."""
+
+
+class SealedPartition(ReadablePartition):
+    """Reads the files that an index names.
+
+    Args:
+        index: of the partition.
+        directory: of the partition.
+    """
+
+    def __init__(self, index: PartitionIndex, directory: Path) -> None:
+        self.partition_id = index.partition_id
+        self.index = index
+        self._directory = directory
+        self._verified: set[tuple[int, int]] = set()
+
+    @property
+    def subpartition_count(self) -> int:
+        """How many consumers the partition was made for."""
+        return len(self.index.subpartitions)
+
+    @override
+    def view(self, index: int, first_row: int, on_unavailable: Refusal) -> SealedView:
+        if not 0 <= index < self.subpartition_count:
+            raise PartitionUnavailable(
+                f"partition {self.partition_id} has {self.subpartition_count} subpartitions, not"
+                f" one of index {index}",
+                partition=self.partition_id,
+            )
+        part = self.index.subpartitions[index]
+        if not part.first_row <= first_row <= part.end_row:
+            raise PartitionUnavailable(
+                f"subpartition {index} of {self.partition_id} has the rows {part.first_row} to"
+                f" {part.end_row}: it cannot be read from row {first_row}",
+                partition=self.partition_id,
+            )
+        return SealedView(self, index, first_row, on_unavailable)
+
+    def elements(self, index: int, first_row: int) -> Elements:
+        """Everything from a row on, behind the watermark and status that held before it.
+
+        Raises:
+            StoreNotFound, StoreCorrupt: a file is not there, or not what was written.
+        """
+        part = self.index.subpartitions[index]
+        yield from _state_before(part, first_row)
+        controls = [control for control in part.controls if control[0] >= first_row]
+        number = 0
+        for file in part.files:
+            if file.end_row <= first_row:
+                continue
+            row = file.first_row
+            for batch in self._read(index, file):
+                end_row = row + batch.num_rows
+                start = max(row, first_row)
+                while start < end_row:
+                    while number < len(controls) and controls[number][0] <= start:
+                        yield controls[number]
+                        number += 1
+                    stop = min(end_row, controls[number][0]) if number < len(controls) else end_row
+                    yield start, batch.slice(start - row, stop - start)
+                    start = stop
+                row = end_row
+        yield from controls[number:]
+
+    def _read(self, index: int, file: SpillFile) -> list[pa.RecordBatch]:
+        path = subpartition_directory(self._directory, index) / file_name(file.sequence)
+        key = (index, file.sequence)
+        batches = read_spill_file(path, file, verified=key in self._verified)
+        self._verified.add(key)
+        return batches
+
+
+class SealedView(SubpartitionView):
+    """One consumer's place."""
+
+    def __init__(
+        self, partition: SealedPartition, index: int, first_row: int, on_unavailable: Refusal
+    ) -> None:
+        self._partition = partition
+        self._elements = partition.elements(index, first_row)
+        self._on_unavailable = on_unavailable
+        self._sizes = SizeEstimator()
+        self._reader: SubpartitionReader | None = None
+        self._waiting: tuple[int, PreparedBatch] | None = None
+
+    @override
+    def attach(self, reader: SubpartitionReader) -> None:
+        self._reader = reader
+        self.serve()
+
+    @override
+    def serve(self) -> None:
+        try:
+            while (reader := self._reader) is not None and self._next(reader):
+                pass
+        except (StoreCorrupt, StoreNotFound) as error:
+            self._reader = None
+            partition_id = self._partition.partition_id
+            self._on_unavailable(
+                PartitionUnavailable(
+                    f"partition {partition_id} cannot be read any more: {error}",
+                    partition=partition_id,
+                )
+            )
+
+    def _next(self, reader: SubpartitionReader) -> bool:
+        """Sends one element; False when there is no credit or nothing left."""
+        if self._waiting is None:
+            row, element = next(self._elements, (0, None))
+            if element is None:
+                return False
+            if not isinstance(element, pa.RecordBatch):
+                reader.send_control(element)
+                return True
+            self._waiting = row, reader.prepare(element, self._sizes.size_bytes(element))
+        row, prepared = self._waiting
+        if not reader.may_send(prepared.charge_bytes):
+            return False
+        self._waiting = None
+        reader.send_batch(prepared, row)
+        return True
+
+    @override
+    def detach(self, *, is_complete: bool) -> None:
+        self._reader = self._waiting = None
+
+    @override
+    def connection_lost(self, reason: str) -> None:
+        self.detach(is_complete=False)
+
+
+def _state_before(part: SubpartitionIndex, first_row: int) -> Elements:
+    watermark: Watermark | None = None
+    status: StreamStatus | None = None
+    for row, element in part.controls:
+        if row >= first_row:
+            break
+        if isinstance(element, Watermark):
+            watermark = element
+        elif isinstance(element, StreamStatus):
+            status = element
+    if watermark is not None:
+        yield first_row, watermark
+    if status is not None:
+        yield first_row, status

@@ -1,0 +1,145 @@
+"""Writes rows of a subpartition to files, and reads them from there.
+
+Called on I/O threads, or by the one thread of a process that serves files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.errors import StoreCorrupt, StoreNotFound, TaskFailure
+from taskmanager.partitions.spill_layout import SpillFile, file_name
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class SpillFailed(TaskFailure):
+    """Rows of a kept partition could not be written to disk."""
+
+
+def write_spill_files(
+    directory: Path, sequence: int, first_row: int, batches: Sequence[pa.RecordBatch]
+) -> list[tuple[SpillFile, int]]:
+    """Writes consecutive batches; a new file begins where schema or dictionaries change.
+
+    Args:
+        directory: of the subpartition; made where it is missing.
+        sequence: number of the first file.
+        first_row: offset of the first row.
+        batches: with at least one row each.
+
+    Returns:
+        The files in order, each with the number of batches in it.
+
+    Raises:
+        SpillFailed: the disk is full, or has a fault; no file of this call is left.
+    """
+    written: list[tuple[SpillFile, int]] = []
+    start = 0
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        while start < len(batches):
+            path = directory / file_name(sequence)
+            count = _write_file(path, batches, start)
+            rows = sum(batch.num_rows for batch in batches[start : start + count])
+            size_bytes, checksum = _measure(path)
+            written.append((SpillFile(sequence, first_row, rows, size_bytes, checksum), count))
+            sequence, first_row, start = sequence + 1, first_row + rows, start + count
+    except OSError as error:
+        for number in [file.sequence for file, _ in written] + [sequence]:
+            with contextlib.suppress(OSError):  # the error that ends the attempt is the first one
+                (directory / file_name(number)).unlink(missing_ok=True)
+        raise spill_failed(directory, error) from error
+    return written
+
+
+def spill_failed(directory: Path, error: OSError) -> SpillFailed:
+    """The failure of the attempt whose rows cannot be kept."""
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        advice = "free space there, or use another taskmanager.spill.dir"
+    else:
+        advice = (
+            "see whether the directory is there and writable, or use another taskmanager.spill.dir"
+        )
+    return SpillFailed(
+        f"rows of a kept result partition cannot be written to {directory}: {reason}; {advice}"
+    )
+
+
+def read_spill_file(path: Path, file: SpillFile, *, verified: bool = False) -> list[pa.RecordBatch]:
+    """The batches of a file; they refer to its pages, which stay readable when it is unlinked.
+
+    Args:
+        path: where it is.
+        file: what was written.
+        verified: its content has been compared with its checksum before.
+
+    Raises:
+        StoreNotFound: it is not there.
+        StoreCorrupt: it is not what was written.
+    """
+    try:
+        with pa.memory_map(str(path), "r") as source:
+            if source.size() != file.size_bytes:
+                raise StoreCorrupt(
+                    f"{path} has {source.size()} bytes, {file.size_bytes} were written"
+                )
+            if not verified:
+                _verify(path, source.read_buffer(), file.checksum)
+                source.seek(0)
+            with pa.ipc.open_file(source) as reader:
+                batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    except FileNotFoundError as error:
+        raise StoreNotFound(
+            f"{path} is not there: something else removes spilled partitions"
+        ) from error
+    except (pa.ArrowException, OSError) as error:
+        raise StoreCorrupt(f"{path} cannot be read: {error}") from error
+    rows = sum(batch.num_rows for batch in batches)
+    if rows != file.rows:
+        raise StoreCorrupt(f"{path} has {rows} rows, {file.rows} were written")
+    return batches
+
+
+def _verify(path: Path, content: pa.Buffer, expected: int) -> None:
+    checksum = zlib.crc32(content)
+    if checksum != expected:
+        raise StoreCorrupt(
+            f"{path} is altered: its checksum is {checksum:08x}, it was {expected:08x}"
+        )
+
+
+def _write_file(path: Path, batches: Sequence[pa.RecordBatch], start: int) -> int:
+    """Writes as many of the batches as fit into one file; returns how many."""
+    schema = batches[start].schema
+    count = 0
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in batches[start:]:
+            if count and not batch.schema.equals(schema, check_metadata=True):
+                break
+            try:
+                writer.write_batch(batch)
+            except pa.ArrowInvalid:
+                if not count:
+                    raise
+                break  # its dictionaries are not those of the file
+            count += 1
+    return count
+
+
+def _measure(path: Path) -> tuple[int, int]:
+    """Size and CRC-32 of a file; its pages have just been written, so this reads memory."""
+    with path.open("rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return size_bytes, zlib.crc32(content)

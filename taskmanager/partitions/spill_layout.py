@@ -1,0 +1,191 @@
+"""Where the rows of kept partitions lie on disk, and the index of a complete one (pure).
+
+Below the spill directory of a TaskManager::
+
+    <job>/<edge>-<attempt>/part=<producer subtask>/sub=<subpartition>/<sequence>.arrow
+    <job>/<edge>-<attempt>/part=<producer subtask>/index
+
+A file is an Arrow IPC file with consecutive rows of one subpartition. The index is written last and
+appears at once: a partition without one is not complete, and belongs to the process that writes it.
+The index names every file with its size and CRC-32, and holds the control elements, which lie between
+rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+from common.elements import ControlElement
+from penstock.errors import InvariantViolation, StoreCorrupt
+from penstock.partition_id import PartitionId
+from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
+from taskmanager.network.frames import FrameError
+from taskmanager.network.messages import decode_control, encode_control
+
+INDEX_NAME: Final = "index"
+INDEX_FORMAT: Final = FrameFormat("an index of a result partition", b"PSTKPART", 1)
+_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class SpillFile:
+    """One file of a subpartition.
+
+    Attributes:
+        sequence: its number, which is its name.
+        first_row: offset of its first row.
+        rows: how many it has, at least one.
+        checksum: CRC-32 of the whole file.
+    """
+
+    sequence: int
+    first_row: int
+    rows: int
+    size_bytes: int
+    checksum: int
+
+    @property
+    def end_row(self) -> int:
+        """Offset of the row behind its last."""
+        return self.first_row + self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class SubpartitionIndex:
+    """What one consumer of a complete partition reads.
+
+    Attributes:
+        first_row: offset of the first row; more than 0 where the attempt was restored.
+        files: in order, without gaps.
+        controls: each element with the offset of the row it stands before, in order.
+    """
+
+    first_row: int
+    files: tuple[SpillFile, ...]
+    controls: tuple[tuple[int, ControlElement], ...]
+
+    @property
+    def end_row(self) -> int:
+        """Offset of the row behind the last."""
+        return self.files[-1].end_row if self.files else self.first_row
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionIndex:
+    """A complete partition."""
+
+    job_id: str
+    partition_id: PartitionId
+    subpartitions: tuple[SubpartitionIndex, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all subpartitions."""
+        return sum(part.end_row - part.first_row for part in self.subpartitions)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for part in self.subpartitions for file in part.files)
+
+
+def job_directory(root: Path, job_id: str) -> Path:
+    """Everything that is kept for a job."""
+    return root / _safe(job_id)
+
+
+def partition_directory(root: Path, job_id: str, partition_id: PartitionId) -> Path:
+    """Everything that is kept of a partition."""
+    result = f"{_safe(partition_id.edge_id)}-{partition_id.attempt}"
+    return job_directory(root, job_id) / result / f"part={partition_id.subtask_index}"
+
+
+def subpartition_directory(partition: Path, subpartition_index: int) -> Path:
+    """The files of a subpartition, below the directory of its partition."""
+    return partition / f"sub={subpartition_index}"
+
+
+def file_name(sequence: int) -> str:
+    """Name of a file within the directory of its subpartition."""
+    return f"{sequence:08d}.arrow"
+
+
+def encode_index(index: PartitionIndex) -> bytes:
+    """The content of an index file."""
+    partition_id = index.partition_id
+    fields = {
+        "job_id": index.job_id,
+        "edge_id": partition_id.edge_id,
+        "vertex": partition_id.vertex,
+        "subtask_index": partition_id.subtask_index,
+        "attempt": partition_id.attempt,
+        "subpartitions": [
+            {
+                "first_row": part.first_row,
+                "files": [
+                    (file.sequence, file.first_row, file.rows, file.size_bytes, file.checksum)
+                    for file in part.files
+                ],
+                "controls": [(row, encode_control(element)) for row, element in part.controls],
+            }
+            for part in index.subpartitions
+        ],
+    }
+    packed: bytes = msgpack.packb(fields, use_bin_type=True)
+    return encode_frame(INDEX_FORMAT, packed)
+
+
+def decode_index(content: bytes, path: Path) -> PartitionIndex:
+    """Inverse of ``encode_index``.
+
+    Raises:
+        StoreCorrupt: it is not what was written; the message names the path.
+    """
+    _, payload = decode_frame(INDEX_FORMAT, content, str(path))
+    try:
+        fields: Any = msgpack.unpackb(payload, raw=False)
+        index = PartitionIndex(
+            fields["job_id"],
+            PartitionId(
+                fields["edge_id"], fields["vertex"], fields["subtask_index"], fields["attempt"]
+            ),
+            tuple(_decode_subpartition(part) for part in fields["subpartitions"]),
+        )
+        _check(index)
+    except (ValueError, TypeError, KeyError, FrameError) as error:
+        raise StoreCorrupt(f"{path} does not make sense: {error!r}") from error
+    return index
+
+
+def _decode_subpartition(fields: Any) -> SubpartitionIndex:
+    return SubpartitionIndex(
+        fields["first_row"],
+        tuple(SpillFile(*file) for file in fields["files"]),
+        tuple((row, decode_control(payload)) for row, payload in fields["controls"]),
+    )
+
+
+def _check(index: PartitionIndex) -> None:
+    for number, part in enumerate(index.subpartitions):
+        row = part.first_row
+        for file in part.files:
+            if file.first_row != row or file.rows <= 0:
+                raise ValueError(f"subpartition {number} has no file with row {row}")
+            row = file.end_row
+        rows: Sequence[int] = [part.first_row, *(row for row, _ in part.controls), row]
+        if any(before > after for before, after in itertools.pairwise(rows)):
+            raise ValueError(f"control elements of subpartition {number} are out of order")
+
+
+def _safe(name: str) -> str:
+    """The name as part of a path."""
+    if not _SAFE_NAME.fullmatch(name):
+        raise InvariantViolation(f"{name!r} cannot be the name of a directory")
+    return name
