@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from penstock.errors import StreamError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = 0x5350
 HEADER = struct.Struct("<HBBIIIQQ")
 HEADER_BYTES = HEADER.size

@@ -23,6 +23,10 @@ def _none_sealed(_partition_id: PartitionId) -> ReadablePartition | None:
     return None
 
 
+NO_BARRIER = -1
+"""``PartitionRequest.last_barrier`` of a consumer that has just been deployed."""
+
+
 @dataclass(eq=False, slots=True)
 class PartitionRequest:
     """A consumer's wish to read one subpartition.
@@ -30,7 +34,10 @@ class PartitionRequest:
     Attributes:
         attached: called with its place in the subpartition, right before ``reader`` is fed.
         refused: called when it cannot be read; after ``attached``, when it cannot be read on.
-        first_row: offset of the first row that is wanted.
+        first_row: offset of the first row that is wanted, counted from the start of the job.
+        last_barrier: the newest checkpoint whose barrier it has read on this channel: barriers behind it
+            are sent even if they were put in before; ``NO_BARRIER`` = only those put in from now on.
+        job_id: whose partition it is.
     """
 
     partition_id: PartitionId
@@ -40,6 +47,8 @@ class PartitionRequest:
     attached: Callable[[SubpartitionView], None]
     refused: Refusal
     first_row: int = 0
+    last_barrier: int = NO_BARRIER
+    job_id: str = ""
 
 
 class PartitionRegistry:

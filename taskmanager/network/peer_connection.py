@@ -38,8 +38,13 @@ from taskmanager.network.messages import (
     decode_message,
     encode_message,
 )
-from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
-from taskmanager.network.remote_channel import ChannelCarrier, RemoteReader, RemoteUpstream
+from taskmanager.network.partition_registry import PartitionRequest
+from taskmanager.network.remote_channel import (
+    ChannelCarrier,
+    PartitionProvider,
+    RemoteReader,
+    RemoteUpstream,
+)
 from taskmanager.network.transport import Link, LinkHandler
 
 
@@ -47,7 +52,7 @@ class ConnectionOwner(Protocol):
     """What a connection needs from the exchange."""
 
     slot: SlotIdentity
-    registry: PartitionRegistry
+    partitions: PartitionProvider
 
     @property
     def endpoint(self) -> str:
@@ -80,6 +85,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         self._is_outbound = bool(expected_endpoint)
         self.peer = peer
         self.peer_endpoint = expected_endpoint
+        self._peer_job_id = owner.slot.job_id
         self.deadline_ns: int | None = deadline_ns
         self.is_established = False
         self.is_closed = False
@@ -187,6 +193,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
     def _hello_arrived(self, hello: Hello) -> None:
         self.peer = f"slot {hello.slot_id}"
         self.peer_endpoint = hello.endpoint
+        self._peer_job_id = hello.job_id
         refusal = refusal_of(self._owner.slot, hello)
         if refusal is not None:
             self.send(FrameKind.REFUSED, 0, encode_message(Refused(refusal)))
@@ -255,6 +262,10 @@ class PeerConnection(LinkHandler, ChannelCarrier):
     def _subscribe_arrived(self, channel_id: int, request: Subscribe) -> None:
         if channel_id in self._outputs:
             raise FrameError(f"channel {channel_id} is subscribed twice")
+        if request.job_id != self._peer_job_id:
+            raise FrameError(
+                f"a slot of job {self._peer_job_id} asks for a partition of job {request.job_id}"
+            )
         reader = RemoteReader(self, channel_id, SenderCredit(request.credit_bytes))
         self._outputs[channel_id] = reader
 
@@ -270,6 +281,9 @@ class PeerConnection(LinkHandler, ChannelCarrier):
             self._owner.request_deadline_ns(),
             reader.attached,
             refuse,
+            request.first_row,
+            request.last_barrier,
+            request.job_id,
         )
-        reader.registry = self._owner.registry
-        self._owner.registry.request(reader.request)
+        reader.provider = self._owner.partitions
+        self._owner.partitions.request(reader.request)

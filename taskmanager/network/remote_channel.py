@@ -20,7 +20,7 @@ from taskmanager.network.credit import SenderCredit, charge_of
 from taskmanager.network.frames import FLAG_STREAM, FrameKind, encode_frame, encode_header
 from taskmanager.network.input_channel import Upstream
 from taskmanager.network.messages import encode_cancel, encode_control, encode_credit
-from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
+from taskmanager.network.partition_registry import PartitionRequest
 from taskmanager.network.subpartition import PreparedBatch, SubpartitionReader, SubpartitionView
 from taskmanager.network.transport import Link
 
@@ -43,6 +43,23 @@ class ChannelCarrier(Protocol):
 
     def forget_output(self, channel_id: int) -> None:
         """The producer does not serve the channel any more."""
+
+
+class PartitionProvider(Protocol):
+    """What peers may read: the partitions of a slot process, or those that a partition server holds."""
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When ``expire`` has something to do; None = nobody waits."""
+
+    def expire(self, now_ns: int) -> None:
+        """Refuses the requests whose deadline has passed."""
+
+    def request(self, request: PartitionRequest) -> None:
+        """Attaches the reader, now or when the partition comes, or refuses it."""
+
+    def withdraw(self, request: PartitionRequest) -> None:
+        """The consumer does not want it any more."""
 
 
 @dataclass(slots=True)
@@ -75,7 +92,7 @@ class RemoteReader(SubpartitionReader):
         self._schemas: list[tuple[pa.Schema, bool]] = []  # schema id -> schema, needs a stream
         self._view: SubpartitionView | None = None
         self.request: PartitionRequest | None = None
-        self.registry: PartitionRegistry | None = None
+        self.provider: PartitionProvider | None = None
 
     # ------------------------------------------------------------ the consumer's frames
 
@@ -106,8 +123,8 @@ class RemoteReader(SubpartitionReader):
             self._withdraw()
 
     def _withdraw(self) -> None:
-        if self.request is not None and self.registry is not None:
-            self.registry.withdraw(self.request)
+        if self.request is not None and self.provider is not None:
+            self.provider.withdraw(self.request)
 
     # ------------------------------------------------------------ the producer's side
 
