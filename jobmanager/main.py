@@ -90,6 +90,7 @@ async def serving(
                 token=token,
                 leader_epoch=store.leader_epoch,
                 rpc_timeout_ms=config.rpc_timeout_ms,
+                silence_max_ms=config.heartbeat_timeout_ms,
             )
 
         cluster = ClusterRunner(config, connect, clock)

@@ -15,6 +15,7 @@ from common.metrics import AttemptMetricsCollector
 from jobmanager.dispatcher.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.dispatcher.job_state import JobState
+from jobmanager.liveness.loss_reason import LossReason
 from jobmanager.scheduler.cluster_runner import ClusterRunner, SlotCounts
 
 _JOB_LABELS = ("job_id", "job_name")
@@ -48,18 +49,26 @@ _GAUGES: _Numbers = (
 
 
 class ClusterCollector(Collector):
-    """Jobs by state, slots and TaskManagers.
+    """Jobs by state, slots, TaskManagers and what they hold.
 
     Args:
         jobs: state's name -> jobs in it.
         slots: the current counts.
+        losses: how many TaskManagers were lost, by reason.
+        partitions: number and bytes of the complete partitions that are held.
     """
 
     def __init__(
-        self, jobs: Callable[[], Mapping[str, int]], slots: Callable[[], SlotCounts]
+        self,
+        jobs: Callable[[], Mapping[str, int]],
+        slots: Callable[[], SlotCounts],
+        losses: Callable[[], Mapping[LossReason, int]],
+        partitions: Callable[[], tuple[int, int]],
     ) -> None:
         self._jobs = jobs
         self._slots = slots
+        self._losses = losses
+        self._partitions = partitions
 
     @override
     def collect(self) -> Iterable[Metric]:
@@ -71,14 +80,25 @@ class ClusterCollector(Collector):
         for state in JobState:
             family.add_metric((state.name,), jobs.get(state.name, 0))
         yield family
-        slots = self._slots()
+        slots, (held, held_bytes) = self._slots(), self._partitions()
         for name, help_text, value in (
             ("slots", "Slots of all TaskManagers.", slots.total),
             ("slots_free", "Slots that no job has.", slots.free),
             ("taskmanagers", "Registered TaskManagers.", slots.taskmanagers),
             ("jobs_waiting_for_slots", "Jobs that wait for slots.", slots.waiting_jobs),
+            ("held_partitions", "Complete result partitions on TaskManagers.", held),
+            ("held_partitions_bytes", "Size of these.", held_bytes),
         ):
             yield GaugeMetricFamily(f"penstock_jobmanager_{name}", help_text, value=value)
+        losses = self._losses()
+        lost = CounterMetricFamily(
+            "penstock_jobmanager_taskmanagers_lost",
+            "TaskManagers lost since the start, by how it was noticed.",
+            labels=("reason",),
+        )
+        for reason in LossReason:
+            lost.add_metric((reason.value,), losses.get(reason, 0))
+        yield lost
 
 
 class CheckpointCollector(Collector):
@@ -125,7 +145,14 @@ def build_registry(dispatcher: DispatcherRunner, cluster: ClusterRunner) -> Coll
     """All metrics of the JobManager."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
-    registry.register(ClusterCollector(lambda: dispatcher.counts, lambda: cluster.counts))
+    registry.register(
+        ClusterCollector(
+            lambda: dispatcher.counts,
+            lambda: cluster.counts,
+            lambda: cluster.losses,
+            lambda: cluster.partitions.counts,
+        )
+    )
     registry.register(CheckpointCollector(dispatcher.checkpoint_numbers, dispatcher.now_ms))
     registry.register(AttemptMetricsCollector(dispatcher.recent_metrics))
     return registry

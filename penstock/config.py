@@ -325,6 +325,30 @@ class Configuration(BaseModel):
     taskmanager_memory_managed_bytes: SizeBytes = Field(
         1 << 30, alias="taskmanager.memory.managed.size", description="Memory for state, per slot."
     )
+    taskmanager_spill_dir: str = Field(
+        "",
+        alias="taskmanager.spill.dir",
+        description="Where rows of exchanges that are kept go when memory does not hold them; by default in "
+        "the TaskManager's work directory.",
+    )
+    taskmanager_spill_min_free_bytes: SizeBytes = Field(
+        256 << 20,
+        alias="taskmanager.spill.min-free",
+        description="Free space on the disk of the spill directory below which nothing more is written to "
+        "it: whose memory is full waits.",
+    )
+    taskmanager_spill_hard_min_free_bytes: SizeBytes = Field(
+        64 << 20,
+        alias="taskmanager.spill.hard-min-free",
+        description="Free space on that disk below which the TaskManager removes its spill directory and "
+        "ends.",
+    )
+    taskmanager_partitions_grace_ms: DurationMs = Field(
+        60_000,
+        alias="taskmanager.partitions.grace",
+        description="How long a TaskManager keeps complete result partitions after it has given its "
+        "JobManager up.",
+    )
     taskmanager_local_sockets: bool = Field(
         True,
         alias="taskmanager.network.local-sockets",
@@ -354,6 +378,12 @@ class Configuration(BaseModel):
         ge=50,
         alias="heartbeat.timeout",
         description="A peer that is silent for longer is lost.",
+    )
+    taskmanager_jobmanager_grace_ms: DurationMs = Field(
+        30_000,
+        alias="taskmanager.jobmanager-grace",
+        description="How long a TaskManager keeps what it runs and holds after its JobManager has been "
+        "silent for heartbeat.timeout.",
     )
     slot_request_timeout_ms: DurationMs = Field(
         60_000,
@@ -386,6 +416,10 @@ class Configuration(BaseModel):
     def _check(self) -> Self:
         if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
             raise ValueError("heartbeat.timeout must be longer than heartbeat.interval")
+        if self.taskmanager_spill_hard_min_free_bytes > self.taskmanager_spill_min_free_bytes:
+            raise ValueError(
+                "taskmanager.spill.hard-min-free must not be more than taskmanager.spill.min-free"
+            )
         return self
 
     @property

@@ -73,11 +73,7 @@ def create_runtime_directory(name: str) -> OwnedDirectory:
 def sweep_runtime_directories() -> list[Path]:
     """Removes the socket directories of this user's dead processes; returns what was removed."""
     parents = {Path(tempfile.gettempdir()), Path("/tmp")}
-    return [
-        path
-        for parent in parents
-        for path in sweep_owned_directories(parent, _RUNTIME_PREFIX)
-    ]
+    return [path for parent in parents for path in sweep_owned_directories(parent, _RUNTIME_PREFIX)]
 
 
 def sweep_work_directories(directory: Path) -> list[Path]:

@@ -1,17 +1,36 @@
 """Who is alive: heartbeats in, silent TaskManagers out.
 
-Silence is looked at twice, one interval apart: a TaskManager that is overdue is first suspected,
-and lost only when it stays silent for another interval. A monitor that has itself been asleep (a
-paused process, a busy machine) thereby gives the heartbeats that wait in its sockets the time to be
-read.
+Silence is looked at twice, one interval apart: a TaskManager that is overdue is lost only when it stays
+silent for another interval. A monitor that has itself been asleep (a paused process, a busy machine)
+could hear nobody: it counts that time as nobody's silence, and the heartbeats that wait in its sockets
+have the time to be read.
 
-Invariants: a TaskManager is declared lost once per registration, and only after ``timeout_ms`` of
-silence whose last ``interval_ms`` the monitor was awake.
+Doubts shorten the time a TaskManager may be silent: each witness that could not reach it divides
+``timeout_ms`` once more, into halves, thirds and so on. A heartbeat dispels them all, so that a TaskManager
+that beats is never lost for what others say.
+
+Invariants: a TaskManager is declared lost once per registration, and only after silence that is
+not shorter than ``timeout_ms`` without doubts and than two intervals with them, and whose last
+``interval_ms`` the monitor was awake.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A TaskManager that is lost.
+
+    Attributes:
+        silent_ms: since its last heartbeat.
+        witnesses: who could not reach it, in order of their names.
+    """
+
+    taskmanager_id: str
+    silent_ms: int
+    witnesses: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -19,7 +38,8 @@ class _Peer:
     incarnation: str
     heard_ms: int
     deadline_ms: int
-    suspected: bool = False
+    is_overdue: bool = False
+    witnesses: set[str] = field(default_factory=set)
 
 
 class HeartbeatMonitor:
@@ -33,12 +53,15 @@ class HeartbeatMonitor:
     def __init__(self, interval_ms: int, timeout_ms: int) -> None:
         assert 0 < interval_ms < timeout_ms, "several heartbeats fit into the timeout"
         self._interval_ms = interval_ms
-        self._silence_ms = timeout_ms - interval_ms
+        self._timeout_ms = timeout_ms
         self._peers: dict[str, _Peer] = {}
+        self._looked_ms = 0
 
     def register(self, taskmanager_id: str, incarnation: str, now_ms: int) -> None:
         """A TaskManager has come (again)."""
-        self._peers[taskmanager_id] = _Peer(incarnation, now_ms, now_ms + self._silence_ms)
+        if not self._peers:
+            self._looked_ms = now_ms
+        self._peers[taskmanager_id] = _Peer(incarnation, now_ms, now_ms + self._silence_ms(0))
 
     def beat(self, taskmanager_id: str, incarnation: str, now_ms: int) -> bool:
         """A heartbeat came.
@@ -50,8 +73,28 @@ class HeartbeatMonitor:
         if peer is None or peer.incarnation != incarnation:
             return False
         peer.heard_ms = now_ms
-        peer.deadline_ms = now_ms + self._silence_ms
-        peer.suspected = False
+        peer.deadline_ms = now_ms + self._silence_ms(0)
+        peer.is_overdue = False
+        peer.witnesses.clear()
+        return True
+
+    def suspect(self, taskmanager_id: str, witness: str) -> bool:
+        """Somebody could not reach a TaskManager.
+
+        Args:
+            taskmanager_id: whom; harmless where nobody watches it.
+            witness: who; each one counts once between two heartbeats.
+
+        Returns:
+            True where this is news.
+        """
+        peer = self._peers.get(taskmanager_id)
+        if peer is None or witness in peer.witnesses:
+            return False
+        peer.witnesses.add(witness)
+        if not peer.is_overdue:
+            silence_ms = self._silence_ms(len(peer.witnesses))
+            peer.deadline_ms = min(peer.deadline_ms, peer.heard_ms + silence_ms)
         return True
 
     def is_alive(self, taskmanager_id: str, now_ms: int) -> bool:
@@ -63,22 +106,46 @@ class HeartbeatMonitor:
         """Stops watching; harmless for whom nobody watches."""
         self._peers.pop(taskmanager_id, None)
 
-    def expire(self, now_ms: int) -> list[str]:
-        """Removes and returns who is lost at ``now_ms``, in order of their ids."""
+    def expire(self, now_ms: int) -> list[Silent]:
+        """Removes and returns who is lost at ``now_ms``, in order of their ids.
+
+        It is to be called when ``next_deadline_ms`` says so: by what it is late it knows that it has
+        been asleep.
+        """
+        late_ms = now_ms - self._looked_ms - self._interval_ms
+        self._looked_ms = now_ms
+        if late_ms > self._interval_ms:
+            self._forgive(late_ms, now_ms)
         lost = []
         for taskmanager_id, peer in sorted(self._peers.items()):
             overdue_ms = now_ms - peer.deadline_ms
             if overdue_ms < 0:
                 continue
-            if peer.suspected and overdue_ms <= self._interval_ms:
-                lost.append(taskmanager_id)
+            if peer.is_overdue and overdue_ms <= self._interval_ms:
+                witnesses = tuple(sorted(peer.witnesses))
+                lost.append(Silent(taskmanager_id, now_ms - peer.heard_ms, witnesses))
             else:
-                peer.suspected = True
+                peer.is_overdue = True
                 peer.deadline_ms = now_ms + self._interval_ms
-        for taskmanager_id in lost:
-            del self._peers[taskmanager_id]
+        for silent in lost:
+            del self._peers[silent.taskmanager_id]
         return lost
 
     def next_deadline_ms(self) -> int | None:
-        """When ``expire`` is due next; None = nobody is watched."""
-        return min((peer.deadline_ms for peer in self._peers.values()), default=None)
+        """When ``expire`` is due next, after an interval at the latest; None = nobody is watched."""
+        if not self._peers:
+            return None
+        first_ms = min(peer.deadline_ms for peer in self._peers.values())
+        return min(first_ms, self._looked_ms + self._interval_ms)
+
+    def _silence_ms(self, witness_count: int) -> int:
+        """Silence until the first look; the second comes an interval later."""
+        shortened_ms = max(self._timeout_ms // (1 + witness_count), 2 * self._interval_ms)
+        return min(shortened_ms, self._timeout_ms) - self._interval_ms
+
+    def _forgive(self, asleep_ms: int, now_ms: int) -> None:
+        """Nobody was silent while the monitor slept, and none gets more time than anew."""
+        latest_ms = now_ms + self._silence_ms(0)
+        for peer in self._peers.values():
+            peer.is_overdue = False
+            peer.deadline_ms = max(peer.deadline_ms, min(peer.deadline_ms + asleep_ms, latest_ms))

@@ -66,6 +66,9 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
         )
         if known:
             self._dispatcher.note_metrics(request.metrics)
+            self._cluster.partitions.release_unneeded(
+                request.taskmanager_id, self._dispatcher.has_unended
+            )
         return internal_pb2.HeartbeatResponse(known=known)
 
     @override
@@ -79,7 +82,12 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
                 f"TaskManager {request.taskmanager_id} is not registered (any more): what it ran "
                 "counts as failed; register again"
             )
-        await self._dispatcher.report(request.events)
+        for event in request.events:
+            if event.HasField("peer_unreachable"):
+                self._cluster.peer_unreachable(request.taskmanager_id, event.peer_unreachable)
+        await self._dispatcher.report(
+            event for event in request.events if not event.HasField("peer_unreachable")
+        )
         return internal_pb2.ReportTaskEventsResponse()
 
     @override

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from common.auth import token_client_interceptors
 from common.grpc_options import channel_options
 from common.pb import internal_pb2, internal_pb2_grpc
+from jobmanager.rpc.reachability_client import ReachabilityClient
 from penstock.errors import StreamError, TaskManagerLost
 from penstock.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2, graph_pb2
@@ -30,6 +31,13 @@ _MessageT = TypeVar("_MessageT", bound=Message)
 _ALLOCATION_TIMEOUT_FACTOR = 3
 
 _BATCH_SIZE_MAX_BYTES = MESSAGE_SIZE_MAX_BYTES // 2
+
+_Endpoint = tuple[str, str, str, int]
+
+
+def _place(endpoint: internal_pb2.DataEndpoint) -> _Endpoint:
+    """Where it is, whatever slot is served there."""
+    return (endpoint.host_id, endpoint.unix_path, endpoint.tcp_host, endpoint.tcp_port)
 
 
 def in_batches(messages: Sequence[_MessageT], size_max_bytes: int) -> list[list[_MessageT]]:
@@ -54,6 +62,10 @@ class TaskManagerClient:
         token: the cluster's secret, "" without one.
         leader_epoch: fence of every call.
         rpc_timeout_ms: deadline of a call.
+        silence_max_ms: how long the TaskManager may pause without a call failing.
+
+    Attributes:
+        reachability: the connection that tells whether it is still there.
     """
 
     def __init__(
@@ -64,6 +76,7 @@ class TaskManagerClient:
         token: str,
         leader_epoch: int,
         rpc_timeout_ms: int,
+        silence_max_ms: int,
     ) -> None:
         self.taskmanager_id = taskmanager_id
         self.address = address
@@ -71,12 +84,22 @@ class TaskManagerClient:
         self._timeout_s = rpc_timeout_ms / 1000
         self._channel = grpc.aio.insecure_channel(
             address,
-            options=channel_options(),
+            options=channel_options(silence_max_ms),
             interceptors=token_client_interceptors(token),
         )
         self._stub: internal_pb2_grpc.TaskManagerInternalAsyncStub = (
             internal_pb2_grpc.TaskManagerInternalStub(self._channel)
         )
+        self.reachability = ReachabilityClient(address, token=token, leader_epoch=leader_epoch)
+        self._endpoints: dict[str, _Endpoint] = {}
+
+    def note_endpoint(self, endpoint: internal_pb2.DataEndpoint) -> None:
+        """A process of this TaskManager takes data connections there."""
+        self._endpoints[endpoint.slot_id] = _place(endpoint)
+
+    def serves(self, endpoint: internal_pb2.DataEndpoint) -> bool:
+        """Whether data connections to this place go to this TaskManager."""
+        return _place(endpoint) in self._endpoints.values()
 
     async def allocate_slots(
         self,
@@ -99,6 +122,10 @@ class TaskManagerClient:
         response = await self._call(
             "start slots", lambda: self._stub.AllocateSlots(request, timeout=timeout_s)
         )
+        for endpoint in response.endpoints:
+            self.note_endpoint(endpoint)
+        if response.HasField("partition_endpoint"):
+            self.note_endpoint(response.partition_endpoint)
         return list(response.endpoints)
 
     async def deploy_tasks(self, tasks: Sequence[internal_pb2.TaskDeployment]) -> None:
@@ -150,6 +177,41 @@ class TaskManagerClient:
             "free slots", lambda: self._stub.FreeSlots(request, timeout=self._timeout_s)
         )
 
+    async def release_partitions(
+        self, job_id: str, partitions: Sequence[internal_pb2.PartitionId]
+    ) -> None:
+        """Drops partitions of a job, empty = all, in slot processes and on disk; not promoted ones."""
+        request = internal_pb2.ReleasePartitionsRequest(
+            leader_epoch=self._leader_epoch, job_id=job_id, partitions=partitions
+        )
+        await self._call(
+            "release partitions",
+            lambda: self._stub.ReleasePartitions(request, timeout=self._timeout_s),
+        )
+
+    async def promote_partitions(
+        self, job_id: str, partitions: Sequence[internal_pb2.PartitionId], name: str
+    ) -> None:
+        """Lets complete partitions outlive their job, all or none."""
+        request = internal_pb2.PromotePartitionsRequest(
+            leader_epoch=self._leader_epoch, job_id=job_id, partitions=partitions, name=name
+        )
+        await self._call(
+            "promote partitions",
+            lambda: self._stub.PromotePartitions(request, timeout=self._timeout_s),
+        )
+
+    async def drop_promoted_partitions(self, name: str) -> int:
+        """Drops what was promoted under a name; returns how many partitions that were."""
+        request = internal_pb2.DropPromotedPartitionsRequest(
+            leader_epoch=self._leader_epoch, name=name
+        )
+        response = await self._call(
+            "drop promoted partitions",
+            lambda: self._stub.DropPromotedPartitions(request, timeout=self._timeout_s),
+        )
+        return response.dropped
+
     async def read_logs(
         self, job_id: str, vertex: str, subtask_index: int
     ) -> AsyncIterator[client_pb2.LogChunk]:
@@ -164,18 +226,9 @@ class TaskManagerClient:
         except grpc.aio.AioRpcError as error:
             raise self._error("send its logs", error) from error
 
-    async def wait_until_refused(self) -> None:
-        """Returns when the TaskManager's port no longer takes connections."""
-        state = self._channel.get_state(try_to_connect=True)
-        while state not in (
-            grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-            grpc.ChannelConnectivity.SHUTDOWN,
-        ):
-            await self._channel.wait_for_state_change(state)
-            state = self._channel.get_state(try_to_connect=True)
-
     async def close(self) -> None:
         """Ends the channel and whatever is under way on it."""
+        await self.reachability.close()
         await self._channel.close(None)
 
     async def _call(self, action: str, call: Callable[[], Awaitable[_ResponseT]]) -> _ResponseT:

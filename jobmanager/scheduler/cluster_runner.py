@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -20,9 +21,13 @@ from common.pb import internal_pb2
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.admission import TaskManagerFacts
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.liveness.heartbeat import HeartbeatMonitor
+from jobmanager.liveness.heartbeat import HeartbeatMonitor, Silent
+from jobmanager.liveness.loss_reason import LossReason
+from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
+from jobmanager.rpc.partition_convert import holdings_at_registration, holdings_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
+from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
 from penstock.config import Configuration
 from penstock.errors import JobRejected, StreamError, TaskManagerLost
 from penstock.pb import client_pb2
@@ -44,7 +49,8 @@ class RegisteredTaskManager:
     incarnation: str
     pid: int
     client: TaskManagerClient
-    watcher: asyncio.Task[None]
+    watch: TaskManagerWatch
+    watching: asyncio.Task[None]
     last_heartbeat_ms: int
 
 
@@ -87,7 +93,10 @@ class ClusterRunner:
         self._freeing: set[tuple[str, str, str]] = set()
         # Slots whose end their TaskManagers have not confirmed, and the jobs that gave them up.
         self._unconfirmed: dict[s.Slot, str] = {}
+        self.partitions = HeldPartitionsRunner(self.client, self._start)
         self.counts = SlotCounts()
+        self.losses: Mapping[LossReason, int] = {}
+        """TaskManagers lost since the start; replaced as a whole, like ``counts``."""
 
     # ------------------------------------------------------------ life
 
@@ -113,9 +122,8 @@ class ClusterRunner:
                 async with asyncio.timeout(delay_s):
                     await self._deadlines_changed.wait()
             now_ms = self._now_ms()
-            for taskmanager_id in self._monitor.expire(now_ms):
-                silent_s = self._config.heartbeat_timeout_ms / 1000
-                self._lose(taskmanager_id, f"no heartbeat for {silent_s:g} s (heartbeat.timeout)")
+            for silent in self._monitor.expire(now_ms):
+                self._lose_silent(silent)
             self._step(s.TimePassed(now_ms))
 
     def _now_ms(self) -> int:
@@ -145,9 +153,12 @@ class ClusterRunner:
                     f"taskmanager.id {request.taskmanager_id} is in use by {known.address} (pid "
                     f"{known.pid}): give the TaskManager at {request.rpc_address} another one"
                 )
-            self._lose(request.taskmanager_id, "it was restarted")
+            self._lose(request.taskmanager_id, LossReason.RESTARTED, "it was restarted")
         assert self._tasks is not None, "registrations come while the cluster runs"
         client = self._connect(request.taskmanager_id, request.rpc_address)
+        if request.HasField("partition_endpoint"):
+            client.note_endpoint(request.partition_endpoint)
+        watch = self._watch(request.taskmanager_id, request.incarnation, client)
         self._taskmanagers[request.taskmanager_id] = RegisteredTaskManager(
             facts=TaskManagerFacts(
                 request.taskmanager_id,
@@ -159,9 +170,8 @@ class ClusterRunner:
             incarnation=request.incarnation,
             pid=request.pid,
             client=client,
-            watcher=self._tasks.create_task(
-                self._watch_connection(request.taskmanager_id, request.incarnation, client)
-            ),
+            watch=watch,
+            watching=self._tasks.create_task(watch.run()),
             last_heartbeat_ms=self._clock.now_ms(),
         )
         self._monitor.register(request.taskmanager_id, request.incarnation, self._now_ms())
@@ -171,6 +181,7 @@ class ClusterRunner:
             address=request.rpc_address,
             slots=request.slots,
         )
+        self.partitions.observe(request.taskmanager_id, holdings_at_registration(request))
         self._step(s.TaskManagerAdded(request.taskmanager_id, request.incarnation, request.slots))
 
     def heartbeat(self, request: internal_pb2.HeartbeatRequest) -> bool:
@@ -179,6 +190,7 @@ class ClusterRunner:
             return False
         taskmanager = self._taskmanagers[request.taskmanager_id]
         taskmanager.last_heartbeat_ms = self._clock.now_ms()
+        self.partitions.observe(request.taskmanager_id, holdings_of(request))
         held = {(slot.job_id, slot.slot_id) for slot in request.held_slots}
         given_up = {
             (job_id, slot.slot_id): slot
@@ -197,7 +209,21 @@ class ClusterRunner:
     def goodbye(self, request: internal_pb2.GoodbyeRequest) -> None:
         """A TaskManager leaves."""
         if self.is_registered(request.taskmanager_id, request.incarnation):
-            self._lose(request.taskmanager_id, request.reason or "it was stopped")
+            reason = request.reason or "it was stopped"
+            self._lose(request.taskmanager_id, LossReason.GOODBYE, reason)
+
+    def peer_unreachable(self, reporter_id: str, report: internal_pb2.PeerUnreachable) -> None:
+        """A slot of one TaskManager cannot reach a process of another: that one is probed."""
+        for taskmanager_id, taskmanager in self._taskmanagers.items():
+            if taskmanager.client.serves(report.peer):
+                self._log.info(
+                    "taskmanager.doubted",
+                    taskmanager_id=taskmanager_id,
+                    witness=reporter_id,
+                    reason=report.reason,
+                )
+                taskmanager.watch.ask(reporter_id)
+                return
 
     def is_registered(self, taskmanager_id: str, incarnation: str) -> bool:
         """Whether this very start of a TaskManager is known."""
@@ -225,6 +251,7 @@ class ClusterRunner:
         shown = []
         for taskmanager_id, taskmanager in sorted(self._taskmanagers.items()):
             total, free = self._pool.counts(taskmanager_id)
+            held = self.partitions.of(taskmanager_id)
             shown.append(
                 client_pb2.TaskManagerDetails(
                     taskmanager_id=taskmanager_id,
@@ -233,27 +260,55 @@ class ClusterRunner:
                     slots_free=free,
                     last_heartbeat_ms=taskmanager.last_heartbeat_ms,
                     pid=taskmanager.pid,
+                    held_partitions=held.count,
+                    held_partitions_bytes=held.size_bytes,
                 )
             )
         return shown
 
-    async def _watch_connection(
+    def _watch(
         self, taskmanager_id: str, incarnation: str, client: TaskManagerClient
-    ) -> None:
-        """A refused connection is noticed at once, long before heartbeats are missed."""
-        await client.wait_until_refused()
-        if self.is_registered(taskmanager_id, incarnation):
-            self._lose(taskmanager_id, f"{client.address} refuses connections")
+    ) -> TaskManagerWatch:
+        def on_refused() -> None:
+            if self.is_registered(taskmanager_id, incarnation):
+                reason = f"{client.address} refuses connections"
+                self._lose(taskmanager_id, LossReason.CONNECTION_REFUSED, reason)
 
-    def _lose(self, taskmanager_id: str, reason: str) -> None:
+        def on_doubt(witness: str) -> None:
+            is_current = self.is_registered(taskmanager_id, incarnation)
+            if is_current and self._monitor.suspect(taskmanager_id, witness):
+                self._log.warning(
+                    "taskmanager.suspected", taskmanager_id=taskmanager_id, witness=witness
+                )
+                self._deadlines_changed.set()
+
+        return TaskManagerWatch(client.reachability, on_refused, on_doubt)
+
+    def _lose_silent(self, silent: Silent) -> None:
+        if not silent.witnesses:
+            timeout_s = self._config.heartbeat_timeout_ms / 1000
+            reason = f"no heartbeat for {timeout_s:g} s (heartbeat.timeout)"
+            self._lose(silent.taskmanager_id, LossReason.HEARTBEAT_TIMEOUT, reason)
+            return
+        reason = (
+            f"no heartbeat for {silent.silent_ms / 1000:.1f} s, and it could not be reached by "
+            f"{', '.join(silent.witnesses)}"
+        )
+        self._lose(silent.taskmanager_id, LossReason.UNREACHABLE, reason)
+
+    def _lose(self, taskmanager_id: str, loss: LossReason, reason: str) -> None:
         taskmanager = self._taskmanagers.pop(taskmanager_id)
+        self.losses = Counter(self.losses) + Counter([loss])
         self._monitor.remove(taskmanager_id)
+        self.partitions.lost(taskmanager_id)
         self._unconfirmed = {
             slot: job_id
             for slot, job_id in self._unconfirmed.items()
             if slot.taskmanager_id != taskmanager_id
         }
-        self._log.warning("taskmanager.lost", taskmanager_id=taskmanager_id, reason=reason)
+        self._log.warning(
+            "taskmanager.lost", taskmanager_id=taskmanager_id, loss=loss.value, reason=reason
+        )
         cause = FailureCause(
             "TaskManagerLost",
             f"TaskManager {taskmanager_id} at {taskmanager.address} was lost: {reason}",
@@ -266,9 +321,13 @@ class ClusterRunner:
             self._tasks.create_task(self._disconnect(taskmanager))
         self._step(s.TaskManagerRemoved(taskmanager_id))
 
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._tasks is not None, "work begins while the cluster runs"
+        self._tasks.create_task(work)
+
     async def _disconnect(self, taskmanager: RegisteredTaskManager) -> None:
-        # The watcher may be the one that noticed; then it has ended by itself.
-        taskmanager.watcher.cancel()
+        # The watch may be the one that noticed; then it has ended by itself.
+        taskmanager.watching.cancel()
         await taskmanager.client.close()
 
     def _free_again(self, client: TaskManagerClient, job_id: str, slot_id: str) -> None:

@@ -11,6 +11,7 @@ from penstock.cli.cluster import cluster
 from penstock.cli.fsck import fsck
 from penstock.cli.jobs import cancel, info, list_jobs, logs
 from penstock.cli.nexmark import nexmark
+from penstock.cli.partitions import partitions
 from penstock.cli.run import plan, run
 
 
@@ -30,6 +31,7 @@ for command in (
     logs,
     checkpoint,
     checkpoints,
+    partitions,
     fsck,
     nexmark,
 ):

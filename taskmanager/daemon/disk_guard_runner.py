@@ -14,7 +14,7 @@ from taskmanager.daemon.disk_guard import DiskGuard, DiskLimits, DiskState
 _INTERVAL_S = 1.0
 
 
-class DiskFull(StreamError):
+class DiskFullError(StreamError):
     """So little is left on the disk that this TaskManager ends."""
 
 
@@ -44,7 +44,7 @@ class DiskGuardRunner:
         """Watches until cancelled.
 
         Raises:
-            DiskFull: less than ``taskmanager.spill.hard-min-free`` is left.
+            DiskFullError: less than ``taskmanager.spill.hard-min-free`` is left.
         """
         while True:
             await self.look()
@@ -54,7 +54,7 @@ class DiskGuardRunner:
         """Compares the free space with the limits, once.
 
         Raises:
-            DiskFull: see ``run``.
+            DiskFullError: see ``run``.
         """
         # One system call; a disk that does not answer holds up everything else as well.
         file_system = os.statvfs(self._directory)
@@ -63,7 +63,7 @@ class DiskGuardRunner:
             return
         match self._guard.state:
             case DiskState.FULL:
-                raise DiskFull(
+                raise DiskFullError(
                     f"{self.free_bytes} bytes are free on the disk of {self._directory}, less than "
                     f"taskmanager.spill.hard-min-free ({self._limits.hard_min_free_bytes}): free "
                     "space there, or use another taskmanager.spill.dir"

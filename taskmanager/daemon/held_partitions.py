@@ -30,9 +30,7 @@ class HeldPartitions:
     size_bytes: int = 0
 
 
-def summarize(
-    own: Sequence[HeldRow], promoted: Iterable[tuple[str, HeldRow]]
-) -> HeldPartitions:
+def summarize(own: Sequence[HeldRow], promoted: Iterable[tuple[str, HeldRow]]) -> HeldPartitions:
     """What is held.
 
     Args:

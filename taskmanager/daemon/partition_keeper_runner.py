@@ -121,9 +121,7 @@ class PartitionKeeper:
 
     # ------------------------------------------------------------ what the JobManager asks for
 
-    async def release(
-        self, job_id: str, partitions: Sequence[internal_pb2.PartitionId]
-    ) -> None:
+    async def release(self, job_id: str, partitions: Sequence[internal_pb2.PartitionId]) -> None:
         """Removes partitions of a job; those that are not here are gone already.
 
         Args:
@@ -206,9 +204,7 @@ class PartitionKeeper:
     def _read(self) -> _Found:
         # Incomplete ones first: one that is completed meanwhile is seen twice, none is missed.
         incomplete = [
-            path
-            for path in self._directory.glob("*/*/part=*")
-            if not (path / INDEX_NAME).exists()
+            path for path in self._directory.glob("*/*/part=*") if not (path / INDEX_NAME).exists()
         ]
         size_bytes = sum(_size_bytes(path) for path in incomplete)
         return _Found(self._sealed.held(), self._promoted.held(), incomplete, size_bytes)

@@ -132,10 +132,6 @@ class PartitionServerRunner:
         process = await self._fork()
         try:
             endpoint = await self._configure(process)
-            if self._endpoint is not None and endpoint != self._endpoint:
-                raise TaskFailure(
-                    f"port {self._endpoint.tcp_port} of the partition server is in use meanwhile"
-                )
         except BaseException:
             await self._end(process)
             raise
@@ -161,9 +157,7 @@ class PartitionServerRunner:
     async def _configure(self, process: _Process) -> internal_pb2.DataEndpoint:
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                await process.channel.send(
-                    internal_pb2.SlotCommand(configure=self._configuration)
-                )
+                await process.channel.send(internal_pb2.SlotCommand(configure=self._configuration))
                 report = await process.channel.receive()
         except (TimeoutError, ConnectionError):
             report = None
@@ -171,6 +165,10 @@ class PartitionServerRunner:
             raise TaskFailure(
                 f"the {process.child.name} was not ready within {_READY_TIMEOUT_S:.0f} s, or ended;"
                 f" {self._log_file} ends with:\n{log_tail(self._log_file)}"
+            )
+        if self._endpoint is not None and report.ready != self._endpoint:
+            raise TaskFailure(
+                f"port {self._endpoint.tcp_port} of the partition server is in use meanwhile"
             )
         return report.ready
 

@@ -54,11 +54,6 @@ class PromotedStore:
                 target = partition_directory(self._directory / name, job_id, partition_id)
                 if (target / INDEX_NAME).exists():
                     continue
-                if not (source / INDEX_NAME).exists():
-                    raise StoreNotFound(
-                        f"partition {partition_id} of job {job_id} is not held here: it is not "
-                        "complete, or has been released"
-                    )
                 added.append(target)
                 _link(source, target)
         except BaseException:
@@ -107,7 +102,15 @@ class PromotedStore:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Gives the files of a complete partition a second name, the index last."""
+    """Gives the files of a complete partition a second name, the index last.
+
+    Raises:
+        StoreNotFound: it is not there.
+    """
+    if not (source / INDEX_NAME).exists():
+        raise StoreNotFound(
+            f"{source} holds no complete partition: it was not written here, or has been released"
+        )
     if target.exists():
         shutil.rmtree(target)  # what a failure left
     for path in sorted(source.glob("sub=*/*")):

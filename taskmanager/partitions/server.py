@@ -1,8 +1,7 @@
 """What a partition server does with the requests of consumers.
 
 A complete partition is there or it is not: nobody waits. It is looked for on disk at each request, so
-that the server needs to be told of nothing: what was sealed a moment ago is found, what was released is
-not.
+that what was sealed a moment ago is found, and what was released is not.
 """
 
 from __future__ import annotations
@@ -27,8 +26,13 @@ class PartitionShelf(PartitionProvider):
     """
 
     def __init__(self, directory: Path) -> None:
-        self._sealed = SealedStore(directory)
-        self._promoted = PromotedStore(directory)
+        self._directory = directory
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops what is remembered of partitions: some of them have been removed."""
+        self._sealed = SealedStore(self._directory)
+        self._promoted = PromotedStore(self._directory)
 
     @property
     @override

@@ -19,6 +19,7 @@ from taskmanager.network.connection_pool import ConnectionPool
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.partitions.server import PartitionShelf
+from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
 from taskmanager.task.control_channel import ControlChannel, read_command
 from taskmanager.task.mailbox import Mailbox
 
@@ -32,7 +33,9 @@ def run(connection: socket.socket) -> None:
     if first is None or first.WhichOneof("command") != "configure":
         return
     configuration = first.configure
+    Path("/proc/self/comm").write_text(PARTITION_SERVER_NAME)
     clock, mailbox = SystemClock(), Mailbox()
+    shelf = PartitionShelf(Path(configuration.spill_directory))
     pool = ConnectionPool(
         Configuration.from_mapping(dict(configuration.config)),
         SlotIdentity(
@@ -42,13 +45,18 @@ def run(connection: socket.socket) -> None:
             configuration.leader_epoch,
             configuration.token,
         ),
-        PartitionShelf(Path(configuration.spill_directory)),
+        shelf,
         mailbox.post,
         clock,
         SocketTransport(),
     )
     is_stopping = threading.Event()
-    channel = ControlChannel(connection, _ignore, lambda: _end_soon(mailbox, is_stopping))
+    channel = ControlChannel(
+        connection,
+        # The one command there is: something has been released.
+        lambda _command: mailbox.post(shelf.forget),
+        lambda: _end_soon(mailbox, is_stopping),
+    )
     endpoint = pool.listen(
         configuration.unix_socket_path,
         configuration.tcp_bind_host,
@@ -70,10 +78,6 @@ def run(connection: socket.socket) -> None:
     finally:
         pool.close()
         channel.close(_GRACE_S)
-
-
-def _ignore(_command: internal_pb2.SlotCommand) -> None:
-    """What is released is gone from the disk: there is nothing to be told."""
 
 
 def _end_soon(mailbox: Mailbox, is_stopping: threading.Event) -> None:

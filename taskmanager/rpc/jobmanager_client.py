@@ -45,6 +45,11 @@ class JobManagerClient:
         """The address being talked to."""
         return self._addresses[self._current]
 
+    @property
+    def has_alternatives(self) -> bool:
+        """Whether there is another address to try."""
+        return len(self._addresses) > 1
+
     async def switch(self) -> None:
         """Talks to the next address from now on."""
         await self.close()
@@ -104,6 +109,10 @@ class JobManagerClient:
             ) from error
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            raise self._closed() from error
         finally:
             call.cancel()
 
@@ -130,7 +139,21 @@ class JobManagerClient:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         except grpc.aio.UsageError as error:
-            raise StoreTransient(f"the channel to {self.address} was closed") from error
+            raise self._closed() from error
+        except asyncio.CancelledError as error:
+            # Closing a channel cancels the calls on it, not the task that awaits them.
+            if _is_cancelled():
+                raise
+            raise self._closed() from error
+
+    def _closed(self) -> StoreTransient:
+        return StoreTransient("the channel to the JobManager was closed during the call")
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task itself is cancelled, not only what it awaits."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def is_transient(error: StreamError) -> bool:

@@ -1,11 +1,15 @@
 """This TaskManager's registration with the JobManager: made, kept, lost, made again.
 
 While it holds, heartbeats go out and events are reported, in order, until acknowledged. It is lost
-when the JobManager does not know this TaskManager any more, leads no more, or has not answered for
-``heartbeat.timeout``. Then whatever ran for it is ended, and registering begins again, for ever.
+when the JobManager does not know this TaskManager any more, or leads no more: then whatever ran for it is
+ended, and registering begins again, for ever. A JobManager that does not answer at all is waited for:
+after ``heartbeat.timeout`` it counts as away, and what runs is kept for
+``taskmanager.jobmanager-grace``. Where it answers within that time and still knows this TaskManager,
+everything goes on, and the events that have waited are delivered.
 
 Invariants: at a registration nothing of an earlier one is left (slots, events); each registration
-has an incarnation of its own, so that the JobManager knows the same.
+has an incarnation of its own, so that the JobManager knows the same; nothing is given up before the
+JobManager was asked once more (the daemon itself may have been paused).
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ from penstock.errors import (
     StreamError,
     Unauthenticated,
 )
+from taskmanager.daemon.held_partitions import HeldPartitions
 from taskmanager.rpc.event_outbox import EventOutbox
 from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
+from taskmanager.rpc.jobmanager_silence import JobManagerSilence, Presence
 from taskmanager.task.lifecycle import TERMINAL
 
 _RETRY_FIRST_S = 0.1
@@ -50,6 +56,7 @@ class TaskManagerIdentity:
     python_version: str
     cloudpickle_version: str
     packages: tuple[str, ...]
+    partition_endpoint: internal_pb2.DataEndpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +77,12 @@ class RegistrationRunner:
         identity: what the JobManager is told.
         client: calls to the JobManager.
         clock: measures silence.
+        grace_s: how long what runs is kept after the JobManager has been silent for
+            ``heartbeat.timeout``.
         new_incarnation: makes a fresh id.
         metrics: latest metrics of all attempts.
         held_slots: slots held for jobs.
+        held_partitions: complete partitions on disk.
         follow: told cluster id and leader epoch of each registration, ends what ran for another leader;
             raises ``Fenced`` for an earlier leader of the same cluster.
         drop_all: ends everything that runs, with the reason; returns when it has ended.
@@ -84,18 +94,22 @@ class RegistrationRunner:
         identity: TaskManagerIdentity,
         client: JobManagerClient,
         clock: Clock,
+        grace_s: float,
         new_incarnation: Callable[[], str],
         metrics: Callable[[], Sequence[internal_pb2.AttemptMetrics]],
         held_slots: Callable[[], Sequence[internal_pb2.HeldSlot]],
+        held_partitions: Callable[[], HeldPartitions],
         follow: Callable[[str, int], Awaitable[None]],
         drop_all: Callable[[str], Awaitable[None]],
     ) -> None:
         self._identity = identity
         self._client = client
         self._clock = clock
+        self._grace_s = grace_s
         self._new_incarnation = new_incarnation
         self._metrics = metrics
         self._held_slots = held_slots
+        self._held_partitions = held_partitions
         self._follow = follow
         self._drop_all = drop_all
         self._outbox = EventOutbox()
@@ -103,7 +117,7 @@ class RegistrationRunner:
         self._registered = asyncio.Event()
         self._registration: Registration | None = None
         self._is_leaving = False
-        self._last_answer_ns = 0
+        self._silence = JobManagerSilence(0, grace_s, 0)
         self._log = get_logger(__name__)
 
     # ------------------------------------------------------------ for the rest of the daemon
@@ -184,6 +198,8 @@ class RegistrationRunner:
             pid=own.pid,
             incarnation=incarnation,
             packages=own.packages,
+            partition_endpoint=own.partition_endpoint,
+            held_partitions=self._held_partitions().listed,
         )
         response: internal_pb2.RegisterTaskManagerResponse | None = None
         retry_s = _RETRY_FIRST_S
@@ -214,7 +230,9 @@ class RegistrationRunner:
             response.heartbeat_interval_ms / 1000,
             response.heartbeat_timeout_ms / 1000,
         )
-        self._last_answer_ns = self._clock.monotonic_ns()
+        self._silence = JobManagerSilence(
+            self._registration.heartbeat_timeout_s, self._grace_s, self._now_s()
+        )
         self._registered.set()
         return self._registration
 
@@ -238,31 +256,68 @@ class RegistrationRunner:
             await asyncio.sleep(registration.heartbeat_interval_s)
 
     async def _heartbeat(self, registration: Registration) -> None:
-        silence_s = (self._clock.monotonic_ns() - self._last_answer_ns) / 1e9
-        left_s = registration.heartbeat_timeout_s - silence_s
-        if left_s <= 0:
-            raise RegistrationLost(
-                f"the JobManager at {self._client.address} has not answered for "
-                f"{silence_s:.1f} s (heartbeat.timeout)"
-            )
+        held = self._held_partitions()
         request = internal_pb2.HeartbeatRequest(
             taskmanager_id=self._identity.taskmanager_id,
             incarnation=registration.incarnation,
             leader_epoch=registration.leader_epoch,
             metrics=self._metrics(),
             held_slots=self._held_slots(),
+            held_partitions=held.listed,
+            held_partitions_count=held.count,
+            held_partitions_bytes=held.size_bytes,
         )
-        # A call that hangs leaves time for another.
-        timeout_s = max(min(left_s, registration.heartbeat_timeout_s / 2), 0.01)
         try:
-            response = await self._client.heartbeat(request, timeout_s)
+            response = await self._client.heartbeat(
+                request, self._silence.patience_s(self._now_s())
+            )
         except StreamError as error:
             self._raise_unless_transient(error)
             self._log.info("heartbeat.failed", reason=str(error))
+            await self._bear_silence()
             return
         if not response.known:
             raise RegistrationLost("the JobManager does not know this TaskManager any more")
-        self._last_answer_ns = self._clock.monotonic_ns()
+        self._note_answer()
+
+    def _note_answer(self) -> None:
+        silence, now_s = self._silence, self._now_s()
+        if silence.is_away:
+            self._log.info(
+                "jobmanager.returned",
+                jobmanager=self._client.address,
+                silent_s=round(silence.silent_s(now_s), 1),
+            )
+        silence.answered(now_s)
+
+    async def _bear_silence(self) -> None:
+        """The JobManager has once more not answered.
+
+        Raises:
+            RegistrationLost: the grace is over.
+        """
+        was_away, now_s = self._silence.is_away, self._now_s()
+        presence = self._silence.unanswered(now_s)
+        silent_s = round(self._silence.silent_s(now_s), 1)
+        if presence is Presence.GIVEN_UP:
+            raise RegistrationLost(
+                f"the JobManager at {self._client.address} has not answered for {silent_s:g} s "
+                "(heartbeat.timeout and taskmanager.jobmanager-grace)"
+            )
+        if presence is Presence.PRESENT:
+            return
+        if not was_away:
+            self._log.warning(
+                "jobmanager.silent",
+                jobmanager=self._client.address,
+                silent_s=silent_s,
+                kept_s=self._grace_s,
+            )
+        if self._client.has_alternatives:
+            await self._client.switch()
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_ns() / 1e9
 
     def _raise_unless_transient(self, error: StreamError) -> None:
         if not is_transient(error):
@@ -295,7 +350,7 @@ class RegistrationRunner:
                 self._log.info("report.retried", count=len(batch), reason=str(error))
                 await asyncio.sleep(_RETRY_REPORT_S)
                 continue
-            self._last_answer_ns = self._clock.monotonic_ns()
+            self._note_answer()
             self._outbox.acknowledge(len(batch))
 
 

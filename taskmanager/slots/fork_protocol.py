@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 
 MESSAGE_SIZE_MAX_BYTES = 64 * 1024
 DESCRIPTORS_MAX = 3
+PARTITION_SERVER_NAME = "partition-serve"
+"""What ``ps`` and the like call the partition server; the kernel keeps 15 characters."""
 
 
 class ProcessKind(enum.StrEnum):
@@ -28,11 +30,11 @@ class Fork:
 
     Attributes:
         request_id: numbers requests.
-        kind: a ``ProcessKind``.
+        process: a ``ProcessKind``.
     """
 
     request_id: int
-    kind: str
+    process: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class Forkserver:
         except OSError as error:
             return ForkFailed(request.request_id, f"fork: {error}")
         if pid == 0:
-            run_child(self._entries[request.kind], descriptors, forkserver_pid)
+            run_child(self._entries[request.process], descriptors, forkserver_pid)
         self._children.add(pid)
         return Forked(request.request_id, pid)
 
@@ -165,9 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--entry", default="taskmanager.task.slot_process:run")
-    parser.add_argument(
-        "--partition-server", default="taskmanager.partitions.server_process:run"
-    )
+    parser.add_argument("--partition-server", default="taskmanager.partitions.server_process:run")
     parser.add_argument("--warm-up", default="taskmanager.kernels:warm_up")
     parser.add_argument("--preload", default=",".join(PRELOADED_MODULES))
     arguments = parser.parse_args(argv)
@@ -180,10 +178,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_ns = time.monotonic_ns()
     for module in filter(None, arguments.preload.split(",")):
         importlib.import_module(module)
+
+    def serve_partitions(control: socket.socket) -> None:
+        # Where it was not imported above, its own process does that.
+        _load(arguments.partition_server)(control)
+
     entries: dict[str, EntryPoint] = {
         ProcessKind.SLOT: _load(arguments.entry),
-        # Where it was not imported above, its own process does that.
-        ProcessKind.PARTITION_SERVER: lambda control: _load(arguments.partition_server)(control),
+        ProcessKind.PARTITION_SERVER: serve_partitions,
     }
     if arguments.warm_up:
         warm_up: Callable[[], object] = _load(arguments.warm_up)

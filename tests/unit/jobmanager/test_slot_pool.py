@@ -1,11 +1,10 @@
-"""The slot pool and the heartbeat monitor: decisions by hand, invariants under any interleaving."""
+"""The slot pool: decisions by hand, invariants under any interleaving."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobmanager.liveness.heartbeat import HeartbeatMonitor
 from jobmanager.scheduler import slots as s
 
 
@@ -136,35 +135,3 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
             assert sorted(pool.held_by(job), key=str) == sorted(ledger.get(job, []), key=str)
         assert pool.waiting == len(open_requests)
         assert pool.next_deadline_ms() == (10 if open_requests else None)
-
-
-def test_silence_is_looked_at_twice() -> None:
-    monitor = HeartbeatMonitor(interval_ms=10, timeout_ms=50)
-    assert monitor.next_deadline_ms() is None
-    monitor.register("a", "1", 0)
-    monitor.register("b", "1", 0)
-    assert monitor.expire(39) == []
-    assert monitor.expire(40) == []
-    assert monitor.beat("b", "1", 45)
-    assert monitor.expire(50) == ["a"]
-    assert not monitor.beat("a", "1", 51)
-    assert not monitor.beat("b", "2", 51)
-    assert monitor.next_deadline_ms() == 85
-
-
-def test_alive_is_who_was_heard_of_within_two_intervals() -> None:
-    monitor = HeartbeatMonitor(interval_ms=10, timeout_ms=50)
-    monitor.register("a", "1", 0)
-    assert (monitor.is_alive("a", 20), monitor.is_alive("a", 21)) == (True, False)
-    assert monitor.beat("a", "1", 30)
-    assert monitor.is_alive("a", 50)
-    assert not monitor.is_alive("b", 50)
-
-
-def test_a_monitor_that_slept_waits_for_the_heartbeats_in_its_sockets() -> None:
-    monitor = HeartbeatMonitor(interval_ms=10, timeout_ms=50)
-    monitor.register("a", "1", 0)
-    assert monitor.expire(1000) == []  # slept before the first look
-    assert monitor.expire(2000) == []  # and between the two
-    assert monitor.expire(2010) == ["a"]
-    monitor.remove("a")

@@ -29,6 +29,8 @@ ROOT = HERE.parents[2]
 FORKSERVER_ARGUMENTS = [
     "--entry",
     "fake_slot:run",
+    "--partition-server",
+    "fake_slot:serve_partitions",
     "--warm-up",
     "fake_slot:warm_up",
     "--preload",
@@ -60,6 +62,7 @@ class FakeJobManager(internal_pb2_grpc.JobManagerInternalServicer):
         self.heartbeat_timeout_ms = 5000
         self.is_known = True
         self.is_silent = False
+        self.unanswered: list[float] = []
         self.refuse_registration: StreamError | None = None
         self.room = asyncio.Event()
         self.room.set()
@@ -89,6 +92,8 @@ class FakeJobManager(internal_pb2_grpc.JobManagerInternalServicer):
 
     async def Heartbeat(self, request: Any, context: Any) -> Any:
         if self.is_silent:
+            self.unanswered.append(asyncio.get_running_loop().time())
+            await self.note()
             await asyncio.Event().wait()
         self.heartbeats.append(request)
         self.log.append("heartbeat")
@@ -128,6 +133,14 @@ class FakeJobManager(internal_pb2_grpc.JobManagerInternalServicer):
         self.goodbyes.append(request)
         await self.note()
         return internal_pb2.GoodbyeResponse()
+
+    async def until_silent_for(self, seconds: float) -> None:
+        """Answers nothing; returns when it has not answered heartbeats for so long."""
+        self.is_silent = True
+        self.unanswered.clear()
+        await self.until(
+            lambda: self.unanswered and self.unanswered[-1] - self.unanswered[0] > seconds
+        )
 
     async def until_registered_again(self) -> None:
         """Forgets the TaskManager; returns when it serves a new registration."""

@@ -21,7 +21,7 @@ import pytest
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.daemon.slot_environment import slot_variables
 from taskmanager.slots import fork_protocol
-from taskmanager.slots.forkserver_runner import ForkserverRunner, ForkedChild
+from taskmanager.slots.forkserver_runner import ForkedChild, ForkserverRunner
 
 
 @asynccontextmanager

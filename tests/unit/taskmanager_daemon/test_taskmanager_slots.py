@@ -32,6 +32,7 @@ from penstock.errors import (
     TaskFailure,
 )
 from penstock.pb import client_pb2, graph_pb2
+from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
 
 RUNNING = client_pb2.ATTEMPT_STATE_RUNNING
 FINISHED = client_pb2.ATTEMPT_STATE_FINISHED
@@ -51,6 +52,7 @@ def processes_below() -> list[int]:
         for child in slot_pids(os.getpid())
         if b"taskmanager.slots.forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()
         for slot in slot_pids(child)
+        if Path(f"/proc/{slot}/comm").read_text().strip() != PARTITION_SERVER_NAME
     ]
 
 
@@ -495,7 +497,8 @@ def test_losing_the_jobmanager_ends_what_ran_for_it(
     tmp_path: Path, cluster: Any, go: Any, how: str
 ) -> None:
     async def work() -> None:
-        async with cluster(tmp_path) as c:
+        options = {"taskmanager.jobmanager-grace": "200ms"}
+        async with cluster(tmp_path, **options) as c:
             c.jobmanager.heartbeat_timeout_ms = 300
             c.jobmanager.is_known = False  # registers again, with the short timeout
             await c.jobmanager.until(lambda: len(c.jobmanager.registrations) > 1)
@@ -515,6 +518,56 @@ def test_losing_the_jobmanager_ends_what_ran_for_it(
             assert len(set(incarnations)) == len(incarnations)
             c.jobmanager.heartbeats.clear()
             await c.jobmanager.until(lambda: len(c.jobmanager.heartbeats) > 1)
+            assert len(await c.allocate("next")) == 1
+
+    go(work)
+
+
+def test_what_runs_outlives_a_jobmanager_that_was_away(
+    tmp_path: Path, cluster: Any, go: Any
+) -> None:
+    """It is away for longer than the heartbeat timeout, and nothing is lost: also not the last words."""
+
+    async def work() -> None:
+        async with cluster(tmp_path, rpc_timeout="500ms") as c:
+            c.jobmanager.heartbeat_timeout_ms = 300
+            await c.jobmanager.until_registered_again()
+            await c.allocate(slots=("s0", "s1"))
+            attempt = await c.deploy("run")
+            await c.jobmanager.until_state(attempt, RUNNING)
+            before = processes_below()
+            count = len(c.jobmanager.registrations)
+            c.jobmanager.is_silent = True
+            finished = await c.deploy("finish", slot="s1", vertex="v1")
+            await c.jobmanager.until_silent_for(2 * 0.3)
+            c.jobmanager.is_silent = False
+            await c.jobmanager.until_state(finished, FINISHED)
+            assert c.jobmanager.states(finished) == [RUNNING, FINISHED]
+            assert processes_below() == before
+            assert len(c.jobmanager.registrations) == count
+
+    go(work)
+
+
+def test_a_jobmanager_that_returns_as_another_gets_nothing_of_the_old(
+    tmp_path: Path, cluster: Any, go: Any
+) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path, rpc_timeout="500ms") as c:
+            c.jobmanager.heartbeat_timeout_ms = 300
+            await c.jobmanager.until_registered_again()
+            await c.allocate()
+            attempt = await c.deploy("run")
+            await c.jobmanager.until_state(attempt, RUNNING)
+            c.jobmanager.is_silent = True
+            finished = await c.deploy("finish", vertex="v1")
+            await c.jobmanager.until_silent_for(2 * 0.3)
+            c.jobmanager.epoch += 1
+            c.jobmanager.is_known = False
+            c.jobmanager.is_silent = False
+            await c.jobmanager.until_registered_again()
+            assert processes_below() == []
+            assert c.jobmanager.states(finished) == []
             assert len(await c.allocate("next")) == 1
 
     go(work)

@@ -1,0 +1,20 @@
+"""Why TaskManagers are lost: what metrics and logs call it."""
+
+from __future__ import annotations
+
+import enum
+
+
+class LossReason(enum.Enum):
+    """How the JobManager came to know; the value is the label in metrics."""
+
+    CONNECTION_REFUSED = "connection-refused"
+    """Nobody listens at its address any more: its process has ended."""
+    HEARTBEAT_TIMEOUT = "heartbeat-timeout"
+    """It was silent for ``heartbeat.timeout``."""
+    UNREACHABLE = "unreachable"
+    """It was silent for less, and could not be reached either."""
+    GOODBYE = "goodbye"
+    """It said so."""
+    RESTARTED = "restarted"
+    """It has come back as another incarnation."""

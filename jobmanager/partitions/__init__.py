@@ -1,0 +1,1 @@
+"""Result partitions that are kept: who holds which."""

@@ -1,0 +1,105 @@
+"""A connection to a TaskManager that is there to break when the TaskManager is gone.
+
+It is apart from the one that carries the calls: it is pinged impatiently, so that a peer that vanished
+without closing anything is noticed within two seconds, and no call fails because of a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import grpc
+import grpc.aio
+
+from common.auth import token_client_interceptors
+from common.grpc_options import channel_options
+from common.pb import internal_pb2, internal_pb2_grpc
+from jobmanager.liveness.reachability import Reachability
+from penstock.addresses import parse_address
+
+_State = grpc.ChannelConnectivity
+_BROKEN = (_State.IDLE, _State.TRANSIENT_FAILURE, _State.SHUTDOWN)
+_UNANSWERED = (
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+)
+
+
+class ReachabilityClient:
+    """Notices that a TaskManager may be gone, and finds out whether it is.
+
+    Args:
+        address: host:port.
+        token: the cluster's secret, "" without one.
+        leader_epoch: fence of the calls.
+    """
+
+    def __init__(self, address: str, *, token: str, leader_epoch: int) -> None:
+        self.address = address
+        self._leader_epoch = leader_epoch
+        self._channel = grpc.aio.insecure_channel(
+            address, options=channel_options(), interceptors=token_client_interceptors(token)
+        )
+        self._stub: internal_pb2_grpc.TaskManagerInternalAsyncStub = (
+            internal_pb2_grpc.TaskManagerInternalStub(self._channel)
+        )
+        self._state = self._channel.get_state(try_to_connect=True)
+
+    async def wait_until_broken(self) -> None:
+        """Returns when the connection has broken, or could once more not be made.
+
+        Attempts to make it again go on by themselves, at growing distances of up to a second.
+        """
+        while True:
+            await self._channel.wait_for_state_change(self._state)
+            self._state = self._channel.get_state(try_to_connect=True)
+            if self._state in _BROKEN:
+                return
+
+    async def probe(self, timeout_s: float) -> Reachability:
+        """Asks the kernel for a connection, then the daemon for an answer.
+
+        Args:
+            timeout_s: for each of the two.
+        """
+        refused = await self._connect(timeout_s)
+        if refused is not None:
+            return refused
+        nothing = internal_pb2.SendTaskCommandsRequest(leader_epoch=self._leader_epoch)
+        try:
+            await self._stub.SendTaskCommands(nothing, timeout=timeout_s, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            # An error that the daemon itself has sent is an answer.
+            if error.code() in _UNANSWERED:
+                return Reachability.SILENT
+        return Reachability.ANSWERED
+
+    async def _connect(self, timeout_s: float) -> Reachability | None:
+        """Makes a connection and closes it; None when it could be made."""
+        host, port = parse_address(self.address)
+        loop = asyncio.get_running_loop()
+        refused_count = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                for family, kind, protocol, _, address in found:
+                    with socket.socket(family, kind, protocol) as connection:
+                        connection.setblocking(False)
+                        try:
+                            await loop.sock_connect(connection, address)
+                        except ConnectionRefusedError:
+                            refused_count += 1
+                        except OSError:
+                            continue  # no route to this one of its addresses
+                        else:
+                            return None
+        except (TimeoutError, OSError):
+            return Reachability.UNREACHABLE
+        is_refused = refused_count == len(found)
+        return Reachability.REFUSED if is_refused else Reachability.UNREACHABLE
+
+    async def close(self) -> None:
+        """Ends the channel and whatever is under way on it."""
+        await self._channel.close(None)
