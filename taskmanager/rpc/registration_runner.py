@@ -187,25 +187,11 @@ class RegistrationRunner:
 
     async def _register(self) -> Registration:
         incarnation = self._new_incarnation()
-        own = self._identity
-        request = internal_pb2.RegisterTaskManagerRequest(
-            taskmanager_id=own.taskmanager_id,
-            rpc_address=own.rpc_address,
-            slots=own.slots,
-            python_version=own.python_version,
-            cloudpickle_version=own.cloudpickle_version,
-            version=own.version,
-            pid=own.pid,
-            incarnation=incarnation,
-            packages=own.packages,
-            partition_endpoint=own.partition_endpoint,
-            held_partitions=self._held_partitions().listed,
-        )
         response: internal_pb2.RegisterTaskManagerResponse | None = None
         retry_s = _RETRY_FIRST_S
         while response is None:
             try:
-                answer = await self._client.register(request)
+                answer = await self._client.register(self._request(incarnation))
                 await self._follow(answer.cluster_id, answer.leader_epoch)
                 response = answer
                 continue
@@ -235,6 +221,22 @@ class RegistrationRunner:
         )
         self._registered.set()
         return self._registration
+
+    def _request(self, incarnation: str) -> internal_pb2.RegisterTaskManagerRequest:
+        own = self._identity
+        return internal_pb2.RegisterTaskManagerRequest(
+            taskmanager_id=own.taskmanager_id,
+            rpc_address=own.rpc_address,
+            slots=own.slots,
+            python_version=own.python_version,
+            cloudpickle_version=own.cloudpickle_version,
+            version=own.version,
+            pid=own.pid,
+            incarnation=incarnation,
+            packages=own.packages,
+            partition_endpoint=own.partition_endpoint,
+            held_partitions=self._held_partitions().listed,
+        )
 
     async def _serve(self, registration: Registration) -> str:
         """Keeps the registration; returns why it was lost."""
