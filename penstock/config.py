@@ -325,11 +325,23 @@ class Configuration(BaseModel):
     taskmanager_memory_managed_bytes: SizeBytes = Field(
         1 << 30, alias="taskmanager.memory.managed.size", description="Memory for state, per slot."
     )
+    # -- exchange: partitions that keep their rows
+    taskmanager_memory_exchange_cache_bytes: SizeBytes = Field(
+        64 << 20,
+        ge=1,
+        alias="taskmanager.memory.exchange-cache.size",
+        description="Memory for rows that exchanges keep (blocking, caching), per slot; what does not fit is spilled.",
+    )
     taskmanager_spill_dir: str = Field(
         "",
         alias="taskmanager.spill.dir",
-        description="Where rows of exchanges that are kept go when memory does not hold them; by default in "
-        "the TaskManager's work directory.",
+        description="Directory for spilled rows of exchanges; empty: in the TaskManager's work directory.",
+    )
+    taskmanager_spill_max_bytes: SizeBytes = Field(
+        0,
+        ge=0,
+        alias="taskmanager.spill.max-size",
+        description="Spilled rows per slot beyond which producers wait, and blocking exchanges fail; 0: no limit.",
     )
     taskmanager_spill_min_free_bytes: SizeBytes = Field(
         256 << 20,
@@ -349,6 +361,8 @@ class Configuration(BaseModel):
         description="How long a TaskManager keeps complete result partitions after it has given its "
         "JobManager up.",
     )
+
+    # -- network
     taskmanager_local_sockets: bool = Field(
         True,
         alias="taskmanager.network.local-sockets",

@@ -7,17 +7,17 @@ subtask: watermarks are merged and barriers aligned there as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
 from common.elements import ControlElement, EndOfPartition
 from common.pb import internal_pb2
 from penstock.errors import InvariantViolation
-from penstock.pb import graph_pb2
+from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.network.credit import charge_of
 from taskmanager.network.input_channel import InputChannel
-from taskmanager.network.input_gate import InputGate
+from taskmanager.network.input_gate import ChannelSpec, InputGate
 from taskmanager.network.partitioner import HashPartitioner
 from taskmanager.network.result_partition import ExchangeCounters
 
@@ -108,6 +108,19 @@ class DirectPartition:
     def flush_if_due(self, now_ns: int) -> None:
         """Nothing waits here."""
 
+    def positions(self) -> list[checkpoint_pb2.ChannelPosition]:
+        """Nothing is kept."""
+        return []
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """Nothing is kept."""
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Nothing is kept."""
+
+    def retire(self) -> None:
+        """Nothing is held."""
+
     def release(self) -> None:
         """Nothing is held."""
 
@@ -145,6 +158,7 @@ class DirectExchange:
         counters: ExchangeCounters,
         _on_available: Callable[[], None],
         _on_error: Callable[[Exception], None],
+        _positions: Iterable[checkpoint_pb2.ChannelPosition] = (),
     ) -> DirectPartition:
         """The output on one edge."""
         partitioner = None
@@ -165,10 +179,12 @@ class DirectExchange:
         counters: ExchangeCounters,
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
+        *,
+        positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
     ) -> InputGate:
         """The input of a subtask."""
         gate = InputGate(
-            [edge.edge_id for edge in inputs],
+            [ChannelSpec(edge.edge_id) for edge in inputs],
             _CREDIT_BYTES,
             counters=counters,
             on_available=on_available,

@@ -7,6 +7,8 @@ the mailbox loop calls ``tick`` at ``next_deadline_ns``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from typing_extensions import override
 
 from common.clock import Clock
@@ -25,6 +27,13 @@ may take minutes to open. A producer that has died is noticed at once, by its co
 """
 
 
+OnUnreachable = Callable[[internal_pb2.DataEndpoint, str], None]
+
+
+def ignore_peer(_peer: internal_pb2.DataEndpoint, _reason: str) -> None:
+    """Nobody asks about peers."""
+
+
 class ConnectionPool(ConnectionOwner):
     """All connections of a slot process, or of a partition server.
 
@@ -35,6 +44,8 @@ class ConnectionPool(ConnectionOwner):
         post: adds mail to the process's mailbox.
         clock: for deadlines.
         transport: carries the frames.
+        on_unreachable: called with the endpoint of a process that the connection to is lost, or could not be
+            made, and why; once, until it has been reached again.
         partition_wait_ms: how long a handshake may take, and a request wait for its partition.
     """
 
@@ -47,9 +58,11 @@ class ConnectionPool(ConnectionOwner):
         clock: Clock,
         transport: Transport,
         *,
+        on_unreachable: OnUnreachable = ignore_peer,
         partition_wait_ms: int = PARTITION_WAIT_MS,
     ) -> None:
         self.slot = slot
+        self._post = post
         self.partitions = partitions
         self._config = config
         self._clock = clock
@@ -58,6 +71,9 @@ class ConnectionPool(ConnectionOwner):
         self._endpoint = endpoint_name(internal_pb2.DataEndpoint(slot_id=slot.slot_id))
         self._by_endpoint: dict[str, PeerConnection] = {}
         self._connections: set[PeerConnection] = set()
+        self._on_unreachable = on_unreachable
+        self._reported: set[str] = set()
+        """Endpoints that have been called unreachable since they were reached last."""
         self._is_closed = False
         transport.start(post, self._accept)
 
@@ -144,18 +160,38 @@ class ConnectionPool(ConnectionOwner):
         return self._endpoint
 
     @override
+    def post(self, mail: Callable[[], None]) -> None:
+        self._post(mail)
+
+    @override
     def request_deadline_ns(self) -> int:
         return self._clock.monotonic_ns() + self._wait_ns
 
     @override
     def connection_established(self, connection: PeerConnection) -> None:
         self._by_endpoint.setdefault(connection.peer_endpoint, connection)
+        self._reported.discard(connection.peer_endpoint)
 
     @override
-    def connection_closed(self, connection: PeerConnection) -> None:
+    def connection_closed(self, connection: PeerConnection, reason: str) -> None:
         self._connections.discard(connection)
-        if self._by_endpoint.get(connection.peer_endpoint) is connection:
-            del self._by_endpoint[connection.peer_endpoint]
+        name = connection.peer_endpoint
+        if self._by_endpoint.get(name) is connection:
+            del self._by_endpoint[name]
+        was_wanted = connection.is_established or connection.is_outbound
+        if was_wanted and name not in self._by_endpoint and name not in self._reported:
+            self._reported.add(name)
+            self._on_unreachable(_endpoint_of(name), reason)
+
+
+def _endpoint_of(name: str) -> internal_pb2.DataEndpoint:
+    """Inverse of ``endpoint_name``, but for the host id."""
+    slot_id, _, addresses = name.partition("|")
+    unix_path, _, tcp = addresses.rpartition("|")
+    tcp_host, _, tcp_port = tcp.rpartition(":")
+    return internal_pb2.DataEndpoint(
+        slot_id=slot_id, unix_path=unix_path, tcp_host=tcp_host, tcp_port=int(tcp_port)
+    )
 
 
 def endpoint_name(endpoint: internal_pb2.DataEndpoint) -> str:

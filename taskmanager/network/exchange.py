@@ -7,24 +7,34 @@ connections of ``connection_pool``. Waits have deadlines; the mailbox loop calls
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from common.clock import Clock
 from common.elements import ControlElement
 from common.pb import internal_pb2
 from penstock.config import Configuration
-from penstock.errors import InvariantViolation
 from penstock.partition_id import PartitionId
-from taskmanager.network.connection_pool import PARTITION_WAIT_MS, ConnectionPool
+from penstock.pb import checkpoint_pb2
+from taskmanager.network.connection_pool import (
+    PARTITION_WAIT_MS,
+    ConnectionPool,
+    OnUnreachable,
+    ignore_peer,
+)
 from taskmanager.network.handshake import SlotIdentity
-from taskmanager.network.input_channel import InputChannel
+from taskmanager.network.input_connector import InputConnector, channel_spec
 from taskmanager.network.input_gate import InputGate
-from taskmanager.network.local_channel import LocalChannel
-from taskmanager.network.messages import Subscribe
-from taskmanager.network.partition_registry import NO_BARRIER, PartitionRegistry
+from taskmanager.network.partition_registry import PartitionRegistry
 from taskmanager.network.partitioner import partitioner_of
-from taskmanager.network.result_partition import ExchangeCounters, ResultPartition
+from taskmanager.network.result_partition import (
+    ExchangeCounters,
+    PartitionContext,
+    ResultPartition,
+)
 from taskmanager.network.transport import Post, Transport
+from taskmanager.partitions.kept_partition import KeptPartition
+from taskmanager.partitions.partition_factory import PartitionFactory
+from taskmanager.partitions.spill_runner import SpillRunner
 
 __all__ = ["DataExchange", "SlotIdentity"]
 
@@ -38,6 +48,8 @@ class DataExchange:
         post: adds mail to the slot's mailbox.
         clock: for deadlines and the buffer timeout.
         transport: carries the frames.
+        on_unreachable: see ``ConnectionPool``.
+        spill: where partitions go that are kept; None = they stay in memory.
         partition_wait_ms: how long a request waits for a partition that is not there.
     """
 
@@ -49,10 +61,13 @@ class DataExchange:
         clock: Clock,
         transport: Transport,
         *,
+        on_unreachable: OnUnreachable = ignore_peer,
+        spill: SpillRunner | None = None,
         partition_wait_ms: int = PARTITION_WAIT_MS,
     ) -> None:
         self.slot = slot
         self.registry = PartitionRegistry()
+        self._partitions = PartitionFactory(config, spill)
         self._config = config
         self._clock = clock
         self._connections = ConnectionPool(
@@ -62,7 +77,15 @@ class DataExchange:
             post,
             clock,
             transport,
+            on_unreachable=on_unreachable,
             partition_wait_ms=partition_wait_ms,
+        )
+        self._connector = InputConnector(
+            self._connections,
+            self.registry,
+            config.network_credit_bytes,
+            clock.monotonic_ns,
+            partition_wait_ms,
         )
 
     # ------------------------------------------------------------ life
@@ -80,11 +103,13 @@ class DataExchange:
     @property
     def next_deadline_ns(self) -> int | None:
         """Monotonic time at which ``tick`` has something to do; None = nothing waits."""
-        return self._connections.next_deadline_ns
+        deadlines = (self._connections.next_deadline_ns, self._connector.next_deadline_ns)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def tick(self, now_ns: int) -> None:
-        """Ends the waits whose deadline has passed."""
+        """Ends the waits whose deadline has passed, and connects again what is due."""
         self._connections.tick(now_ns)
+        self._connector.tick(now_ns)
 
     # ------------------------------------------------------------ partitions and gates
 
@@ -96,13 +121,18 @@ class DataExchange:
         counters: ExchangeCounters,
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
+        positions: Iterable[checkpoint_pb2.ChannelPosition] = (),
     ) -> ResultPartition:
-        """The output of an attempt on one edge; consumers may read it from now on."""
+        """The output of an attempt on one edge; unless it is blocking, consumers may read it from now on.
+
+        Args:
+            positions: where the attempt goes on writing edges that keep their rows.
+        """
         credit_bytes = self._config.network_credit_bytes
         partition_id = PartitionId(
             edge.edge.id, attempt.vertex, attempt.subtask_index, attempt.attempt
         )
-        partition = ResultPartition(
+        context = PartitionContext(
             partition_id,
             partitioner_of(edge, subtask_index),
             subpartition_count=edge.subpartition_count,
@@ -115,8 +145,21 @@ class DataExchange:
             on_error=on_error,
             on_release=lambda: self.registry.forget(partition_id),
         )
-        self.registry.register(partition)
+        partition = self._partitions.create(context, edge, positions)
+        if partition.is_served_here:
+            self.registry.register(partition)
         return partition
+
+    def set_spill_allowed(self, is_allowed: bool) -> None:
+        """Whether kept partitions may be written to disk from now on."""
+        self._partitions.set_spill_allowed(is_allowed)
+
+    def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
+        """Drops partitions that finished attempts have left behind; others are no affair of this call."""
+        for partition_id in partition_ids:
+            partition = self.registry.find(partition_id)
+            if isinstance(partition, KeptPartition) and partition.is_retired:
+                partition.release()
 
     def create_gate(
         self,
@@ -126,61 +169,38 @@ class DataExchange:
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
         on_announcement: Callable[[int, ControlElement], None] | None = None,
+        positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
     ) -> InputGate:
-        """The input of an attempt; begins to fetch from all its producers."""
-        channels = [channel for edge in inputs for channel in edge.channels]
+        """The input of an attempt; begins to fetch from all its producers.
+
+        Args:
+            positions: how far the restored state has read edges that keep their rows.
+        """
+        listed = [(edge, channel) for edge in inputs for channel in edge.channels]
+        starts = {(start.edge_id, start.index): start for start in positions}
         gate = InputGate(
-            [_channel_name(channel) for channel in channels],
+            [channel_spec(edge, channel, starts) for edge, channel in listed],
             self._config.network_credit_bytes,
             counters=counters,
+            supply=self._connector,
             on_available=on_available,
             on_error=on_error,
             on_announcement=on_announcement,
+            on_release=self._connector.forget,
             is_exactly_once=self._config.execution_checkpointing_mode == "exactly-once",
             now_ms=self._clock.now_ms,
         )
         consumer = f"{attempt.vertex}/{attempt.subtask_index}"
-        for description, channel in zip(channels, gate.channels, strict=True):
-            self._subscribe(description, channel, consumer)
+        for (_, description), channel in zip(listed, gate.channels, strict=True):
+            self._connector.connect(channel, description, consumer)
         return gate
 
-    def _subscribe(
-        self, description: internal_pb2.InputChannel, channel: InputChannel, consumer: str
-    ) -> None:
-        producer = description.producer_attempt
-        credit_bytes = self._config.network_credit_bytes
-        if description.producer.slot_id == self.slot.slot_id:
-            partition_id = PartitionId(
-                description.edge_id, producer.vertex, producer.subtask_index, producer.attempt
-            )
-            local = LocalChannel(channel, credit_bytes, self.registry)
-            local.subscribe(
-                partition_id,
-                description.subpartition_index,
-                self._connections.request_deadline_ns(),
-            )
-            return
-        request = Subscribe(
-            job_id=producer.job_id,
-            edge_id=description.edge_id,
-            vertex=producer.vertex,
-            subtask_index=producer.subtask_index,
-            attempt=producer.attempt,
-            subpartition_index=description.subpartition_index,
-            credit_bytes=credit_bytes,
-            consumer=consumer,
-            first_row=0,
-            last_barrier=NO_BARRIER,
-        )
-        self._connections.connection_to(description.producer).subscribe(channel, request)
+    def replace_producer(self, gate: InputGate, description: internal_pb2.InputChannel) -> None:
+        """A gate reads one of its kept channels from a new attempt from now on.
 
-
-def _channel_name(channel: internal_pb2.InputChannel) -> str:
-    producer = channel.producer_attempt
-    if not channel.edge_id or not channel.HasField("producer_attempt"):
-        raise InvariantViolation(f"an input channel was deployed without a producer: {channel}")
-    return (
-        f"subpartition {channel.subpartition_index} of {channel.edge_id} from"
-        f" {producer.vertex}/{producer.subtask_index} (attempt {producer.attempt},"
-        f" slot {channel.producer.slot_id})"
-    )
+        Raises:
+            PartitionUnavailable: the consumer cannot go on with the rows of the new attempt.
+        """
+        producer_index = description.producer_attempt.subtask_index
+        channel = gate.kept_channel(description.edge_id, producer_index)
+        self._connector.replace(channel, description)

@@ -65,6 +65,7 @@ class FrameKind(enum.IntEnum):
     ANNOUNCE = 9  # producer, out of band
     CANCEL_CHANNEL = 10  # consumer
     CHANNEL_ERROR = 11  # producer
+    RELEASED = 12  # producer: its attempt is over, and the rows are gone with it
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}

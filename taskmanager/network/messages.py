@@ -61,7 +61,6 @@ class Subscribe:
         credit_bytes: the credit window.
         consumer: who asks, for messages.
         first_row: the first row it wants, counted from the start of the job.
-        last_barrier: see ``PartitionRequest``.
     """
 
     job_id: str
@@ -73,7 +72,6 @@ class Subscribe:
     credit_bytes: int
     consumer: str
     first_row: int
-    last_barrier: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,6 @@ def _none_sealed(_partition_id: PartitionId) -> ReadablePartition | None:
     return None
 
 
-NO_BARRIER = -1
-"""``PartitionRequest.last_barrier`` of a consumer that has just been deployed."""
-
-
 @dataclass(eq=False, slots=True)
 class PartitionRequest:
     """A consumer's wish to read one subpartition.
@@ -34,9 +30,7 @@ class PartitionRequest:
     Attributes:
         attached: called with its place in the subpartition, right before ``reader`` is fed.
         refused: called when it cannot be read; after ``attached``, when it cannot be read on.
-        first_row: offset of the first row that is wanted, counted from the start of the job.
-        last_barrier: the newest checkpoint whose barrier it has read on this channel: barriers behind it
-            are sent even if they were put in before; ``NO_BARRIER`` = only those put in from now on.
+        first_row: offset of the first row that is wanted.
         job_id: whose partition it is.
     """
 
@@ -47,7 +41,6 @@ class PartitionRequest:
     attached: Callable[[SubpartitionView], None]
     refused: Refusal
     first_row: int = 0
-    last_barrier: int = NO_BARRIER
     job_id: str = ""
 
 
@@ -75,6 +68,10 @@ class PartitionRegistry:
             raise InvariantViolation(f"partition {partition_id} is registered already")
         self._partitions[partition_id] = partition
         self.retry()
+
+    def find(self, partition_id: PartitionId) -> ReadablePartition | None:
+        """A partition of this process."""
+        return self._partitions.get(partition_id)
 
     def retry(self) -> None:
         """Looks again for what is waited for."""

@@ -4,14 +4,15 @@ One connection serves a pair of slot processes in both directions. The consumer 
 its id; as the kind of a frame tells which way its channel goes, the two sides' ids cannot be
 confused. Everything here runs on the mailbox thread.
 
-A connection that breaks, or whose peer breaks the protocol, fails every channel read through it; the
-subpartitions served through it just lose their reader (the consumer's side reports the failure, and
-whoever dies tells the JobManager itself, so that the first cause is not covered by echoes).
+A connection that breaks, or whose peer breaks the protocol, is lost to every channel read through it:
+pipelined ones fail, those whose producers keep their rows wait for another connection. The subpartitions
+served through it just lose their reader (the consumer's side reports the failure, and whoever dies
+tells the JobManager itself, so that the first cause is not covered by echoes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from typing_extensions import override
@@ -36,6 +37,7 @@ from taskmanager.network.messages import (
     decode_cancel,
     decode_credit,
     decode_message,
+    encode_cancel,
     encode_message,
 )
 from taskmanager.network.partition_registry import PartitionRequest
@@ -64,8 +66,11 @@ class ConnectionOwner(Protocol):
     def connection_established(self, connection: PeerConnection) -> None:
         """The peer has identified itself."""
 
-    def connection_closed(self, connection: PeerConnection) -> None:
-        """The connection is gone."""
+    def connection_closed(self, connection: PeerConnection, reason: str) -> None:
+        """The connection is gone, or could not be made."""
+
+    def post(self, mail: Callable[[], None]) -> None:
+        """Adds mail to the process's mailbox."""
 
 
 class PeerConnection(LinkHandler, ChannelCarrier):
@@ -82,7 +87,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         self, owner: ConnectionOwner, peer: str, expected_endpoint: str, deadline_ns: int
     ) -> None:
         self._owner = owner
-        self._is_outbound = bool(expected_endpoint)
+        self.is_outbound = bool(expected_endpoint)
         self.peer = peer
         self.peer_endpoint = expected_endpoint
         self._peer_job_id = owner.slot.job_id
@@ -92,7 +97,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         self._link: Link | None = None
         self._next_channel = 0
         self._inputs: dict[int, InputChannel] = {}
-        self._unsent: list[tuple[int, Subscribe]] = []
+        self._unsent: list[tuple[FrameKind, int, bytes]] = []
         self._outputs: dict[int, RemoteReader] = {}
 
     def bind(self, link: Link) -> None:
@@ -118,16 +123,31 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         channel_id = self._next_channel
         self._next_channel += 1
         self._inputs[channel_id] = channel
+        self._send_established(FrameKind.SUBSCRIBE, channel_id, encode_message(request))
         channel.connected(RemoteUpstream(self, channel_id))
         if self.is_established:
-            self.send(FrameKind.SUBSCRIBE, channel_id, encode_message(request))
-        else:
-            self._unsent.append((channel_id, request))
+            channel.subscribed()
 
     @override
-    def forget_input(self, channel_id: int) -> None:
-        """The consumer does not read the channel any more."""
+    def cancel_input(self, channel_id: int, *, is_complete: bool) -> None:
+        """The consumer does not read the channel any more: forgets it, and tells the producer."""
         self._inputs.pop(channel_id, None)
+        if not is_complete and not self.is_established:
+            self._unsent = [unsent for unsent in self._unsent if unsent[1] != channel_id]
+            return
+        payload = encode_cancel(is_complete=is_complete)
+        self._send_established(FrameKind.CANCEL_CHANNEL, channel_id, payload)
+
+    def _send_established(self, kind: FrameKind, channel_id: int, payload: bytes) -> None:
+        """Sends a frame, once the handshake is done."""
+        if self.is_established:
+            self.send(kind, channel_id, payload)
+        else:
+            self._unsent.append((kind, channel_id, payload))
+
+    @override
+    def post(self, mail: Callable[[], None]) -> None:
+        self._owner.post(mail)
 
     @override
     def forget_output(self, channel_id: int) -> None:
@@ -163,19 +183,16 @@ class PeerConnection(LinkHandler, ChannelCarrier):
 
     @override
     def link_closed(self, reason: str) -> None:
-        """Fails what is read through the connection, detaches what is served through it."""
+        """Tells what is read through the connection, detaches what is served through it."""
         if self.is_closed:
             return
         self.is_closed = True
         self.deadline_ns = None
-        self._owner.connection_closed(self)
+        self._unsent = []
+        self._owner.connection_closed(self, reason)
         inputs, self._inputs = self._inputs, {}
         for channel in inputs.values():
-            channel.fail(
-                PartitionUnavailable(
-                    f"{channel.name}: the connection to {self.peer} is lost: {reason}"
-                )
-            )
+            channel.connection_lost(f"the connection to {self.peer} is lost: {reason}")
         outputs, self._outputs = self._outputs, {}
         for reader in outputs.values():
             reader.lost(f"the connection to {self.peer} is lost: {reason}")
@@ -183,7 +200,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
     # ------------------------------------------------------------ handshake
 
     def _handshake_frame(self, frame: Frame) -> None:
-        if self._is_outbound:
+        if self.is_outbound:
             self._answer_arrived(frame)
         elif frame.kind is FrameKind.HELLO:
             self._hello_arrived(decode_message(Hello, frame.payload))
@@ -222,9 +239,10 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         self.deadline_ns = None
         self._owner.connection_established(self)
         unsent, self._unsent = self._unsent, []
-        for channel_id, request in unsent:
-            if channel_id in self._inputs:
-                self.send(FrameKind.SUBSCRIBE, channel_id, encode_message(request))
+        for kind, channel_id, payload in unsent:
+            self.send(kind, channel_id, payload)
+        for channel in list(self._inputs.values()):
+            channel.subscribed()
 
     # ------------------------------------------------------------ channels
 
@@ -248,8 +266,16 @@ class PeerConnection(LinkHandler, ChannelCarrier):
                 channel = self._input(frame)
                 if channel is not None:
                     message = decode_message(ChannelError, frame.payload).message
-                    self.forget_input(frame.channel)
-                    channel.fail(PartitionUnavailable(f"{channel.name} on {self.peer}: {message}"))
+                    self._inputs.pop(frame.channel)
+                    channel.fail(
+                        PartitionUnavailable(
+                            f"{channel.name} on {self.peer}: {message}", partition=channel.partition
+                        )
+                    )
+            case FrameKind.RELEASED:
+                channel = self._input(frame)
+                if channel is not None:
+                    channel.released()
             case FrameKind.HELLO | FrameKind.HELLO_OK | FrameKind.REFUSED:
                 raise FrameError(f"a {frame.kind.name} frame behind the handshake")
 
@@ -282,7 +308,6 @@ class PeerConnection(LinkHandler, ChannelCarrier):
             reader.attached,
             refuse,
             request.first_row,
-            request.last_barrier,
             request.job_id,
         )
         reader.provider = self._owner.partitions

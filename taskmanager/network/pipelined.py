@@ -1,16 +1,11 @@
 """One subpartition of a pipelined result partition: what one consumer reads (pure).
 
-Slices for the consumer are collected until they make a full batch, are flushed, or a control element
-must go. Cut batches and control elements wait in order until the reader (the consumer's end: a
-connection's channel, or the input channel of a gate in the same process) has credit for them.
-
-A watermark overtaken by rows is harmless as long as none of these rows could have been late against
-it, so a watermark does not cut the batch being collected where the rows that follow prove to be
-younger than it (``keeps_lateness``); it then leaves right behind the batch. This keeps batches full
-where every input batch brings a watermark.
+Slices for the consumer are collected (``batch_collector``). Cut batches and control elements wait in
+order until the reader (the consumer's end: a connection's channel, or the input channel of a gate in
+the same process) has credit for them.
 
 Invariants:
-    - order: rows and control elements arrive as they were added (but see above for watermarks),
+    - order: rows and control elements arrive as they were added (but see there for watermarks),
     - row offsets are contiguous from 0,
     - ``is_blocked`` is True while a cut batch waits for the reader; the chain is not stepped then,
       so memory is one batch being collected, one that waits, and the overdraft of one step,
@@ -34,7 +29,7 @@ from common.elements import (
     Watermark,
 )
 from penstock.errors import PartitionUnavailable
-from penstock.schema import EVENT_TIME
+from taskmanager.network.batch_collector import BatchCollector
 from taskmanager.network.subpartition import (
     PreparedBatch,
     Refusal,
@@ -42,12 +37,6 @@ from taskmanager.network.subpartition import (
     SubpartitionReader,
     SubpartitionView,
 )
-
-PARTIAL_METADATA = b"penstock.partial"
-"""Schema metadata that marks partial aggregates."""
-SLICE_METADATA = b"penstock.slice_ms"
-"""Schema metadata of partial window aggregates: the width of a slice in milliseconds."""
-SLICE_COLUMN = "__slice"
 
 
 @dataclass(slots=True)
@@ -86,15 +75,12 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         on_unblocked: Callable[[], None],
     ) -> None:
         self.index = index
-        self._batch_rows = batch_rows
-        self._batch_bytes_max = batch_bytes_max
+        self._collector = BatchCollector(
+            batch_rows, batch_bytes_max, self._put_batch, self._put_control
+        )
         self._load = load
         self._on_sent = on_sent
         self._on_unblocked = on_unblocked
-        self._pieces: list[pa.RecordBatch] = []
-        self._piece_rows = 0
-        self._piece_bytes = 0
-        self._held_watermark: Watermark | None = None
         self._flush_wanted = False
         self._queue: deque[_Waiting | ControlElement] = deque()
         self._waiting_batches = 0
@@ -113,7 +99,7 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
     @override
     def has_collected(self) -> bool:
         """True while rows wait for their batch to fill."""
-        return bool(self._pieces)
+        return not self._collector.is_empty
 
     @property
     @override
@@ -142,35 +128,18 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
     def add(self, batch: pa.RecordBatch, size_bytes: int) -> None:
         """Takes rows; they leave at once when they make a full batch."""
         assert not self._is_finished, "rows after the end of the partition"
-        if self._pieces and not self._fits(batch):
-            self._cut()
-            self.pump()
-        rows = batch.num_rows
-        self._pieces.append(batch)
-        self._piece_rows += rows
-        self._piece_bytes += size_bytes
-        # Half a piece early rather than half a piece late: slices of p consumers are all alike.
-        is_full = self._piece_rows + rows // 2 >= self._batch_rows
-        if is_full or self._piece_bytes >= self._batch_bytes_max:
-            self._cut()
+        if self._collector.add(batch, size_bytes):
+            self._flush_wanted = False
             self.pump()
 
     @override
     def add_control(self, element: ControlElement) -> None:
         """Takes a control element behind the rows taken before."""
         assert not self._is_finished, "a control element after the end of the partition"
-        if isinstance(element, Watermark) and self._pieces:
-            self._held_watermark = element
+        if isinstance(element, Watermark) and self._collector.hold(element):
             return
         self._cut()
-        if (
-            self._queue
-            and isinstance(element, Watermark)
-            and isinstance(self._queue[-1], Watermark)
-        ):
-            self._queue[-1] = element
-        else:
-            self._queue.append(element)
+        self._put_control(element)
         self._is_finished = isinstance(element, EndOfPartition)
         self.pump()
         if isinstance(element, CheckpointBarrier | EndOfData):
@@ -179,7 +148,7 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
     @override
     def flush(self) -> None:
         """Sends what is collected now; while batches wait it goes on collecting until they left."""
-        if not self._pieces:
+        if self._collector.is_empty:
             return
         if self.is_blocked:
             self._flush_wanted = True
@@ -192,7 +161,7 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         """The producer's attempt has ended: drops what is left."""
         reader, self._reader = self._reader, None
         self._queue.clear()
-        self._pieces.clear()
+        self._collector.clear()
         self._count_waiting(-self._waiting_batches)
         self._is_finished = True
         if reader is not None:
@@ -281,26 +250,20 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
 
     # ------------------------------------------------------------ internals
 
-    def _fits(self, batch: pa.RecordBatch) -> bool:
-        if not batch.schema.equals(self._pieces[-1].schema, check_metadata=True):
-            return False
-        held = self._held_watermark
-        return held is None or keeps_lateness(batch, held)
-
     def _cut(self) -> None:
         self._flush_wanted = False
-        pieces = self._pieces
-        if not pieces:
-            return
-        batches = _joined(pieces)
-        for batch in batches:
-            self._queue.append(_Waiting(batch, self._piece_bytes // len(batches)))
-        self._count_waiting(len(batches))
-        self._pieces = []
-        self._piece_rows = self._piece_bytes = 0
-        if self._held_watermark is not None:
-            self._queue.append(self._held_watermark)
-            self._held_watermark = None
+        self._collector.cut()
+
+    def _put_batch(self, batch: pa.RecordBatch, size_bytes: int) -> None:
+        self._queue.append(_Waiting(batch, size_bytes))
+        self._count_waiting(1)
+
+    def _put_control(self, element: ControlElement) -> None:
+        queue = self._queue
+        if queue and isinstance(element, Watermark) and isinstance(queue[-1], Watermark):
+            queue[-1] = element
+        else:
+            queue.append(element)
 
     def _count_waiting(self, change: int) -> None:
         self._waiting_batches += change
@@ -310,35 +273,3 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         reader = self._reader
         if reader is not None and (self._queue or reader.is_backlogged()):
             reader.announce(element)
-
-
-def _joined(pieces: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The pieces as one batch; as they are where that cannot be (dictionaries that outgrow their index)."""
-    if len(pieces) == 1:
-        return pieces
-    try:
-        return [pa.concat_batches(pieces)]
-    except pa.ArrowInvalid:
-        return pieces
-
-
-def keeps_lateness(batch: pa.RecordBatch, watermark: Watermark) -> bool:
-    """True when no row of the batch could be late against the watermark.
-
-    Such a watermark may as well arrive behind the batch. Rows younger than it are never late; in
-    partial window aggregates a row stands for a slice, which is late only when it has ended.
-    Streams without event time know no lateness.
-    """
-    schema = batch.schema
-    slice_index = schema.get_field_index(SLICE_COLUMN)
-    if slice_index >= 0:
-        slice_ms = (schema.metadata or {}).get(SLICE_METADATA)
-        if slice_ms is None:
-            return False
-        index, span_ms = slice_index, int(slice_ms) - 1
-    else:
-        index, span_ms = schema.get_field_index(EVENT_TIME), 0
-        if index < 0:
-            return True
-    oldest = batch.column(index).to_numpy(zero_copy_only=False).min()
-    return int(oldest) + span_ms > watermark.timestamp_ms

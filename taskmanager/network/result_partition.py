@@ -10,7 +10,7 @@ All methods run on the mailbox thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from typing_extensions import override
 from common.elements import ControlElement, EndOfPartition
 from penstock.errors import PartitionUnavailable, StreamError
 from penstock.partition_id import PartitionId
+from penstock.pb import checkpoint_pb2
 from taskmanager.network.batch_codec import SizeEstimator
 from taskmanager.network.partitioner import Partitioner
 from taskmanager.network.pipelined import PartitionLoad, PipelinedSubpartition
@@ -49,10 +50,11 @@ class PartitionMetrics:
     bytes_out: int = 0
 
 
-class ResultPartition(ReadablePartition):
-    """Takes the batches of one subtask for one edge.
+@dataclass(frozen=True, slots=True)
+class PartitionContext:
+    """What every result partition is made of.
 
-    Args:
+    Attributes:
         partition_id: how consumers ask for it.
         partitioner: decides which consumer gets which rows.
         subpartition_count: consumers.
@@ -66,44 +68,53 @@ class ResultPartition(ReadablePartition):
         on_release: called once when the partition is released.
     """
 
-    def __init__(
-        self,
-        partition_id: PartitionId,
-        partitioner: Partitioner,
-        *,
-        subpartition_count: int,
-        batch_rows: int,
-        batch_bytes_max: int,
-        buffer_timeout_ms: int,
-        counters: ExchangeCounters,
-        now_ns: Callable[[], int],
-        on_available: Callable[[], None],
-        on_error: Callable[[Exception], None],
-        on_release: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.partition_id = partition_id
+    partition_id: PartitionId
+    partitioner: Partitioner
+    subpartition_count: int
+    batch_rows: int
+    batch_bytes_max: int
+    buffer_timeout_ms: int
+    counters: ExchangeCounters
+    now_ns: Callable[[], int]
+    on_available: Callable[[], None]
+    on_error: Callable[[Exception], None]
+    on_release: Callable[[], None]
+
+
+class ResultPartition(ReadablePartition):
+    """Takes the batches of one subtask for one edge; this one is pipelined.
+
+    Attributes:
+        is_served_here: consumers read it from the process of its producer.
+    """
+
+    is_served_here = True
+
+    def __init__(self, context: PartitionContext) -> None:
+        self.partition_id = context.partition_id
         self.metrics = PartitionMetrics()
-        self._partitioner = partitioner
-        self._buffer_timeout_ns = buffer_timeout_ms * 1_000_000
-        self._counters = counters
-        self._now_ns = now_ns
-        self._on_available = on_available
-        self._on_release = on_release
+        self._context = context
+        self._partitioner = context.partitioner
+        self._counters = context.counters
+        self._buffer_timeout_ns = context.buffer_timeout_ms * 1_000_000
         self._sizes = SizeEstimator()
         self._load = PartitionLoad()
         self._flush_deadline_ns: int | None = None
         self._is_released = False
-        self._on_error = on_error
-        self.subpartitions: list[Subpartition] = [
+        self.subpartitions: Sequence[Subpartition] = self._new_subpartitions()
+
+    def _new_subpartitions(self) -> Sequence[Subpartition]:
+        context = self._context
+        return [
             PipelinedSubpartition(
                 index,
-                batch_rows,
-                batch_bytes_max,
+                context.batch_rows,
+                context.batch_bytes_max,
                 self._load,
                 self._count_sent,
                 self._subpartition_unblocked,
             )
-            for index in range(subpartition_count)
+            for index in range(context.subpartition_count)
         ]
 
     @property
@@ -133,7 +144,7 @@ class ResultPartition(ReadablePartition):
             if self._buffer_timeout_ns == 0:
                 self.flush()
             else:
-                self._flush_deadline_ns = self._now_ns() + self._buffer_timeout_ns
+                self._flush_deadline_ns = self._context.now_ns() + self._buffer_timeout_ns
 
     def emit_control(self, element: ControlElement) -> None:
         """Takes a control element for every consumer, behind the rows taken before."""
@@ -160,6 +171,10 @@ class ResultPartition(ReadablePartition):
         """True once every consumer has read everything up to the end of the partition."""
         return all(subpartition.is_consumed for subpartition in self.subpartitions)
 
+    def retire(self) -> None:
+        """The attempt has finished: what consumers may ask for again stays, in another's care."""
+        self.release()
+
     def release(self) -> None:
         """Drops what is left and forgets the consumers; they are not told."""
         if self._is_released:
@@ -168,7 +183,7 @@ class ResultPartition(ReadablePartition):
         self._flush_deadline_ns = None
         for subpartition in self.subpartitions:
             subpartition.release()
-        self._on_release()
+        self._context.on_release()
 
     @override
     def view(self, index: int, first_row: int, on_unavailable: Refusal) -> SubpartitionView:
@@ -178,18 +193,34 @@ class ResultPartition(ReadablePartition):
                 f"partition {self.partition_id} has {count} subpartitions, not one of index {index}",
                 partition=self.partition_id,
             )
-        try:
-            view = self.subpartitions[index].view(first_row, on_unavailable)
-        except PartitionUnavailable as error:
-            raise PartitionUnavailable(
+
+        def named(error: PartitionUnavailable) -> PartitionUnavailable:
+            return PartitionUnavailable(
                 f"subpartition {index} of {self.partition_id}: {error}",
                 partition=self.partition_id,
-            ) from error
+            )
+
+        try:
+            view = self.subpartitions[index].view(
+                first_row, lambda error: on_unavailable(named(error))
+            )
+        except PartitionUnavailable as error:
+            raise named(error) from error
         return _GuardedView(view, self.partition_id, self._serving_failed)
+
+    def positions(self) -> list[checkpoint_pb2.ChannelPosition]:
+        """Where an edge that keeps its rows was at the barrier that passed last, without checksums."""
+        return []
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """A checkpoint is complete: what is before its barrier need not be kept."""
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will not complete."""
 
     def _serving_failed(self, error: Exception) -> None:
         if not self._is_released:
-            self._on_error(error)
+            self._context.on_error(error)
 
     def _count_sent(self, size_bytes: int) -> None:
         self.metrics.bytes_out += size_bytes
@@ -197,7 +228,7 @@ class ResultPartition(ReadablePartition):
 
     def _subpartition_unblocked(self) -> None:
         if not self._is_released and (self.is_available() or self.is_drained()):
-            self._on_available()
+            self._context.on_available()
 
 
 @dataclass(slots=True)

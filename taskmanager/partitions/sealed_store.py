@@ -17,6 +17,7 @@ import structlog
 from penstock.errors import StoreCorrupt, StoreTransient
 from penstock.partition_id import PartitionId
 from taskmanager.partitions.sealed_partition import SealedPartition
+from taskmanager.partitions.spill_files import make_directory
 from taskmanager.partitions.spill_layout import (
     INDEX_NAME,
     PartitionIndex,
@@ -129,7 +130,7 @@ def write_index(root: Path, index: PartitionIndex) -> None:
         OSError: it cannot be written; the partition stays incomplete.
     """
     directory = partition_directory(root, index.job_id, index.partition_id)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     temporary = directory / f".{INDEX_NAME}.tmp"
     try:
         temporary.write_bytes(encode_index(index))

@@ -16,14 +16,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from penstock.errors import StoreCorrupt, StoreNotFound, TaskFailure
-from taskmanager.partitions.spill_layout import SpillFile, file_name
+from penstock.errors import StoreCorrupt, StoreNotFound
+from taskmanager.partitions.spill_layout import SpillFailed, SpillFile, file_name
 
+_DIRECTORY_ATTEMPTS: Final = 8
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-class SpillFailed(TaskFailure):
-    """Rows of a kept partition could not be written to disk."""
 
 
 def write_spill_files(
@@ -46,7 +43,7 @@ def write_spill_files(
     written: list[tuple[SpillFile, int]] = []
     start = 0
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         while start < len(batches):
             path = directory / file_name(sequence)
             count = _write_file(path, batches, start)
@@ -60,6 +57,19 @@ def write_spill_files(
                 (directory / file_name(number)).unlink(missing_ok=True)
         raise spill_failed(directory, error) from error
     return written
+
+
+def make_directory(directory: Path) -> None:
+    """Makes a directory with its parents, which others may be removing because they are empty.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for _ in range(_DIRECTORY_ATTEMPTS - 1):
+        with contextlib.suppress(FileNotFoundError):
+            directory.mkdir(parents=True, exist_ok=True)
+            return
+    directory.mkdir(parents=True, exist_ok=True)
 
 
 def spill_failed(directory: Path, error: OSError) -> SpillFailed:

@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgpack
 
 from common.elements import ControlElement
-from penstock.errors import InvariantViolation, StoreCorrupt
+from penstock.errors import InvariantViolation, StoreCorrupt, TaskFailure
 from penstock.partition_id import PartitionId
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from taskmanager.network.frames import FrameError
@@ -32,6 +32,10 @@ from taskmanager.network.messages import decode_control, encode_control
 INDEX_NAME: Final = "index"
 INDEX_FORMAT: Final = FrameFormat("an index of a result partition", b"PSTKPART", 1)
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class SpillFailed(TaskFailure):
+    """Rows of a kept partition cannot be written to disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,7 +374,9 @@ class SlotSupervisor:
     async def release_partitions(
         self, job_id: str, partitions: Sequence[internal_pb2.PartitionId]
     ) -> None:
-        """Tells the slots of a job to drop partitions of attempts that have finished; empty = all."""
+        """Tells the slots of a job to drop partitions of attempts that have finished."""
+        if not partitions:
+            return  # the job is over: its slots end, and with them what they hold
         release = internal_pb2.ReleasePartitions(job_id=job_id, partitions=partitions)
         for runner in self._runners():
             if runner.job_id == job_id:

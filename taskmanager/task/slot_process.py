@@ -2,7 +2,7 @@
 
 Forked by the forkserver, so everything imported here is loaded once for all slots. Threads: the
 mailbox (this one), the data exchange's I/O thread, the control channel's, at most
-``_IO_THREADS_MAX`` for listing files and the like, and ``_SNAPSHOT_THREADS_MAX`` that write snapshots.
+``_IO_THREADS_MAX`` for listing files, kept partitions and the like, and ``_SNAPSHOT_THREADS_MAX`` that write snapshots.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from penstock.config import Configuration
 from penstock.storage.local_store import LocalStore
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.exchange import DataExchange, SlotIdentity
+from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.control_channel import ControlChannel, read_command
 from taskmanager.task.deployment import Deployment, SlotServices
@@ -48,6 +49,13 @@ def run(connection: socket.socket) -> None:
     output = capture()
     clock, mailbox = SystemClock(), Mailbox()
     config = Configuration.from_mapping(dict(configuration.config))
+    executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
+    spill_directory = configuration.spill_directory or f"{configuration.work_directory}/spill"
+    runtime: SlotRuntime
+
+    def peer_unreachable(peer: internal_pb2.DataEndpoint, reason: str) -> None:
+        runtime.peer_unreachable(peer, reason)
+
     exchange = DataExchange(
         config,
         SlotIdentity(
@@ -60,12 +68,14 @@ def run(connection: socket.socket) -> None:
         mailbox.post,
         clock,
         SocketTransport(),
+        on_unreachable=peer_unreachable,
+        spill=SpillRunner(
+            Path(spill_directory), configuration.job_id, executor.submit, mailbox.post
+        ),
     )
-    executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
     snapshot_executor = ThreadPoolExecutor(
         _SNAPSHOT_THREADS_MAX, thread_name_prefix="slot-snapshot"
     )
-    runtime: SlotRuntime
     channel = ControlChannel(
         connection,
         lambda command: mailbox.post(lambda: runtime.handle(command)),

@@ -8,11 +8,12 @@ loop of a real slot process: it waits for mail when there is nothing to do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from common.clock import Clock
 from common.pb import internal_pb2
+from penstock.partition_id import PartitionId
 from taskmanager.task.execution import Execution
 from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.subtask import Progress
@@ -30,8 +31,8 @@ class ExecutionFactory(Protocol):
         """A new execution; ``schedule`` (any thread) asks for a step."""
 
 
-class Waits(Protocol):
-    """Something that waits for answers with deadlines: the data exchange."""
+class Exchange(Protocol):
+    """The part of the data exchange that the loop drives: its waits, and what attempts leave behind."""
 
     @property
     def next_deadline_ns(self) -> int | None:
@@ -39,6 +40,12 @@ class Waits(Protocol):
 
     def tick(self, now_ns: int) -> None:
         """Ends the waits whose deadline has passed."""
+
+    def set_spill_allowed(self, is_allowed: bool) -> None:
+        """Whether kept partitions may be written to disk from now on."""
+
+    def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
+        """Drops partitions that finished attempts have left behind."""
 
 
 class SlotRuntime:
@@ -48,7 +55,7 @@ class SlotRuntime:
         self,
         clock: Clock,
         mailbox: Mailbox,
-        exchange: Waits,
+        exchange: Exchange,
         build_execution: ExecutionFactory,
         report: Callable[[internal_pb2.SlotReport], None],
     ) -> None:
@@ -83,8 +90,25 @@ class SlotRuntime:
         elif kind == "results_taken":
             taken = command.results_taken
             self._with_execution(taken.attempt, lambda execution: execution.results_taken(taken))
+        elif kind == "release_partitions":
+            self._exchange.release_partitions(
+                PartitionId(named.edge_id, named.vertex, named.subtask_index, named.attempt)
+                for named in command.release_partitions.partitions
+            )
+        elif kind == "spill_pressure":
+            self._exchange.set_spill_allowed(not command.spill_pressure.stop)
         elif kind == "shutdown":
             self.stop()
+
+    def peer_unreachable(self, peer: internal_pb2.DataEndpoint, reason: str) -> None:
+        """Reports another process that cannot be reached, in the name of any attempt that runs here."""
+        execution = next(iter(self._executions.values()), None)
+        if execution is not None:
+            event = internal_pb2.TaskEvent(
+                attempt=execution.attempt,
+                peer_unreachable=internal_pb2.PeerUnreachable(peer=peer, reason=reason),
+            )
+            self._report(internal_pb2.SlotReport(task_event=event))
 
     def _deploy(self, deployment: internal_pb2.TaskDeployment) -> None:
         key = _key(deployment.attempt)

@@ -322,12 +322,19 @@ class Subtask:
         for operator in self._operators:
             operator.discard_output()
 
-    def close(self) -> list[BaseException]:
-        """Releases everything, whatever state it is in; returns what went wrong on the way."""
+    def close(self, *, has_finished: bool = False) -> list[BaseException]:
+        """Releases everything, whatever state it is in; returns what went wrong on the way.
+
+        Args:
+            has_finished: outputs that are kept stay.
+        """
         errors = self._chain.close()
         closers: list[Callable[[], None]] = [self._input.close]
         closers += [operator.close for operator in self._operators if operator.is_open]
-        closers += [partition.release for partition in self._partitions]
+        closers += [
+            partition.retire if has_finished else partition.release
+            for partition in self._partitions
+        ]
         for close in closers:
             try:
                 close()

@@ -17,11 +17,8 @@ from common.elements import (
     Watermark,
 )
 from penstock.schema import EVENT_TIME
-from taskmanager.network.pipelined import (
-    PartitionLoad,
-    PipelinedSubpartition,
-    keeps_lateness,
-)
+from taskmanager.network.batch_collector import keeps_lateness
+from taskmanager.network.pipelined import PartitionLoad, PipelinedSubpartition
 from tests.support.exchange_slots import numbers, rows_of
 from tests.support.subpartition_readers import RecordingReader
 

@@ -37,7 +37,7 @@ class Reader:
     cancelled: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.aligner = BarrierAligner(len(self.scripts), is_exactly_once=self.is_exactly_once)
+        self.aligner = BarrierAligner(range(len(self.scripts)), is_exactly_once=self.is_exactly_once)
         self.read = [0] * len(self.scripts)
         self.positions = [0] * len(self.scripts)
 
@@ -152,14 +152,14 @@ def test_at_least_once_never_blocks_and_misses_no_row(
 
 
 def test_a_newer_barrier_cancels_the_checkpoint_that_its_channel_has_skipped() -> None:
-    aligner = BarrierAligner(2, is_exactly_once=True)
+    aligner = BarrierAligner(range(2), is_exactly_once=True)
     aligner.barrier_arrived(0, CheckpointBarrier(1, 0), 0, 0)
     effects = aligner.barrier_arrived(1, CheckpointBarrier(2, 0), 0, 0)
     assert effects == [UnblockChannels(), CancelCheckpoint(1), BlockChannel(1)]
 
 
 def test_an_abort_unblocks_and_late_barriers_of_it_are_ignored() -> None:
-    aligner = BarrierAligner(2, is_exactly_once=True)
+    aligner = BarrierAligner(range(2), is_exactly_once=True)
     aligner.barrier_arrived(0, CheckpointBarrier(1, 0), 0, 0)
     assert aligner.aborted(1) == [UnblockChannels()]
     assert aligner.barrier_arrived(1, CheckpointBarrier(1, 0), 0, 0) == []
@@ -167,7 +167,7 @@ def test_an_abort_unblocks_and_late_barriers_of_it_are_ignored() -> None:
 
 
 def test_a_trigger_without_producers_waits_for_the_ends_of_the_channels() -> None:
-    aligner = BarrierAligner(2, is_exactly_once=True)
+    aligner = BarrierAligner(range(2), is_exactly_once=True)
     barrier = CheckpointBarrier(1, 0)
     assert aligner.channel_ended(0) == []
     assert aligner.triggered(barrier, 5, 7) == []

@@ -43,7 +43,7 @@ class FakeSubtask:
         assert not self.closed
         self.is_discarded = True
 
-    def close(self):
+    def close(self, *, has_finished=False):
         self.closed += 1
         return []
 

@@ -24,9 +24,10 @@ from penstock.errors import InvariantViolation, PartitionUnavailable, StoreCorru
 from penstock.partition_id import PartitionId
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.sealed_store import SealedStore, write_index
-from taskmanager.partitions.spill_files import SpillFailed, read_spill_file, write_spill_files
+from taskmanager.partitions.spill_files import read_spill_file, write_spill_files
 from taskmanager.partitions.spill_layout import (
     PartitionIndex,
+    SpillFailed,
     SubpartitionIndex,
     file_name,
     partition_directory,

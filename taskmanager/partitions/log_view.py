@@ -1,0 +1,224 @@
+"""One reader's place in the log of a subpartition (pure).
+
+A reader starts at a row. It is told the watermark and the stream status that hold there, then gets
+everything from there on. A restarted producer may still be on its way to that row: what it emits until then
+is not sent. Barriers that were put in before the reader attached are sent where their
+checkpoints are still pending: it may have been slow to connect, or have lost its connection with them. A
+reader that was restarted takes no part in older checkpoints, which were aborted for its sake.
+
+Batches that are in files are read ahead, off the mailbox: the file that is being sent and the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+from typing_extensions import override
+
+from common.elements import CheckpointBarrier, CheckpointCancelled, ControlElement, EndOfData
+from penstock.errors import PartitionUnavailable, StreamError
+from taskmanager.network.subpartition import (
+    PreparedBatch,
+    Refusal,
+    SubpartitionReader,
+    SubpartitionView,
+)
+from taskmanager.partitions.subpartition_log import (
+    ControlEntry,
+    LogFile,
+    RowsEntry,
+    SubpartitionLog,
+)
+
+_FILES_AHEAD = 1
+
+ReadFile = Callable[
+    [LogFile, Callable[[list[pa.RecordBatch]], None], Callable[[StreamError], None]], None
+]
+"""Reads a file; one of the callbacks follows, from the mailbox."""
+
+
+class LogView(SubpartitionView):
+    """A cursor.
+
+    Args:
+        log: of the subpartition.
+        row: offset of the first row that is wanted; the log has it, or will have.
+        read_file: reads a file of the log.
+        on_sent: called with the bytes of each batch sent.
+        on_progress: called after every turn of sending that the log did not start itself.
+        on_detached: called once, when nothing is sent any more.
+        on_unavailable: tells the consumer that it cannot read on.
+
+    Attributes:
+        index: of the entry that is sent next.
+        is_live: it has been sent everything once.
+    """
+
+    def __init__(
+        self,
+        log: SubpartitionLog,
+        row: int,
+        *,
+        read_file: ReadFile,
+        on_sent: Callable[[int], None],
+        on_progress: Callable[[], None],
+        on_detached: Callable[[LogView, bool], None],
+        on_unavailable: Refusal,
+        on_attached: Callable[[LogView], None],
+    ) -> None:
+        self.index = log.index_of(row)
+        self.is_live = False
+        self.reader: SubpartitionReader | None = None
+        self._log = log
+        self._row = row
+        self._read_file = read_file
+        self._on_sent = on_sent
+        self._on_progress = on_progress
+        self._on_attached = on_attached
+        self._on_detached = on_detached
+        self._on_unavailable = on_unavailable
+        self._attached_index = log.end_index
+        self._prepared: PreparedBatch | None = None
+        self._loaded: dict[LogFile, list[pa.RecordBatch] | None] = {}
+        """The file that is being sent and the next; None = it is being read."""
+
+    @property
+    def is_caught_up(self) -> bool:
+        """True when everything has been sent."""
+        return self.index == self._log.end_index
+
+    # ------------------------------------------------------------ the consumer's calls
+
+    @override
+    def attach(self, reader: SubpartitionReader) -> None:
+        self.reader = reader
+        self._on_attached(self)
+        for element in self._log.state_before(self.index):
+            reader.send_control(element)
+        self.serve()
+        for index in range(self.index, self._log.end_index):
+            entry = self._log.entry(index)
+            if isinstance(entry, ControlEntry) and self._is_meant(index, entry.element):
+                self.announce(entry.element)
+
+    @override
+    def serve(self) -> None:
+        if self.reader is not None:
+            self.pump()
+            self._on_progress()
+
+    @override
+    def detach(self, *, is_complete: bool) -> None:
+        if self.reader is not None:
+            self.end()
+            self._on_detached(self, is_complete)
+
+    @override
+    def connection_lost(self, reason: str) -> None:
+        self.detach(is_complete=False)
+
+    # ------------------------------------------------------------ the log's calls
+
+    def pump(self) -> None:
+        """Sends what waits as far as there is credit and it is in memory."""
+        log = self._log
+        while (reader := self.reader) is not None and self.index < log.end_index:
+            entry = log.entry(self.index)
+            if isinstance(entry, ControlEntry):
+                index, self.index = self.index, self.index + 1
+                if self._is_meant(index, entry.element):
+                    reader.send_control(entry.element)
+            elif not self._send(reader, entry):
+                return
+        self.is_live = True
+
+    def _send(self, reader: SubpartitionReader, entry: RowsEntry) -> bool:
+        if entry.end_row <= self._row:  # the reader is ahead of a restarted producer
+            self.index += 1
+            return True
+        prepared = self._prepared
+        if prepared is None:
+            batch = self._batch_of(entry)
+            if batch is None:
+                return False
+            size_bytes = entry.size_bytes
+            if entry.row < self._row:
+                batch = batch.slice(self._row - entry.row)
+                size_bytes = size_bytes * batch.num_rows // entry.rows
+            prepared = self._prepared = reader.prepare(batch, size_bytes)
+        if not reader.may_send(prepared.charge_bytes):
+            return False
+        self._prepared = None
+        self.index += 1
+        row, self._row = max(self._row, entry.row), entry.end_row
+        self._on_sent(prepared.size_bytes)
+        reader.send_batch(prepared, row)
+        return True
+
+    def step_back(self) -> None:
+        """The last entry, a watermark, has been replaced by one that is to be sent too."""
+        if self.is_caught_up:
+            self.index -= 1
+
+    def announce(self, element: ControlElement) -> None:
+        """Lets the consumer know of a barrier, or of the end of data, that has to wait."""
+        reader = self.reader
+        if (
+            reader is not None
+            and isinstance(element, CheckpointBarrier | EndOfData)
+            and (not self.is_caught_up or reader.is_backlogged())
+        ):
+            reader.announce(element)
+
+    def released(self) -> None:
+        """The log is no more."""
+        reader = self.reader
+        self.end()
+        if reader is not None:
+            reader.partition_released()
+
+    def end(self) -> None:
+        """Nothing is sent any more."""
+        self.reader = self._prepared = None
+        self._loaded.clear()
+
+    # ------------------------------------------------------------ internals
+
+    def _is_meant(self, index: int, element: ControlElement) -> bool:
+        if index >= self._attached_index:
+            return True
+        if isinstance(element, CheckpointBarrier):
+            return self._log.is_pending(element.checkpoint_id)
+        return not isinstance(element, CheckpointCancelled)
+
+    def _batch_of(self, entry: RowsEntry) -> pa.RecordBatch | None:
+        """The batch where it is in memory; else it is on its way."""
+        if entry.batch is not None:
+            if self._loaded:
+                self._loaded.clear()
+            return entry.batch
+        file = entry.file
+        assert file is not None, "a batch is in memory or in a file"
+        wanted = self._log.files_from(file, 1 + _FILES_AHEAD)
+        self._loaded = {known: self._loaded[known] for known in wanted if known in self._loaded}
+        for ahead in wanted:
+            if ahead not in self._loaded:
+                self._loaded[ahead] = None
+                self._load(ahead)
+        batches = self._loaded.get(file)
+        return batches[entry.number] if batches is not None else None
+
+    def _load(self, file: LogFile) -> None:
+        def loaded(batches: list[pa.RecordBatch]) -> None:
+            if self.reader is not None and file in self._loaded:
+                self._loaded[file] = batches
+                self.serve()
+
+        def failed(error: StreamError) -> None:
+            if self.reader is not None and file in self._loaded:
+                self.detach(is_complete=False)
+                self._on_unavailable(PartitionUnavailable(f"it cannot be read any more: {error}"))
+
+        self._read_file(file, loaded, failed)

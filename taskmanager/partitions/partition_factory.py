@@ -1,0 +1,71 @@
+"""Makes the result partitions of a slot process, each of the kind its edge asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common.pb import internal_pb2
+from penstock.config import Configuration
+from penstock.errors import InvariantViolation
+from penstock.pb import checkpoint_pb2, graph_pb2
+from taskmanager.network.result_partition import PartitionContext, ResultPartition
+from taskmanager.partitions.exchange_cache import ExchangeCache
+from taskmanager.partitions.kept_partition import BlockingPartition, KeptPartition, NoFiles
+from taskmanager.partitions.retention import Retention
+from taskmanager.partitions.spill_runner import SpillRunner
+
+
+class PartitionFactory:
+    """Kept partitions of a slot process share its cache.
+
+    Args:
+        config: of the job.
+        spill: its files; None = everything stays in memory, and nothing can be blocking.
+    """
+
+    def __init__(self, config: Configuration, spill: SpillRunner | None = None) -> None:
+        self._spill = spill
+        self._cache = ExchangeCache(
+            config.taskmanager_memory_exchange_cache_bytes,
+            config.taskmanager_spill_max_bytes,
+            can_spill=spill is not None,
+        )
+
+    def set_spill_allowed(self, is_allowed: bool) -> None:
+        """Whether kept partitions may be written to disk from now on."""
+        self._cache.set_spill_allowed(is_allowed)
+
+    def create(
+        self,
+        context: PartitionContext,
+        edge: internal_pb2.OutputEdge,
+        positions: Iterable[checkpoint_pb2.ChannelPosition] = (),
+    ) -> ResultPartition:
+        """The output of an attempt on an edge.
+
+        Args:
+            positions: where the attempt goes on, of this edge and others; from 0 where not named.
+        """
+        kind = edge.edge.partition_type
+        if kind == graph_pb2.RESULT_PARTITION_TYPE_PIPELINED:
+            return ResultPartition(context)
+        retention = Retention(kind)
+        first_rows = {
+            position.index: position.rows
+            for position in positions
+            if position.edge_id == edge.edge.id
+        }
+        unread = frozenset(edge.finished_subpartitions)
+        spill = self._spill if retention.may_spill else None
+        files = NoFiles() if spill is None else spill.partition(context.partition_id)
+        if retention is Retention.BLOCKING:
+            if spill is None:
+                raise InvariantViolation(
+                    f"{context.partition_id} is blocking, and this process has no spill directory"
+                )
+            return BlockingPartition(
+                context, self._cache, files, first_rows=first_rows, unread=unread
+            )
+        return KeptPartition(
+            context, retention, self._cache, files, first_rows=first_rows, unread=unread
+        )
