@@ -20,6 +20,7 @@ from penstock.addresses import parse_address
 
 _State = grpc.ChannelConnectivity
 _BROKEN = (_State.IDLE, _State.TRANSIENT_FAILURE, _State.SHUTDOWN)
+_RETRY_S = 0.02
 _UNANSWERED = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,
@@ -61,20 +62,34 @@ class ReachabilityClient:
     async def probe(self, timeout_s: float) -> Reachability:
         """Asks the kernel for a connection, then the daemon for an answer.
 
+        A process that is just ending may still have connections taken for it: a call that fails because
+        its connection broke asks the kernel again.
+
         Args:
-            timeout_s: for each of the two.
+            timeout_s: for a connection, and for an answer.
         """
-        refused = await self._connect(timeout_s)
-        if refused is not None:
-            return refused
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            failed = await self._connect(timeout_s)
+            if failed is not None:
+                return failed
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            code = await self._call(max(left_s, 0))
+            if code not in _UNANSWERED:
+                # An error that the daemon itself has sent is an answer, too.
+                return Reachability.ANSWERED
+            if code is not grpc.StatusCode.UNAVAILABLE or left_s < _RETRY_S:
+                return Reachability.SILENT
+            await asyncio.sleep(_RETRY_S)
+
+    async def _call(self, timeout_s: float) -> grpc.StatusCode:
+        """How a call that changes nothing ended."""
         nothing = internal_pb2.SendTaskCommandsRequest(leader_epoch=self._leader_epoch)
         try:
-            await self._stub.SendTaskCommands(nothing, timeout=timeout_s, wait_for_ready=True)
+            await self._stub.SendTaskCommands(nothing, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            # An error that the daemon itself has sent is an answer.
-            if error.code() in _UNANSWERED:
-                return Reachability.SILENT
-        return Reachability.ANSWERED
+            return error.code()
+        return grpc.StatusCode.OK
 
     async def _connect(self, timeout_s: float) -> Reachability | None:
         """Makes a connection and closes it; None when it could be made."""

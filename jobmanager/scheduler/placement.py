@@ -8,13 +8,16 @@ Source: Flink, SlotSharingGroup and LocalInputPreferredSlotSharingStrategy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
+from jobmanager.scheduler.slots import Slot
 
 _SlotT = TypeVar("_SlotT")
+_TenantT = TypeVar("_TenantT", bound=Hashable)
 
 
 def slots_by_group(plan: JobPlan) -> dict[str, int]:
@@ -48,3 +51,49 @@ def place(plan: JobPlan, slots: Sequence[_SlotT]) -> dict[SubtaskId, _SlotT]:
         for vertex in plan.vertices
         for index in range(vertex.parallelism)
     }
+
+
+def place_again(
+    tenants: Sequence[_TenantT], free: Sequence[Slot], previous: Mapping[_TenantT, Slot]
+) -> dict[_TenantT, Slot]:
+    """Gives each tenant a slot of its own, where it was before if that can be.
+
+    As many as can return to their very slot, then as many as can return to another slot of their
+    TaskManager (both are maximal, since nobody takes what another one is at home in), the rest is spread:
+    each goes to the TaskManager with the fewest tenants placed by this call. The same arguments give the
+    same places, whatever order ``free`` is in.
+
+    Args:
+        tenants: what needs a slot: a subtask, or what shares a slot; no two are the same.
+        free: slots to choose from; at least as many as tenants.
+        previous: where tenants ran before, perhaps in an earlier incarnation of a TaskManager; tenants
+            without a past are not in it.
+
+    Source: Flink, LocalInputPreferredSlotSharingStrategy and PreviousAllocationSlotSelectionStrategy.
+    """
+    assert len(set(tenants)) == len(tenants) <= len(free), "a slot for each tenant"
+    left = {(slot.taskmanager_id, slot.slot_id): slot for slot in sorted(free, key=_place_of)}
+    assert len(left) == len(free), "each slot is free once"
+    placed: dict[_TenantT, Slot] = {}
+    for tenant in tenants:
+        if tenant in previous and (slot := left.pop(_place_of(previous[tenant]), None)) is not None:
+            placed[tenant] = slot
+    for tenant in tenants:
+        if tenant in placed or tenant not in previous:
+            continue
+        home = previous[tenant].taskmanager_id
+        place = next((place for place in left if place[0] == home), None)
+        if place is not None:
+            placed[tenant] = left.pop(place)
+    load = Counter(slot.taskmanager_id for slot in placed.values())
+    for tenant in tenants:
+        if tenant not in placed:
+            place = min(left, key=lambda place: (load[place[0]], place))
+            placed[tenant] = left.pop(place)
+            load[place[0]] += 1
+    return {tenant: placed[tenant] for tenant in tenants}
+
+
+def _place_of(slot: Slot) -> tuple[str, str]:
+    """Where a slot is, whichever incarnation of its TaskManager offers it."""
+    return slot.taskmanager_id, slot.slot_id

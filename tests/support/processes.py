@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +329,11 @@ def site(directory: Path) -> Iterator[Site]:
 # ---------------------------------------------------------------- clusters
 
 
+def logged_at(entry: Mapping[str, Any]) -> float:
+    """When a line of a log was written, as ``time.time()`` tells it."""
+    return datetime.fromisoformat(entry["timestamp"]).timestamp()
+
+
 class DaemonCluster:
     """A local cluster of real daemons, started and stopped by the command line."""
 
@@ -395,9 +401,19 @@ class DaemonCluster:
                 wait_ended(pid, seconds)
 
     def wait_for_log(
-        self, role: str, event: str, seconds: float = DEADLINE_S, **fields: object
+        self,
+        role: str,
+        event: str,
+        seconds: float = DEADLINE_S,
+        *,
+        since: float = 0,
+        **fields: object,
     ) -> dict[str, Any]:
-        """Blocks until a daemon of the role has logged the event with these fields."""
+        """Blocks until a daemon of the role has logged the event with these fields.
+
+        Args:
+            since: ``time.time()`` before which it does not count.
+        """
         logs = self.directory / "logs"
 
         def find() -> dict[str, Any] | None:
@@ -407,7 +423,7 @@ class DaemonCluster:
                         continue
                     entry: dict[str, Any] = json.loads(line)
                     is_same = all(entry.get(key) == value for key, value in fields.items())
-                    if entry.get("event") == event and is_same:
+                    if entry.get("event") == event and is_same and logged_at(entry) >= since:
                         return entry
             return None
 

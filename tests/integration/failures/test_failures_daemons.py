@@ -45,7 +45,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     """Two TaskManagers with one slot each, quick to notice; nothing may be left of them."""
     with site(tmp_path_factory.mktemp("daemons")) as place:
         cluster = DaemonCluster(place)
-        cluster.start(taskmanagers=2, slots=1, heartbeat_interval="200ms", heartbeat_timeout="1s")
+        cluster.start(
+            taskmanagers=2,
+            slots=1,
+            heartbeat_interval="200ms",
+            heartbeat_timeout="1s",
+            taskmanager_jobmanager__grace="1s",
+        )
         yield cluster
         daemons = {(daemon["role"], daemon["pid"]) for daemon in cluster.daemons()}
         stopped = cluster.stop().json
@@ -185,13 +191,15 @@ def test_a_taskmanager_that_is_paused_is_given_up_and_comes_back(
         handle.wait(20)
 
 
-def test_a_jobmanager_that_is_paused_is_found_again(cluster: DaemonCluster, submit: Submit) -> None:
+def test_a_jobmanager_that_is_paused_for_too_long_is_found_again(
+    cluster: DaemonCluster, submit: Submit
+) -> None:
     handle = submit()
     slots = slots_of(cluster)
     pid = cluster.pid("jobmanager")
     os.kill(pid, signal.SIGSTOP)
     try:
-        # Nobody answers for longer than heartbeat.timeout: what runs, runs for nobody.
+        # Nobody answers for longer than heartbeat.timeout and the grace: what runs, runs for nobody.
         for slot in slots:
             wait_ended(slot, 10)
     finally:

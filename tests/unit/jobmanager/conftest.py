@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.config: dict[str, str] = {}
         self.refuse_allocation = False
         self.refuse_freeing = False
+        self.on_probe: Callable[[], Awaitable[object]] | None = None
         self.on_command: Callable[[internal_pb2.TaskCommand], Any] | None = None
         self.on_deploy: Callable[[internal_pb2.TaskDeployment], Any] = self.run_to_running
         self.all_freed = asyncio.Event()
@@ -150,6 +151,8 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
 
     @override
     async def SendTaskCommands(self, request: Any, context: Any) -> Any:
+        if not request.commands and self.on_probe is not None:
+            await self.on_probe()
         self.commands += request.commands
         for command in request.commands:
             if self.on_command is not None:
