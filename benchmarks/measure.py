@@ -20,6 +20,7 @@ from penstock.client import Client
 from penstock.job_checkpoints import Checkpoint
 from penstock.local_cluster import LocalCluster
 from penstock.units import duration_ms
+from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _SLOTS_FREE_DEADLINE_S = 10.0
@@ -226,7 +227,12 @@ def slots_cpu_s(cluster: LocalCluster) -> float:
 
 def slot_pids(cluster: LocalCluster) -> list[int]:
     """The slot processes."""
-    return [pid for forkserver in _forkservers(cluster) for pid in _children(forkserver)]
+    return [
+        pid
+        for forkserver in _forkservers(cluster)
+        for pid in _children(forkserver)
+        if Path(f"/proc/{pid}/comm").read_text().strip() != PARTITION_SERVER_NAME
+    ]
 
 
 def _forkservers(cluster: LocalCluster) -> Iterator[int]:

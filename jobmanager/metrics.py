@@ -49,12 +49,13 @@ _GAUGES: _Numbers = (
 
 
 class ClusterCollector(Collector):
-    """Jobs by state, slots and TaskManagers.
+    """Jobs by state, slots, TaskManagers and what they hold.
 
     Args:
         jobs: state's name -> jobs in it.
         slots: the current counts.
         losses: how many TaskManagers were lost, by reason.
+        partitions: number and bytes of the complete partitions that are held.
     """
 
     def __init__(
@@ -62,10 +63,12 @@ class ClusterCollector(Collector):
         jobs: Callable[[], Mapping[str, int]],
         slots: Callable[[], SlotCounts],
         losses: Callable[[], Mapping[LossReason, int]],
+        partitions: Callable[[], tuple[int, int]],
     ) -> None:
         self._jobs = jobs
         self._slots = slots
         self._losses = losses
+        self._partitions = partitions
 
     @override
     def collect(self) -> Iterable[Metric]:
@@ -77,12 +80,14 @@ class ClusterCollector(Collector):
         for state in JobState:
             family.add_metric((state.name,), jobs.get(state.name, 0))
         yield family
-        slots = self._slots()
+        slots, (held, held_bytes) = self._slots(), self._partitions()
         for name, help_text, value in (
             ("slots", "Slots of all TaskManagers.", slots.total),
             ("slots_free", "Slots that no job has.", slots.free),
             ("taskmanagers", "Registered TaskManagers.", slots.taskmanagers),
             ("jobs_waiting_for_slots", "Jobs that wait for slots.", slots.waiting_jobs),
+            ("held_partitions", "Complete result partitions on TaskManagers.", held),
+            ("held_partitions_bytes", "Size of these.", held_bytes),
         ):
             yield GaugeMetricFamily(f"penstock_jobmanager_{name}", help_text, value=value)
         losses = self._losses()
@@ -141,7 +146,12 @@ def build_registry(dispatcher: DispatcherRunner, cluster: ClusterRunner) -> Coll
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     registry.register(
-        ClusterCollector(lambda: dispatcher.counts, lambda: cluster.counts, lambda: cluster.losses)
+        ClusterCollector(
+            lambda: dispatcher.counts,
+            lambda: cluster.counts,
+            lambda: cluster.losses,
+            lambda: cluster.partitions.counts,
+        )
     )
     registry.register(CheckpointCollector(dispatcher.checkpoint_numbers, dispatcher.now_ms))
     registry.register(AttemptMetricsCollector(dispatcher.recent_metrics))

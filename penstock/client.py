@@ -245,6 +245,24 @@ class Client:
         """TaskManagers and slots."""
         return self._call(lambda stub: stub.GetCluster, client_pb2.GetClusterRequest())
 
+    def partitions(self, *, promoted: bool = False) -> list[client_pb2.PartitionDetails]:
+        """Complete result partitions that TaskManagers hold.
+
+        Args:
+            promoted: only those that outlive their job.
+        """
+        request = client_pb2.ListPartitionsRequest(promoted=promoted)
+        return list(self._call(lambda stub: stub.ListPartitions, request).partitions)
+
+    def drop_partitions(self, name: str) -> int:
+        """Drops what was promoted under a name; returns how many partitions that were.
+
+        Raises:
+            JobRejected: nothing has that name.
+        """
+        request = client_pb2.DropPartitionsRequest(name=name)
+        return self._call(lambda stub: stub.DropPartitions, request).dropped
+
     # ------------------------------------------------------------ connection
 
     def _stub(self) -> client_pb2_grpc.JobManagerStub:

@@ -396,6 +396,24 @@ class Configuration(BaseModel):
         alias="taskmanager.spill.max-size",
         description="Spilled rows per slot beyond which producers wait, and blocking exchanges fail; 0: no limit.",
     )
+    taskmanager_spill_min_free_bytes: SizeBytes = Field(
+        256 << 20,
+        alias="taskmanager.spill.min-free",
+        description="Free space on the disk of the spill directory below which nothing more is written to "
+        "it: whose memory is full waits.",
+    )
+    taskmanager_spill_hard_min_free_bytes: SizeBytes = Field(
+        64 << 20,
+        alias="taskmanager.spill.hard-min-free",
+        description="Free space on that disk below which the TaskManager removes its spill directory and "
+        "ends.",
+    )
+    taskmanager_partitions_grace_ms: DurationMs = Field(
+        60_000,
+        alias="taskmanager.partitions.grace",
+        description="How long a TaskManager keeps complete result partitions after it has given its "
+        "JobManager up.",
+    )
 
     # -- network
     taskmanager_local_sockets: bool = Field(
@@ -465,6 +483,10 @@ class Configuration(BaseModel):
     def _check(self) -> Self:
         if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
             raise ValueError("heartbeat.timeout must be longer than heartbeat.interval")
+        if self.taskmanager_spill_hard_min_free_bytes > self.taskmanager_spill_min_free_bytes:
+            raise ValueError(
+                "taskmanager.spill.hard-min-free must not be more than taskmanager.spill.min-free"
+            )
         return self
 
     @property

@@ -31,7 +31,7 @@ from penstock.addresses import format_address
 from penstock.client import Client
 from penstock.config import Configuration, read_yaml
 from penstock.credentials import load_token
-from penstock.errors import StreamError
+from penstock.errors import JobManagerUnreachable, StreamError
 from penstock.owned_directories import sweep_runtime_directories, sweep_work_directories
 from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
 from penstock.user_code import OWN_PACKAGES
@@ -120,11 +120,27 @@ class LocalCluster:
 
     def status(self) -> dict[str, object]:
         """The cluster as ``penstock cluster status --json`` prints it."""
+        daemons = self.daemons()
+        held = self._held_partitions(daemons)
         return {
             "jobmanager": self.address,
             "directory": str(self.directory),
-            "daemons": [asdict(daemon) for daemon in self.daemons()],
+            "daemons": [
+                {**asdict(daemon), "held_partitions": held.get((daemon.role, daemon.id))}
+                for daemon in daemons
+            ],
         }
+
+    def _held_partitions(self, daemons: Sequence[Daemon]) -> dict[tuple[str, str], int]:
+        """Role and id of a TaskManager -> complete partitions on its disk; {} where nobody can tell."""
+        if not any(daemon.role == "jobmanager" and daemon.alive for daemon in daemons):
+            return {}
+        try:
+            with self._client() as client:
+                shown = client.cluster().taskmanagers
+        except JobManagerUnreachable:
+            return {}
+        return {("taskmanager", one.taskmanager_id): one.held_partitions for one in shown}
 
     def slots(self) -> dict[str, int]:
         """The TaskManagers that have registered with the JobManager, and how many slots they have.

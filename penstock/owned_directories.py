@@ -11,7 +11,6 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -74,23 +73,22 @@ def create_runtime_directory(name: str) -> OwnedDirectory:
 def sweep_runtime_directories() -> list[Path]:
     """Removes the socket directories of this user's dead processes; returns what was removed."""
     parents = {Path(tempfile.gettempdir()), Path("/tmp")}
-    return [
-        path
-        for parent in parents
-        for path in sorted(parent.glob(f"{_RUNTIME_PREFIX}*"))
-        if _is_own(path) and _remove_if_dead(path)
-    ]
+    return [path for parent in parents for path in sweep_owned_directories(parent, _RUNTIME_PREFIX)]
 
 
 def sweep_work_directories(directory: Path) -> list[Path]:
     """Removes the work directories of dead TaskManagers; returns what was removed."""
-    return [path for path in _work_directories(directory) if _remove_if_dead(path)]
+    return sweep_owned_directories(directory, "taskmanager-")
 
 
-def _work_directories(directory: Path) -> Iterator[Path]:
-    for path in sorted(directory.glob("taskmanager-*")):
-        if (path / _LOCK_NAME).is_file():
-            yield path
+def sweep_owned_directories(parent: Path, prefix: str) -> list[Path]:
+    """Removes those of this user's dead processes whose names begin with ``prefix``.
+
+    Returns:
+        What was removed.
+    """
+    found = sorted(parent.glob(f"{prefix}*"))
+    return [path for path in found if _is_own(path) and _remove_if_dead(path)]
 
 
 def _is_own(path: Path) -> bool:

@@ -12,8 +12,9 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,13 @@ from penstock.owned_directories import (
     sweep_work_directories,
 )
 from taskmanager.daemon.background import Background
+from taskmanager.daemon.disk_guard import DiskLimits
+from taskmanager.daemon.disk_guard_runner import DiskGuardRunner
 from taskmanager.daemon.identity import identify, new_taskmanager_id
+from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
+from taskmanager.daemon.partition_server_runner import PartitionServerRunner
 from taskmanager.daemon.slot_environment import slot_variables
+from taskmanager.daemon.spill_directory import own_spill_directory
 from taskmanager.rpc.jobmanager_client import JobManagerClient
 from taskmanager.rpc.registration_runner import RegistrationRunner
 from taskmanager.rpc.result_forwarder import ResultForwarder
@@ -64,6 +70,18 @@ _ROLE = "taskmanager"
 _GOODBYE_TIMEOUT_S = 0.5
 _SERVER_GRACE_S = 0.2
 _STDOUT = 1
+
+_Gauges = Sequence[tuple[str, str, Callable[[], float]]]
+"""Name without its prefix, description, value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Directories:
+    """What this TaskManager owns on disk: files of slots, sockets, partitions."""
+
+    work: Path
+    runtime: Path
+    spill: Path
 
 
 class TaskManagerDaemon:
@@ -103,10 +121,12 @@ class TaskManagerDaemon:
         require_token(self._config.taskmanager_bind_host, token, "taskmanager.bind-host")
         async with AsyncExitStack() as resources:
             work = self._own_directories(resources)
+            spill = self._own_spill_directory(resources, work.path)
             runtime = create_runtime_directory(f"{os.getpid()}-{secrets.token_hex(4)}")
             resources.callback(runtime.remove)
             async with asyncio.TaskGroup() as group, AsyncExitStack() as services:
-                failed = await self._start(group, services, work.path, runtime.path, token)
+                directories = _Directories(work.path, runtime.path, spill.path)
+                failed = await self._start(group, services, directories, token)
                 raise await failed
 
     def _own_directories(self, resources: AsyncExitStack) -> OwnedDirectory:
@@ -117,12 +137,18 @@ class TaskManagerDaemon:
         resources.callback(work.remove)
         return work
 
+    def _own_spill_directory(self, resources: AsyncExitStack, work: Path) -> OwnedDirectory:
+        spill, swept = own_spill_directory(self._config.taskmanager_spill_dir, work, self._id)
+        resources.callback(spill.remove)
+        for path in swept:
+            self._log.info("directory.swept", path=str(path))
+        return spill
+
     async def _start(
         self,
         group: asyncio.TaskGroup,
         services: AsyncExitStack,
-        work: Path,
-        runtime: Path,
+        directories: _Directories,
         token: str,
     ) -> asyncio.Future[Exception]:
         """Starts everything; ``services`` knows how to end it.
@@ -139,6 +165,15 @@ class TaskManagerDaemon:
         )
         services.push_async_callback(forkserver.stop)
         await forkserver.start()
+        own_host_id = host_id(config.taskmanager_host, directories.runtime.parent)
+        server = PartitionServerRunner(
+            self._server_configuration(directories, own_host_id, token),
+            logs / f"{_ROLE}-{self._id}-partition-server.log",
+            forkserver,
+            clock,
+        )
+        services.push_async_callback(server.stop)
+        partition_endpoint = await server.start()
 
         client = JobManagerClient(self._jobmanagers, token, config.rpc_timeout_ms / 1000)
         services.push_async_callback(client.close)
@@ -151,18 +186,19 @@ class TaskManagerDaemon:
         supervisor = SlotSupervisor(
             environment=SlotEnvironment(
                 taskmanager_id=self._id,
-                host_id=host_id(config.taskmanager_host, runtime.parent),
+                host_id=own_host_id,
                 config=config,
                 log_directory=logs / "jobs",
-                socket_directory=runtime,
-                work_directory=work,
+                socket_directory=directories.runtime,
+                work_directory=directories.work,
+                spill_directory=directories.spill,
                 packages=packages,
                 terminal_fd=self._terminal(),
                 token=token,
             ),
             table=table,
             forkserver=forkserver,
-            artifacts=ArtifactStore(work, client.download_artifact, background),
+            artifacts=ArtifactStore(directories.work, client.download_artifact, background),
             background=background,
             clock=clock,
             report_event=report_event,
@@ -180,47 +216,129 @@ class TaskManagerDaemon:
             await registration.wait_registered()
             table.check_epoch(leader_epoch)
 
-        server = grpc.aio.server(
+        keeper = PartitionKeeper(
+            directory=directories.spill,
+            server=server,
+            clock=clock,
+            grace_ms=config.taskmanager_partitions_grace_ms,
+            is_registered=lambda: registration.registration is not None,
+            writing=supervisor.writing,
+        )
+        guard = DiskGuardRunner(
+            directories.spill,
+            DiskLimits(
+                config.taskmanager_spill_min_free_bytes,
+                config.taskmanager_spill_hard_min_free_bytes,
+            ),
+            supervisor.set_spill_allowed,
+        )
+        await guard.look()
+
+        rpc_server = grpc.aio.server(
             options=server_options(),
             interceptors=[*server_interceptors(token), ErrorServerInterceptor()],
         )
         add_TaskManagerInternalServicer_to_server(
-            TaskManagerServicer(supervisor, enter, logs / "jobs"), server
+            TaskManagerServicer(supervisor, keeper, partition_endpoint, enter, logs / "jobs"),
+            rpc_server,
         )
-        port = self._bind(server)
+        port = self._bind(rpc_server)
         address = format_address(config.taskmanager_host, port)
         registration = RegistrationRunner(
-            identity=identify(self._id, address, config.taskmanager_slots, packages),
+            identity=identify(
+                self._id, address, config.taskmanager_slots, packages, partition_endpoint
+            ),
             client=client,
             clock=clock,
             grace_s=config.taskmanager_jobmanager_grace_ms / 1000,
             new_incarnation=lambda: secrets.token_hex(8),
             metrics=supervisor.metrics,
             held_slots=supervisor.held_slots,
+            held_partitions=lambda: keeper.held,
             follow=follow,
             drop_all=supervisor.drop_all,
         )
-        await server.start()
-        services.push_async_callback(server.stop, _SERVER_GRACE_S)
-        self._start_metrics(services, address, supervisor, table, forkserver)
-
-        loops = [group.create_task(forkserver.run(), name="forkserver")]
-        failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        loops.append(
-            group.create_task(_until_failed(registration.run(), failed), name="registration")
+        await rpc_server.start()
+        services.push_async_callback(rpc_server.stop, _SERVER_GRACE_S)
+        gauges: _Gauges = (
+            ("slots", "Slots of this TaskManager.", lambda: table.capacity),
+            ("slots_free", "Slots that no job has.", lambda: table.free_count),
+            (
+                "forkserver_restarts",
+                "Fork servers that had to be replaced since the start.",
+                lambda: forkserver.restart_count,
+            ),
+            (
+                "partition_server_restarts",
+                "Partition servers that had to be replaced since the start.",
+                lambda: server.restart_count,
+            ),
+            (
+                "held_partitions",
+                "Complete result partitions on disk.",
+                lambda: keeper.held.count,
+            ),
+            (
+                "spill_bytes",
+                "Files of result partitions, complete or not.",
+                lambda: keeper.spill_bytes,
+            ),
+            (
+                "spill_free_bytes",
+                "Free space on the disk of the spill directory.",
+                lambda: guard.free_bytes,
+            ),
         )
+        self._start_metrics(services, address, supervisor.metrics, gauges)
+
+        failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+
+        def start(name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            return group.create_task(_until_failed(loop, failed), name=name)
+
+        processes = [
+            start("forkserver", forkserver.run()),
+            start("partition server", server.run()),
+        ]
+        watches = [
+            start("registration", registration.run()),
+            start("partitions", keeper.run()),
+            start("disk guard", guard.run()),
+        ]
 
         async def end() -> None:
+            has_failed = failed.done() and not failed.cancelled()
+            reason = str(failed.result()) if has_failed else "the TaskManager was told to end"
             # The loops first: what ends now must be neither started nor registered again.
-            await registration.say_goodbye("the TaskManager was told to end", _GOODBYE_TIMEOUT_S)
-            loops[1].cancel()
-            await supervisor.drop_all("the TaskManager was told to end")
-            loops[0].cancel()
-            await asyncio.wait(loops)
+            await registration.say_goodbye(reason, _GOODBYE_TIMEOUT_S)
+            for loop in watches:
+                loop.cancel()
+            await supervisor.drop_all(reason)
+            for loop in processes:
+                loop.cancel()
+            await asyncio.wait([*watches, *processes])
 
         services.push_async_callback(end)
         self._log.info("taskmanager.started", id=self._id, address=address, pid=os.getpid())
         return failed
+
+    def _server_configuration(
+        self, directories: _Directories, own_host_id: str, token: str
+    ) -> internal_pb2.SlotConfiguration:
+        """What the partition server is told: a slot without a job, for every leader."""
+        config = self._config
+        unix_path = directories.runtime / "partitions.sock"
+        return internal_pb2.SlotConfiguration(
+            slot_id=f"partitions-{self._id}",
+            taskmanager_id=self._id,
+            host_id=own_host_id,
+            unix_socket_path=str(unix_path) if config.taskmanager_local_sockets else "",
+            tcp_bind_host=config.taskmanager_bind_host,
+            tcp_advertised_host=config.taskmanager_host,
+            config=config.to_mapping(),
+            token=token,
+            spill_directory=str(directories.spill),
+        )
 
     def _bind(self, server: grpc.aio.Server) -> int:
         wanted = format_address(
@@ -239,22 +357,13 @@ class TaskManagerDaemon:
         self,
         services: AsyncExitStack,
         address: str,
-        supervisor: SlotSupervisor,
-        table: SlotTable,
-        forkserver: ForkserverRunner,
+        attempts: Callable[[], Sequence[internal_pb2.AttemptMetrics]],
+        gauges: _Gauges,
     ) -> None:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        registry.register(AttemptMetricsCollector(supervisor.metrics))
-        for name, help_text, read in (
-            ("slots", "Slots of this TaskManager.", lambda: table.capacity),
-            ("slots_free", "Slots that no job has.", lambda: table.free_count),
-            (
-                "forkserver_restarts",
-                "Fork servers that had to be replaced since the start.",
-                lambda: forkserver.restart_count,
-            ),
-        ):
+        registry.register(AttemptMetricsCollector(attempts))
+        for name, help_text, read in gauges:
             gauge = Gauge(f"penstock_taskmanager_{name}", help_text, registry=registry)
             gauge.set_function(read)
         metrics = MetricsServer(
@@ -291,7 +400,8 @@ async def _until_failed(loop: Coroutine[Any, Any, None], failed: asyncio.Future[
     try:
         await loop
     except StreamError as error:
-        failed.set_result(error)
+        if not failed.done():
+            failed.set_result(error)
 
 
 async def _run(daemon: TaskManagerDaemon) -> None:

@@ -121,9 +121,14 @@ class HeartbeatRequest(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     HELD_SLOTS_FIELD_NUMBER: _builtins.int
     HELD_PARTITIONS_FIELD_NUMBER: _builtins.int
+    HELD_PARTITIONS_COUNT_FIELD_NUMBER: _builtins.int
+    HELD_PARTITIONS_BYTES_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     incarnation: _builtins.str
     leader_epoch: _builtins.int
+    held_partitions_count: _builtins.int
+    """Of all of them."""
+    held_partitions_bytes: _builtins.int
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptMetrics]: ...
     @_builtins.property
@@ -132,7 +137,9 @@ class HeartbeatRequest(_message.Message):
 
     @_builtins.property
     def held_partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPartition]:
-        """Complete partitions, so that the JobManager releases what it does not know."""
+        """Complete partitions, so that the JobManager releases what it does not know. Of very many only some: that
+        one is not named does not say that it is gone.
+        """
 
     def __init__(
         self,
@@ -143,10 +150,12 @@ class HeartbeatRequest(_message.Message):
         metrics: _abc.Iterable[Global___AttemptMetrics] | None = ...,
         held_slots: _abc.Iterable[Global___HeldSlot] | None = ...,
         held_partitions: _abc.Iterable[Global___HeldPartition] | None = ...,
+        held_partitions_count: _builtins.int = ...,
+        held_partitions_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_partitions", b"held_partitions", "held_slots", b"held_slots", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "metrics", b"metrics", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_partitions", b"held_partitions", "held_partitions_bytes", b"held_partitions_bytes", "held_partitions_count", b"held_partitions_count", "held_slots", b"held_slots", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "metrics", b"metrics", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1446,6 +1455,91 @@ class ReleasePartitionsResponse(_message.Message):
 Global___ReleasePartitionsResponse: _TypeAlias = ReleasePartitionsResponse  # noqa: Y015
 
 @_typing.final
+class PromotePartitionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    job_id: _builtins.str
+    name: _builtins.str
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionId]: ...
+    def __init__(
+        self,
+        *,
+        leader_epoch: _builtins.int = ...,
+        job_id: _builtins.str = ...,
+        partitions: _abc.Iterable[Global___PartitionId] | None = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "leader_epoch", b"leader_epoch", "name", b"name", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromotePartitionsRequest: _TypeAlias = PromotePartitionsRequest  # noqa: Y015
+
+@_typing.final
+class PromotePartitionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromotePartitionsResponse: _TypeAlias = PromotePartitionsResponse  # noqa: Y015
+
+@_typing.final
+class DropPromotedPartitionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        leader_epoch: _builtins.int = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropPromotedPartitionsRequest: _TypeAlias = DropPromotedPartitionsRequest  # noqa: Y015
+
+@_typing.final
+class DropPromotedPartitionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DROPPED_FIELD_NUMBER: _builtins.int
+    dropped: _builtins.int
+    def __init__(
+        self,
+        *,
+        dropped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropPromotedPartitionsResponse: _TypeAlias = DropPromotedPartitionsResponse  # noqa: Y015
+
+@_typing.final
 class ReadTaskLogsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1597,6 +1691,7 @@ class SlotCommand(_message.Message):
     RESULTS_TAKEN_FIELD_NUMBER: _builtins.int
     SHUTDOWN_FIELD_NUMBER: _builtins.int
     RELEASE_PARTITIONS_FIELD_NUMBER: _builtins.int
+    SPILL_PRESSURE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def configure(self) -> Global___SlotConfiguration: ...
     @_builtins.property
@@ -1611,6 +1706,8 @@ class SlotCommand(_message.Message):
     def shutdown(self) -> Global___ShutdownSlot: ...
     @_builtins.property
     def release_partitions(self) -> Global___ReleasePartitions: ...
+    @_builtins.property
+    def spill_pressure(self) -> Global___SpillPressure: ...
     def __init__(
         self,
         *,
@@ -1621,12 +1718,13 @@ class SlotCommand(_message.Message):
         results_taken: Global___ResultsTaken | None = ...,
         shutdown: Global___ShutdownSlot | None = ...,
         release_partitions: Global___ReleasePartitions | None = ...,
+        spill_pressure: Global___SpillPressure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "configure", b"configure", "deploy", b"deploy", "release_partitions", b"release_partitions", "results_taken", b"results_taken", "shutdown", b"shutdown", "task_command", b"task_command"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "configure", b"configure", "deploy", b"deploy", "release_partitions", b"release_partitions", "results_taken", b"results_taken", "shutdown", b"shutdown", "spill_pressure", b"spill_pressure", "task_command", b"task_command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "configure", b"configure", "deploy", b"deploy", "release_partitions", b"release_partitions", "results_taken", b"results_taken", "shutdown", b"shutdown", "task_command", b"task_command"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "configure", b"configure", "deploy", b"deploy", "release_partitions", b"release_partitions", "results_taken", b"results_taken", "shutdown", b"shutdown", "spill_pressure", b"spill_pressure", "task_command", b"task_command"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["configure", "deploy", "cancel", "task_command", "results_taken", "shutdown", "release_partitions"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["configure", "deploy", "cancel", "task_command", "results_taken", "shutdown", "release_partitions", "spill_pressure"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1637,20 +1735,48 @@ class ReleasePartitions(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """Whose; a slot has those of its own job only."""
     @_builtins.property
-    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionId]: ...
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionId]:
+        """To the partition server: empty = all of the job."""
+
     def __init__(
         self,
         *,
         partitions: _abc.Iterable[Global___PartitionId] | None = ...,
+        job_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleasePartitions: _TypeAlias = ReleasePartitions  # noqa: Y015
+
+@_typing.final
+class SpillPressure(_message.Message):
+    """The disk under the spill directory is nearly full, or has room again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STOP_FIELD_NUMBER: _builtins.int
+    stop: _builtins.bool
+    """True: write nothing more to it; who has no memory left waits."""
+    def __init__(
+        self,
+        *,
+        stop: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpillPressure: _TypeAlias = SpillPressure  # noqa: Y015
 
 @_typing.final
 class CancelAttempt(_message.Message):

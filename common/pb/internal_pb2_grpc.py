@@ -362,6 +362,16 @@ class TaskManagerInternalStub:
                 request_serializer=common_dot_pb_dot_internal__pb2.ReleasePartitionsRequest.SerializeToString,
                 response_deserializer=common_dot_pb_dot_internal__pb2.ReleasePartitionsResponse.FromString,
                 _registered_method=True)
+        self.PromotePartitions = channel.unary_unary(
+                '/penstock.internal.v1.TaskManagerInternal/PromotePartitions',
+                request_serializer=common_dot_pb_dot_internal__pb2.PromotePartitionsRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_internal__pb2.PromotePartitionsResponse.FromString,
+                _registered_method=True)
+        self.DropPromotedPartitions = channel.unary_unary(
+                '/penstock.internal.v1.TaskManagerInternal/DropPromotedPartitions',
+                request_serializer=common_dot_pb_dot_internal__pb2.DropPromotedPartitionsRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_internal__pb2.DropPromotedPartitionsResponse.FromString,
+                _registered_method=True)
         self.ReadTaskLogs = channel.unary_stream(
                 '/penstock.internal.v1.TaskManagerInternal/ReadTaskLogs',
                 request_serializer=common_dot_pb_dot_internal__pb2.ReadTaskLogsRequest.SerializeToString,
@@ -412,6 +422,20 @@ class TaskManagerInternalServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PromotePartitions(self, request, context):
+        """Lets complete partitions outlive their job, under a name; all of them or none. Repeating it is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropPromotedPartitions(self, request, context):
+        """Drops what was promoted under a name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadTaskLogs(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -450,6 +474,16 @@ def add_TaskManagerInternalServicer_to_server(servicer, server):
                     servicer.ReleasePartitions,
                     request_deserializer=common_dot_pb_dot_internal__pb2.ReleasePartitionsRequest.FromString,
                     response_serializer=common_dot_pb_dot_internal__pb2.ReleasePartitionsResponse.SerializeToString,
+            ),
+            'PromotePartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.PromotePartitions,
+                    request_deserializer=common_dot_pb_dot_internal__pb2.PromotePartitionsRequest.FromString,
+                    response_serializer=common_dot_pb_dot_internal__pb2.PromotePartitionsResponse.SerializeToString,
+            ),
+            'DropPromotedPartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropPromotedPartitions,
+                    request_deserializer=common_dot_pb_dot_internal__pb2.DropPromotedPartitionsRequest.FromString,
+                    response_serializer=common_dot_pb_dot_internal__pb2.DropPromotedPartitionsResponse.SerializeToString,
             ),
             'ReadTaskLogs': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadTaskLogs,
@@ -621,6 +655,60 @@ class TaskManagerInternal:
             '/penstock.internal.v1.TaskManagerInternal/ReleasePartitions',
             common_dot_pb_dot_internal__pb2.ReleasePartitionsRequest.SerializeToString,
             common_dot_pb_dot_internal__pb2.ReleasePartitionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PromotePartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.internal.v1.TaskManagerInternal/PromotePartitions',
+            common_dot_pb_dot_internal__pb2.PromotePartitionsRequest.SerializeToString,
+            common_dot_pb_dot_internal__pb2.PromotePartitionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropPromotedPartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.internal.v1.TaskManagerInternal/DropPromotedPartitions',
+            common_dot_pb_dot_internal__pb2.DropPromotedPartitionsRequest.SerializeToString,
+            common_dot_pb_dot_internal__pb2.DropPromotedPartitionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

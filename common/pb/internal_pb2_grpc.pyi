@@ -125,6 +125,10 @@ class TaskManagerInternalStub:
     FreeSlots: _grpc.UnaryUnaryMultiCallable[_internal_pb2.FreeSlotsRequest, _internal_pb2.FreeSlotsResponse]
     ReleasePartitions: _grpc.UnaryUnaryMultiCallable[_internal_pb2.ReleasePartitionsRequest, _internal_pb2.ReleasePartitionsResponse]
     """Drops partitions that nobody needs any more, in slot processes and on disk. Repeating it is harmless."""
+    PromotePartitions: _grpc.UnaryUnaryMultiCallable[_internal_pb2.PromotePartitionsRequest, _internal_pb2.PromotePartitionsResponse]
+    """Lets complete partitions outlive their job, under a name; all of them or none. Repeating it is harmless."""
+    DropPromotedPartitions: _grpc.UnaryUnaryMultiCallable[_internal_pb2.DropPromotedPartitionsRequest, _internal_pb2.DropPromotedPartitionsResponse]
+    """Drops what was promoted under a name."""
     ReadTaskLogs: _grpc.UnaryStreamMultiCallable[_internal_pb2.ReadTaskLogsRequest, _client_pb2.LogChunk]
 
 @_typing.type_check_only
@@ -140,6 +144,10 @@ class TaskManagerInternalAsyncStub(TaskManagerInternalStub):
     FreeSlots: _aio.UnaryUnaryMultiCallable[_internal_pb2.FreeSlotsRequest, _internal_pb2.FreeSlotsResponse]  # type: ignore[assignment]
     ReleasePartitions: _aio.UnaryUnaryMultiCallable[_internal_pb2.ReleasePartitionsRequest, _internal_pb2.ReleasePartitionsResponse]  # type: ignore[assignment]
     """Drops partitions that nobody needs any more, in slot processes and on disk. Repeating it is harmless."""
+    PromotePartitions: _aio.UnaryUnaryMultiCallable[_internal_pb2.PromotePartitionsRequest, _internal_pb2.PromotePartitionsResponse]  # type: ignore[assignment]
+    """Lets complete partitions outlive their job, under a name; all of them or none. Repeating it is harmless."""
+    DropPromotedPartitions: _aio.UnaryUnaryMultiCallable[_internal_pb2.DropPromotedPartitionsRequest, _internal_pb2.DropPromotedPartitionsResponse]  # type: ignore[assignment]
+    """Drops what was promoted under a name."""
     ReadTaskLogs: _aio.UnaryStreamMultiCallable[_internal_pb2.ReadTaskLogsRequest, _client_pb2.LogChunk]  # type: ignore[assignment]
 
 class TaskManagerInternalServicer(metaclass=_abc_1.ABCMeta):
@@ -188,6 +196,22 @@ class TaskManagerInternalServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_internal_pb2.ReleasePartitionsResponse, _abc.Awaitable[_internal_pb2.ReleasePartitionsResponse]]:
         """Drops partitions that nobody needs any more, in slot processes and on disk. Repeating it is harmless."""
+
+    @_abc_1.abstractmethod
+    def PromotePartitions(
+        self,
+        request: _internal_pb2.PromotePartitionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_internal_pb2.PromotePartitionsResponse, _abc.Awaitable[_internal_pb2.PromotePartitionsResponse]]:
+        """Lets complete partitions outlive their job, under a name; all of them or none. Repeating it is harmless."""
+
+    @_abc_1.abstractmethod
+    def DropPromotedPartitions(
+        self,
+        request: _internal_pb2.DropPromotedPartitionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_internal_pb2.DropPromotedPartitionsResponse, _abc.Awaitable[_internal_pb2.DropPromotedPartitionsResponse]]:
+        """Drops what was promoted under a name."""
 
     @_abc_1.abstractmethod
     def ReadTaskLogs(

@@ -285,6 +285,11 @@ class DispatcherRunner:
         """All jobs, in order of submission."""
         return [job.record for job in self._jobs.values()]
 
+    def has_unended(self, job_id: str) -> bool:
+        """True for a job that is known and has not ended."""
+        job = self._jobs.get(job_id)
+        return job is not None and not job.record.ended
+
     def find(self, job_id: str) -> JobRecord:
         """The job of this id, or of this unique beginning of an id.
 

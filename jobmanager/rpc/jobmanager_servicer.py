@@ -198,6 +198,23 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
             )
 
     @override
+    async def ListPartitions(
+        self, request: client_pb2.ListPartitionsRequest, context: Any
+    ) -> client_pb2.ListPartitionsResponse:
+        """Complete result partitions on the disks of TaskManagers."""
+        return client_pb2.ListPartitionsResponse(
+            partitions=self._cluster.partitions.details(promoted=request.promoted)
+        )
+
+    @override
+    async def DropPartitions(
+        self, request: client_pb2.DropPartitionsRequest, context: Any
+    ) -> client_pb2.DropPartitionsResponse:
+        """Drops what was promoted under a name."""
+        dropped = await self._cluster.partitions.drop(request.name)
+        return client_pb2.DropPartitionsResponse(dropped=dropped)
+
+    @override
     async def GetCluster(
         self, request: client_pb2.GetClusterRequest, context: Any
     ) -> client_pb2.ClusterDetails:

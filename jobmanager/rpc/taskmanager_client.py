@@ -189,6 +189,29 @@ class TaskManagerClient:
             lambda: self._stub.ReleasePartitions(request, timeout=self._timeout_s),
         )
 
+    async def promote_partitions(
+        self, job_id: str, partitions: Sequence[internal_pb2.PartitionId], name: str
+    ) -> None:
+        """Lets complete partitions outlive their job, all or none."""
+        request = internal_pb2.PromotePartitionsRequest(
+            leader_epoch=self._leader_epoch, job_id=job_id, partitions=partitions, name=name
+        )
+        await self._call(
+            "promote partitions",
+            lambda: self._stub.PromotePartitions(request, timeout=self._timeout_s),
+        )
+
+    async def drop_promoted_partitions(self, name: str) -> int:
+        """Drops what was promoted under a name; returns how many partitions that were."""
+        request = internal_pb2.DropPromotedPartitionsRequest(
+            leader_epoch=self._leader_epoch, name=name
+        )
+        response = await self._call(
+            "drop promoted partitions",
+            lambda: self._stub.DropPromotedPartitions(request, timeout=self._timeout_s),
+        )
+        return response.dropped
+
     async def read_logs(
         self, job_id: str, vertex: str, subtask_index: int
     ) -> AsyncIterator[client_pb2.LogChunk]:

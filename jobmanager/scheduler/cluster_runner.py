@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -23,6 +23,8 @@ from jobmanager.dispatcher.admission import TaskManagerFacts
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.liveness.heartbeat import HeartbeatMonitor, Silent
 from jobmanager.liveness.loss_reason import LossReason
+from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
+from jobmanager.rpc.partition_convert import holdings_at_registration, holdings_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
@@ -91,6 +93,7 @@ class ClusterRunner:
         self._freeing: set[tuple[str, str, str]] = set()
         # Slots whose end their TaskManagers have not confirmed, and the jobs that gave them up.
         self._unconfirmed: dict[s.Slot, str] = {}
+        self.partitions = HeldPartitionsRunner(self.client, self._start)
         self.counts = SlotCounts()
         self.losses: Mapping[LossReason, int] = {}
         """TaskManagers lost since the start; replaced as a whole, like ``counts``."""
@@ -178,6 +181,7 @@ class ClusterRunner:
             address=request.rpc_address,
             slots=request.slots,
         )
+        self.partitions.observe(request.taskmanager_id, holdings_at_registration(request))
         self._step(s.TaskManagerAdded(request.taskmanager_id, request.incarnation, request.slots))
 
     def heartbeat(self, request: internal_pb2.HeartbeatRequest) -> bool:
@@ -186,6 +190,7 @@ class ClusterRunner:
             return False
         taskmanager = self._taskmanagers[request.taskmanager_id]
         taskmanager.last_heartbeat_ms = self._clock.now_ms()
+        self.partitions.observe(request.taskmanager_id, holdings_of(request))
         held = {(slot.job_id, slot.slot_id) for slot in request.held_slots}
         given_up = {
             (job_id, slot.slot_id): slot
@@ -246,6 +251,7 @@ class ClusterRunner:
         shown = []
         for taskmanager_id, taskmanager in sorted(self._taskmanagers.items()):
             total, free = self._pool.counts(taskmanager_id)
+            held = self.partitions.of(taskmanager_id)
             shown.append(
                 client_pb2.TaskManagerDetails(
                     taskmanager_id=taskmanager_id,
@@ -254,6 +260,8 @@ class ClusterRunner:
                     slots_free=free,
                     last_heartbeat_ms=taskmanager.last_heartbeat_ms,
                     pid=taskmanager.pid,
+                    held_partitions=held.count,
+                    held_partitions_bytes=held.size_bytes,
                 )
             )
         return shown
@@ -292,6 +300,7 @@ class ClusterRunner:
         taskmanager = self._taskmanagers.pop(taskmanager_id)
         self.losses = Counter(self.losses) + Counter([loss])
         self._monitor.remove(taskmanager_id)
+        self.partitions.lost(taskmanager_id)
         self._unconfirmed = {
             slot: job_id
             for slot, job_id in self._unconfirmed.items()
@@ -311,6 +320,10 @@ class ClusterRunner:
         if self._tasks is not None:
             self._tasks.create_task(self._disconnect(taskmanager))
         self._step(s.TaskManagerRemoved(taskmanager_id))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._tasks is not None, "work begins while the cluster runs"
+        self._tasks.create_task(work)
 
     async def _disconnect(self, taskmanager: RegisteredTaskManager) -> None:
         # The watch may be the one that noticed; then it has ended by itself.

@@ -14,7 +14,7 @@ from penstock.cli.context import (
     print_table,
     reports_errors,
 )
-from penstock.cli.describe import time_of
+from penstock.cli.describe import size_of, time_of
 from penstock.job_checkpoints import Checkpoint, checkpoint_of
 
 
@@ -63,8 +63,8 @@ def checkpoints(job: str, jobmanager: str | None, as_json: bool) -> None:
                 time_of(one.triggered_at_ms),
                 "" if one.duration_ms is None else f"{one.duration_ms} ms",
                 f"{one.acknowledged_subtasks}/{one.total_subtasks}",
-                _size(one.state_bytes),
-                _size(one.uploaded_bytes),
+                size_of(one.state_bytes),
+                size_of(one.uploaded_bytes),
                 f"{one.alignment_ms} ms",
                 "yes" if one.retained else "",
             ]
@@ -79,12 +79,3 @@ def checkpoints(job: str, jobmanager: str | None, as_json: bool) -> None:
 def checkpoint_fields(shown: Checkpoint) -> dict[str, Any]:
     """One checkpoint of ``penstock checkpoints --json``."""
     return {**asdict(shown), "duration_ms": shown.duration_ms}
-
-
-def _size(size_bytes: int) -> str:
-    size, unit = float(size_bytes), "B"
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1024 or unit == "GB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

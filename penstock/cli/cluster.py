@@ -104,7 +104,7 @@ def _print_status(status: dict[str, Any], as_json: bool) -> None:
         return
     click.echo(f"JobManager {status['jobmanager']}, directory {status['directory']}")
     print_table(
-        ["ROLE", "ID", "PID", "ADDRESS", "METRICS", "STATE"],
+        ["ROLE", "ID", "PID", "ADDRESS", "METRICS", "PARTITIONS", "STATE"],
         [
             [
                 daemon["role"],
@@ -112,6 +112,7 @@ def _print_status(status: dict[str, Any], as_json: bool) -> None:
                 daemon["pid"],
                 daemon["address"],
                 daemon["metrics_address"],
+                "" if daemon["held_partitions"] is None else daemon["held_partitions"],
                 "alive" if daemon["alive"] else "dead",
             ]
             for daemon in status["daemons"]

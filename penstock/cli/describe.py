@@ -100,3 +100,28 @@ def duration_of(summary: client_pb2.JobSummary, now_ms: int) -> str:
     """How long the job has run or ran."""
     end_ms = summary.ended_at_ms or now_ms
     return f"{max(0, end_ms - summary.submitted_at_ms) / 1000:.1f} s"
+
+
+def size_of(size_bytes: int) -> str:
+    """A size as people read it: "1.5 MB"."""
+    size, unit = float(size_bytes), "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1024 or unit == "GB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def partition_fields(partition: client_pb2.PartitionDetails) -> dict[str, Any]:
+    """One partition of ``penstock partitions --json``."""
+    return {
+        "taskmanager_id": partition.taskmanager_id,
+        "job_id": partition.job_id,
+        "edge_id": partition.edge_id,
+        "vertex": partition.vertex,
+        "subtask_index": partition.subtask_index,
+        "attempt": partition.attempt,
+        "rows": partition.rows,
+        "size_bytes": partition.size_bytes,
+        "promoted_as": partition.promoted_as or None,
+    }

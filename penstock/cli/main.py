@@ -12,6 +12,7 @@ from penstock.cli.exceptions import exceptions
 from penstock.cli.fsck import fsck
 from penstock.cli.jobs import cancel, info, list_jobs, logs
 from penstock.cli.nexmark import nexmark
+from penstock.cli.partitions import partitions
 from penstock.cli.run import plan, run
 
 
@@ -32,6 +33,7 @@ for command in (
     checkpoint,
     checkpoints,
     exceptions,
+    partitions,
     fsck,
     nexmark,
 ):

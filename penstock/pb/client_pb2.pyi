@@ -1061,12 +1061,17 @@ class TaskManagerDetails(_message.Message):
     SLOTS_FREE_FIELD_NUMBER: _builtins.int
     LAST_HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    HELD_PARTITIONS_FIELD_NUMBER: _builtins.int
+    HELD_PARTITIONS_BYTES_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     address: _builtins.str
     slots_total: _builtins.int
     slots_free: _builtins.int
     last_heartbeat_ms: _builtins.int
     pid: _builtins.int
+    held_partitions: _builtins.int
+    """Complete result partitions on its disk."""
+    held_partitions_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -1076,14 +1081,138 @@ class TaskManagerDetails(_message.Message):
         slots_free: _builtins.int = ...,
         last_heartbeat_ms: _builtins.int = ...,
         pid: _builtins.int = ...,
+        held_partitions: _builtins.int = ...,
+        held_partitions_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "last_heartbeat_ms", b"last_heartbeat_ms", "pid", b"pid", "slots_free", b"slots_free", "slots_total", b"slots_total", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "held_partitions", b"held_partitions", "held_partitions_bytes", b"held_partitions_bytes", "last_heartbeat_ms", b"last_heartbeat_ms", "pid", b"pid", "slots_free", b"slots_free", "slots_total", b"slots_total", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TaskManagerDetails: _TypeAlias = TaskManagerDetails  # noqa: Y015
+
+@_typing.final
+class ListPartitionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMOTED_FIELD_NUMBER: _builtins.int
+    promoted: _builtins.bool
+    """Only those that outlive their job."""
+    def __init__(
+        self,
+        *,
+        promoted: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["promoted", b"promoted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPartitionsRequest: _TypeAlias = ListPartitionsRequest  # noqa: Y015
+
+@_typing.final
+class PartitionDetails(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKMANAGER_ID_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    EDGE_ID_FIELD_NUMBER: _builtins.int
+    VERTEX_FIELD_NUMBER: _builtins.int
+    SUBTASK_INDEX_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    PROMOTED_AS_FIELD_NUMBER: _builtins.int
+    taskmanager_id: _builtins.str
+    job_id: _builtins.str
+    edge_id: _builtins.str
+    vertex: _builtins.str
+    subtask_index: _builtins.int
+    attempt: _builtins.int
+    rows: _builtins.int
+    size_bytes: _builtins.int
+    promoted_as: _builtins.str
+    """The name under which it outlives its job; "" = it does not."""
+    def __init__(
+        self,
+        *,
+        taskmanager_id: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        edge_id: _builtins.str = ...,
+        vertex: _builtins.str = ...,
+        subtask_index: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        promoted_as: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "edge_id", b"edge_id", "job_id", b"job_id", "promoted_as", b"promoted_as", "rows", b"rows", "size_bytes", b"size_bytes", "subtask_index", b"subtask_index", "taskmanager_id", b"taskmanager_id", "vertex", b"vertex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionDetails: _TypeAlias = PartitionDetails  # noqa: Y015
+
+@_typing.final
+class ListPartitionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionDetails]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___PartitionDetails] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPartitionsResponse: _TypeAlias = ListPartitionsResponse  # noqa: Y015
+
+@_typing.final
+class DropPartitionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropPartitionsRequest: _TypeAlias = DropPartitionsRequest  # noqa: Y015
+
+@_typing.final
+class DropPartitionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DROPPED_FIELD_NUMBER: _builtins.int
+    dropped: _builtins.int
+    def __init__(
+        self,
+        *,
+        dropped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropPartitionsResponse: _TypeAlias = DropPartitionsResponse  # noqa: Y015
 
 @_typing.final
 class ClusterDetails(_message.Message):

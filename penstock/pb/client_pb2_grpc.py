@@ -104,6 +104,16 @@ class JobManagerStub:
                 request_serializer=penstock_dot_pb_dot_client__pb2.GetClusterRequest.SerializeToString,
                 response_deserializer=penstock_dot_pb_dot_client__pb2.ClusterDetails.FromString,
                 _registered_method=True)
+        self.ListPartitions = channel.unary_unary(
+                '/penstock.v1.JobManager/ListPartitions',
+                request_serializer=penstock_dot_pb_dot_client__pb2.ListPartitionsRequest.SerializeToString,
+                response_deserializer=penstock_dot_pb_dot_client__pb2.ListPartitionsResponse.FromString,
+                _registered_method=True)
+        self.DropPartitions = channel.unary_unary(
+                '/penstock.v1.JobManager/DropPartitions',
+                request_serializer=penstock_dot_pb_dot_client__pb2.DropPartitionsRequest.SerializeToString,
+                response_deserializer=penstock_dot_pb_dot_client__pb2.DropPartitionsResponse.FromString,
+                _registered_method=True)
 
 
 class JobManagerServicer:
@@ -201,6 +211,20 @@ class JobManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPartitions(self, request, context):
+        """Complete result partitions that TaskManagers hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropPartitions(self, request, context):
+        """Drops what was promoted under a name, on every TaskManager.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -273,6 +297,16 @@ def add_JobManagerServicer_to_server(servicer, server):
                     servicer.GetCluster,
                     request_deserializer=penstock_dot_pb_dot_client__pb2.GetClusterRequest.FromString,
                     response_serializer=penstock_dot_pb_dot_client__pb2.ClusterDetails.SerializeToString,
+            ),
+            'ListPartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPartitions,
+                    request_deserializer=penstock_dot_pb_dot_client__pb2.ListPartitionsRequest.FromString,
+                    response_serializer=penstock_dot_pb_dot_client__pb2.ListPartitionsResponse.SerializeToString,
+            ),
+            'DropPartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropPartitions,
+                    request_deserializer=penstock_dot_pb_dot_client__pb2.DropPartitionsRequest.FromString,
+                    response_serializer=penstock_dot_pb_dot_client__pb2.DropPartitionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -653,6 +687,60 @@ class JobManager:
             '/penstock.v1.JobManager/GetCluster',
             penstock_dot_pb_dot_client__pb2.GetClusterRequest.SerializeToString,
             penstock_dot_pb_dot_client__pb2.ClusterDetails.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.JobManager/ListPartitions',
+            penstock_dot_pb_dot_client__pb2.ListPartitionsRequest.SerializeToString,
+            penstock_dot_pb_dot_client__pb2.ListPartitionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropPartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.JobManager/DropPartitions',
+            penstock_dot_pb_dot_client__pb2.DropPartitionsRequest.SerializeToString,
+            penstock_dot_pb_dot_client__pb2.DropPartitionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,10 @@ class JobManagerStub:
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListCheckpointsRequest, _client_pb2.ListCheckpointsResponse]
     ListExceptions: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListExceptionsRequest, _client_pb2.ListExceptionsResponse]
     GetCluster: _grpc.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]
+    ListPartitions: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListPartitionsRequest, _client_pb2.ListPartitionsResponse]
+    """Complete result partitions that TaskManagers hold."""
+    DropPartitions: _grpc.UnaryUnaryMultiCallable[_client_pb2.DropPartitionsRequest, _client_pb2.DropPartitionsResponse]
+    """Drops what was promoted under a name, on every TaskManager."""
 
 @_typing.type_check_only
 class JobManagerAsyncStub(JobManagerStub):
@@ -81,6 +85,10 @@ class JobManagerAsyncStub(JobManagerStub):
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_client_pb2.ListCheckpointsRequest, _client_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     ListExceptions: _aio.UnaryUnaryMultiCallable[_client_pb2.ListExceptionsRequest, _client_pb2.ListExceptionsResponse]  # type: ignore[assignment]
     GetCluster: _aio.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]  # type: ignore[assignment]
+    ListPartitions: _aio.UnaryUnaryMultiCallable[_client_pb2.ListPartitionsRequest, _client_pb2.ListPartitionsResponse]  # type: ignore[assignment]
+    """Complete result partitions that TaskManagers hold."""
+    DropPartitions: _aio.UnaryUnaryMultiCallable[_client_pb2.DropPartitionsRequest, _client_pb2.DropPartitionsResponse]  # type: ignore[assignment]
+    """Drops what was promoted under a name, on every TaskManager."""
 
 class JobManagerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -189,5 +197,21 @@ class JobManagerServicer(metaclass=_abc_1.ABCMeta):
         request: _client_pb2.GetClusterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_client_pb2.ClusterDetails, _abc.Awaitable[_client_pb2.ClusterDetails]]: ...
+
+    @_abc_1.abstractmethod
+    def ListPartitions(
+        self,
+        request: _client_pb2.ListPartitionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_client_pb2.ListPartitionsResponse, _abc.Awaitable[_client_pb2.ListPartitionsResponse]]:
+        """Complete result partitions that TaskManagers hold."""
+
+    @_abc_1.abstractmethod
+    def DropPartitions(
+        self,
+        request: _client_pb2.DropPartitionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_client_pb2.DropPartitionsResponse, _abc.Awaitable[_client_pb2.DropPartitionsResponse]]:
+        """Drops what was promoted under a name, on every TaskManager."""
 
 def add_JobManagerServicer_to_server(servicer: JobManagerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

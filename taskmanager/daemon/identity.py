@@ -9,6 +9,7 @@ import re
 import secrets
 import socket
 
+from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
 from taskmanager.rpc.registration_runner import TaskManagerIdentity
@@ -33,7 +34,11 @@ def new_taskmanager_id(config: Configuration) -> str:
 
 
 def identify(
-    taskmanager_id: str, rpc_address: str, slots: int, packages: dict[str, str]
+    taskmanager_id: str,
+    rpc_address: str,
+    slots: int,
+    packages: dict[str, str],
+    partition_endpoint: internal_pb2.DataEndpoint,
 ) -> TaskManagerIdentity:
     """What the JobManager is told at registration."""
     return TaskManagerIdentity(
@@ -45,4 +50,5 @@ def identify(
         python_version=".".join(platform.python_version_tuple()[:2]),
         cloudpickle_version=importlib.metadata.version("cloudpickle"),
         packages=tuple(f"{name}=={version}" for name, version in sorted(packages.items())),
+        partition_endpoint=partition_endpoint,
     )

@@ -150,6 +150,10 @@ class DataExchange:
             self.registry.register(partition)
         return partition
 
+    def set_spill_allowed(self, is_allowed: bool) -> None:
+        """Whether kept partitions may be written to disk from now on."""
+        self._partitions.set_spill_allowed(is_allowed)
+
     def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
         """Drops partitions that finished attempts have left behind; others are no affair of this call."""
         for partition_id in partition_ids:

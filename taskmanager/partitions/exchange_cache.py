@@ -2,7 +2,7 @@
 
 Rows are kept in memory as long as there is room. From three quarters of the memory on, the oldest rows
 of the largest subpartitions are written to files; they stay readable, and count, until the write is
-done. Where nothing can be written (no disk, the limit of the disk is reached, ``CACHING_MEMORY``), the
+done. Where nothing can be written (no disk, it is nearly full, its limit is reached, ``CACHING_MEMORY``), the
 oldest rows that no attached reader still needs are dropped; their consumers then depend on the producer.
 
 At the bound producers wait
@@ -94,6 +94,7 @@ class ExchangeCache:
         self._run_bytes_max = max(1, min(RUN_BYTES_MAX, memory_max // 4))
         self._disk_max = disk_max
         self._can_spill = can_spill
+        self._is_spill_allowed = True
         self._writing_bytes = 0
         self._writes = 0
         self._members: list[CacheMember] = []
@@ -137,6 +138,13 @@ class ExchangeCache:
             self.make_room()
             self._wake()
 
+    def set_spill_allowed(self, is_allowed: bool) -> None:
+        """Whether anything may be written to disk from now on; what is being written goes on."""
+        self._is_spill_allowed = is_allowed
+        if is_allowed:
+            self.make_room()
+            self._wake()
+
     def make_room(self) -> None:
         """Starts writes, and drops what cannot be written, until memory is below its bound."""
         while True:
@@ -147,7 +155,7 @@ class ExchangeCache:
 
     def _start_write(self) -> bool:
         is_wanted = self.memory_bytes - self._writing_bytes >= self._spill_above
-        if not self._can_spill or self._writes >= WRITES_MAX:
+        if not (self._can_spill and self._is_spill_allowed) or self._writes >= WRITES_MAX:
             return False
         candidates = [
             member

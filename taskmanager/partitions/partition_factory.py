@@ -31,6 +31,10 @@ class PartitionFactory:
             can_spill=spill is not None,
         )
 
+    def set_spill_allowed(self, is_allowed: bool) -> None:
+        """Whether kept partitions may be written to disk from now on."""
+        self._cache.set_spill_allowed(is_allowed)
+
     def create(
         self,
         context: PartitionContext,

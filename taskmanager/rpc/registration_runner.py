@@ -29,6 +29,7 @@ from penstock.errors import (
     StreamError,
     Unauthenticated,
 )
+from taskmanager.daemon.held_partitions import HeldPartitions
 from taskmanager.rpc.event_outbox import EventOutbox
 from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
 from taskmanager.rpc.jobmanager_silence import JobManagerSilence, Presence
@@ -55,6 +56,7 @@ class TaskManagerIdentity:
     python_version: str
     cloudpickle_version: str
     packages: tuple[str, ...]
+    partition_endpoint: internal_pb2.DataEndpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class RegistrationRunner:
         new_incarnation: makes a fresh id.
         metrics: latest metrics of all attempts.
         held_slots: slots held for jobs.
+        held_partitions: complete partitions on disk.
         follow: told cluster id and leader epoch of each registration, ends what ran for another leader;
             raises ``Fenced`` for an earlier leader of the same cluster.
         drop_all: ends everything that runs, with the reason; returns when it has ended.
@@ -95,6 +98,7 @@ class RegistrationRunner:
         new_incarnation: Callable[[], str],
         metrics: Callable[[], Sequence[internal_pb2.AttemptMetrics]],
         held_slots: Callable[[], Sequence[internal_pb2.HeldSlot]],
+        held_partitions: Callable[[], HeldPartitions],
         follow: Callable[[str, int], Awaitable[None]],
         drop_all: Callable[[str], Awaitable[None]],
     ) -> None:
@@ -105,6 +109,7 @@ class RegistrationRunner:
         self._new_incarnation = new_incarnation
         self._metrics = metrics
         self._held_slots = held_slots
+        self._held_partitions = held_partitions
         self._follow = follow
         self._drop_all = drop_all
         self._outbox = EventOutbox()
@@ -182,23 +187,11 @@ class RegistrationRunner:
 
     async def _register(self) -> Registration:
         incarnation = self._new_incarnation()
-        own = self._identity
-        request = internal_pb2.RegisterTaskManagerRequest(
-            taskmanager_id=own.taskmanager_id,
-            rpc_address=own.rpc_address,
-            slots=own.slots,
-            python_version=own.python_version,
-            cloudpickle_version=own.cloudpickle_version,
-            version=own.version,
-            pid=own.pid,
-            incarnation=incarnation,
-            packages=own.packages,
-        )
         response: internal_pb2.RegisterTaskManagerResponse | None = None
         retry_s = _RETRY_FIRST_S
         while response is None:
             try:
-                answer = await self._client.register(request)
+                answer = await self._client.register(self._request(incarnation))
                 await self._follow(answer.cluster_id, answer.leader_epoch)
                 response = answer
                 continue
@@ -229,6 +222,22 @@ class RegistrationRunner:
         self._registered.set()
         return self._registration
 
+    def _request(self, incarnation: str) -> internal_pb2.RegisterTaskManagerRequest:
+        own = self._identity
+        return internal_pb2.RegisterTaskManagerRequest(
+            taskmanager_id=own.taskmanager_id,
+            rpc_address=own.rpc_address,
+            slots=own.slots,
+            python_version=own.python_version,
+            cloudpickle_version=own.cloudpickle_version,
+            version=own.version,
+            pid=own.pid,
+            incarnation=incarnation,
+            packages=own.packages,
+            partition_endpoint=own.partition_endpoint,
+            held_partitions=self._held_partitions().listed,
+        )
+
     async def _serve(self, registration: Registration) -> str:
         """Keeps the registration; returns why it was lost."""
         reason = ""
@@ -249,12 +258,16 @@ class RegistrationRunner:
             await asyncio.sleep(registration.heartbeat_interval_s)
 
     async def _heartbeat(self, registration: Registration) -> None:
+        held = self._held_partitions()
         request = internal_pb2.HeartbeatRequest(
             taskmanager_id=self._identity.taskmanager_id,
             incarnation=registration.incarnation,
             leader_epoch=registration.leader_epoch,
             metrics=self._metrics(),
             held_slots=self._held_slots(),
+            held_partitions=held.listed,
+            held_partitions_count=held.count,
+            held_partitions_bytes=held.size_bytes,
         )
         try:
             response = await self._client.heartbeat(

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from common.pb import internal_pb2, internal_pb2_grpc
 from penstock.pb import client_pb2
+from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
 from taskmanager.daemon.task_logs import read_logs
 from taskmanager.slots.slot_supervisor_runner import SlotSupervisor
 
@@ -26,14 +27,23 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
 
     Args:
         supervisor: runs the slots.
+        partitions: keeps what finished attempts have left behind.
+        partition_endpoint: where that is served.
         enter: checks the epoch of a call; returns when a registration holds.
         logs: holds one directory of task logs per job.
     """
 
     def __init__(
-        self, supervisor: SlotSupervisor, enter: Callable[[int], Awaitable[None]], logs: Path
+        self,
+        supervisor: SlotSupervisor,
+        partitions: PartitionKeeper,
+        partition_endpoint: internal_pb2.DataEndpoint,
+        enter: Callable[[int], Awaitable[None]],
+        logs: Path,
     ) -> None:
         self._supervisor = supervisor
+        self._partitions = partitions
+        self._partition_endpoint = partition_endpoint
         self._enter = enter
         self._logs = logs
 
@@ -44,7 +54,8 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         """Starts a process per slot."""
         await self._enter(request.leader_epoch)
         return internal_pb2.AllocateSlotsResponse(
-            endpoints=await self._supervisor.allocate(request)
+            endpoints=await self._supervisor.allocate(request),
+            partition_endpoint=self._partition_endpoint,
         )
 
     @override
@@ -82,6 +93,34 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         await self._enter(request.leader_epoch)
         await self._supervisor.free(request.job_id, request.slot_ids)
         return internal_pb2.FreeSlotsResponse()
+
+    @override
+    async def ReleasePartitions(
+        self, request: internal_pb2.ReleasePartitionsRequest, context: _Context
+    ) -> internal_pb2.ReleasePartitionsResponse:
+        """Drops partitions, in slot processes and on disk."""
+        await self._enter(request.leader_epoch)
+        await self._supervisor.release_partitions(request.job_id, request.partitions)
+        await self._partitions.release(request.job_id, request.partitions)
+        return internal_pb2.ReleasePartitionsResponse()
+
+    @override
+    async def PromotePartitions(
+        self, request: internal_pb2.PromotePartitionsRequest, context: _Context
+    ) -> internal_pb2.PromotePartitionsResponse:
+        """Lets complete partitions outlive their job."""
+        await self._enter(request.leader_epoch)
+        await self._partitions.promote(request.job_id, request.partitions, request.name)
+        return internal_pb2.PromotePartitionsResponse()
+
+    @override
+    async def DropPromotedPartitions(
+        self, request: internal_pb2.DropPromotedPartitionsRequest, context: _Context
+    ) -> internal_pb2.DropPromotedPartitionsResponse:
+        """Drops what was promoted under a name."""
+        await self._enter(request.leader_epoch)
+        dropped = await self._partitions.drop_promoted(request.name)
+        return internal_pb2.DropPromotedPartitionsResponse(dropped=dropped)
 
     @override
     async def ReadTaskLogs(

@@ -14,8 +14,8 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.
 
 
 @dataclass(frozen=True, slots=True)
-class SlotExit:
-    """The end of a slot process.
+class ProcessExit:
+    """The end of a forked process.
 
     Attributes:
         pid: the process.

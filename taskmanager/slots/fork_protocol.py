@@ -7,38 +7,53 @@ objects. This module is imported by the forkserver before anything else: it stay
 
 from __future__ import annotations
 
+import enum
 import json
 from dataclasses import asdict, dataclass
 
 MESSAGE_SIZE_MAX_BYTES = 64 * 1024
 DESCRIPTORS_MAX = 3
+PARTITION_SERVER_NAME = "partition-serve"
+"""What ``ps`` and the like call the partition server; the kernel keeps 15 characters."""
+
+
+class ProcessKind(enum.StrEnum):
+    """What a forked process is to be."""
+
+    SLOT = "slot process"
+    PARTITION_SERVER = "partition server"
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Fork a slot process. Sent with its descriptors: control socket, log file[, terminal]."""
+    """Fork a process. Sent with its descriptors: control socket, log file[, terminal].
+
+    Attributes:
+        request_id: numbers requests.
+        process: a ``ProcessKind``.
+    """
 
     request_id: int
-    slot_id: str
+    process: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Send SIGKILL to a slot process, unless it has ended already."""
+    """Send SIGKILL to a forked process, unless it has ended already."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The imports are done; slot processes can be forked."""
+    """The imports are done; processes can be forked."""
 
     import_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """Answer to ``Fork``: the slot process runs."""
+    """Answer to ``Fork``: the process runs."""
 
     request_id: int
     pid: int
@@ -54,7 +69,7 @@ class ForkFailed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A slot process has ended.
+    """A forked process has ended.
 
     Attributes:
         pid: the process.

@@ -1,4 +1,5 @@
-"""The forkserver: a process with everything imported, from which slot processes are forked.
+"""The forkserver: a process with everything imported, from which slot processes are forked, and the
+partition server.
 
 Started by the daemon as ``python -P -m taskmanager.slots.forkserver``. Invariants: it has exactly
 one thread at each fork (threads do not survive a fork, the locks they hold do), it never opens a
@@ -18,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from taskmanager.slots.fork_protocol import (
     Forked,
     ForkFailed,
     Kill,
+    ProcessKind,
     Ready,
     Report,
     decode,
@@ -50,8 +52,9 @@ PRELOADED_MODULES = (
     "cloudpickle",
     "penstock",
     "taskmanager.operators.factory",
+    "taskmanager.partitions.server_process",
 )
-"""Imported once here, so that no slot process has to."""
+"""Imported once here, so that no forked process has to."""
 
 
 class Forkserver:
@@ -59,12 +62,12 @@ class Forkserver:
 
     Args:
         control: the daemon's end of the world, a ``SOCK_SEQPACKET`` socket.
-        entry: runs a slot in its process.
+        entries: ``ProcessKind`` -> what such a process runs.
     """
 
-    def __init__(self, control: socket.socket, entry: EntryPoint) -> None:
+    def __init__(self, control: socket.socket, entries: Mapping[str, EntryPoint]) -> None:
         self._control = control
-        self._entry = entry
+        self._entries = entries
         self._children: set[int] = set()
 
     def serve(self, import_ms: int) -> None:
@@ -119,7 +122,7 @@ class Forkserver:
         except OSError as error:
             return ForkFailed(request.request_id, f"fork: {error}")
         if pid == 0:
-            run_child(self._entry, descriptors, forkserver_pid)
+            run_child(self._entries[request.process], descriptors, forkserver_pid)
         self._children.add(pid)
         return Forked(request.request_id, pid)
 
@@ -162,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--entry", default="taskmanager.task.slot_process:run")
+    parser.add_argument("--partition-server", default="taskmanager.partitions.server_process:run")
     parser.add_argument("--warm-up", default="taskmanager.kernels:warm_up")
     parser.add_argument("--preload", default=",".join(PRELOADED_MODULES))
     arguments = parser.parse_args(argv)
@@ -174,7 +178,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_ns = time.monotonic_ns()
     for module in filter(None, arguments.preload.split(",")):
         importlib.import_module(module)
-    entry: EntryPoint = _load(arguments.entry)
+
+    def serve_partitions(control: socket.socket) -> None:
+        # Where it was not imported above, its own process does that.
+        _load(arguments.partition_server)(control)
+
+    entries: dict[str, EntryPoint] = {
+        ProcessKind.SLOT: _load(arguments.entry),
+        ProcessKind.PARTITION_SERVER: serve_partitions,
+    }
     if arguments.warm_up:
         warm_up: Callable[[], object] = _load(arguments.warm_up)
         warm_up()
@@ -182,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.freeze()
     import_ms = (time.monotonic_ns() - started_ns) // 1_000_000
     with socket.socket(fileno=arguments.control_fd) as control:
-        Forkserver(control, entry).serve(import_ms)
+        Forkserver(control, entries).serve(import_ms)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""The daemon's side of the forkserver: starts it, asks it for slot processes, starts it again.
+"""The daemon's side of the forkserver: starts it, asks it for processes, starts it again.
 
-Invariants: there is at most one forkserver; the future of every slot process it forked is resolved
-exactly once, with its exit status or with the forkserver's end (slots die with it); when ``run``
+Invariants: there is at most one forkserver; the future of every process it forked is resolved
+exactly once, with its exit status or with the forkserver's end (they die with it); when ``run``
 returns, the forkserver process has been waited for.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common.log import get_logger
 from penstock.errors import StreamError, TaskFailure
-from taskmanager.slots.exit_cause import SlotExit, describe_status, log_tail
+from taskmanager.slots.exit_cause import ProcessExit, describe_status, log_tail
 from taskmanager.slots.fork_protocol import (
     MESSAGE_SIZE_MAX_BYTES,
     Exited,
@@ -28,6 +28,7 @@ from taskmanager.slots.fork_protocol import (
     Forked,
     ForkFailed,
     Kill,
+    ProcessKind,
     Ready,
     Request,
     decode,
@@ -41,11 +42,25 @@ _BACKOFF_MAX_S = 10.0
 
 
 @dataclass(slots=True)
-class SlotChild:
-    """A forked slot process; ``exited`` is resolved when it has ended."""
+class ForkedChild:
+    """A forked process; ``exited`` is resolved when it has ended."""
 
     pid: int
-    exited: asyncio.Future[SlotExit]
+    kind: ProcessKind
+    exited: asyncio.Future[ProcessExit]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{self.kind} {self.pid}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Somebody waits for a process."""
+
+    kind: ProcessKind
+    answer: asyncio.Future[ForkedChild]
 
 
 @dataclass(slots=True)
@@ -56,8 +71,8 @@ class _Generation:
     control: socket.socket
     ready: asyncio.Future[int]
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    requests: dict[int, asyncio.Future[SlotChild]] = field(default_factory=dict)
-    children: dict[int, asyncio.Future[SlotExit]] = field(default_factory=dict)
+    requests: dict[int, _Request] = field(default_factory=dict)
+    children: dict[int, ForkedChild] = field(default_factory=dict)
     outgoing: deque[tuple[bytes, tuple[int, ...]]] = field(default_factory=deque)
 
 
@@ -65,7 +80,7 @@ class ForkserverRunner:
     """Keeps one forkserver running.
 
     Args:
-        environment: environment of the forkserver and of its slots.
+        environment: environment of the forkserver and of what it forks.
         log_file: takes what the forkserver itself prints.
         arguments: further arguments of ``taskmanager.slots.forkserver``.
     """
@@ -120,11 +135,13 @@ class ForkserverRunner:
         if self._generation is not None:
             await self._discard()
 
-    async def fork(self, slot_id: str, descriptors: Sequence[int]) -> SlotChild:
-        """Forks a slot process; waits while a forkserver is being started.
+    async def fork(
+        self, descriptors: Sequence[int], kind: ProcessKind = ProcessKind.SLOT
+    ) -> ForkedChild:
+        """Forks a process; waits while a forkserver is being started.
 
         Args:
-            slot_id: for messages.
+            kind: what it is to be.
             descriptors: control socket, log file[, terminal]; the caller closes its own copies.
 
         Raises:
@@ -135,22 +152,18 @@ class ForkserverRunner:
         assert generation is not None
         self._next_request_id += 1
         request_id = self._next_request_id
-        answer: asyncio.Future[SlotChild] = asyncio.get_running_loop().create_future()
-        generation.requests[request_id] = answer
+        answer: asyncio.Future[ForkedChild] = asyncio.get_running_loop().create_future()
+        generation.requests[request_id] = _Request(kind, answer)
         # The caller may close its descriptors before the message has left.
         copies = tuple(os.dup(descriptor) for descriptor in descriptors)
-        self._send(generation, Fork(request_id, slot_id), copies)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            # The child's control socket has no other end any more: it ends by itself.
-            generation.requests.pop(request_id, None)
-            raise
+        self._send(generation, Fork(request_id, kind), copies)
+        # Where the caller is cancelled, the child's control socket loses its other end: it ends by itself.
+        return await answer
 
-    def kill(self, child: SlotChild) -> None:
-        """Sends SIGKILL to a slot process, unless it has ended."""
+    def kill(self, child: ForkedChild) -> None:
+        """Sends SIGKILL to a forked process, unless it has ended."""
         generation = self._generation
-        if generation is not None and generation.children.get(child.pid) is child.exited:
+        if generation is not None and generation.children.get(child.pid) is child:
             self._send(generation, Kill(child.pid), ())
 
     # ------------------------------------------------------------ one forkserver process
@@ -217,12 +230,12 @@ class ForkserverRunner:
         ending = describe_status(generation.process.returncode)
         reason = f"the forkserver (process {generation.process.pid}) {ending}"
         for request in generation.requests.values():
-            if not request.done():
-                request.set_exception(TaskFailure(f"no slot process could be started: {reason}"))
+            _fail(request, reason)
         generation.requests.clear()
-        for pid, exited in generation.children.items():
-            if not exited.done():
-                exited.set_result(SlotExit(pid, None, f"slot process {pid} died, because {reason}"))
+        for pid, child in generation.children.items():
+            if not child.exited.done():
+                ending = f"{child.name} died, because {reason}"
+                child.exited.set_result(ProcessExit(pid, None, ending))
         generation.children.clear()
 
     # ------------------------------------------------------------ messages
@@ -263,21 +276,19 @@ class ForkserverRunner:
             case Ready(import_ms):
                 generation.ready.set_result(import_ms)
             case Forked(request_id, pid):
+                # It is kept until it has ended, also where nobody waits for it any more.
+                request = generation.requests.pop(request_id)
                 exited = asyncio.get_running_loop().create_future()
-                generation.children[pid] = exited
-                request = generation.requests.pop(request_id, None)
-                if request is not None and not request.done():
-                    request.set_result(SlotChild(pid, exited))
+                child = ForkedChild(pid, request.kind, exited)
+                generation.children[pid] = child
+                if not request.answer.done():
+                    request.answer.set_result(child)
             case ForkFailed(request_id, reason):
-                request = generation.requests.pop(request_id, None)
-                if request is not None and not request.done():
-                    request.set_exception(
-                        TaskFailure(f"no slot process could be started: {reason}")
-                    )
+                _fail(generation.requests.pop(request_id), reason)
             case Exited(pid, status):
-                exited = generation.children.pop(pid)
-                exited.set_result(
-                    SlotExit(pid, status, f"slot process {pid} {describe_status(status)}")
+                child = generation.children.pop(pid)
+                child.exited.set_result(
+                    ProcessExit(pid, status, f"{child.name} {describe_status(status)}")
                 )
             case Fork() | Kill():
                 raise ValueError("the forkserver sent a request")
@@ -299,6 +310,11 @@ class ForkserverRunner:
         else:
             self._log.error("forkserver.lost", pid=generation.process.pid)
         generation.ended.set()
+
+
+def _fail(request: _Request, reason: str) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(TaskFailure(f"no {request.kind} could be started: {reason}"))
 
 
 def _close(descriptors: Sequence[int]) -> None:

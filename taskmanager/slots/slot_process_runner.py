@@ -15,9 +15,10 @@ from common.clock import Clock
 from common.log import get_logger
 from common.pb import internal_pb2
 from penstock.errors import StreamError, TaskFailure
+from penstock.partition_id import PartitionId
 from taskmanager.slots.attempt_table import AttemptKey, AttemptTable, describe, key_of
 from taskmanager.slots.exit_cause import likely_cause, log_tail
-from taskmanager.slots.forkserver_runner import ForkserverRunner, SlotChild
+from taskmanager.slots.forkserver_runner import ForkedChild, ForkserverRunner
 from taskmanager.slots.slot_channel import SlotChannel
 
 _DRAIN_TIMEOUT_S = 1.0
@@ -49,7 +50,7 @@ class SlotProcessRunner:
         slot_id: str,
         job_id: str,
         taskmanager_id: str,
-        child: SlotChild,
+        child: ForkedChild,
         channel: SlotChannel,
         log_file: Path,
         forkserver: ForkserverRunner,
@@ -61,6 +62,8 @@ class SlotProcessRunner:
         self.job_id = job_id
         self.attempts = AttemptTable()
         self.metrics: dict[AttemptKey, internal_pb2.AttemptMetrics] = {}
+        self.outputs: set[PartitionId] = set()
+        """What attempts in it may be writing."""
         self._taskmanager_id = taskmanager_id
         self._child = child
         self._channel = channel
@@ -184,7 +187,12 @@ class SlotProcessRunner:
 
     async def deploy(self, deployment: internal_pb2.TaskDeployment) -> None:
         """Starts an attempt in the slot; a repeated call does nothing."""
-        if self.attempts.deployed(deployment.attempt):
+        attempt = deployment.attempt
+        if self.attempts.deployed(attempt):
+            self.outputs |= {
+                PartitionId(output.edge.id, attempt.vertex, attempt.subtask_index, attempt.attempt)
+                for output in deployment.outputs
+            }
             await self.send(internal_pb2.SlotCommand(deploy=deployment))
 
     async def cancel(

@@ -20,6 +20,7 @@ from common.log import get_logger
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import NoResourceAvailable, TaskFailure
+from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 from penstock.pb.client_pb2 import ATTEMPT_STATE_CANCELED, ATTEMPT_STATE_FAILED
 from taskmanager.daemon.background import Background, BackgroundWork
@@ -46,6 +47,7 @@ class SlotEnvironment:
         log_directory: holds one directory per job.
         socket_directory: private, with a short path.
         work_directory: holds one directory per slot.
+        spill_directory: takes partitions that do not fit into memory, or outlive their slot.
         terminal_fd: where print sinks write besides their log, None = nowhere.
         token: the cluster's secret, "" without one.
     """
@@ -56,6 +58,7 @@ class SlotEnvironment:
     log_directory: Path
     socket_directory: Path
     work_directory: Path
+    spill_directory: Path
     packages: Mapping[str, str]
     terminal_fd: int | None = None
     token: str = ""
@@ -110,6 +113,7 @@ class SlotSupervisor:
         self._last_causes: dict[str, str] = {}
         self._closed: OrderedDict[AttemptKey, None] = OrderedDict()
         self._socket_count = 0
+        self._is_spill_allowed = True
         self._log = get_logger(__name__)
 
     # ------------------------------------------------------------ what it says
@@ -188,7 +192,10 @@ class SlotSupervisor:
         self._background.start(
             self._supervise(slot, runner, Path(configuration.unix_socket_path)), f"slot {slot_id}"
         )
-        return await runner.configure(configuration, _READY_TIMEOUT_S)
+        endpoint = await runner.configure(configuration, _READY_TIMEOUT_S)
+        if not self._is_spill_allowed:
+            await runner.send(_spill_pressure(is_allowed=False))
+        return endpoint
 
     async def _fork(self, slot_id: str, slot: _Slot) -> SlotProcessRunner:
         log_file = self._job_logs(slot.job_id) / f"slot-{slot_id}.log"
@@ -199,7 +206,7 @@ class SlotSupervisor:
         if self._environment.terminal_fd is not None:
             descriptors.append(self._environment.terminal_fd)
         try:
-            child = await self._forkserver.fork(slot_id, descriptors)
+            child = await self._forkserver.fork(descriptors)
             channel = await SlotChannel.open(ours)
         except BaseException:
             ours.close()  # which ends the process, if there is one
@@ -244,6 +251,7 @@ class SlotSupervisor:
             work_directory=str(own.work_directory / "slots" / slot_id),
             config=slot.config.to_mapping(),
             token=own.token,
+            spill_directory=str(own.spill_directory),
         )
 
     def _job_logs(self, job_id: str) -> Path:
@@ -352,6 +360,37 @@ class SlotSupervisor:
         while len(self._closed) > _CLOSED_ATTEMPTS_MAX:
             self._closed.popitem(last=False)
 
+    # ------------------------------------------------------------ partitions
+
+    def writing(self) -> list[tuple[str, PartitionId]]:
+        """Job and partition of all that processes of slots may be writing to disk."""
+        return [
+            (slot.job_id, partition_id)
+            for slot in self._slots.values()
+            if slot.runner is not None
+            for partition_id in slot.runner.outputs
+        ]
+
+    async def release_partitions(
+        self, job_id: str, partitions: Sequence[internal_pb2.PartitionId]
+    ) -> None:
+        """Tells the slots of a job to drop partitions of attempts that have finished."""
+        if not partitions:
+            return  # the job is over: its slots end, and with them what they hold
+        release = internal_pb2.ReleasePartitions(job_id=job_id, partitions=partitions)
+        for runner in self._runners():
+            if runner.job_id == job_id:
+                await runner.send(internal_pb2.SlotCommand(release_partitions=release))
+
+    async def set_spill_allowed(self, is_allowed: bool) -> None:
+        """Tells every slot, also those to come, whether it may write to the spill directory."""
+        self._is_spill_allowed = is_allowed
+        for runner in self._runners():
+            await runner.send(_spill_pressure(is_allowed=is_allowed))
+
+    def _runners(self) -> list[SlotProcessRunner]:
+        return [slot.runner for slot in self._slots.values() if slot.runner is not None]
+
     # ------------------------------------------------------------ the end of slots
 
     async def free(self, job_id: str, slot_ids: Sequence[str]) -> None:
@@ -412,3 +451,7 @@ class SlotSupervisor:
         else:
             await slot.runner.stop(grace_s, is_silent=is_silent)
         await slot.gone.wait()
+
+
+def _spill_pressure(*, is_allowed: bool) -> internal_pb2.SlotCommand:
+    return internal_pb2.SlotCommand(spill_pressure=internal_pb2.SpillPressure(stop=not is_allowed))

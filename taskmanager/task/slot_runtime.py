@@ -41,6 +41,9 @@ class Exchange(Protocol):
     def tick(self, now_ns: int) -> None:
         """Ends the waits whose deadline has passed."""
 
+    def set_spill_allowed(self, is_allowed: bool) -> None:
+        """Whether kept partitions may be written to disk from now on."""
+
     def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
         """Drops partitions that finished attempts have left behind."""
 
@@ -92,6 +95,8 @@ class SlotRuntime:
                 PartitionId(named.edge_id, named.vertex, named.subtask_index, named.attempt)
                 for named in command.release_partitions.partitions
             )
+        elif kind == "spill_pressure":
+            self._exchange.set_spill_allowed(not command.spill_pressure.stop)
         elif kind == "shutdown":
             self.stop()
 

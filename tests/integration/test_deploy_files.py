@@ -321,8 +321,24 @@ JOB_METRICS = {
     "last_checkpoint_uploaded_bytes",
     "work_at_risk_seconds",
 }
-JOBMANAGER_METRICS = {"jobs", "slots", "slots_free", "taskmanagers", "jobs_waiting_for_slots"}
-TASKMANAGER_METRICS = {"slots", "slots_free", "forkserver_restarts"}
+JOBMANAGER_METRICS = {
+    "jobs",
+    "slots",
+    "slots_free",
+    "taskmanagers",
+    "jobs_waiting_for_slots",
+    "held_partitions",
+    "held_partitions_bytes",
+}
+TASKMANAGER_METRICS = {
+    "slots",
+    "slots_free",
+    "forkserver_restarts",
+    "partition_server_restarts",
+    "held_partitions",
+    "spill_bytes",
+    "spill_free_bytes",
+}
 
 
 def families(text: str) -> set[str]:

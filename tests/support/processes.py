@@ -32,6 +32,8 @@ from typing import Any
 
 import psutil
 
+from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
+
 MARK_VARIABLE = "PENSTOCK_TEST_SITE"
 DEADLINE_S = 30.0
 
@@ -387,7 +389,8 @@ class DaemonCluster:
         for process in psutil.Process(taskmanager_pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 is_forkserver = process.ppid() == taskmanager_pid
-                if not is_forkserver and process.status() != psutil.STATUS_ZOMBIE:
+                is_slot = not is_forkserver and process.name() != PARTITION_SERVER_NAME
+                if is_slot and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process.pid)
         return found
 

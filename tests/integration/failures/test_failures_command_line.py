@@ -554,7 +554,16 @@ def test_the_json_of_a_cluster(
     assert status["jobmanager"] == failure_cluster.jobmanager
     assert len(status["daemons"]) == 3
     for daemon in status["daemons"]:
-        assert daemon.keys() == {"role", "id", "pid", "address", "metrics_address", "alive"}
+        assert daemon.keys() == {
+            "role",
+            "id",
+            "pid",
+            "address",
+            "metrics_address",
+            "alive",
+            "held_partitions",
+        }
+        assert daemon["held_partitions"] == (0 if daemon["role"] == "taskmanager" else None)
         assert daemon["alive"] is True
     # The default cluster is the one in $PENSTOCK_DIR.
     monkeypatch.setenv("PENSTOCK_DIR", directory)

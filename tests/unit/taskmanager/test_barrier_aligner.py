@@ -37,7 +37,9 @@ class Reader:
     cancelled: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.aligner = BarrierAligner(range(len(self.scripts)), is_exactly_once=self.is_exactly_once)
+        self.aligner = BarrierAligner(
+            range(len(self.scripts)), is_exactly_once=self.is_exactly_once
+        )
         self.read = [0] * len(self.scripts)
         self.positions = [0] * len(self.scripts)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ ROOT = HERE.parents[2]
 FORKSERVER_ARGUMENTS = [
     "--entry",
     "fake_slot:run",
+    "--partition-server",
+    "fake_slot:serve_partitions",
     "--warm-up",
     "fake_slot:warm_up",
     "--preload",
@@ -230,7 +232,10 @@ class Cluster:
 
 @asynccontextmanager
 async def running_cluster(
-    directory: Path, environment: dict[str, str] | None = None, **options: str
+    directory: Path,
+    environment: dict[str, str] | None = None,
+    forkserver_arguments: Sequence[str] = FORKSERVER_ARGUMENTS,
+    **options: str,
 ) -> AsyncIterator[Cluster]:
     jobmanager = FakeJobManager()
     server = grpc.aio.server(options=server_options(), interceptors=[ErrorServerInterceptor()])
@@ -241,11 +246,11 @@ async def running_cluster(
         "taskmanager", ["--dir", str(directory), "--jobmanager", f"127.0.0.1:{port}"]
     )
     values = {"taskmanager.metrics.port": "-1", "task.cancellation.timeout": "200ms"}
-    config = arguments.load_configuration().merged(
-        {**values, **{key.replace("_", "."): value for key, value in options.items()}}
-    )
+    # "a_b__c" stands for "a.b-c".
+    more = {key.replace("__", "-").replace("_", "."): value for key, value in options.items()}
+    config = arguments.load_configuration().merged({**values, **more})
     daemon = TaskManagerDaemon(
-        arguments, config, "tm", environment or slot_environment(), FORKSERVER_ARGUMENTS
+        arguments, config, "tm", environment or slot_environment(), forkserver_arguments
     )
     try:
         async with asyncio.TaskGroup() as group:

@@ -11,9 +11,11 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from common.pb import internal_pb2
 from penstock.pb import client_pb2
+from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
 
 _LENGTH = struct.Struct("<I")
 _CHILD = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
@@ -150,6 +152,12 @@ class FakeSlot:
         if command.WhichOneof("command") == "commit_output":
             self.state(command.attempt, client_pb2.ATTEMPT_STATE_FINISHED)
 
+    def on_release_partitions(self, release: internal_pb2.ReleasePartitions) -> None:
+        print("released", release.job_id, [one.edge_id for one in release.partitions], flush=True)
+
+    def on_spill_pressure(self, pressure: internal_pb2.SpillPressure) -> None:
+        print("spill pressure", pressure.stop, flush=True)
+
     def on_results_taken(self, taken: internal_pb2.ResultsTaken) -> None:
         self.send_result(taken.attempt, taken.sequence + 1, stop=taken.satisfied)
 
@@ -167,6 +175,17 @@ class FakeSlot:
 
 def run(control: socket.socket) -> None:
     FakeSlot(control).run()
+
+
+def serve_partitions(control: socket.socket) -> None:
+    """Takes no connections, so that no test waits for what the real server imports."""
+    Path("/proc/self/comm").write_text(PARTITION_SERVER_NAME)
+    server = FakeSlot(control)
+    first = server.receive()
+    if first is not None:
+        server.send(ready=internal_pb2.DataEndpoint(slot_id=first.configure.slot_id))
+        while server.receive() is not None:
+            pass
 
 
 def warm_up() -> None:

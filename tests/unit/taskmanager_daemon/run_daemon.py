@@ -10,6 +10,15 @@ if __name__ == "__main__":
     sys.exit(
         main(
             sys.argv[1:],
-            ["--entry", "fake_slot:run", "--warm-up", "fake_slot:warm_up", "--preload", ""],
+            [
+                "--entry",
+                "fake_slot:run",
+                "--partition-server",
+                "fake_slot:serve_partitions",
+                "--warm-up",
+                "fake_slot:warm_up",
+                "--preload",
+                "",
+            ],
         )
     )

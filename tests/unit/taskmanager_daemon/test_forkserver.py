@@ -21,16 +21,16 @@ import pytest
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.daemon.slot_environment import slot_variables
 from taskmanager.slots import fork_protocol
-from taskmanager.slots.forkserver_runner import ForkserverRunner, SlotChild
+from taskmanager.slots.forkserver_runner import ForkedChild, ForkserverRunner
 
 
 @asynccontextmanager
 async def forked(
     runner: ForkserverRunner, log: Path
-) -> AsyncIterator[tuple[SlotChild, socket.socket]]:
+) -> AsyncIterator[tuple[ForkedChild, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs, log.open("ab") as file:
-        child = await runner.fork("s0", [theirs.fileno(), file.fileno()])
+        child = await runner.fork([theirs.fileno(), file.fileno()])
         theirs.close()
         yield child, ours
 

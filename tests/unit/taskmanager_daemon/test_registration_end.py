@@ -14,6 +14,7 @@ import pytest
 
 from common.clock import SystemClock
 from common.pb import internal_pb2
+from taskmanager.daemon.held_partitions import HeldPartitions
 from taskmanager.rpc.registration_runner import RegistrationRunner, TaskManagerIdentity
 
 
@@ -52,7 +53,9 @@ def registration_with(jobmanager: ForgetfulJobManager) -> RegistrationRunner:
     async def ignore(*_: object) -> None:
         pass
 
-    identity = TaskManagerIdentity("tm", "tm:1", 1, 1, "1", "3.11", "3", ())
+    identity = TaskManagerIdentity(
+        "tm", "tm:1", 1, 1, "1", "3.11", "3", (), internal_pb2.DataEndpoint()
+    )
     client: Any = jobmanager
     return RegistrationRunner(
         identity=identity,
@@ -62,6 +65,7 @@ def registration_with(jobmanager: ForgetfulJobManager) -> RegistrationRunner:
         new_incarnation=lambda: "i",
         metrics=list,
         held_slots=list,
+        held_partitions=HeldPartitions,
         follow=ignore,
         drop_all=ignore,
     )

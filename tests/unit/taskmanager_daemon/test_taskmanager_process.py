@@ -133,7 +133,7 @@ def test_an_orderly_end(short_directory: Path, daemon: Any, go: Any, number: int
         async with daemon(short_directory) as (process, jobmanager, _c):
             (forkserver,) = children(process.pid)
             slots = children(forkserver)
-            assert len(slots) == 2
+            assert len(slots) == 3, "two slots and the partition server"
             registration = json.loads(
                 (short_directory / "run" / "taskmanager-tm-7.json").read_text()
             )

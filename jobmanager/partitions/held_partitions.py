@@ -1,0 +1,99 @@
+"""Which complete partitions each TaskManager says it holds, and what of it nobody needs (pure).
+
+A TaskManager says it with each heartbeat, so that nothing is held for good that a JobManager has
+forgotten, was told of by an earlier one, or could not release because a call failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.partition_id import PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPartition:
+    """One complete partition on the disk of a TaskManager.
+
+    Attributes:
+        promoted_as: the name under which it outlives its job, "" = it does not.
+    """
+
+    job_id: str
+    partition_id: PartitionId
+    rows: int
+    size_bytes: int
+    promoted_as: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What one TaskManager holds.
+
+    Attributes:
+        partitions: of very many only some.
+        count: of all.
+        size_bytes: of all.
+    """
+
+    partitions: tuple[HeldPartition, ...] = ()
+    count: int = 0
+    size_bytes: int = 0
+
+
+class HeldPartitions:
+    """What all TaskManagers hold."""
+
+    def __init__(self) -> None:
+        self._holdings: dict[str, Holdings] = {}
+
+    def observe(self, taskmanager_id: str, holdings: Holdings) -> None:
+        """A TaskManager has said what it holds."""
+        self._holdings[taskmanager_id] = holdings
+
+    def lost(self, taskmanager_id: str) -> None:
+        """A TaskManager is gone, and with it what it held."""
+        self._holdings.pop(taskmanager_id, None)
+
+    def of(self, taskmanager_id: str) -> Holdings:
+        """What a TaskManager holds."""
+        return self._holdings.get(taskmanager_id, Holdings())
+
+    def unneeded_jobs(
+        self, taskmanager_id: str, needs_partitions: Callable[[str], bool]
+    ) -> tuple[str, ...]:
+        """Jobs whose partitions a TaskManager holds for nothing; those that are promoted do not count.
+
+        Args:
+            taskmanager_id: which.
+            needs_partitions: whether a job is known and has not ended.
+        """
+        jobs = {
+            partition.job_id
+            for partition in self.of(taskmanager_id).partitions
+            if not partition.promoted_as
+        }
+        return tuple(sorted(job_id for job_id in jobs if not needs_partitions(job_id)))
+
+    def all(self) -> Sequence[tuple[str, HeldPartition]]:
+        """TaskManager and partition, in order."""
+        return [
+            (taskmanager_id, partition)
+            for taskmanager_id, holdings in sorted(self._holdings.items())
+            for partition in holdings.partitions
+        ]
+
+    def holders_of(self, name: str) -> list[str]:
+        """TaskManagers with partitions that are promoted under a name."""
+        return sorted({id for id, partition in self.all() if partition.promoted_as == name})
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(holdings.count for holdings in self._holdings.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """How large they are together."""
+        return sum(holdings.size_bytes for holdings in self._holdings.values())

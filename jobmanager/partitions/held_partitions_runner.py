@@ -1,0 +1,108 @@
+"""Follows what TaskManagers hold, and has them release what nobody needs.
+
+A call that fails is made again after the next heartbeat that names the partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from jobmanager.partitions.held_partitions import HeldPartitions, Holdings
+from jobmanager.rpc.partition_convert import partition_details
+from jobmanager.rpc.taskmanager_client import TaskManagerClient
+from penstock.errors import JobRejected, StreamError
+from penstock.pb import client_pb2
+
+
+class HeldPartitionsRunner:
+    """What TaskManagers hold.
+
+    Args:
+        client: the client of a registered TaskManager; raises ``TaskManagerLost`` for another one.
+        start: runs work for as long as the cluster runs.
+    """
+
+    def __init__(
+        self,
+        client: Callable[[str], TaskManagerClient],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._client = client
+        self._start = start
+        self._held = HeldPartitions()
+        self._releasing: set[tuple[str, str]] = set()
+        self._log = structlog.get_logger(__name__)
+        self.counts = (0, 0)
+        """Number and bytes of all; replaced as a whole, so that any thread may read it."""
+
+    def observe(self, taskmanager_id: str, holdings: Holdings) -> None:
+        """A TaskManager has said what it holds."""
+        self._held.observe(taskmanager_id, holdings)
+        self.counts = (self._held.count, self._held.size_bytes)
+
+    def lost(self, taskmanager_id: str) -> None:
+        """A TaskManager is gone."""
+        self._held.lost(taskmanager_id)
+        self.counts = (self._held.count, self._held.size_bytes)
+
+    def of(self, taskmanager_id: str) -> Holdings:
+        """What a TaskManager holds."""
+        return self._held.of(taskmanager_id)
+
+    def release_unneeded(
+        self, taskmanager_id: str, needs_partitions: Callable[[str], bool]
+    ) -> None:
+        """Begins to release what a TaskManager holds of jobs that do not need it.
+
+        Args:
+            taskmanager_id: which.
+            needs_partitions: whether a job is known and has not ended.
+        """
+        for job_id in self._held.unneeded_jobs(taskmanager_id, needs_partitions):
+            if (taskmanager_id, job_id) not in self._releasing:
+                self._releasing.add((taskmanager_id, job_id))
+                self._start(self._release(taskmanager_id, job_id))
+
+    async def _release(self, taskmanager_id: str, job_id: str) -> None:
+        try:
+            await self._client(taskmanager_id).release_partitions(job_id, ())
+        except StreamError as error:
+            self._log.warning(
+                "partitions.not_released",
+                taskmanager_id=taskmanager_id,
+                job_id=job_id,
+                reason=str(error),
+            )
+        finally:
+            self._releasing.discard((taskmanager_id, job_id))
+
+    def details(self, *, promoted: bool) -> list[client_pb2.PartitionDetails]:
+        """What clients see.
+
+        Args:
+            promoted: only those that outlive their job.
+        """
+        return [
+            partition_details(taskmanager_id, partition)
+            for taskmanager_id, partition in self._held.all()
+            if partition.promoted_as or not promoted
+        ]
+
+    async def drop(self, name: str) -> int:
+        """Drops what was promoted under a name; returns how many partitions that were.
+
+        Raises:
+            JobRejected: nothing has that name.
+            StreamError: a TaskManager could not drop its part; asking again is harmless.
+        """
+        holders = self._held.holders_of(name)
+        if not holders:
+            raise JobRejected(
+                f"no partitions are promoted as {name!r}: `penstock partitions --promoted` lists them"
+            )
+        return sum(
+            [await self._client(holder).drop_promoted_partitions(name) for holder in holders]
+        )

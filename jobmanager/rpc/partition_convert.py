@@ -1,0 +1,68 @@
+"""Held partitions between messages and decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common.pb import internal_pb2
+from jobmanager.partitions.held_partitions import HeldPartition, Holdings
+from penstock.partition_id import PartitionId
+from penstock.pb import client_pb2
+
+
+def holdings_at_registration(request: internal_pb2.RegisterTaskManagerRequest) -> Holdings:
+    """What a TaskManager holds when it comes, or comes back."""
+    partitions = _partitions(request.held_partitions)
+    return Holdings(partitions, len(partitions), sum(one.size_bytes for one in partitions))
+
+
+def holdings_of(request: internal_pb2.HeartbeatRequest) -> Holdings:
+    """What a TaskManager holds now."""
+    return Holdings(
+        _partitions(request.held_partitions),
+        request.held_partitions_count,
+        request.held_partitions_bytes,
+    )
+
+
+def partition_details(taskmanager_id: str, held: HeldPartition) -> client_pb2.PartitionDetails:
+    """What clients see."""
+    return client_pb2.PartitionDetails(
+        taskmanager_id=taskmanager_id,
+        job_id=held.job_id,
+        edge_id=held.partition_id.edge_id,
+        vertex=held.partition_id.vertex,
+        subtask_index=held.partition_id.subtask_index,
+        attempt=held.partition_id.attempt,
+        rows=held.rows,
+        size_bytes=held.size_bytes,
+        promoted_as=held.promoted_as,
+    )
+
+
+def partition_message(partition_id: PartitionId) -> internal_pb2.PartitionId:
+    """The id as TaskManagers are told it."""
+    return internal_pb2.PartitionId(
+        edge_id=partition_id.edge_id,
+        vertex=partition_id.vertex,
+        subtask_index=partition_id.subtask_index,
+        attempt=partition_id.attempt,
+    )
+
+
+def _partitions(messages: Iterable[internal_pb2.HeldPartition]) -> tuple[HeldPartition, ...]:
+    return tuple(
+        HeldPartition(
+            message.job_id,
+            PartitionId(
+                message.partition.edge_id,
+                message.partition.vertex,
+                message.partition.subtask_index,
+                message.partition.attempt,
+            ),
+            message.rows,
+            message.size_bytes,
+            message.promoted_as,
+        )
+        for message in messages
+    )
