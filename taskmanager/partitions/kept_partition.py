@@ -169,12 +169,23 @@ class BlockingPartition(KeptPartition):
         self._flush_deadline_ns = None
 
     @override
-    def finish(self) -> None:
+    def end_data(self) -> None:
+        """Consumers start when it is complete, whatever else its subtask still waits for."""
+        super().end_data()
         super().finish()
         self._is_sealing = True
         for subpartition in self._kept:
             subpartition.seal()
         self._seal_if_written()
+
+    @override
+    def finish(self) -> None:
+        """It has ended with its data."""
+
+    @property
+    @override
+    def is_complete(self) -> bool:
+        return self._is_sealed
 
     @override
     def is_drained(self) -> bool:

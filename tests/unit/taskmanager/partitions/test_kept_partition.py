@@ -368,7 +368,7 @@ class Mailbox:
 
 
 def end(partition: ResultPartition) -> None:
-    partition.emit_control(EndOfData())
+    partition.end_data()
     partition.finish()
 
 
