@@ -231,6 +231,8 @@ class KeptSubpartition(Subpartition, CacheMember):
     @override
     def view(self, first_row: int, on_unavailable: Refusal) -> LogView:
         log = self.log
+        if self._is_unread:
+            raise PartitionUnavailable("its consumer has finished, so that its rows are not kept")
         if self._is_released or not log.first_row <= first_row <= log.end_row:
             raise PartitionUnavailable(
                 f"it has the rows {log.first_row} to {log.end_row}, and cannot be read from row"
