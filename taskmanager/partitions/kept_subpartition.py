@@ -231,6 +231,8 @@ class KeptSubpartition(Subpartition, CacheMember):
     @override
     def view(self, first_row: int, on_unavailable: Refusal) -> LogView:
         log = self.log
+        if self._is_unread:
+            raise PartitionUnavailable("its consumer has finished, so that its rows are not kept")
         is_beyond = self._is_finished and first_row > log.end_row
         if self._is_released or first_row < log.first_row or is_beyond:
             raise PartitionUnavailable(

@@ -319,6 +319,8 @@ def test_rows_for_consumers_that_have_finished_are_only_counted() -> None:
     assert case.subpartition.position == 120
     assert case.subpartition.is_consumed
     assert case.cache.memory_bytes == 0
+    with pytest.raises(PartitionUnavailable, match="has finished"):
+        case.attach(130)
 
 
 def test_latency_markers_are_not_kept() -> None:
