@@ -146,7 +146,7 @@ class InputChannel:
             FrameError: it breaks the protocol.
             CreditError: the producer had no credit for it.
         """
-        if self._is_closed:
+        if self._is_closed or self.is_finished:
             return
         if frame.kind is FrameKind.ANNOUNCE:
             self._on_announced(self.index, decode_control(frame.payload))
@@ -167,13 +167,13 @@ class InputChannel:
 
     def batch_arrived(self, batch: pa.RecordBatch, row_offset: int, charge_bytes: int) -> None:
         """Takes a batch of a producer in the same process."""
-        if not self._is_closed:
+        if not self._is_closed and not self.is_finished:
             self.credit.received(charge_bytes)
             self._arrive(_Arrived(batch, row_offset, charge_bytes))
 
     def control_arrived(self, element: ControlElement) -> None:
         """Takes a control element."""
-        if self._is_closed:
+        if self._is_closed or self.is_finished:
             return
         if self._queue and isinstance(element, CheckpointBarrier | EndOfData):
             self._on_announced(self.index, element)
@@ -181,7 +181,7 @@ class InputChannel:
 
     def announced(self, element: ControlElement) -> None:
         """An element of a producer in the same process is on its way."""
-        if not self._is_closed:
+        if not self._is_closed and not self.is_finished:
             self._on_announced(self.index, element)
 
     def _arrive(self, arrived: _Arrived | ControlElement) -> None:

@@ -315,6 +315,8 @@ def test_an_ended_channel_lets_every_new_producer_go_at_once() -> None:
     assert consumer.channel.stream_row == 0, "a row that the new attempt is sure to have"
     consumer.channel.connection_lost("x")
     assert consumer.notes.disconnects == []
+    consumer.send(numbers(0, 4), EndOfData(), EndOfPartition())
+    assert not consumer.channel.has_data, "what it sends before it hears of it"
 
 
 def test_a_producer_that_is_not_reproducible_can_only_be_replaced_where_nothing_was_read() -> None:
