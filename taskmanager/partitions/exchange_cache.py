@@ -197,7 +197,6 @@ class ExchangeCache:
         self._write_ended(run)
         member.written(run, files)
         self.make_room()
-        self._wake()
 
     def _write_ended(self, run: SpillRun) -> None:
         self._writing_bytes -= run.size_bytes
