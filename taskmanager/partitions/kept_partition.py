@@ -61,6 +61,7 @@ class KeptPartition(ResultPartition, Producer):
     ) -> None:
         self.retention = retention
         self.is_retired = False
+        self._has_ended = False
         self._cache = cache
         self._files = files
         self._first_rows = first_rows
@@ -119,6 +120,16 @@ class KeptPartition(ResultPartition, Producer):
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         for subpartition in self._kept:
             subpartition.checkpoint_aborted(checkpoint_id)
+
+    @override
+    def is_drained(self) -> bool:
+        """It is kept, so nobody has to wait until consumers have read it."""
+        return self._has_ended
+
+    @override
+    def finish(self) -> None:
+        super().finish()
+        self._has_ended = True
 
     @override
     def retire(self) -> None:

@@ -310,6 +310,24 @@ def test_at_the_limit_of_the_disk_a_producer_waits_for_absent_readers_only() -> 
     assert case.cache.disk_bytes <= 250
 
 
+def test_a_disk_that_is_nearly_full_makes_producers_wait_until_it_has_room() -> None:
+    case = Case(memory_max=400)
+    case.cache.set_spill_allowed(False)
+    while case.is_available():
+        case.emit()
+    assert case.cache.is_full
+    assert not case.files.pending
+    woken = case.woken
+    case.cache.set_spill_allowed(True)
+    assert case.files.pending
+    case.files.run()
+    assert case.woken > woken
+    assert case.is_available()
+    reader, _ = case.attach()
+    case.files.run()
+    assert reader.rows() == list(range(case.row))
+
+
 def test_rows_for_consumers_that_have_finished_are_only_counted() -> None:
     case = Case(first_row=100, is_unread=True)
     case.emit(2)
