@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import InvariantViolation
-from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.pb import graph_pb2
 from taskmanager.network.result_partition import PartitionContext, ResultPartition
 from taskmanager.partitions.exchange_cache import ExchangeCache
 from taskmanager.partitions.kept_partition import BlockingPartition, KeptPartition, NoFiles
@@ -39,12 +37,12 @@ class PartitionFactory:
         self,
         context: PartitionContext,
         edge: internal_pb2.OutputEdge,
-        positions: Iterable[checkpoint_pb2.ChannelPosition] = (),
+        restore: internal_pb2.RestoredTask,
     ) -> ResultPartition:
         """The output of an attempt on an edge.
 
         Args:
-            positions: where the attempt goes on, of this edge and others; from 0 where not named.
+            restore: what the attempt starts from; it goes on at row 0 where no position is named.
         """
         kind = edge.edge.partition_type
         if kind == graph_pb2.RESULT_PARTITION_TYPE_PIPELINED:
@@ -52,7 +50,7 @@ class PartitionFactory:
         retention = Retention(kind)
         first_rows = {
             position.index: position.rows
-            for position in positions
+            for position in restore.outputs
             if position.edge_id == edge.edge.id
         }
         unread = frozenset(edge.finished_subpartitions)
@@ -67,5 +65,11 @@ class PartitionFactory:
                 context, self._cache, files, first_rows=first_rows, unread=unread
             )
         return KeptPartition(
-            context, retention, self._cache, files, first_rows=first_rows, unread=unread
+            context,
+            retention,
+            self._cache,
+            files,
+            first_rows=first_rows,
+            unread=unread,
+            is_over=restore.finished,
         )

@@ -120,7 +120,7 @@ class Deployment:
                     self.counters,
                     self._schedule,
                     execution.fail_later,
-                    self._deployment.restore.outputs,
+                    self._deployment.restore,
                 )
             )
 

@@ -123,7 +123,7 @@ class Slot:
             self.counters,
             self.wake,
             self.errors.append,
-            positions,
+            internal_pb2.RestoredTask(outputs=positions),
         )
 
     def gate(
@@ -139,7 +139,7 @@ class Slot:
             self.wake,
             self.errors.append,
             lambda channel, element: self.announced.append((channel, element)),
-            positions,
+            internal_pb2.RestoredTask(outputs=positions),
         )
 
 

@@ -409,7 +409,9 @@ class Mailbox:
             on_error=self.errors.append,
             on_release=self._release,
         )
-        return PartitionFactory(config, self.spill).create(context, edge, positions)
+        return PartitionFactory(config, self.spill).create(
+            context, edge, internal_pb2.RestoredTask(outputs=positions)
+        )
 
     def _wake(self) -> None:
         self.woken += 1
@@ -532,7 +534,7 @@ def test_a_caching_partition_outlives_its_attempt(tmp_path: Path) -> None:
         partition.emit(numbers(start, 10))
         mailbox.run()
     end(partition)
-    assert not partition.is_drained()
+    assert partition.is_drained(), "it is kept, read or not"
 
     def read(row: int) -> RecordingReader:
         reader = RecordingReader(1000)
