@@ -59,6 +59,10 @@ class PartitionUnavailable(TaskFailure):
         self.partition = partition
 
 
+class NotReproducible(TaskFailure):
+    """Rows that were sent again after a restart are not those that were sent before."""
+
+
 class TaskManagerLost(TaskFailure):
     """The TaskManager that ran the attempt is gone or does not answer."""
 

@@ -35,6 +35,7 @@ STATUS_BY_CLASS: Final[dict[type[StreamError], grpc.StatusCode]] = {
     errors.TaskFailure: _Status.INTERNAL,
     errors.BadRecord: _Status.INTERNAL,
     errors.PartitionUnavailable: _Status.INTERNAL,
+    errors.NotReproducible: _Status.INTERNAL,
     errors.TaskManagerLost: _Status.INTERNAL,
     errors.NoResourceAvailable: _Status.RESOURCE_EXHAUSTED,
     errors.JobFailed: _Status.ABORTED,

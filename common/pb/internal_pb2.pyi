@@ -897,11 +897,14 @@ class InputEdge(_message.Message):
     SCHEMA_FIELD_NUMBER: _builtins.int
     CHANNELS_FIELD_NUMBER: _builtins.int
     TARGET_INPUT_FIELD_NUMBER: _builtins.int
+    REPRODUCIBLE_FIELD_NUMBER: _builtins.int
     edge_id: _builtins.str
     partition_type: _graph_pb2.ResultPartitionType.ValueType
     schema: _builtins.bytes
     target_input: _builtins.int
     """Which input of a vertex with two (connect, join) the edge feeds."""
+    reproducible: _builtins.bool
+    """See Edge: rows that are sent again can be told from those that were read."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputChannel]:
         """In order of the producer's subtask index."""
@@ -914,10 +917,11 @@ class InputEdge(_message.Message):
         schema: _builtins.bytes = ...,
         channels: _abc.Iterable[Global___InputChannel] | None = ...,
         target_input: _builtins.int = ...,
+        reproducible: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "edge_id", b"edge_id", "partition_type", b"partition_type", "schema", b"schema", "target_input", b"target_input"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "edge_id", b"edge_id", "partition_type", b"partition_type", "reproducible", b"reproducible", "schema", b"schema", "target_input", b"target_input"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -224,6 +224,7 @@ class DeploymentMessages:
                 partition_type=edge.partition_type,
                 schema=edge.schema,
                 target_input=edge.target_input,
+                reproducible=edge.reproducible,
                 channels=[
                     internal_pb2.InputChannel(
                         producer=_endpoint_message(channel.producer),

@@ -5,7 +5,8 @@ ended, so that no row behind a barrier is processed before the snapshot. At leas
 blocked, and several checkpoints may be on their way at once.
 
 Invariants (``check``):
-- a checkpoint starts at most once, and only when each channel has delivered its barrier or has ended;
+- a checkpoint starts at most once, and only when each channel that carries barriers has delivered its
+  own or has ended;
 - checkpoints start in the order of their ids; what is overtaken is cancelled;
 - channels are blocked only while a checkpoint is being aligned, and only those that have delivered.
 
@@ -15,6 +16,7 @@ SingleCheckpointBarrierHandler and CheckpointBarrierTracker.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.elements import CheckpointBarrier
@@ -70,12 +72,13 @@ class BarrierAligner:
     """Aligns the barriers of one input gate.
 
     Args:
-        channel_count: channels of the gate.
+        channels: those that carry barriers; the others (blocking ones) take no part, and where there are
+            no such channels a checkpoint starts when it is triggered.
         is_exactly_once: block channels.
     """
 
-    def __init__(self, channel_count: int, *, is_exactly_once: bool) -> None:
-        self._channel_count = channel_count
+    def __init__(self, channels: Iterable[int], *, is_exactly_once: bool) -> None:
+        self._channels = frozenset(channels)
         self._is_exactly_once = is_exactly_once
         self._ended: set[int] = set()
         self._pending: dict[int, _Alignment] = {}
@@ -104,7 +107,7 @@ class BarrierAligner:
     ) -> list[AlignerEffect]:
         """The coordinator starts a checkpoint here, since no producer is left to send its barrier.
 
-        It is taken once the ends of all channels have been read.
+        It is taken once the ends of all channels that carry barriers have been read.
         """
         effects = self._begin(barrier, now_ms, bytes_in)
         alignment = self._pending.get(barrier.checkpoint_id)
@@ -112,6 +115,8 @@ class BarrierAligner:
 
     def channel_ended(self, channel: int) -> list[AlignerEffect]:
         """Nothing follows on a channel."""
+        if channel not in self._channels:
+            return []
         self._ended.add(channel)
         self._blocked.discard(channel)
         effects: list[AlignerEffect] = []
@@ -154,7 +159,7 @@ class BarrierAligner:
         return effects
 
     def _complete(self, alignment: _Alignment) -> list[AlignerEffect]:
-        if len(alignment.arrived | self._ended) < self._channel_count:
+        if len(alignment.arrived | self._ended) < len(self._channels):
             return []
         started = alignment.barrier.checkpoint_id
         effects: list[AlignerEffect] = []
@@ -192,7 +197,7 @@ class BarrierAligner:
         """Asserts the invariants named at the head of the file, as far as the state shows them."""
         for checkpoint_id, alignment in self._pending.items():
             assert checkpoint_id > self._last_id, "what is pending is younger than what has started"
-            assert len(alignment.arrived | self._ended) < self._channel_count
+            assert (alignment.arrived | self._ended) < self._channels
         if self._is_exactly_once:
             assert len(self._pending) <= 1, "one checkpoint is aligned at a time"
             arrived = {c for a in self._pending.values() for c in a.arrived}

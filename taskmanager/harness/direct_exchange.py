@@ -17,7 +17,7 @@ from penstock.errors import InvariantViolation
 from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.network.credit import charge_of
 from taskmanager.network.input_channel import InputChannel
-from taskmanager.network.input_gate import InputGate
+from taskmanager.network.input_gate import ChannelSpec, InputGate
 from taskmanager.network.partitioner import HashPartitioner
 from taskmanager.network.result_partition import ExchangeCounters
 
@@ -179,10 +179,12 @@ class DirectExchange:
         counters: ExchangeCounters,
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
+        *,
+        positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
     ) -> InputGate:
         """The input of a subtask."""
         gate = InputGate(
-            [edge.edge_id for edge in inputs],
+            [ChannelSpec(edge.edge_id) for edge in inputs],
             _CREDIT_BYTES,
             counters=counters,
             on_available=on_available,

@@ -26,6 +26,9 @@ from taskmanager.kernels.record_table import (
     RecordTable,
     Rows,
 )
+from taskmanager.kernels.row_checksum import (
+    rows_checksum,
+)
 from taskmanager.kernels.time_slices import (
     SliceSplit,
     slice_span,
@@ -47,6 +50,7 @@ __all__ = [
     "encode_keys",
     "hash_columns",
     "partition_order",
+    "rows_checksum",
     "slice_span",
     "slice_start",
     "slice_starts",

@@ -1,5 +1,6 @@
 """The compiled ``interface.Kernels``; importing it compiles or loads everything."""
 
+from taskmanager.kernels.compiled_checksum import add_word_bits, weighted_sum
 from taskmanager.kernels.compiled_rows import (
     add_floats,
     add_integers,
@@ -38,6 +39,7 @@ from taskmanager.kernels.compiled_words import (
 __all__ = [
     "add_floats",
     "add_integers",
+    "add_word_bits",
     "changed_slots",
     "copy_ranges",
     "count_rows",
@@ -61,5 +63,6 @@ __all__ = [
     "upsert_bytes",
     "upsert_fixed",
     "value_bounds",
+    "weighted_sum",
     "write_strings",
 ]

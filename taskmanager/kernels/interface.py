@@ -318,3 +318,19 @@ class Kernels(KeyLoops, Protocol):
     def partition(self, channels: UInt16Array, order: Int64Array, bounds: Int64Array) -> int:
         """Stable order of rows by channel, and the channels' bounds; a bad row's index, or -1."""
         ...
+
+    def add_word_bits(self, words: Int64Array, seed: int, bits: UInt64Array) -> None:
+        """Adds to ``bits`` (uint64[n]) what int64[n] words of a column contribute to their rows.
+
+        Args:
+            seed: of the column, below 2**64.
+        """
+        ...
+
+    def weighted_sum(self, bits: UInt64Array, first_row: int) -> int:
+        """The sum, modulo 2**64, of the mixed bits of n rows, each times the weight of its offset.
+
+        Args:
+            first_row: offset of the first row.
+        """
+        ...

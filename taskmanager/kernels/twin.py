@@ -1,6 +1,7 @@
 """The numpy implementation of ``interface.Kernels``: no compiler, same results, slower."""
 
 from penstock.storage.key_encoding import NUMPY_KEY_LOOPS
+from taskmanager.kernels.twin_checksum import add_word_bits, weighted_sum
 from taskmanager.kernels.twin_rows import (
     add_floats,
     add_integers,
@@ -33,6 +34,7 @@ from taskmanager.kernels.twin_versions import (
 __all__ = [
     "add_floats",
     "add_integers",
+    "add_word_bits",
     "changed_slots",
     "copy_ranges",
     "count_rows",
@@ -56,6 +58,7 @@ __all__ = [
     "upsert_bytes",
     "upsert_fixed",
     "value_bounds",
+    "weighted_sum",
     "write_strings",
 ]
 

@@ -1,8 +1,7 @@
 """The data exchange of one slot process: creates partitions and gates and connects them.
 
-Runs on the mailbox thread. Channels within the process are short-circuited; for the others there is
-one connection per pair of slot processes, opened by whichever side is the first to need the other.
-Waits (for a partition, for a handshake) have deadlines; the mailbox loop calls ``tick`` at
+Runs on the mailbox thread. Channels within the process are short-circuited; the others go over the
+connections of ``connection_pool``. Waits have deadlines; the mailbox loop calls ``tick`` at
 ``next_deadline_ns``.
 """
 
@@ -10,44 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from typing_extensions import override
-
 from common.clock import Clock
 from common.elements import ControlElement
 from common.pb import internal_pb2
 from penstock.config import Configuration
-from penstock.errors import InvariantViolation
 from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2
+from taskmanager.network.connection_pool import (
+    PARTITION_WAIT_MS,
+    ConnectionPool,
+    OnUnreachable,
+    ignore_peer,
+)
 from taskmanager.network.handshake import SlotIdentity
-from taskmanager.network.input_channel import InputChannel
+from taskmanager.network.input_connector import InputConnector, channel_spec
 from taskmanager.network.input_gate import InputGate
-from taskmanager.network.local_channel import LocalChannel
-from taskmanager.network.messages import Subscribe
 from taskmanager.network.partition_registry import PartitionRegistry
 from taskmanager.network.partitioner import partitioner_of
-from taskmanager.network.peer_connection import ConnectionOwner, PeerConnection
 from taskmanager.network.result_partition import (
     ExchangeCounters,
     PartitionContext,
     ResultPartition,
 )
-from taskmanager.network.transport import Address, Link, LinkHandler, Post, Transport
+from taskmanager.network.transport import Post, Transport
 from taskmanager.partitions.kept_partition import KeptPartition
 from taskmanager.partitions.partition_factory import PartitionFactory
 from taskmanager.partitions.spill_runner import SpillRunner
 
 __all__ = ["DataExchange", "SlotIdentity"]
 
-PARTITION_WAIT_MS = 600_000
-"""How long a consumer waits for its producer to answer and to register.
 
-Both are deployed at once, but a slot answers between two pieces of its own work, and a user function
-may take minutes to open. A producer that has died is noticed at once, by its connection or its daemon.
-"""
-
-
-class DataExchange(ConnectionOwner):
+class DataExchange:
     """Partitions, gates and connections of one slot process.
 
     Args:
@@ -56,6 +48,7 @@ class DataExchange(ConnectionOwner):
         post: adds mail to the slot's mailbox.
         clock: for deadlines and the buffer timeout.
         transport: carries the frames.
+        on_unreachable: see ``ConnectionPool``.
         spill: where partitions go that are kept; None = they stay in memory.
         partition_wait_ms: how long a request waits for a partition that is not there.
     """
@@ -68,6 +61,7 @@ class DataExchange(ConnectionOwner):
         clock: Clock,
         transport: Transport,
         *,
+        on_unreachable: OnUnreachable = ignore_peer,
         spill: SpillRunner | None = None,
         partition_wait_ms: int = PARTITION_WAIT_MS,
     ) -> None:
@@ -76,71 +70,46 @@ class DataExchange(ConnectionOwner):
         self._partitions = PartitionFactory(config, spill)
         self._config = config
         self._clock = clock
-        self._transport = transport
-        self._partition_wait_ns = partition_wait_ms * 1_000_000
-        self._handshake_ns = self._partition_wait_ns
-        self._endpoint = _endpoint_name(internal_pb2.DataEndpoint(slot_id=slot.slot_id))
-        self._by_endpoint: dict[str, PeerConnection] = {}
-        self._connections: set[PeerConnection] = set()
-        self._is_closed = False
-        transport.start(post, self._accept)
+        self._connections = ConnectionPool(
+            config,
+            slot,
+            self.registry,
+            post,
+            clock,
+            transport,
+            on_unreachable=on_unreachable,
+            partition_wait_ms=partition_wait_ms,
+        )
+        self._connector = InputConnector(
+            self._connections,
+            self.registry,
+            config.network_credit_bytes,
+            clock.monotonic_ns,
+            partition_wait_ms,
+        )
 
     # ------------------------------------------------------------ life
 
     def listen(
         self, unix_path: str, tcp_host: str, advertised_host: str
     ) -> internal_pb2.DataEndpoint:
-        """Begins to accept connections; "" leaves out the Unix socket or TCP.
-
-        Args:
-            unix_path: path of the Unix socket, under 100 bytes.
-            tcp_host: address to bind.
-            advertised_host: how other hosts reach that address.
-
-        Returns:
-            Where consumers find this slot process.
-
-        Raises:
-            OSError: the address cannot be bound.
-        """
-        port = self._transport.listen(unix_path, tcp_host, self._config.taskmanager_data_port)
-        endpoint = internal_pb2.DataEndpoint(
-            slot_id=self.slot.slot_id,
-            host_id=self.slot.host_id,
-            unix_path=unix_path,
-            tcp_host=advertised_host if port else "",
-            tcp_port=port,
-        )
-        self._endpoint = _endpoint_name(endpoint)
-        return endpoint
+        """Begins to accept connections; see ``ConnectionPool.listen``."""
+        return self._connections.listen(unix_path, tcp_host, advertised_host)
 
     def close(self) -> None:
         """Ends every connection and the I/O thread; channels hear nothing any more."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._transport.close()
-            self._connections.clear()
-            self._by_endpoint.clear()
+        self._connections.close()
 
     @property
     def next_deadline_ns(self) -> int | None:
         """Monotonic time at which ``tick`` has something to do; None = nothing waits."""
-        deadlines = [
-            connection.deadline_ns
-            for connection in self._connections
-            if connection.deadline_ns is not None
-        ]
-        if (waiting := self.registry.next_deadline_ns) is not None:
-            deadlines.append(waiting)
-        return min(deadlines, default=None)
+        deadlines = (self._connections.next_deadline_ns, self._connector.next_deadline_ns)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def tick(self, now_ns: int) -> None:
-        """Ends the waits whose deadline has passed."""
-        self.registry.expire(now_ns)
-        for connection in list(self._connections):
-            if connection.deadline_ns is not None and now_ns >= connection.deadline_ns:
-                connection.deadline_ns = None
-                connection.expire()
+        """Ends the waits whose deadline has passed, and connects again what is due."""
+        self._connections.tick(now_ns)
+        self._connector.tick(now_ns)
 
     # ------------------------------------------------------------ partitions and gates
 
@@ -196,109 +165,38 @@ class DataExchange(ConnectionOwner):
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
         on_announcement: Callable[[int, ControlElement], None] | None = None,
+        positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
     ) -> InputGate:
-        """The input of an attempt; begins to fetch from all its producers."""
-        channels = [channel for edge in inputs for channel in edge.channels]
+        """The input of an attempt; begins to fetch from all its producers.
+
+        Args:
+            positions: how far the restored state has read edges that keep their rows.
+        """
+        listed = [(edge, channel) for edge in inputs for channel in edge.channels]
+        starts = {(start.edge_id, start.index): start for start in positions}
         gate = InputGate(
-            [_channel_name(channel) for channel in channels],
+            [channel_spec(edge, channel, starts) for edge, channel in listed],
             self._config.network_credit_bytes,
             counters=counters,
+            supply=self._connector,
             on_available=on_available,
             on_error=on_error,
             on_announcement=on_announcement,
+            on_release=self._connector.forget,
             is_exactly_once=self._config.execution_checkpointing_mode == "exactly-once",
             now_ms=self._clock.now_ms,
         )
         consumer = f"{attempt.vertex}/{attempt.subtask_index}"
-        for description, channel in zip(channels, gate.channels, strict=True):
-            self._subscribe(description, channel, consumer)
+        for (_, description), channel in zip(listed, gate.channels, strict=True):
+            self._connector.connect(channel, description, consumer)
         return gate
 
-    def _subscribe(
-        self, description: internal_pb2.InputChannel, channel: InputChannel, consumer: str
-    ) -> None:
-        producer = description.producer_attempt
-        credit_bytes = self._config.network_credit_bytes
-        if description.producer.slot_id == self.slot.slot_id:
-            partition_id = PartitionId(
-                description.edge_id, producer.vertex, producer.subtask_index, producer.attempt
-            )
-            local = LocalChannel(channel, credit_bytes, self.registry)
-            local.subscribe(
-                partition_id, description.subpartition_index, self.request_deadline_ns()
-            )
-            return
-        request = Subscribe(
-            edge_id=description.edge_id,
-            vertex=producer.vertex,
-            subtask_index=producer.subtask_index,
-            attempt=producer.attempt,
-            subpartition_index=description.subpartition_index,
-            credit_bytes=credit_bytes,
-            consumer=consumer,
-        )
-        self._connection_to(description.producer).subscribe(channel, request)
+    def replace_producer(self, gate: InputGate, description: internal_pb2.InputChannel) -> None:
+        """A gate reads one of its kept channels from a new attempt from now on.
 
-    # ------------------------------------------------------------ connections
-
-    def _connection_to(self, producer: internal_pb2.DataEndpoint) -> PeerConnection:
-        name = _endpoint_name(producer)
-        known = self._by_endpoint.get(name)
-        if known is not None:
-            return known
-        is_local = producer.host_id == self.slot.host_id and self._config.taskmanager_local_sockets
-        address = Address(
-            producer.unix_path if is_local else "", producer.tcp_host, producer.tcp_port
-        )
-        connection = PeerConnection(
-            self,
-            f"slot {producer.slot_id} at {address}",
-            name,
-            self._clock.monotonic_ns() + self._handshake_ns,
-        )
-        self._by_endpoint[name] = connection
-        self._connections.add(connection)
-        connection.bind(self._transport.connect(address, connection))
-        return connection
-
-    def _accept(self, link: Link) -> LinkHandler:
-        deadline_ns = self._clock.monotonic_ns() + self._handshake_ns
-        connection = PeerConnection(self, "an unknown peer", "", deadline_ns)
-        self._connections.add(connection)
-        connection.bind(link)
-        return connection
-
-    @property
-    @override
-    def endpoint(self) -> str:
-        return self._endpoint
-
-    @override
-    def request_deadline_ns(self) -> int:
-        return self._clock.monotonic_ns() + self._partition_wait_ns
-
-    @override
-    def connection_established(self, connection: PeerConnection) -> None:
-        self._by_endpoint.setdefault(connection.peer_endpoint, connection)
-
-    @override
-    def connection_closed(self, connection: PeerConnection) -> None:
-        self._connections.discard(connection)
-        if self._by_endpoint.get(connection.peer_endpoint) is connection:
-            del self._by_endpoint[connection.peer_endpoint]
-
-
-def _endpoint_name(endpoint: internal_pb2.DataEndpoint) -> str:
-    """Identity of a slot process: a slot id alone may come back in another process."""
-    return f"{endpoint.slot_id}|{endpoint.unix_path}|{endpoint.tcp_host}:{endpoint.tcp_port}"
-
-
-def _channel_name(channel: internal_pb2.InputChannel) -> str:
-    producer = channel.producer_attempt
-    if not channel.edge_id or not channel.HasField("producer_attempt"):
-        raise InvariantViolation(f"an input channel was deployed without a producer: {channel}")
-    return (
-        f"subpartition {channel.subpartition_index} of {channel.edge_id} from"
-        f" {producer.vertex}/{producer.subtask_index} (attempt {producer.attempt},"
-        f" slot {channel.producer.slot_id})"
-    )
+        Raises:
+            PartitionUnavailable: the consumer cannot go on with the rows of the new attempt.
+        """
+        producer_index = description.producer_attempt.subtask_index
+        channel = gate.kept_channel(description.edge_id, producer_index)
+        self._connector.replace(channel, description)

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from penstock.errors import StreamError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = 0x5350
 HEADER = struct.Struct("<HBBIIIQQ")
 HEADER_BYTES = HEADER.size
@@ -65,6 +65,7 @@ class FrameKind(enum.IntEnum):
     ANNOUNCE = 9  # producer, out of band
     CANCEL_CHANNEL = 10  # consumer
     CHANNEL_ERROR = 11  # producer
+    RELEASED = 12  # producer: its attempt is over, and the rows are gone with it
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}

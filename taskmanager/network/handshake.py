@@ -1,7 +1,8 @@
 """Who may talk to whom (pure): checks of the first frames of a connection.
 
 The data handshake fences: a slot process of another job, of an older leader epoch, or without the
-cluster's token gets a refusal with the reason and nothing else.
+cluster's token gets a refusal with the reason and nothing else. A partition server has no job of its own:
+it lets slots of every job in, and each request names the job whose partition it means.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from taskmanager.network.messages import Hello, HelloOk
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
-    """What a slot process says about itself."""
+    """What a process of the data exchange says about itself.
+
+    Attributes:
+        job_id: the only job it serves; "" = it is no slot but serves the partitions of any job.
+        slot_id: of a slot; of a partition server a name that no slot has.
+    """
 
     job_id: str
     slot_id: str
@@ -40,7 +46,7 @@ def refusal_of(slot: SlotIdentity, hello: Hello) -> str | None:
             f"the peer speaks version {hello.version} of the data protocol, this slot speaks"
             f" {PROTOCOL_VERSION}: run the same version of Penstock everywhere"
         )
-    if hello.job_id != slot.job_id:
+    if slot.job_id and hello.job_id != slot.job_id:
         return f"this slot serves job {slot.job_id}, not {hello.job_id}"
     if hello.leader_epoch < slot.leader_epoch:
         return (

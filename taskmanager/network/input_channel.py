@@ -27,7 +27,8 @@ from common.elements import (
     StreamElement,
     Watermark,
 )
-from penstock.errors import TaskFailure
+from penstock.errors import PartitionUnavailable, TaskFailure
+from penstock.partition_id import PartitionId
 from taskmanager.network.batch_codec import decode_batch, decode_schema
 from taskmanager.network.credit import BATCH_OVERHEAD_BYTES, ReceiverCredit, charge_of
 from taskmanager.network.frames import Frame, FrameError, FrameKind
@@ -77,7 +78,11 @@ class InputChannel:
     ) -> None:
         self.index = index
         self.name = name
+        self.partition: PartitionId | None = None
+        """What it reads, once it has been asked for."""
         self.credit = ReceiverCredit(credit_bytes)
+        self.has_arrived = False
+        """Something has come on this connection."""
         self.is_queued = False
         """Kept by the gate: the channel is in its round."""
         self.is_finished = False
@@ -98,6 +103,11 @@ class InputChannel:
         """True when ``take`` has something."""
         return bool(self._queue)
 
+    @property
+    def stream_row(self) -> int:
+        """The row that is to come next: the first one to ask the producer for."""
+        return self._next_row
+
     def connected(self, upstream: Upstream) -> None:
         """The producer is found: where credit goes."""
         if self._is_closed:
@@ -105,10 +115,27 @@ class InputChannel:
             return
         self._upstream = upstream
 
+    def subscribed(self) -> None:
+        """The producer's process has answered and has been asked for the rows."""
+
+    def connection_lost(self, reason: str) -> None:
+        """The way to the producer is gone, or could not be found."""
+        self.fail(PartitionUnavailable(f"{self.name}: {reason}", partition=self.partition))
+
+    def released(self) -> None:
+        """The producer's attempt is over: a pipelined channel is restarted with it."""
+
     def fail(self, error: Exception) -> None:
         """The channel cannot go on."""
         if not self._is_closed and not self.is_finished:
             self._on_failure(error)
+
+    def _renew_connection(self) -> None:
+        """Frames are numbered, and credit is given, anew."""
+        self.credit = ReceiverCredit(self.credit.window)
+        self.has_arrived = False
+        self._schemas = {}
+        self._next_sequence = 0
 
     # ------------------------------------------------------------ arrivals
 
@@ -119,7 +146,7 @@ class InputChannel:
             FrameError: it breaks the protocol.
             CreditError: the producer had no credit for it.
         """
-        if self._is_closed:
+        if self._is_closed or self.is_finished:
             return
         if frame.kind is FrameKind.ANNOUNCE:
             self._on_announced(self.index, decode_control(frame.payload))
@@ -140,13 +167,13 @@ class InputChannel:
 
     def batch_arrived(self, batch: pa.RecordBatch, row_offset: int, charge_bytes: int) -> None:
         """Takes a batch of a producer in the same process."""
-        if not self._is_closed:
+        if not self._is_closed and not self.is_finished:
             self.credit.received(charge_bytes)
             self._arrive(_Arrived(batch, row_offset, charge_bytes))
 
     def control_arrived(self, element: ControlElement) -> None:
         """Takes a control element."""
-        if self._is_closed:
+        if self._is_closed or self.is_finished:
             return
         if self._queue and isinstance(element, CheckpointBarrier | EndOfData):
             self._on_announced(self.index, element)
@@ -154,10 +181,11 @@ class InputChannel:
 
     def announced(self, element: ControlElement) -> None:
         """An element of a producer in the same process is on its way."""
-        if not self._is_closed:
+        if not self._is_closed and not self.is_finished:
             self._on_announced(self.index, element)
 
     def _arrive(self, arrived: _Arrived | ControlElement) -> None:
+        self.has_arrived = True
         queue = self._queue
         if queue and isinstance(arrived, Watermark) and isinstance(queue[-1], Watermark):
             queue[-1] = arrived  # control elements cost no credit: only the newest one waits
@@ -169,22 +197,27 @@ class InputChannel:
     # ------------------------------------------------------------ the task's side
 
     def take(self) -> StreamElement | None:
-        """The next element; None where all of its rows were seen before.
+        """The next element; None where there is none, or nothing of it is new.
 
         Raises:
             TaskFailure: rows are missing, or what came is not readable.
         """
+        if not self._queue:
+            return None
         arrived = self._queue.popleft()
         if not isinstance(arrived, _Arrived):
-            if isinstance(arrived, EndOfPartition):
-                self._finish()
-            return arrived
+            return self._control_taken(arrived)
         batch = self._decoded(arrived)
         self.taken_bytes = arrived.charge_bytes - BATCH_OVERHEAD_BYTES
         returned_bytes = self.credit.taken(arrived.charge_bytes)
         if returned_bytes and self._upstream is not None:
             self._upstream.grant(returned_bytes)
         return self._unseen(batch, arrived.row_offset)
+
+    def _control_taken(self, element: ControlElement) -> StreamElement | None:
+        if isinstance(element, EndOfPartition):
+            self._finish()
+        return element
 
     def close(self) -> None:
         """Drops what waits and lets the producer know that nobody reads."""

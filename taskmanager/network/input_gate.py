@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from common.elements import (
     StreamStatus,
     Watermark,
 )
-from penstock.errors import TaskFailure
+from penstock.errors import InvariantViolation, TaskFailure
 from taskmanager.alignment.barrier_aligner import (
     AlignerEffect,
     BarrierAligner,
@@ -40,32 +41,56 @@ from taskmanager.alignment.barrier_aligner import (
 )
 from taskmanager.alignment.watermark_merger import WatermarkMerger
 from taskmanager.network.input_channel import InputChannel
+from taskmanager.network.kept_channel import KeptChannelSpec, KeptInputChannel, SupplyListener
 from taskmanager.network.result_partition import ExchangeCounters
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSpec:
+    """What a gate has to know of a channel.
+
+    Attributes:
+        name: which subpartition of which producer it reads; also its origin.
+        carries_barriers: False on blocking edges, whose producers have finished.
+        kept: None on pipelined edges.
+    """
+
+    name: str
+    carries_barriers: bool = True
+    kept: KeptChannelSpec | None = None
+
+
+def _ignore_release(_channels: Sequence[InputChannel]) -> None:
+    """Nobody connects the channels."""
 
 
 class InputGate:
     """Reads the channels of one subtask.
 
     Args:
-        channel_names: which subpartition of which producer each channel reads; also its origin.
+        specs: of the channels.
         credit_bytes: the credit window of each channel.
         counters: of the subtask.
+        supply: is told when a kept channel has lost its producer; needed where there are such channels.
         on_available: ``poll`` may have something after it had nothing.
         on_error: called once, when a channel cannot go on.
         on_announcement: a barrier or an end of data is on its way behind queued batches.
+        on_release: called once with the channels when they have been closed.
         is_exactly_once: channels are blocked while barriers are being aligned.
         now_ms: the wall clock, for the times of alignments.
     """
 
     def __init__(
         self,
-        channel_names: Sequence[str],
+        specs: Sequence[ChannelSpec],
         credit_bytes: int,
         *,
         counters: ExchangeCounters,
+        supply: SupplyListener | None = None,
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
         on_announcement: Callable[[int, ControlElement], None] | None = None,
+        on_release: Callable[[Sequence[InputChannel]], None] = _ignore_release,
         is_exactly_once: bool = True,
         now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -73,24 +98,22 @@ class InputGate:
         self._on_available = on_available
         self._on_error = on_error
         self._on_announcement = on_announcement
-        self.origins = tuple(channel_names)
+        self._on_release = on_release
+        self.origins = tuple(spec.name for spec in specs)
         self.current_channel = 0
         self.channels = [
-            InputChannel(
-                index,
-                name,
-                credit_bytes,
-                on_data=self._channel_has_data,
-                on_failure=self._channel_failed,
-                on_announced=self._announced,
-            )
-            for index, name in enumerate(channel_names)
+            self._new_channel(index, spec, credit_bytes, supply) for index, spec in enumerate(specs)
         ]
+        self.kept = tuple(c for c in self.channels if isinstance(c, KeptInputChannel))
+        """The channels that can be read again."""
         self._channel_of = dict(zip(self.origins, self.channels, strict=True))
         self._round: deque[InputChannel] = deque()
         self._blocked: set[int] = set()
         self._merger = WatermarkMerger(len(self.channels))
-        self._aligner = BarrierAligner(len(self.channels), is_exactly_once=is_exactly_once)
+        self._aligner = BarrierAligner(
+            [index for index, spec in enumerate(specs) if spec.carries_barriers],
+            is_exactly_once=is_exactly_once,
+        )
         self._now_ms = now_ms
         self.last_start: StartCheckpoint | None = None
         """How the alignment of the barrier that came out last began."""
@@ -101,6 +124,31 @@ class InputGate:
         self._has_failed = False
         if not self.channels:
             self._outputs.append(EndOfData())
+
+    def _new_channel(
+        self, index: int, spec: ChannelSpec, credit_bytes: int, supply: SupplyListener | None
+    ) -> InputChannel:
+        if spec.kept is None:
+            return InputChannel(
+                index,
+                spec.name,
+                credit_bytes,
+                on_data=self._channel_has_data,
+                on_failure=self._channel_failed,
+                on_announced=self._announced,
+            )
+        if supply is None:
+            raise InvariantViolation(f"nobody connects {spec.name} again")
+        return KeptInputChannel(
+            index,
+            spec.name,
+            credit_bytes,
+            spec=spec.kept,
+            supply=supply,
+            on_data=self._channel_has_data,
+            on_failure=self._channel_failed,
+            on_announced=self._announced,
+        )
 
     @property
     def current_origin(self) -> str:
@@ -152,11 +200,39 @@ class InputGate:
         return self._outputs.popleft()
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """Starts a checkpoint that no producer is left to send the barrier of."""
+        """Starts a checkpoint whose barrier no producer is left to send, or could.
+
+        It is the next element where every channel that carries barriers has ended.
+        """
         self._apply(self._aligner.triggered(barrier, self._now_ms(), self._counters.bytes_in))
+
+    def kept_channel(self, edge_id: str, producer_index: int) -> KeptInputChannel:
+        """The channel of a producer on an edge that keeps its rows.
+
+        Raises:
+            InvariantViolation: there is none.
+        """
+        for channel in self.kept:
+            if (channel.spec.edge_id, channel.spec.producer_index) == (edge_id, producer_index):
+                return channel
+        raise InvariantViolation(
+            f"producer {producer_index} of {edge_id} is no producer that keeps its rows"
+        )
+
+    def mark(self, checkpoint_id: int) -> None:
+        """The snapshot of a checkpoint is being taken: what has been handed out is in it."""
+        for channel in self.kept:
+            channel.mark(checkpoint_id)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """A checkpoint is complete: nothing before it will be read again."""
+        for channel in self.kept:
+            channel.checkpoint_completed(checkpoint_id)
 
     def abort_checkpoint(self, checkpoint_id: int) -> None:
         """A checkpoint has been given up: nothing waits for its barriers any more."""
+        for channel in self.kept:
+            channel.checkpoint_aborted(checkpoint_id)
         self._apply(self._aligner.aborted(checkpoint_id))
 
     def release(self) -> None:
@@ -168,6 +244,7 @@ class InputGate:
         self._outputs.clear()
         for channel in self.channels:
             channel.close()
+        self._on_release(self.channels)
 
     def _control(self, channel: InputChannel, element: ControlElement) -> None:
         index = channel.index
@@ -223,7 +300,7 @@ class InputGate:
         if self._data_ended[index]:
             raise TaskFailure(f"{channel.name} ended its data twice")
         self._data_ended[index] = True
-        self._outputs.append(OriginEnded(channel.name))
+        self._outputs.append(OriginEnded(self.origins[index]))
         changes = self._merger.on_end(index)
         if all(self._data_ended):
             # The chain moves to the end of time by itself before it ends its data.

@@ -15,17 +15,20 @@ from taskmanager.network.credit import SenderCredit, charge_of
 from taskmanager.network.input_channel import InputChannel, Upstream
 from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
 from taskmanager.network.subpartition import PreparedBatch, SubpartitionReader, SubpartitionView
+from taskmanager.network.transport import Post
 
 
 class LocalChannel(SubpartitionReader, Upstream):
     """Both the producer's view of the consumer and the consumer's way back."""
 
     def __init__(
-        self, channel: InputChannel, credit_bytes: int, registry: PartitionRegistry
+        self, channel: InputChannel, credit_bytes: int, registry: PartitionRegistry, post: Post
     ) -> None:
         self._channel = channel
         self._credit = SenderCredit(credit_bytes)
         self._registry = registry
+        self._post = post
+        self._has_read_all = False
         self._view: SubpartitionView | None = None
         self._request: PartitionRequest | None = None
 
@@ -33,7 +36,6 @@ class LocalChannel(SubpartitionReader, Upstream):
         self, partition_id: PartitionId, subpartition_index: int, deadline_ns: int
     ) -> None:
         """Asks for the subpartition; waits for it until the deadline."""
-        self._channel.connected(self)
         self._request = PartitionRequest(
             partition_id,
             subpartition_index,
@@ -41,11 +43,16 @@ class LocalChannel(SubpartitionReader, Upstream):
             deadline_ns,
             self._attached,
             self._channel.fail,
+            self._channel.stream_row,
         )
+        self._channel.connected(self)
+        self._channel.subscribed()
         self._registry.request(self._request)
 
     def _attached(self, view: SubpartitionView) -> None:
         self._view = view
+        if self._has_read_all:
+            self._post(lambda: self.cancel(is_complete=True))
 
     # ------------------------------------------------------------ the producer's side
 
@@ -77,6 +84,7 @@ class LocalChannel(SubpartitionReader, Upstream):
     @override
     def partition_released(self) -> None:
         self._view = None
+        self._channel.released()
 
     # ------------------------------------------------------------ the consumer's side
 
@@ -91,5 +99,7 @@ class LocalChannel(SubpartitionReader, Upstream):
         view, self._view = self._view, None
         if view is not None:
             view.detach(is_complete=is_complete)
+        elif is_complete:
+            self._has_read_all = True
         elif self._request is not None:
             self._registry.withdraw(self._request)

@@ -55,8 +55,15 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """A consumer asks for one subpartition; the frame's channel is the id it chose."""
+    """A consumer asks for one subpartition; the frame's channel is the id it chose.
 
+    Attributes:
+        credit_bytes: the credit window.
+        consumer: who asks, for messages.
+        first_row: the first row it wants, counted from the start of the job.
+    """
+
+    job_id: str
     edge_id: str
     vertex: str
     subtask_index: int
@@ -64,6 +71,7 @@ class Subscribe:
     subpartition_index: int
     credit_bytes: int
     consumer: str
+    first_row: int
 
 
 @dataclass(frozen=True, slots=True)

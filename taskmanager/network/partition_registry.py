@@ -31,6 +31,7 @@ class PartitionRequest:
         attached: called with its place in the subpartition, right before ``reader`` is fed.
         refused: called when it cannot be read; after ``attached``, when it cannot be read on.
         first_row: offset of the first row that is wanted.
+        job_id: whose partition it is.
     """
 
     partition_id: PartitionId
@@ -40,6 +41,7 @@ class PartitionRequest:
     attached: Callable[[SubpartitionView], None]
     refused: Refusal
     first_row: int = 0
+    job_id: str = ""
 
 
 class PartitionRegistry:

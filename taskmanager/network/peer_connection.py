@@ -4,14 +4,15 @@ One connection serves a pair of slot processes in both directions. The consumer 
 its id; as the kind of a frame tells which way its channel goes, the two sides' ids cannot be
 confused. Everything here runs on the mailbox thread.
 
-A connection that breaks, or whose peer breaks the protocol, fails every channel read through it; the
-subpartitions served through it just lose their reader (the consumer's side reports the failure, and
-whoever dies tells the JobManager itself, so that the first cause is not covered by echoes).
+A connection that breaks, or whose peer breaks the protocol, is lost to every channel read through it:
+pipelined ones fail, those whose producers keep their rows wait for another connection. The subpartitions
+served through it just lose their reader (the consumer's side reports the failure, and whoever dies
+tells the JobManager itself, so that the first cause is not covered by echoes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from typing_extensions import override
@@ -36,10 +37,16 @@ from taskmanager.network.messages import (
     decode_cancel,
     decode_credit,
     decode_message,
+    encode_cancel,
     encode_message,
 )
-from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
-from taskmanager.network.remote_channel import ChannelCarrier, RemoteReader, RemoteUpstream
+from taskmanager.network.partition_registry import PartitionRequest
+from taskmanager.network.remote_channel import (
+    ChannelCarrier,
+    PartitionProvider,
+    RemoteReader,
+    RemoteUpstream,
+)
 from taskmanager.network.transport import Link, LinkHandler
 
 
@@ -47,7 +54,7 @@ class ConnectionOwner(Protocol):
     """What a connection needs from the exchange."""
 
     slot: SlotIdentity
-    registry: PartitionRegistry
+    partitions: PartitionProvider
 
     @property
     def endpoint(self) -> str:
@@ -59,8 +66,11 @@ class ConnectionOwner(Protocol):
     def connection_established(self, connection: PeerConnection) -> None:
         """The peer has identified itself."""
 
-    def connection_closed(self, connection: PeerConnection) -> None:
-        """The connection is gone."""
+    def connection_closed(self, connection: PeerConnection, reason: str) -> None:
+        """The connection is gone, or could not be made."""
+
+    def post(self, mail: Callable[[], None]) -> None:
+        """Adds mail to the process's mailbox."""
 
 
 class PeerConnection(LinkHandler, ChannelCarrier):
@@ -77,16 +87,17 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         self, owner: ConnectionOwner, peer: str, expected_endpoint: str, deadline_ns: int
     ) -> None:
         self._owner = owner
-        self._is_outbound = bool(expected_endpoint)
+        self.is_outbound = bool(expected_endpoint)
         self.peer = peer
         self.peer_endpoint = expected_endpoint
+        self._peer_job_id = owner.slot.job_id
         self.deadline_ns: int | None = deadline_ns
         self.is_established = False
         self.is_closed = False
         self._link: Link | None = None
         self._next_channel = 0
         self._inputs: dict[int, InputChannel] = {}
-        self._unsent: list[tuple[int, Subscribe]] = []
+        self._unsent: list[tuple[FrameKind, int, bytes]] = []
         self._outputs: dict[int, RemoteReader] = {}
 
     def bind(self, link: Link) -> None:
@@ -112,16 +123,31 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         channel_id = self._next_channel
         self._next_channel += 1
         self._inputs[channel_id] = channel
+        self._send_established(FrameKind.SUBSCRIBE, channel_id, encode_message(request))
         channel.connected(RemoteUpstream(self, channel_id))
         if self.is_established:
-            self.send(FrameKind.SUBSCRIBE, channel_id, encode_message(request))
-        else:
-            self._unsent.append((channel_id, request))
+            channel.subscribed()
 
     @override
-    def forget_input(self, channel_id: int) -> None:
-        """The consumer does not read the channel any more."""
+    def cancel_input(self, channel_id: int, *, is_complete: bool) -> None:
+        """The consumer does not read the channel any more: forgets it, and tells the producer."""
         self._inputs.pop(channel_id, None)
+        if not is_complete and not self.is_established:
+            self._unsent = [unsent for unsent in self._unsent if unsent[1] != channel_id]
+            return
+        payload = encode_cancel(is_complete=is_complete)
+        self._send_established(FrameKind.CANCEL_CHANNEL, channel_id, payload)
+
+    def _send_established(self, kind: FrameKind, channel_id: int, payload: bytes) -> None:
+        """Sends a frame, once the handshake is done."""
+        if self.is_established:
+            self.send(kind, channel_id, payload)
+        else:
+            self._unsent.append((kind, channel_id, payload))
+
+    @override
+    def post(self, mail: Callable[[], None]) -> None:
+        self._owner.post(mail)
 
     @override
     def forget_output(self, channel_id: int) -> None:
@@ -157,19 +183,16 @@ class PeerConnection(LinkHandler, ChannelCarrier):
 
     @override
     def link_closed(self, reason: str) -> None:
-        """Fails what is read through the connection, detaches what is served through it."""
+        """Tells what is read through the connection, detaches what is served through it."""
         if self.is_closed:
             return
         self.is_closed = True
         self.deadline_ns = None
-        self._owner.connection_closed(self)
+        self._unsent = []
+        self._owner.connection_closed(self, reason)
         inputs, self._inputs = self._inputs, {}
         for channel in inputs.values():
-            channel.fail(
-                PartitionUnavailable(
-                    f"{channel.name}: the connection to {self.peer} is lost: {reason}"
-                )
-            )
+            channel.connection_lost(f"the connection to {self.peer} is lost: {reason}")
         outputs, self._outputs = self._outputs, {}
         for reader in outputs.values():
             reader.lost(f"the connection to {self.peer} is lost: {reason}")
@@ -177,7 +200,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
     # ------------------------------------------------------------ handshake
 
     def _handshake_frame(self, frame: Frame) -> None:
-        if self._is_outbound:
+        if self.is_outbound:
             self._answer_arrived(frame)
         elif frame.kind is FrameKind.HELLO:
             self._hello_arrived(decode_message(Hello, frame.payload))
@@ -187,6 +210,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
     def _hello_arrived(self, hello: Hello) -> None:
         self.peer = f"slot {hello.slot_id}"
         self.peer_endpoint = hello.endpoint
+        self._peer_job_id = hello.job_id
         refusal = refusal_of(self._owner.slot, hello)
         if refusal is not None:
             self.send(FrameKind.REFUSED, 0, encode_message(Refused(refusal)))
@@ -215,9 +239,10 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         self.deadline_ns = None
         self._owner.connection_established(self)
         unsent, self._unsent = self._unsent, []
-        for channel_id, request in unsent:
-            if channel_id in self._inputs:
-                self.send(FrameKind.SUBSCRIBE, channel_id, encode_message(request))
+        for kind, channel_id, payload in unsent:
+            self.send(kind, channel_id, payload)
+        for channel in list(self._inputs.values()):
+            channel.subscribed()
 
     # ------------------------------------------------------------ channels
 
@@ -241,8 +266,16 @@ class PeerConnection(LinkHandler, ChannelCarrier):
                 channel = self._input(frame)
                 if channel is not None:
                     message = decode_message(ChannelError, frame.payload).message
-                    self.forget_input(frame.channel)
-                    channel.fail(PartitionUnavailable(f"{channel.name} on {self.peer}: {message}"))
+                    self._inputs.pop(frame.channel)
+                    channel.fail(
+                        PartitionUnavailable(
+                            f"{channel.name} on {self.peer}: {message}", partition=channel.partition
+                        )
+                    )
+            case FrameKind.RELEASED:
+                channel = self._input(frame)
+                if channel is not None:
+                    channel.released()
             case FrameKind.HELLO | FrameKind.HELLO_OK | FrameKind.REFUSED:
                 raise FrameError(f"a {frame.kind.name} frame behind the handshake")
 
@@ -255,6 +288,10 @@ class PeerConnection(LinkHandler, ChannelCarrier):
     def _subscribe_arrived(self, channel_id: int, request: Subscribe) -> None:
         if channel_id in self._outputs:
             raise FrameError(f"channel {channel_id} is subscribed twice")
+        if request.job_id != self._peer_job_id:
+            raise FrameError(
+                f"a slot of job {self._peer_job_id} asks for a partition of job {request.job_id}"
+            )
         reader = RemoteReader(self, channel_id, SenderCredit(request.credit_bytes))
         self._outputs[channel_id] = reader
 
@@ -270,6 +307,8 @@ class PeerConnection(LinkHandler, ChannelCarrier):
             self._owner.request_deadline_ns(),
             reader.attached,
             refuse,
+            request.first_row,
+            request.job_id,
         )
-        reader.registry = self._owner.registry
-        self._owner.registry.request(reader.request)
+        reader.provider = self._owner.partitions
+        self._owner.partitions.request(reader.request)

@@ -7,6 +7,7 @@ consumer's process: it sends credit back and ends the channel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +20,8 @@ from taskmanager.network.batch_codec import encode_batch, has_dictionary
 from taskmanager.network.credit import SenderCredit, charge_of
 from taskmanager.network.frames import FLAG_STREAM, FrameKind, encode_frame, encode_header
 from taskmanager.network.input_channel import Upstream
-from taskmanager.network.messages import encode_cancel, encode_control, encode_credit
-from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
+from taskmanager.network.messages import encode_control, encode_credit
+from taskmanager.network.partition_registry import PartitionRequest
 from taskmanager.network.subpartition import PreparedBatch, SubpartitionReader, SubpartitionView
 from taskmanager.network.transport import Link
 
@@ -29,7 +30,6 @@ class ChannelCarrier(Protocol):
     """What a channel needs from its connection."""
 
     is_closed: bool
-    is_established: bool
 
     @property
     def link(self) -> Link:
@@ -38,11 +38,31 @@ class ChannelCarrier(Protocol):
     def send(self, kind: FrameKind, channel: int, payload: bytes, *, sequence: int = 0) -> None:
         """Sends a small frame."""
 
-    def forget_input(self, channel_id: int) -> None:
-        """The consumer does not read the channel any more."""
+    def cancel_input(self, channel_id: int, *, is_complete: bool) -> None:
+        """The consumer does not read the channel any more: forgets it, and tells the producer."""
 
     def forget_output(self, channel_id: int) -> None:
         """The producer does not serve the channel any more."""
+
+    def post(self, mail: Callable[[], None]) -> None:
+        """Runs something on the mailbox thread, behind what runs now."""
+
+
+class PartitionProvider(Protocol):
+    """What peers may read: the partitions of a slot process, or those that a partition server holds."""
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When ``expire`` has something to do; None = nobody waits."""
+
+    def expire(self, now_ns: int) -> None:
+        """Refuses the requests whose deadline has passed."""
+
+    def request(self, request: PartitionRequest) -> None:
+        """Attaches the reader, now or when the partition comes, or refuses it."""
+
+    def withdraw(self, request: PartitionRequest) -> None:
+        """The consumer does not want it any more."""
 
 
 @dataclass(slots=True)
@@ -58,10 +78,7 @@ class RemoteUpstream(Upstream):
 
     @override
     def cancel(self, *, is_complete: bool) -> None:
-        self.connection.forget_input(self.channel_id)
-        if self.connection.is_established:
-            payload = encode_cancel(is_complete=is_complete)
-            self.connection.send(FrameKind.CANCEL_CHANNEL, self.channel_id, payload)
+        self.connection.cancel_input(self.channel_id, is_complete=is_complete)
 
 
 class RemoteReader(SubpartitionReader):
@@ -75,13 +92,16 @@ class RemoteReader(SubpartitionReader):
         self._schemas: list[tuple[pa.Schema, bool]] = []  # schema id -> schema, needs a stream
         self._view: SubpartitionView | None = None
         self.request: PartitionRequest | None = None
-        self.registry: PartitionRegistry | None = None
+        self.provider: PartitionProvider | None = None
+        self._has_read_all = False
 
     # ------------------------------------------------------------ the consumer's frames
 
     def attached(self, view: SubpartitionView) -> None:
         """The partition is there."""
         self._view = view
+        if self._has_read_all:
+            self._connection.post(lambda: self.cancelled(is_complete=True))
 
     def granted(self, returned_bytes: int) -> None:
         """Credit came back."""
@@ -90,10 +110,12 @@ class RemoteReader(SubpartitionReader):
             self._view.serve()
 
     def cancelled(self, *, is_complete: bool) -> None:
-        """The consumer reads no more."""
+        """The consumer reads no more; one that has read all tells it even a producer that is still to come."""
         view, self._view = self._view, None
         if view is not None:
             view.detach(is_complete=is_complete)
+        elif is_complete:
+            self._has_read_all = True
         else:
             self._withdraw()
 
@@ -106,8 +128,8 @@ class RemoteReader(SubpartitionReader):
             self._withdraw()
 
     def _withdraw(self) -> None:
-        if self.request is not None and self.registry is not None:
-            self.registry.withdraw(self.request)
+        if self.request is not None and self.provider is not None:
+            self.provider.withdraw(self.request)
 
     # ------------------------------------------------------------ the producer's side
 
@@ -157,6 +179,7 @@ class RemoteReader(SubpartitionReader):
     @override
     def partition_released(self) -> None:
         self._view = None
+        self._connection.send(FrameKind.RELEASED, self._channel_id, b"")
         self._connection.forget_output(self._channel_id)
 
     def _take_sequence(self) -> int:

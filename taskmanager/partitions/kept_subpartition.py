@@ -233,16 +233,16 @@ class KeptSubpartition(Subpartition, CacheMember):
         log = self.log
         if self._is_unread:
             raise PartitionUnavailable("its consumer has finished, so that its rows are not kept")
-        if self._is_released or not log.first_row <= first_row <= log.end_row:
+        is_beyond = self._is_finished and first_row > log.end_row
+        if self._is_released or first_row < log.first_row or is_beyond:
             raise PartitionUnavailable(
                 f"it has the rows {log.first_row} to {log.end_row}, and cannot be read from row"
                 f" {first_row}; its producer must run again"
             )
-        is_first, self._has_been_read = not self._has_been_read, True
+        self._has_been_read = True
         return LogView(
             log,
             first_row,
-            is_first=is_first,
             read_file=self._files.read,
             on_sent=self._on_sent,
             on_progress=self._progressed,

@@ -1,9 +1,10 @@
 """One reader's place in the log of a subpartition (pure).
 
 A reader starts at a row. It is told the watermark and the stream status that hold there, then gets
-everything from there on. Barriers that were put in before it attached belong to checkpoints that it
-takes no part in; only the first reader of all gets those that are still pending, as it would from a
-pipelined subpartition: it may just have been slow to connect.
+everything from there on. A restarted producer may still be on its way to that row: what it emits until then
+is not sent. Barriers that were put in before the reader attached are sent where their
+checkpoints are still pending: it may have been slow to connect, or have lost its connection with them. A
+reader that was restarted takes no part in older checkpoints, which were aborted for its sake.
 
 A reader that is behind must not stop its producer, and must not stay behind for ever where the producer
 is the faster of the two. Until it has read what was there when it attached, it holds nothing back. From
@@ -48,8 +49,7 @@ class LogView(SubpartitionView):
 
     Args:
         log: of the subpartition.
-        row: offset of the first row that is wanted; the log has it, or is about to.
-        is_first: nobody has read the subpartition before.
+        row: offset of the first row that is wanted; the log has it, or will have.
         read_file: reads a file of the log.
         on_sent: called with the bytes of each batch sent.
         on_progress: called after every turn of sending that the log did not start itself.
@@ -66,7 +66,6 @@ class LogView(SubpartitionView):
         log: SubpartitionLog,
         row: int,
         *,
-        is_first: bool,
         read_file: ReadFile,
         on_sent: Callable[[int], None],
         on_progress: Callable[[], None],
@@ -79,7 +78,6 @@ class LogView(SubpartitionView):
         self.reader: SubpartitionReader | None = None
         self._log = log
         self._row = row
-        self._is_first = is_first
         self._read_file = read_file
         self._on_sent = on_sent
         self._on_progress = on_progress
@@ -153,6 +151,9 @@ class LogView(SubpartitionView):
         self.is_live = True
 
     def _send(self, reader: SubpartitionReader, entry: RowsEntry) -> bool:
+        if entry.end_row <= self._row:  # the reader is ahead of a restarted producer
+            self.index += 1
+            return True
         prepared = self._prepared
         if prepared is None:
             batch = self._batch_of(entry)
@@ -213,7 +214,7 @@ class LogView(SubpartitionView):
         if index >= self._attached_index:
             return True
         if isinstance(element, CheckpointBarrier):
-            return self._is_first and self._log.is_pending(element.checkpoint_id)
+            return self._log.is_pending(element.checkpoint_id)
         return not isinstance(element, CheckpointCancelled)
 
     def _batch_of(self, entry: RowsEntry) -> pa.RecordBatch | None:

@@ -47,6 +47,22 @@ class SnapshotPart:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelPositions:
+    """Where the edges that keep their rows are at a barrier.
+
+    Attributes:
+        inputs: rows taken of each input channel.
+        outputs: rows written to each subpartition.
+    """
+
+    inputs: Sequence[checkpoint_pb2.ChannelPosition] = ()
+    outputs: Sequence[checkpoint_pb2.ChannelPosition] = ()
+
+
+NO_POSITIONS = ChannelPositions()
+
+
+@dataclass(frozen=True, slots=True)
 class Alignment:
     """From the first barrier of a checkpoint to the last.
 
@@ -106,12 +122,18 @@ class SubtaskSnapshotter:
         self._inline_max_bytes = inline_max_bytes
 
     def take(
-        self, barrier: CheckpointBarrier, alignment: Alignment | None, *, finished: bool
+        self,
+        barrier: CheckpointBarrier,
+        alignment: Alignment | None,
+        *,
+        finished: bool,
+        positions: ChannelPositions = NO_POSITIONS,
     ) -> None:
         """The synchronous part, on the mailbox thread.
 
         Args:
             finished: the subtask has emitted all it ever will.
+            positions: as they are now.
         """
         started_ns, now_ms = self._clock.monotonic_ns(), self._clock.now_ms()
         first_at_ms = now_ms if alignment is None else alignment.first_at_ms
@@ -125,6 +147,8 @@ class SubtaskSnapshotter:
             subtask_index=self._subtask_index,
             finished=finished,
             metrics=metrics,
+            inputs=positions.inputs,
+            outputs=positions.outputs,
         )
         frozen: list[BackendSnapshot | None] = []
         work: list[Callable[[], None]] = []

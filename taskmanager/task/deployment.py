@@ -18,10 +18,12 @@ from common.clock import Clock
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
 from penstock.config import Configuration
-from penstock.pb import client_pb2, graph_pb2
+from penstock.errors import InvariantViolation
+from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
 from penstock.storage.object_store import ObjectStore
 from taskmanager.alignment.origins import Origins
 from taskmanager.network.exchange import DataExchange
+from taskmanager.network.input_gate import InputGate
 from taskmanager.network.result_partition import ResultPartition
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.factory import build_operator
@@ -29,7 +31,12 @@ from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.source import SourceOperator
 from taskmanager.operators.user_failure import failure_of_operator
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
-from taskmanager.snapshot.subtask_snapshot import Alignment, SnapshotPart, SubtaskSnapshotter
+from taskmanager.snapshot.subtask_snapshot import (
+    Alignment,
+    ChannelPositions,
+    SnapshotPart,
+    SubtaskSnapshotter,
+)
 from taskmanager.state.backend import BackendEnvironment, KeyedStateBackend
 from taskmanager.state.factory import keeps_keyed_state, open_backend
 from taskmanager.state.memory import ManagedMemory
@@ -88,6 +95,7 @@ class Deployment:
         self.source: SourceOperator | None = None
         self.collects: list[CollectOperator] = []
         self._partitions: list[ResultPartition] = []
+        self._gate: InputGate | None = None
         self._backends: list[KeyedStateBackend] = []
         self._restored = {
             operator.operator_uid: operator for operator in deployment.restore.operators
@@ -148,7 +156,7 @@ class Deployment:
             )
             chain_input = SourceInput(self.source)
         else:
-            chain_input = self._gate(execution)
+            chain_input = self._open_gate(execution)
         parts: list[SnapshotPart] = []
         subtask = self._subtask(execution, chain, operators, chain_input, parts)
         self.collects = [op for op in operators if isinstance(op, CollectOperator)]
@@ -164,7 +172,7 @@ class Deployment:
         vertex = self._deployment.vertex
         has_source = vertex.operators[0].WhichOneof("spec") == "source"
         chain = OperatorChain([], [], [(SOURCE, "", output) for output in self._partitions])
-        chain_input = EndedInput() if has_source else self._gate(execution)
+        chain_input = EndedInput() if has_source else self._open_gate(execution)
         # A checkpoint that finds it still ending its outputs gets back what it was restored with.
         parts = [
             SnapshotPart(
@@ -202,7 +210,12 @@ class Deployment:
 
         def take_snapshot(barrier: CheckpointBarrier, alignment: Alignment | None) -> None:
             finished = has_finished or subtask.has_ended_outputs
-            snapshotter.take(barrier, alignment, finished=finished)
+            snapshotter.take(
+                barrier,
+                alignment,
+                finished=finished,
+                positions=self._mark_positions(barrier.checkpoint_id),
+            )
 
         subtask = Subtask(
             chain,
@@ -269,14 +282,16 @@ class Deployment:
         self._backends.append(backend)
         return backend
 
-    def _gate(self, execution: Execution) -> GateInput:
+    def _open_gate(self, execution: Execution) -> GateInput:
         gate = self._services.exchange.create_gate(
             self._deployment.attempt,
             list(self._deployment.inputs),
             self.counters,
             self._schedule,
             execution.fail_later,
+            positions=self._deployment.restore.inputs,
         )
+        self._gate = gate
         for origin in gate.origins:
             self._origins.start(origin)
         self._origins.all_known = True
@@ -343,8 +358,34 @@ class Deployment:
             takes_checkpoints=self._deployment.takes_checkpoints,
         )
 
+    def _mark_positions(self, checkpoint_id: int) -> ChannelPositions:
+        """Where the edges that keep their rows are now; the gate goes back there when it has to."""
+        inputs: list[checkpoint_pb2.ChannelPosition] = []
+        if self._gate is not None:
+            self._gate.mark(checkpoint_id)
+            inputs += [
+                checkpoint_pb2.ChannelPosition(
+                    edge_id=channel.spec.edge_id,
+                    index=channel.spec.producer_index,
+                    rows=channel.position.rows,
+                    checksum=channel.position.checksum,
+                    producer_attempt=channel.producer_attempt,
+                )
+                for channel in self._gate.kept
+            ]
+        outputs = [position for partition in self._partitions for position in partition.positions()]
+        return ChannelPositions(inputs, outputs)
+
+    def replace_producer(self, channel: internal_pb2.InputChannel) -> None:
+        """Reads an edge that keeps its rows from a new attempt."""
+        if self._gate is None:
+            raise InvariantViolation(f"a producer is replaced for a source: {channel}")
+        self._services.exchange.replace_producer(self._gate, channel)
+
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Tells the backends and the outputs that a checkpoint is complete."""
+        """Tells the backends, the gate and the outputs that a checkpoint is complete."""
+        if self._gate is not None:
+            self._gate.checkpoint_completed(checkpoint_id)
         for backend in self._backends:
             backend.checkpoint_completed(checkpoint_id)
         for partition in self._partitions:

@@ -17,7 +17,7 @@ import structlog
 from common.clock import Clock
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
-from penstock.errors import StreamError, TaskFailure
+from penstock.errors import PartitionUnavailable, StreamError, TaskFailure
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_CANCELED,
@@ -59,8 +59,11 @@ class SubtaskParts(Protocol):
     def collects(self) -> list[CollectOperator]:
         """The collect sinks of the chain, once built."""
 
+    def replace_producer(self, channel: internal_pb2.InputChannel) -> None:
+        """Reads an edge that keeps its rows from a new attempt."""
+
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Tells the backends and the outputs that a checkpoint is complete."""
+        """Tells the backends, the gate and the outputs that a checkpoint is complete."""
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Tells the backends and the outputs that a checkpoint will not complete."""
@@ -166,6 +169,8 @@ class Execution:
                 command.trigger_checkpoint.checkpoint_id, command.trigger_checkpoint.timestamp_ms
             )
             self.run(partial(self._subtask.trigger, barrier))
+        elif kind == "replace_producer":
+            self.run(partial(self._parts.replace_producer, command.replace_producer.channel))
         elif kind == "checkpoint_completed":
             self._end_checkpoint(command.checkpoint_completed.checkpoint_id, is_completed=True)
         elif kind == "checkpoint_aborted":
@@ -240,7 +245,7 @@ class Execution:
             with suppress(OSError):  # a full disk must not hide the cause
                 self._log_file.write(f"{cause.traceback or cause.message}\n")
         self._close()
-        self._move_to(ATTEMPT_STATE_FAILED, cause)
+        self._move_to(ATTEMPT_STATE_FAILED, cause, _missing_partition(error))
 
     def fail_later(self, error: BaseException) -> None:
         """Ends the attempt as FAILED as soon as what runs now has come to its end; any thread."""
@@ -341,12 +346,15 @@ class Execution:
         self,
         state: client_pb2.AttemptState.ValueType,
         failure: client_pb2.FailureCause | None = None,
+        missing_partition: internal_pb2.PartitionId | None = None,
     ) -> None:
         self._lifecycle.move_to(state)
         if self._lifecycle.is_terminal:  # the last counters go ahead of the end
             metrics = internal_pb2.SlotMetrics(attempts=[self.metrics()])
             self._report(internal_pb2.SlotReport(metrics=metrics))
-        changed = internal_pb2.AttemptStateChanged(state=state, failure=failure)
+        changed = internal_pb2.AttemptStateChanged(
+            state=state, failure=failure, missing_partition=missing_partition
+        )
         self._report_event(state_changed=changed)
         if self._lifecycle.is_terminal:
             self._schedule()  # one more turn, in which the slot forgets the attempt
@@ -401,6 +409,20 @@ def _origin(error: BaseException) -> BaseException:
     cause = error.__cause__
     is_wrapped = isinstance(error, TaskFailure) and isinstance(cause, StreamError)
     return cause if is_wrapped and cause is not None else error
+
+
+def _missing_partition(error: BaseException) -> internal_pb2.PartitionId | None:
+    """What an attempt has failed for want of."""
+    origin = _origin(error)
+    if not isinstance(origin, PartitionUnavailable) or origin.partition is None:
+        return None
+    partition = origin.partition
+    return internal_pb2.PartitionId(
+        edge_id=partition.edge_id,
+        vertex=partition.vertex,
+        subtask_index=partition.subtask_index,
+        attempt=partition.attempt,
+    )
 
 
 def _public_class(error: BaseException) -> str:

@@ -51,6 +51,11 @@ def run(connection: socket.socket) -> None:
     config = Configuration.from_mapping(dict(configuration.config))
     executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
     spill_directory = configuration.spill_directory or f"{configuration.work_directory}/spill"
+    runtime: SlotRuntime
+
+    def peer_unreachable(peer: internal_pb2.DataEndpoint, reason: str) -> None:
+        runtime.peer_unreachable(peer, reason)
+
     exchange = DataExchange(
         config,
         SlotIdentity(
@@ -63,6 +68,7 @@ def run(connection: socket.socket) -> None:
         mailbox.post,
         clock,
         SocketTransport(),
+        on_unreachable=peer_unreachable,
         spill=SpillRunner(
             Path(spill_directory), configuration.job_id, executor.submit, mailbox.post
         ),
@@ -70,7 +76,6 @@ def run(connection: socket.socket) -> None:
     snapshot_executor = ThreadPoolExecutor(
         _SNAPSHOT_THREADS_MAX, thread_name_prefix="slot-snapshot"
     )
-    runtime: SlotRuntime
     channel = ControlChannel(
         connection,
         lambda command: mailbox.post(lambda: runtime.handle(command)),

@@ -95,6 +95,16 @@ class SlotRuntime:
         elif kind == "shutdown":
             self.stop()
 
+    def peer_unreachable(self, peer: internal_pb2.DataEndpoint, reason: str) -> None:
+        """Reports another process that cannot be reached, in the name of any attempt that runs here."""
+        execution = next(iter(self._executions.values()), None)
+        if execution is not None:
+            event = internal_pb2.TaskEvent(
+                attempt=execution.attempt,
+                peer_unreachable=internal_pb2.PeerUnreachable(peer=peer, reason=reason),
+            )
+            self._report(internal_pb2.SlotReport(task_event=event))
+
     def _deploy(self, deployment: internal_pb2.TaskDeployment) -> None:
         key = _key(deployment.attempt)
         if key in self._executions:

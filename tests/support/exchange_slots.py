@@ -13,7 +13,7 @@ from common.clock import SystemClock
 from common.elements import EndOfData, OriginEnded
 from common.pb import internal_pb2
 from penstock.config import Configuration
-from penstock.pb import graph_pb2
+from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.exchange import DataExchange, SlotIdentity
 from taskmanager.network.input_gate import InputGate
@@ -23,6 +23,9 @@ from taskmanager.task.metrics import SubtaskCounters
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
 
 DEADLINE_S = 20.0
+PIPELINED = graph_pb2.RESULT_PARTITION_TYPE_PIPELINED
+CACHING = graph_pb2.RESULT_PARTITION_TYPE_CACHING
+BLOCKING = graph_pb2.RESULT_PARTITION_TYPE_BLOCKING
 
 
 def configuration(**values: object) -> Configuration:
@@ -48,9 +51,10 @@ def output_edge(
     count: int = 1,
     keys: Sequence[str] = (),
     edge_id: str = "e0",
+    partition_type: graph_pb2.ResultPartitionType.ValueType = PIPELINED,
 ) -> internal_pb2.OutputEdge:
     """An edge from v0 to v1."""
-    edge = graph_pb2.Edge(id=edge_id, key_columns=keys)
+    edge = graph_pb2.Edge(id=edge_id, key_columns=keys, partition_type=partition_type)
     edge.partitioning = partitioning  # type: ignore[assignment]
     return internal_pb2.OutputEdge(
         edge=edge, subpartition_count=count, target_parallelism=count, target_max_parallelism=128
@@ -61,6 +65,8 @@ def input_edge(
     producers: Sequence[tuple[internal_pb2.DataEndpoint, internal_pb2.AttemptId]],
     subpartition_index: int = 0,
     edge_id: str = "e0",
+    partition_type: graph_pb2.ResultPartitionType.ValueType = PIPELINED,
+    reproducible: bool = True,
 ) -> internal_pb2.InputEdge:
     """One consumer's view of the edge."""
     channels = [
@@ -72,7 +78,12 @@ def input_edge(
         )
         for endpoint, attempt in producers
     ]
-    return internal_pb2.InputEdge(edge_id=edge_id, channels=channels)
+    return internal_pb2.InputEdge(
+        edge_id=edge_id,
+        partition_type=partition_type,
+        reproducible=reproducible,
+        channels=channels,
+    )
 
 
 class Slot:
@@ -82,6 +93,7 @@ class Slot:
         errors: what ``on_error`` was called with.
         wakes: how often ``on_available`` was called.
         announced: (channel, element) of announcements.
+        unreachable: slot ids of the peers that were called so.
     """
 
     def __init__(self, exchange: DataExchange, endpoint: internal_pb2.DataEndpoint) -> None:
@@ -91,20 +103,34 @@ class Slot:
         self.errors: list[Exception] = []
         self.wakes = 0
         self.announced: list[tuple[int, object]] = []
+        self.unreachable: list[str] = []
 
     def wake(self) -> None:
         """``on_available``."""
         self.wakes += 1
 
     def partition(
-        self, edge: internal_pb2.OutputEdge, attempt: internal_pb2.AttemptId
+        self,
+        edge: internal_pb2.OutputEdge,
+        attempt: internal_pb2.AttemptId,
+        positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
     ) -> ResultPartition:
         """A partition of this slot."""
         return self.exchange.create_partition(
-            attempt, edge, attempt.subtask_index, self.counters, self.wake, self.errors.append
+            attempt,
+            edge,
+            attempt.subtask_index,
+            self.counters,
+            self.wake,
+            self.errors.append,
+            positions,
         )
 
-    def gate(self, *inputs: internal_pb2.InputEdge) -> InputGate:
+    def gate(
+        self,
+        *inputs: internal_pb2.InputEdge,
+        positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
+    ) -> InputGate:
         """A gate of this slot."""
         return self.exchange.create_gate(
             attempt_id("v1"),
@@ -113,6 +139,7 @@ class Slot:
             self.wake,
             self.errors.append,
             lambda channel, element: self.announced.append((channel, element)),
+            positions,
         )
 
 
@@ -122,17 +149,48 @@ class Simulation:
     def __init__(self, seed: int = 0) -> None:
         self.loop = SimulatedLoop()
         self.network = InMemoryNetwork(self.loop.call_later, self.loop.monotonic_ns, seed)
+        self.slots: list[Slot] = []
 
     def slot(self, slot_id: str, config: Configuration | None = None, **values: Any) -> Slot:
         """One more slot process."""
+        unreachable: list[str] = []
         exchange = DataExchange(
             config or configuration(),
             identity(slot_id, **values),
             self.loop.post,
             self.loop,
             self.network.transport(),
+            on_unreachable=lambda peer, _reason: unreachable.append(peer.slot_id),
         )
-        return Slot(exchange, exchange.listen(f"/{slot_id}", "", ""))
+        slot = Slot(exchange, exchange.listen(f"/{slot_id}", "", ""))
+        slot.unreachable = unreachable
+        self.slots.append(slot)
+        return slot
+
+    def kill(self, slot: Slot) -> None:
+        """The process is gone: its connections break at their other ends."""
+        self.slots.remove(slot)
+        slot.exchange.close()
+
+    def pass_time(self, delta_ns: int) -> None:
+        """Moves time on: what happens meanwhile happens, and what has a deadline is told."""
+        end_ns = self.loop.monotonic_ns() + delta_ns
+        while True:
+            now_ns = self.loop.monotonic_ns()
+            for slot in self.slots:
+                deadline_ns = slot.exchange.next_deadline_ns
+                if deadline_ns is not None and deadline_ns <= now_ns:
+                    slot.exchange.tick(now_ns)
+            times = [slot.exchange.next_deadline_ns for slot in self.slots]
+            next_ns = min(
+                (at for at in (*times, self.loop.next_at_ns) if at is not None), default=end_ns
+            )
+            if next_ns > end_ns:
+                break
+            self.loop.advance(max(0, next_ns - now_ns))
+            if next_ns >= end_ns:
+                break
+        self.loop.advance(end_ns - self.loop.monotonic_ns())
 
 
 class ThreadedSlot(Slot):

@@ -95,7 +95,12 @@ class SimulatedSlot:
             job_id="job", slot_id=slot_id, host_id="host", leader_epoch=leader_epoch, token=""
         )
         self._exchange = DataExchange(
-            host.config, identity, mailbox.post, host.loop, self._transport
+            host.config,
+            identity,
+            mailbox.post,
+            host.loop,
+            self._transport,
+            on_unreachable=self._peer_unreachable,
         )
         self._services = SlotServices(
             config=host.config,
@@ -113,6 +118,9 @@ class SimulatedSlot:
         self.runtime = SlotRuntime(
             host.loop, mailbox, self._exchange, self._build, self._services.report
         )
+
+    def _peer_unreachable(self, peer: internal_pb2.DataEndpoint, reason: str) -> None:
+        self.runtime.peer_unreachable(peer, reason)
 
     def _build(
         self, deployment: internal_pb2.TaskDeployment, schedule: Callable[[], None]

@@ -32,6 +32,7 @@ def unread_partition() -> SimpleNamespace:
         finish=lambda: None,
         is_drained=lambda: False,
         release=lambda: None,
+        positions=list,
         flush=lambda: None,
         flush_deadline_ns=None,
     )

@@ -144,12 +144,24 @@ def test_a_reader_starts_behind_the_state_that_holds_there() -> None:
     assert case.attach(5)[0].shapes() == [*state, 5, Watermark(2), 10]
     assert case.attach(10)[0].shapes() == [*state, Watermark(2), 10]
     assert case.attach(20)[0].shapes() == [Watermark(2), StreamStatus(active=False)]
-    for row in (-1, 21):
-        with pytest.raises(PartitionUnavailable, match="rows 0 to 20"):
-            case.attach(row)
+    with pytest.raises(PartitionUnavailable, match="rows 0 to 20"):
+        case.attach(-1)
 
 
-def test_barriers_from_before_a_reader_are_for_the_first_reader_only() -> None:
+def test_a_reader_may_be_ahead_of_a_restarted_producer() -> None:
+    case = Case()
+    case.emit()
+    ahead, _ = case.attach(25)
+    case.emit()
+    assert ahead.shapes() == []
+    case.emit()
+    assert ahead.shapes() == [5]
+    case.subpartition.add_control(EndOfPartition())
+    with pytest.raises(PartitionUnavailable, match="rows 0 to 30"):
+        case.attach(31)
+
+
+def test_a_reader_gets_barriers_from_before_it_while_their_checkpoints_are_pending() -> None:
     case = Case()
     case.subpartition.add_control(CheckpointBarrier(1, 0))
     case.subpartition.checkpoint_aborted(1)
@@ -158,9 +170,9 @@ def test_barriers_from_before_a_reader_are_for_the_first_reader_only() -> None:
     slow, _ = case.attach(credit=0)
     assert slow.controls() == [CheckpointBarrier(2, 0)]
     second, _ = case.attach()
-    assert second.controls() == []
+    assert second.controls() == [CheckpointBarrier(2, 0)]
     case.subpartition.add_control(CheckpointBarrier(3, 0))
-    assert second.controls() == [CheckpointBarrier(3, 0)]
+    assert second.controls() == [CheckpointBarrier(2, 0), CheckpointBarrier(3, 0)]
     assert slow.announced == [CheckpointBarrier(3, 0)]
 
 
