@@ -139,7 +139,7 @@ class Slot:
             self.wake,
             self.errors.append,
             lambda channel, element: self.announced.append((channel, element)),
-            internal_pb2.RestoredTask(outputs=positions),
+            positions,
         )
 
 
