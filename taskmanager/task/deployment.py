@@ -28,6 +28,7 @@ from taskmanager.network.result_partition import ResultPartition
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.factory import build_operator
 from taskmanager.operators.operator import Operator, OperatorContext
+from taskmanager.operators.persisted import reads_partitions
 from taskmanager.operators.source import SourceOperator
 from taskmanager.operators.user_failure import failure_of_operator
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
@@ -129,7 +130,7 @@ class Deployment:
         if self._deployment.restore.finished:
             return self._build_finished(execution)
         vertex = self._deployment.vertex
-        has_source = vertex.operators[0].WhichOneof("spec") == "source"
+        has_source = _reads_splits(vertex)
         specs = list(vertex.operators[1:] if has_source else vertex.operators)
         first = 1 if has_source else 0  # index of specs[0] within the vertex
         operators = [build_operator(spec) for spec in specs]
@@ -170,7 +171,7 @@ class Deployment:
     def _build_finished(self, execution: Execution) -> Subtask:
         """A subtask that had done all its work: it ends its outputs, and that is all."""
         vertex = self._deployment.vertex
-        has_source = vertex.operators[0].WhichOneof("spec") == "source"
+        has_source = _reads_splits(vertex)
         chain = OperatorChain([], [], [(SOURCE, "", output) for output in self._partitions])
         chain_input = EndedInput() if has_source else self._open_gate(execution)
         # A checkpoint that finds it still ending its outputs gets back what it was restored with.
@@ -432,6 +433,11 @@ def _named(operator: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again, with a name
         failure = failure_of_operator(error, operator)
         raise failure from (error.__cause__ if failure is error else error)
+
+
+def _reads_splits(vertex: graph_pb2.Vertex) -> bool:
+    head = vertex.operators[0]
+    return head.WhichOneof("spec") == "source" and not reads_partitions(head)
 
 
 def _event_time_column(operators: list[graph_pb2.Operator]) -> str:
