@@ -52,6 +52,15 @@ def committed_already(cause: FailureCause) -> FailureCause:
     )
 
 
+def not_promoted(cause: FailureCause) -> FailureCause:
+    """What was to outlive the job does not; all of the job's work is done, so nothing begins again."""
+    return replace(
+        cause,
+        error_class="Unrecoverable",
+        message=f"what the job persists could not be kept: {cause.message}",
+    )
+
+
 def lost_inputs(missing: Iterable[KeptPartition]) -> FailureCause:
     """Processes have ended, and with them what others were to read."""
     names = ", ".join(sorted(f"{p.edge_id} of {p.producer}" for p in missing))
