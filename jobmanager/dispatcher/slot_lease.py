@@ -67,16 +67,17 @@ class SlotLease:
         return [m.WithdrawRequest()]
 
     def take(self, slots: tuple[Slot, ...], subtasks: Iterable[SubtaskId], attempt: int) -> None:
-        """The pool has granted a request for these subtasks."""
+        """The pool has granted a request for these subtasks; more may be missing by now."""
         self.waits = False
-        placed = assign(self._missing(subtasks), slots, self._last_taskmanager)
+        seats = self._missing(subtasks)[: len(slots)]
+        placed = assign(seats, slots, self._last_taskmanager)
         for seat, slot in placed.items():
             self._tenures[seat] = _Tenure(slot, attempt)
             self._last_taskmanager[seat] = slot.taskmanager_id
 
     def _missing(self, subtasks: Iterable[SubtaskId]) -> list[Seat]:
-        seats = dict.fromkeys(seat_of(self._plan, subtask) for subtask in subtasks)
-        return [seat for seat in seats if seat not in self._tenures]
+        seats = {seat_of(self._plan, subtask) for subtask in subtasks}
+        return sorted(seats - self._tenures.keys())
 
     def slot_of(self, subtask: SubtaskId) -> Slot:
         """The slot of a subtask's seat; it has one."""
@@ -105,7 +106,8 @@ class SlotLease:
 
     def allocate(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
         """Has processes started for these subtasks where there are none; all are to say where they listen."""
-        slots = dict.fromkeys(self.slot_of(subtask) for subtask in subtasks)
+        seats = sorted({seat_of(self._plan, subtask) for subtask in subtasks})
+        slots = [self._tenures[seat].slot for seat in seats]
         self._calls += 1
         effects: list[m.JobEffect] = []
         self._allocating = {}

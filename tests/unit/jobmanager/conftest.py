@@ -37,6 +37,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.packages: Sequence[str] = ()
         self.allocated: list[str] = []
         self.freed: list[str] = []
+        self.released: list[internal_pb2.PartitionId] = []
         self.deployed: list[internal_pb2.TaskDeployment] = []
         self.commands: list[internal_pb2.TaskCommand] = []
         self.canceled: list[internal_pb2.AttemptId] = []
@@ -131,7 +132,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
     async def AllocateSlots(self, request: Any, context: Any) -> Any:
         if self.refuse_allocation:
             raise RuntimeError("no memory")
-        self.allocated += request.slot_ids
+        self.allocated += (id for id in request.slot_ids if id not in self.allocated)
         self.config = dict(request.config)
         return internal_pb2.AllocateSlotsResponse(
             endpoints=[
@@ -173,6 +174,11 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         if set(self.freed) >= set(self.allocated):
             self.all_freed.set()
         return internal_pb2.FreeSlotsResponse()
+
+    @override
+    async def ReleasePartitions(self, request: Any, context: Any) -> Any:
+        self.released += request.partitions
+        return internal_pb2.ReleasePartitionsResponse()
 
     @override
     async def ReadTaskLogs(self, request: Any, context: Any) -> Any:

@@ -27,6 +27,7 @@ from jobmanager.dispatcher.source_splits import SourceSplits
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSettings
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
+from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
 from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
@@ -47,8 +48,8 @@ def keys(attempt: int) -> list[AttemptKey]:
     return [AttemptKey(v, i, attempt) for v in ("v0", "v1") for i in (0, 1)]
 
 
-def slots(number: int = 0) -> tuple[Slot, ...]:
-    return (Slot("a-0", "a", str(number)), Slot("b-0", "b", str(number)))
+def slots() -> tuple[Slot, ...]:
+    return (Slot("a-0", "a", "0"), Slot("b-0", "b", "0"))
 
 
 def options(
@@ -68,14 +69,19 @@ def _coordinator(
     return CheckpointCoordinator(wanted, retained=retained, next_checkpoint_id=next_id)
 
 
-def deploy(master: JobMaster, number: int = 0, prepared: m.StartPrepared | None = None) -> None:
-    """From the prepared start to the deployment."""
-    assert master.step(prepared or m.StartPrepared(master.attempt)) == [m.RequestSlots(2)]
-    master.step(m.SlotsGranted(slots(number)))
-    for name in "ab":
-        answer = m.SlotsAllocated(name, (Endpoint(f"{name}-0"),), master.attempt)
+def deploy(master: JobMaster, prepared: m.StartPrepared | None = None) -> list[m.JobEffect]:
+    """From the prepared start to the deployment, whose effects it returns."""
+    effects = master.step(prepared or m.StartPrepared(master.attempt))
+    match effects:
+        case [m.RequestSlots(count)]:
+            effects = master.step(m.SlotsGranted(slots()[-count:]))
+    for effect in effects:
+        assert isinstance(effect, m.AllocateSlots)
+        endpoints = tuple(map(Endpoint, effect.slot_ids))
+        answer = m.SlotsAllocated(effect.taskmanager_id, endpoints, effect.call)
         effects = master.step(answer)
     assert m.DeployTasks in {type(effect) for effect in effects}
+    return effects
 
 
 def run_all(master: JobMaster) -> list[m.JobEffect]:
@@ -107,6 +113,7 @@ def test_a_failure_restarts_the_job_with_new_attempts_after_the_delay() -> None:
     master = running(options())
     effects = master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, CAUSE))
     assert effects == [
+        m.PostLater(500, m.RestartDue(1)),
         m.PublishState(JobState.RESTARTING),
         m.CancelTasks("b", (keys(0)[1], keys(0)[3])),
         m.CancelTasks("a", (keys(0)[2],)),
@@ -115,18 +122,18 @@ def test_a_failure_restarts_the_job_with_new_attempts_after_the_delay() -> None:
     # Consequences of it join the same restart.
     lost = m.TaskManagerLost("b", FailureCause("TaskManagerLost", "gone"))
     assert master.step(lost) == []
-    effects = master.step(m.AttemptReported(keys(0)[2], AttemptState.CANCELED))
-    assert effects == [m.FreeSlots(slots()[:1]), m.PostLater(500, m.RestartDue(0))]
+    assert master.step(m.AttemptReported(keys(0)[2], AttemptState.CANCELED)) == []
     assert master.restarts == 1
     assert master.step(m.FailureRequested(CAUSE)) == []
-    assert master.step(m.RestartDue(0)) == [m.PrepareStart(1)]
-    assert master.step(m.RestartDue(0)) == []
+    assert master.step(m.RestartDue(2)) == []
+    assert master.step(m.RestartDue(1)) == [m.PrepareStart(1)]
+    assert master.step(m.RestartDue(1)) == []
     assert master.step(m.StartPrepared(0)) == []
-    deploy(master, 1)
+    deploy(master)
     # Reports, answers and failed calls of the old attempts change nothing.
     for stale in (
         m.AttemptReported(keys(0)[1], AttemptState.RUNNING),
-        m.CallFailed("a", CAUSE, 0),
+        m.CallFailed("b", CAUSE, 0),
         m.CancellationOverdue(0),
         m.SlotsAllocated("a", (), 0),
     ):
@@ -140,11 +147,17 @@ def test_attempts_are_limited_and_the_end_says_so() -> None:
     master = running(options(1))
     master.step(m.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(0))
+    lost = m.TaskManagerLost("b", FailureCause("TaskManagerLost", "gone"))
+    assert master.step(lost) == []
+    master.step(m.RestartDue(1))
     # Refused slots are a failure like others.
-    master.step(m.StartPrepared(1))
+    assert master.step(m.StartPrepared(1)) == [m.RequestSlots(1)]
     effects = master.step(m.SlotsRefused(2, 1, 1, 1, 100), now_ms=500)
-    assert effects == [m.PublishState(JobState.FAILING), m.PublishState(JobState.FAILED)]
+    assert effects == [
+        m.PublishState(JobState.FAILING),
+        m.PublishState(JobState.FAILED),
+        m.FreeSlots(slots()[:1]),
+    ]
     assert master.failure is not None
     assert "restarted once before" in master.failure.message
 
@@ -153,10 +166,10 @@ def test_a_start_that_cannot_be_prepared_is_tried_again_or_hopeless() -> None:
     master = running(options())
     master.step(m.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(0))
-    effects = master.step(m.StartNotPrepared(1, CAUSE))
-    assert effects == [m.PostLater(500, m.RestartDue(1))]
     master.step(m.RestartDue(1))
+    effects = master.step(m.StartNotPrepared(1, CAUSE))
+    assert effects == [m.PostLater(500, m.RestartDue(2))]
+    master.step(m.RestartDue(2))
     master.step(m.StartNotPrepared(2, HOPELESS))
     assert master.state is JobState.FAILED
 
@@ -180,11 +193,11 @@ def test_causes_that_no_restart_mends_end_the_job(cause: FailureCause) -> None:
 def test_a_checkpoint_that_tasks_cannot_restore_is_not_tried_again() -> None:
     master = JobMaster(PLAN, options(checkpoints=True))
     master.step(m.JobStarted())
-    deploy(master, 0, m.StartPrepared(0, m.RestoredCheckpoint(7), (), 8))
+    deploy(master, m.StartPrepared(0, m.RestoredCheckpoint(7), (), 8))
     damaged = FailureCause("StoreCorrupt", "chk-7/x was altered", vertex="v0")
     master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, damaged))
     cancel_the_rest(master)
-    assert master.step(m.RestartDue(0)) == [m.PrepareStart(1, (7,))]
+    assert master.step(m.RestartDue(1)) == [m.PrepareStart(1, (7,))]
 
 
 @pytest.mark.parametrize(
@@ -221,16 +234,16 @@ def test_a_restart_can_be_cancelled_and_suspended(
     if when != "cancelling":
         cancel_the_rest(master)
     if when in ("preparing", "slots", "deployed"):
-        master.step(m.RestartDue(0))
+        master.step(m.RestartDue(1))
     if when == "slots":
         master.step(m.StartPrepared(1))
     if when == "deployed":
-        deploy(master, 1)
+        deploy(master)
     master.step(event)
     cancel_the_rest(master)
     assert master.state is end
     assert master.ended
-    assert master.step(m.RestartDue(0)) == []
+    assert master.step(m.RestartDue(1)) == []
     assert master.step(m.StartPrepared(1)) == []
     master.check()
 
@@ -259,8 +272,8 @@ def test_restored_splits_are_not_assigned_again() -> None:
     master = running(options(checkpoints=True))
     master.step(m.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(0))
-    deploy(master, 1, m.StartPrepared(1, restored(), (), 8))
+    master.step(m.RestartDue(1))
+    deploy(master, m.StartPrepared(1, restored(), (), 8))
     found = tuple(Split(id, size=2) for id in "xyz")
     effects = master.step(m.SplitsReported(AttemptKey("v0", 0, 1), "src", found, True))
     told = [cmd for e in effects if isinstance(e, m.SendCommands) for cmd in e.commands]
@@ -274,12 +287,8 @@ def test_readers_of_a_finished_discovery_are_told_that_nothing_comes() -> None:
     master = running(options(checkpoints=True))
     master.step(m.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(0))
-    prepared = m.StartPrepared(1, restored(SubtaskId("v0", 0)), (), 8)
-    master.step(prepared)
-    master.step(m.SlotsGranted(slots(1)))
-    master.step(m.SlotsAllocated("a", (Endpoint("a-0"),), 1))
-    effects = master.step(m.SlotsAllocated("b", (Endpoint("b-0"),), 1))
+    master.step(m.RestartDue(1))
+    effects = deploy(master, m.StartPrepared(1, restored(SubtaskId("v0", 0)), (), 8))
     final = m.AddSplits(AttemptKey("v0", 1, 1), "src", (), True)
     assert effects[-1] == m.SendCommands("b", (final,))
 
@@ -287,7 +296,8 @@ def test_readers_of_a_finished_discovery_are_told_that_nothing_comes() -> None:
 def test_what_finished_readers_have_read_is_kept() -> None:
     splits = SourceSplits(PLAN)
     found = (Split("x", size=2), Split("y", size=1))
-    splits.assign(m.SplitsReported(AttemptKey("v0", 0, 0), "src", found, True), 0)
+    event = m.SplitsReported(AttemptKey("v0", 0, 0), "src", found, True)
+    splits.assign(event, ExecutionGraph(PLAN))
     assert splits.done_by(SubtaskId("v0", 1)) == [("src", ("y",))]
     assert splits.done_by(SubtaskId("v1", 0)) == []
 
@@ -328,8 +338,8 @@ def test_the_cause_that_comes_after_its_consequence_tells_of_the_restarts_as_wel
             failed = m.AttemptReported(keys(master.attempt)[0], AttemptState.FAILED, CAUSE)
             master.step(failed, now_ms=500 * number)
             cancel_the_rest(master)
-            master.step(m.RestartDue(master.attempt))
-            deploy(master, master.attempt)
+            master.step(m.RestartDue(master.attempt + 1))
+            deploy(master)
             run_all(master)
         consequence = FailureCause("PartitionUnavailable", "a connection was lost", vertex="v1")
         original = FailureCause("TaskFailure", "the process exited", vertex="v0")
