@@ -55,7 +55,11 @@ def _is_discoverable(plan: JobPlan) -> bool:
         needed = {regions.region_of(SubtaskId(vertex.id, 0))}
         while (
             more := needed
-            | {regions.region_of(p.producer) for region in needed for p in regions.consumed_by(region)}
+            | {
+                regions.region_of(p.producer)
+                for region in needed
+                for p in regions.consumed_by(region)
+            }
         ) != needed:
             needed = more
         others = {SubtaskId(vertex.id, index) for index in range(1, vertex.parallelism)}
@@ -151,7 +155,9 @@ class World:
         self.takes_checkpoints = checkpoints
         self.plan = drawn_plan(self.random)
         self.regions = RegionGraph(self.plan)
-        strategy = self.random.choice([FailoverStrategyName.REGION] * 4 + [FailoverStrategyName.FULL])
+        strategy = self.random.choice(
+            [FailoverStrategyName.REGION] * 4 + [FailoverStrategyName.FULL]
+        )
         self.is_full = strategy is FailoverStrategyName.FULL
         self.coordinator: _WatchedCoordinator | None = None
         self.master = JobMaster(
@@ -240,9 +246,7 @@ class World:
         """Nobody whom a failure does not concern is cancelled."""
         if self.master.state in ENDING or self.is_full:
             return
-        cancelled = {
-            key.subtask for e in effects if isinstance(e, m.CancelTasks) for key in e.keys
-        }
+        cancelled = {key.subtask for e in effects if isinstance(e, m.CancelTasks) for key in e.keys}
         if not cancelled or isinstance(event, m.FailureRequested):
             return
         if not isinstance(event, m.AttemptReported) or event.missing is not None:
@@ -262,7 +266,9 @@ class World:
             more = {s for one in concerned for s in self.regions.region_of(one).subtasks}
             for subtask in concerned:
                 for group in self.regions.read_by(subtask):
-                    more |= {p for p in group.producers if not self._is_readable(group.edge, p, before)}
+                    more |= {
+                        p for p in group.producers if not self._is_readable(group.edge, p, before)
+                    }
                 for group in self.regions.written_by(subtask):
                     edge = group.edge
                     if edge.exchange is not Exchange.BLOCKING and edge.is_reproducible:
@@ -437,7 +443,9 @@ class World:
     # ------------------------------------------------------------ what goes wrong
 
     def _disturb(self) -> None:
-        kind = self.random.choice(["lose", "process", "fail", "fail", "user", "stale", "overdue", "user"])
+        kind = self.random.choice(
+            ["lose", "process", "fail", "fail", "user", "stale", "overdue", "user"]
+        )
         if kind == "lose":
             self._lose(self.random.choice(list(self.incarnations)))
         elif kind == "process" and self.processes:
@@ -471,7 +479,7 @@ class World:
 
     # ------------------------------------------------------------ effects
 
-    def perform(self, effect: m.JobEffect) -> None:  # noqa: C901 - one case per effect
+    def perform(self, effect: m.JobEffect) -> None:
         """Does what the machine wants, or lets it go wrong."""
         match effect:
             case m.PrepareStart():
@@ -602,6 +610,7 @@ class World:
             restored.checkpoint_id if restored is not None else 0,
             splits,
         )
+        task.notified = task.restored_from
         self.tasks[key] = task
         if restored is not None and subtask in restored.finished:
             task.reads = {}
@@ -676,7 +685,8 @@ class World:
         newest = self.completed[-1] if self.completed else 0
         self.restored = self.frozen.get(newest)
         retained = tuple(
-            c.CompletedCheckpoint(id, 0, 0, 0, f"chk-{id}/manifest", ()) for id in self.completed[-1:]
+            c.CompletedCheckpoint(id, 0, 0, 0, f"chk-{id}/manifest", ())
+            for id in self.completed[-1:]
         )
         is_new = self.coordinator is None
         self.inbox.append(
@@ -692,7 +702,9 @@ class World:
         for key, task in self.tasks.items():
             if key not in self.coordinator.participants or task.state is not AttemptState.RUNNING:
                 continue
-            assert task.is_deaf or not task.open_checkpoints, f"{key} never heard of {task.open_checkpoints}"
+            assert task.is_deaf or not task.open_checkpoints, (
+                f"{key} never heard of {task.open_checkpoints}"
+            )
             task.open_checkpoints.add(checkpoint_id)
             task.acked = checkpoint_id
             taken[key.subtask] = Task(
