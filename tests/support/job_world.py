@@ -187,6 +187,7 @@ class World:
         # tasks
         self.tasks: dict[AttemptKey, Task] = {}
         self.used: set[AttemptKey] = set()
+        self.finished: set[AttemptKey] = set()
         self.partitions: dict[Partition, str] = {}
         """Complete ones -> the slot process, or for blocking ones the TaskManager, that has them."""
         self.known: set[Partition] = set()
@@ -365,19 +366,8 @@ class World:
         edge = self.regions.exchange_of(edge_id)
         if edge.exchange is Exchange.PIPELINED:
             task = self.tasks.get(producer)
-            return producer in self.ended or (task is not None and task.done)
+            return producer in self.finished or (task is not None and task.done)
         return (edge_id, producer) in self.partitions
-
-    @property
-    def ended(self) -> set[AttemptKey]:
-        """Attempts that have finished."""
-        return {
-            attempt.key
-            for attempt in self.master.graph.current()
-            if attempt.state is AttemptState.FINISHED
-        } | self._finished
-
-    _finished: set[AttemptKey] = set()
 
     def _advance(self, event: m.JobEvent) -> None:
         """What an attempt itself has just done."""
@@ -402,7 +392,7 @@ class World:
 
     def _finish(self, key: AttemptKey) -> None:
         task = self.tasks.pop(key)
-        self._finished = self._finished | {key}
+        self.finished.add(key)
         self.finished_splits[key.subtask] = task.splits
 
     def _taskmanager(self, slot_id: str) -> str:
@@ -459,7 +449,7 @@ class World:
             self.deliver(c.CheckpointRequested(str(self.now_ms), self.now_ms))
         elif kind == "stale" and self.used:
             key = self.random.choice(sorted(self.used))
-            if key not in self.tasks and key not in self._finished:
+            if key not in self.tasks and key not in self.finished:
                 self.deliver(m.AttemptReported(key, AttemptState.RUNNING))
         elif kind == "overdue" and self.timers:
             self.deliver(self.timers.pop(0))

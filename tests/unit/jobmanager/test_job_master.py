@@ -241,12 +241,10 @@ def test_slots_without_an_address_fail_the_job() -> None:
 def test_an_illegal_transition_tells_the_story() -> None:
     with pytest.raises(InvariantViolation, match="FINISHED cannot become RUNNING"):
         ExecutionAttempt(KEYS[0], AttemptState.FINISHED).become(AttemptState.RUNNING)
-    master = JobMaster(PLAN)
+    master = JobMaster(PLAN, JobOptions(coordinator=_no_coordinator))
     master.step(m.JobStarted())
     with pytest.raises(InvariantViolation, match=r"before the job was prepared.*JobStarted"):
-        checkpointed = JobMaster(PLAN, JobOptions(coordinator=_no_coordinator))
-        checkpointed.step(m.JobStarted())
-        checkpointed.step(c.TimeReached(0))
+        master.step(c.TimeReached(0))
 
 
 def _no_coordinator(*_: object) -> Coordinator:
