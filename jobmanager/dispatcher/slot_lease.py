@@ -52,7 +52,9 @@ class SlotLease:
     # ------------------------------------------------------------ slots
 
     def request(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
-        """Asks for the slots that seats of these subtasks lack; nothing = they lack none."""
+        """Asks for the slots that seats of these subtasks lack; nothing = they lack none. Nobody waits any
+        more for what processes were to answer before."""
+        self._allocating = {}
         missing = self._missing(subtasks)
         if not missing:
             return []

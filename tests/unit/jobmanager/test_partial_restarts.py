@@ -434,6 +434,23 @@ def test_slots_that_are_lost_while_others_are_awaited_are_asked_for_as_well() ->
     assert story.master.restarts == 1
 
 
+def test_an_answer_of_an_earlier_call_does_not_stand_for_slots_that_are_awaited() -> None:
+    story = Story(drawn("a:2 b:2", "a>b hash pipelined"))
+    story.run("a0 a1 b0 b1")
+    story.fail("a0")
+    story.answers_calls = False
+    [_, first, second] = story.due()
+    assert isinstance(first, m.AllocateSlots)
+    assert isinstance(second, m.AllocateSlots)
+    story.do(m.CallFailed("t1", CAUSE, 1))
+    assert story.due()[-1] == m.RequestSlots(1)
+    late = m.SlotsAllocated("t0", (Endpoint("t0-0", "p0"),), first.call)
+    assert story.do(late) == []
+    story.answers_calls = True
+    effects = story.do(m.SlotsGranted((Slot("t2-2", "t2", "1"),)))
+    assert deployed(effects) == "a0 a1 b0 b1"
+
+
 def test_an_overdue_cancellation_takes_the_slot_and_all_in_it() -> None:
     plan = drawn("a:1 b:1 c:1 d:1", "b>c forward caching reproducible", "a>d forward pipelined")
     story = Story(plan)
