@@ -16,7 +16,7 @@ from jobmanager.failover.restart_settings import NO_LIMIT
 from jobmanager.graph.job_plan import JobPlan
 from tests.support.job_world import World
 
-HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 300)
+HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 250)
 
 
 @settings(max_examples=HISTORIES, deadline=None)

@@ -370,7 +370,10 @@ class _World:
         ]
         event = self.random.choice(disturbances)
         granted = self.granted and not any(isinstance(e, m.SlotsGranted) for e in self.pending)
-        if isinstance(event, m.TaskManagerLost) and granted and not self.master.ended:
+        gone = isinstance(event, m.TaskManagerLost) and not any(
+            slot.taskmanager_id == event.taskmanager_id for slot in self.freed
+        )
+        if isinstance(event, m.TaskManagerLost) and gone and granted and not self.master.ended:
             self.lost.add(event.taskmanager_id)
         return event
 
