@@ -13,10 +13,11 @@ from penstock.pb import checkpoint_pb2
 from taskmanager.state.accumulator_columns import accumulator_fields
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.descriptors import StateDescriptor, ValueCodec
-from taskmanager.state.rocksdb.group_rows import StoredGroupTable
+from taskmanager.state.rocksdb.cache_host import StoredTable
 from taskmanager.state.rocksdb.inner_state import STORED_KIND
 
 GROUP_KIND: Final = STORED_KIND + "group"
+TIMER_KIND: Final = STORED_KIND + "timers"
 
 _CODEC: Final = "codec"
 """Metadata key of a field."""
@@ -35,7 +36,7 @@ class Partition:
     number: int
     is_stored: bool
     row_count: int = 0
-    table: StoredGroupTable | None = None
+    table: StoredTable | None = None
 
 
 @dataclass(slots=True)
@@ -146,6 +147,12 @@ def group_schema(descriptor: AggregateDescriptor) -> bytes:
     fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(descriptor.key_types)]
     schema = pa.schema([*fields, *accumulator_fields(descriptor.kinds)])
     return schema.serialize().to_pybytes()
+
+
+def timer_schema(key_types: Sequence[pa.DataType]) -> bytes:
+    """What timers look like."""
+    fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(key_types)]
+    return pa.schema([*fields, pa.field("time", pa.int64())]).serialize().to_pybytes()
 
 
 def column_schema(key_types: Sequence[pa.DataType], descriptor: StateDescriptor) -> bytes:

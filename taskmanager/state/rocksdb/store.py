@@ -42,19 +42,23 @@ from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.group_table import GroupTable
 from taskmanager.state.hashmap.store import HashMapStateBackend
 from taskmanager.state.instances import InstanceState
+from taskmanager.state.rocksdb.cache_host import StoredTable
 from taskmanager.state.rocksdb.group_rows import StoredGroupTable
 from taskmanager.state.rocksdb.inner_state import STORED_KIND, inner_part
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.pacer_runner import Pacer
 from taskmanager.state.rocksdb.partitions import (
     GROUP_KIND,
+    TIMER_KIND,
     Partition,
     column_schema,
     group_schema,
+    timer_schema,
 )
 from taskmanager.state.rocksdb.restore_store import BACKEND, FORMAT_VERSION, open_state
 from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
+from taskmanager.state.rocksdb.timer_rows import StoredTimerTable
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, FrozenPart, WriteQueue
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
@@ -64,6 +68,8 @@ FREEZES_MAX: Final = 3
 
 _COLUMN_PREFIX: Final = "key_space/"
 """Stands before the names of keyed objects in snapshots."""
+_LATEST_MS: Final = (1 << 63) - 1
+_FORMER_ROWS: Final = 1 << 16
 _WHOLE: Final = 0
 """The namespace of states that are not cut into namespaces."""
 
@@ -131,9 +137,10 @@ class RocksDBStateBackend:
             self._is_inner[name] = is_inner
         if is_inner:
             return self._inner.group_table(name, namespace, descriptor)
-        partition = self._partition(name, namespace, descriptor)
-        if partition.table is None:
-            partition.table = StoredGroupTable(
+        partition = self._partition(name, namespace, GROUP_KIND, lambda: group_schema(descriptor))
+        table = partition.table
+        if table is None:
+            table = partition.table = StoredGroupTable(
                 partition.number,
                 descriptor,
                 self.max_parallelism,
@@ -141,7 +148,8 @@ class RocksDBStateBackend:
                 self,
                 is_complete=not partition.is_stored,
             )
-        return partition.table
+        assert isinstance(table, StoredGroupTable), f"{name} is no state of aggregates"
+        return table
 
     def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:
         """Rows of a namespace; empty where there are none yet."""
@@ -174,8 +182,28 @@ class RocksDBStateBackend:
         return self._key_space
 
     def timer_table(self, name: str, key_types: Sequence[pa.DataType]) -> TimerTable:
-        """Timers of all keys."""
-        return self._inner.timer_table(name, key_types)
+        """Timers of all keys.
+
+        Raises:
+            TaskFailure: it was restored with other types.
+        """
+        former = self._inner.timer_table(name, key_types) if self._is_former(name) else None
+        partition = self._partition(name, _WHOLE, TIMER_KIND, lambda: timer_schema(key_types))
+        table = partition.table
+        if table is None:
+            table = partition.table = StoredTimerTable(
+                partition.number,
+                key_types,
+                self._database,
+                self,
+                is_complete=not partition.is_stored,
+            )
+        assert isinstance(table, StoredTimerTable), f"{name} is no state of timers"
+        if former is not None:
+            while (timers := former.take_due(_LATEST_MS, _FORMER_ROWS)) is not None:
+                table.register(*timers)
+            self._inner.drop(name, _WHOLE)
+        return table
 
     def namespaces(self, name: str) -> list[int]:
         """Namespaces of a state that exist, ascending; restored ones included."""
@@ -294,19 +322,24 @@ class RocksDBStateBackend:
         """Pauses the thread that encodes cells (``KeySpaceHost``)."""
         self._pacer.pause(frozen_at_ms)
 
-    def _partition(self, name: str, namespace: int, descriptor: AggregateDescriptor) -> Partition:
+    def _partition(
+        self, name: str, namespace: int, kind: str, schema: Callable[[], bytes]
+    ) -> Partition:
         state = self._catalog.states.get(name)
         partition = None if state is None else state.partitions.get(namespace)
         if partition is not None and partition.table is not None:
             return partition
-        schema = group_schema(descriptor)
-        state = self._catalog.state(name, GROUP_KIND, schema, self._owner)
+        state = self._catalog.state(name, kind, schema(), self._owner)
         if partition is None:
             partition = Partition(self._catalog.new_number(), is_stored=False)
             state.partitions[namespace] = partition
         return partition
 
-    def _tables(self) -> list[StoredGroupTable]:
+    def _is_former(self, name: str) -> bool:
+        """The state was restored from a checkpoint in which it was among those in memory."""
+        return _WHOLE in self._inner.namespaces(name)
+
+    def _tables(self) -> list[StoredTable]:
         return [
             partition.table
             for partition in self._catalog.all_partitions()
@@ -338,6 +371,6 @@ class RocksDBStateBackend:
         for table in sorted(self._tables(), key=lambda table: -table.memory_bytes()):
             if self._cache_bytes <= goal:
                 return
-            table.evict(0 if everything else table.cached_rows // 2)
+            table.evict(everything=everything)
         if self._key_space is not None:
             self._key_space.evict(0 if everything else self._key_space.cached_keys // 2)

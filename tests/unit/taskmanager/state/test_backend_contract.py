@@ -477,7 +477,7 @@ def _fill(table: Any) -> None:
     """One entry for whatever state it is."""
     keys, one_row = encode_keys([pa.array([5], pa.int64())]), np.zeros(1, np.int64)
     match type(table).__name__:
-        case "HashMapTimerTable":
+        case "HashMapTimerTable" | "StoredTimerTable":
             table.register(keys, one_row)
         case "RowTable":
             batch = pa.record_batch({"k": pa.array([5]), "x": pa.array([5])})

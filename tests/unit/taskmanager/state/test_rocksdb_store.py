@@ -19,6 +19,7 @@ from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.descriptors import StateDescriptor, StateKind
 from taskmanager.state.rocksdb.store import RocksDBStateBackend
+from taskmanager.state.row_table import RowDescriptor
 from tests.support.rocksdb_cluster import MAX_PARALLELISM, Cluster, fast_directory
 
 INT_KEY = (pa.int64(),)
@@ -54,7 +55,7 @@ def counts(backend: RocksDBStateBackend, namespace: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_timers_in_memory_are_part_of_the_snapshot(directory: Path, parallelism: int) -> None:
+def test_timers_go_to_the_subtasks_of_their_keys(directory: Path, parallelism: int) -> None:
     cluster = Cluster(directory)
     cluster.start(1)
     backend = cluster.backends[0]
@@ -65,7 +66,7 @@ def test_timers_in_memory_are_part_of_the_snapshot(directory: Path, parallelism:
     backend.timer_table("timers", INT_KEY).register(keys, np.full(50, 100))
     checkpoint = cluster.checkpoint()
     (snapshot,) = checkpoint.snapshots
-    assert {table.kind for table in snapshot.tables} == {"rocksdb.group", "timers"}
+    assert {table.kind for table in snapshot.tables} == {"rocksdb.group", "rocksdb.timers"}
     for _ in range(2):  # and once more from what was restored
         cluster.start(parallelism, checkpoint.snapshots)
         found: list[tuple[int, int]] = []
@@ -88,8 +89,9 @@ def test_names_of_all_files_are_unique_and_known_to_one_instance(directory: Path
     cluster = Cluster(directory)
     cluster.start(1)
     count(cluster.backends[0], 0, [1])
-    keys = encode_keys([pa.array([1])])
-    cluster.backends[0].timer_table("timers", INT_KEY).register(keys, np.array([1]))
+    schema = pa.schema([("k", pa.int64())])
+    rows = cluster.backends[0].row_table("rows", 0, RowDescriptor(schema, ("k",)))
+    rows.add(pa.record_batch([pa.array([1])], schema=schema), np.array([0]))
     (snapshot,) = cluster.checkpoint().snapshots
     names = [file.name for file in snapshot.files]
     assert len(names) == len(set(names))
