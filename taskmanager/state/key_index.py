@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
-from taskmanager.kernels import RecordTable, encode_keys
+from taskmanager.kernels import RecordTable, distinct, encode_keys
 from taskmanager.state.value_log import ValueLog
 
 Int64Array = npt.NDArray[np.int64]
@@ -57,6 +57,11 @@ class KeyIndex:
                 log.append(values)
             self._position[added] = np.arange(first, first + len(added))
         return indices
+
+    def missing(self, keys: KeyBatch) -> KeyBatch:
+        """The different keys that have no index."""
+        absent = keys.take(np.flatnonzero(self._records.lookup(keys) < 0))
+        return absent.take(distinct(absent)[0]) if len(absent) else absent
 
     def keys(self, indices: Int64Array) -> list[pa.Array]:
         """The keys that have the indices, per key column n values."""

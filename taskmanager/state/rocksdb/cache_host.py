@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
@@ -20,11 +21,35 @@ class EntryReader(Protocol):
         """Keys and values of a range, in parts of at most ``rows_max``."""
 
 
+class PrefixReader(EntryReader, Protocol):
+    """What a table reads the entries of keys from that have several."""
+
+    def scan_prefixes(self, prefixes: list[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Keys and values that begin with sorted prefixes of one length, in parts."""
+
+
 class CacheHost(Protocol):
     """What a table tells the owner of the cache's budget."""
 
     def cache_resized(self, difference_bytes: int) -> None:
         """A cache takes more or less than before; it may be asked to shrink before this returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableHome:
+    """Where tables of an operator are.
+
+    Attributes:
+        reader: the database.
+        host: owns the budget.
+        key_groups: of the subtask.
+        max_parallelism: number of key-groups.
+    """
+
+    reader: PrefixReader
+    host: CacheHost
+    key_groups: range
+    max_parallelism: int
 
 
 class StoredTable(Protocol):
@@ -47,5 +72,5 @@ class StoredTable(Protocol):
     def evict(self, *, everything: bool) -> None:
         """Forgets about half of what is in memory, or all; all changes have been written."""
 
-    def close(self) -> None:
-        """The table is not used any more."""
+    def close(self) -> list[int]:
+        """The table is not used any more; the partitions whose entries may go."""

@@ -232,10 +232,11 @@ class StoredGroupTable(GroupTable):
             self._cache.put(take_rows(rows, newest))
         self._account()
 
-    def close(self) -> None:
-        """The table is not used any more."""
+    def close(self) -> list[int]:
+        """The table is not used any more; the partitions whose entries may go."""
         accounted, self._accounted_bytes = self._accounted_bytes, 0
         self._host.cache_resized(-accounted)
+        return [self.partition] if self.is_stored else []
 
     def _account(self) -> None:
         size = self._cache.memory_bytes()

@@ -42,23 +42,32 @@ from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.group_table import GroupTable
 from taskmanager.state.hashmap.store import HashMapStateBackend
 from taskmanager.state.instances import InstanceState
-from taskmanager.state.rocksdb.cache_host import StoredTable
+from taskmanager.state.rocksdb.cache_host import StoredTable, TableHome
+from taskmanager.state.rocksdb.count_rows import StoredCountTable
 from taskmanager.state.rocksdb.group_rows import StoredGroupTable
 from taskmanager.state.rocksdb.inner_state import STORED_KIND, inner_part
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.pacer_runner import Pacer
 from taskmanager.state.rocksdb.partitions import (
+    COUNT_KIND,
     GROUP_KIND,
+    ROW_KIND,
+    SESSION_KIND,
     TIMER_KIND,
     Partition,
     column_schema,
+    counts_schema,
     group_schema,
+    row_schema,
+    sessions_schema,
     timer_schema,
 )
 from taskmanager.state.rocksdb.restore_store import BACKEND, FORMAT_VERSION, open_state
+from taskmanager.state.rocksdb.session_rows import StoredSessionTable
 from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
 from taskmanager.state.rocksdb.timer_rows import StoredTimerTable
+from taskmanager.state.rocksdb.window_rows import StoredRowTable
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, FrozenPart, WriteQueue
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
@@ -68,6 +77,8 @@ FREEZES_MAX: Final = 3
 
 _COLUMN_PREFIX: Final = "key_space/"
 """Stands before the names of keyed objects in snapshots."""
+_ENDS: Final = "/ends"
+"""Behind the name of sessions: when they end."""
 _LATEST_MS: Final = (1 << 63) - 1
 _FORMER_ROWS: Final = 1 << 16
 _WHOLE: Final = 0
@@ -100,6 +111,7 @@ class RocksDBStateBackend:
         self._database, self._catalog = opened.database, opened.catalog
         self._ledger = opened.ledger
         self._queue = WriteQueue(self._database)
+        self._home = TableHome(self._database, self, self._key_groups, environment.max_parallelism)
         self._link_numbers = count(1)
         self._is_inner: dict[str, bool] = {}
         inner_directory = environment.work_directory / "memory"
@@ -152,8 +164,32 @@ class RocksDBStateBackend:
         return table
 
     def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:
-        """Rows of a namespace; empty where there are none yet."""
-        return self._inner.row_table(name, namespace, descriptor)
+        """Rows of a namespace; empty where there are none yet.
+
+        Raises:
+            TaskFailure: it was restored with other types.
+            Unrecoverable: rows with such columns cannot be kept.
+        """
+        former = None
+        if self._is_former(name, namespace):
+            former = self._inner.row_table(name, namespace, descriptor)
+        partition = self._partition(name, namespace, ROW_KIND, lambda: row_schema(descriptor))
+        table = partition.table
+        if table is None:
+            table = partition.table = StoredRowTable(
+                partition.number,
+                descriptor,
+                self._home,
+                is_complete=not partition.is_stored,
+                row_count=partition.row_count,
+            )
+        assert isinstance(table, StoredRowTable), f"{name} is no state of rows"
+        if former is not None:
+            rows = former.in_memory()
+            for batch, sequence in zip(rows.batches, rows.sequences, strict=True):
+                table.add(batch, sequence)
+            self._inner.drop(name, namespace)
+        return table
 
     def session_table(
         self,
@@ -162,8 +198,37 @@ class RocksDBStateBackend:
         gap_ms: int,
         new_contents: Callable[[], InstanceState],
     ) -> SessionTable:
-        """The open sessions of all keys, with what they hold."""
-        return self._inner.session_table(name, key_types, gap_ms, new_contents)
+        """The open sessions of all keys, with what they hold.
+
+        Raises:
+            TaskFailure: they were restored with other types.
+            Unrecoverable: what they hold cannot be kept.
+        """
+        former = None
+        if self._is_former(name):
+            former = self._inner.session_table(name, key_types, gap_ms, new_contents)
+        partition = self._catalog.found(name, _WHOLE)
+        table = None if partition is None else partition.table
+        if table is None:
+            schema = sessions_schema(key_types, new_contents())
+            partition = self._partition(name, _WHOLE, SESSION_KIND, lambda: schema)
+            ends = self._partition(
+                name + _ENDS, _WHOLE, TIMER_KIND, lambda: timer_schema(key_types)
+            )
+            table = partition.table = StoredSessionTable(
+                partition.number,
+                ends.number,
+                key_types,
+                gap_ms,
+                new_contents,
+                self._home,
+                is_complete=not partition.is_stored,
+            )
+        assert isinstance(table, StoredSessionTable), f"{name} is no state of sessions"
+        if former is not None:
+            table.adopt(former)
+            self._inner.drop(name, _WHOLE)
+        return table
 
     def count_table(
         self,
@@ -171,8 +236,32 @@ class RocksDBStateBackend:
         key_types: Sequence[pa.DataType],
         new_contents: Callable[[], InstanceState],
     ) -> CountTable:
-        """The open count windows of all keys, with what they hold."""
-        return self._inner.count_table(name, key_types, new_contents)
+        """The open count windows of all keys, with what they hold.
+
+        Raises:
+            TaskFailure: they were restored with other types.
+            Unrecoverable: what they hold cannot be kept.
+        """
+        former = None
+        if self._is_former(name):
+            former = self._inner.count_table(name, key_types, new_contents)
+        partition = self._catalog.found(name, _WHOLE)
+        table = None if partition is None else partition.table
+        if table is None:
+            schema = counts_schema(key_types, new_contents())
+            partition = self._partition(name, _WHOLE, COUNT_KIND, lambda: schema)
+            table = partition.table = StoredCountTable(
+                partition.number,
+                key_types,
+                new_contents,
+                self._home,
+                is_complete=not partition.is_stored,
+            )
+        assert isinstance(table, StoredCountTable), f"{name} is no state of count windows"
+        if former is not None:
+            table.adopt(former)
+            self._inner.drop(name, _WHOLE)
+        return table
 
     def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
         """The objects of all keys; one per operator."""
@@ -228,12 +317,11 @@ class RocksDBStateBackend:
         if partition is None:
             self._inner.drop(name, namespace)
             return
-        is_stored = partition.is_stored
+        unused = [partition.number] if partition.is_stored else []
         if partition.table is not None:
-            is_stored = is_stored or partition.table.is_stored
-            partition.table.close()
-        if is_stored:
-            self._queue.drop(partition.number)
+            unused = partition.table.close()
+        for number in unused:
+            self._queue.drop(number)
 
     def memory_bytes(self) -> int:
         """Approximate size of all states in memory."""
@@ -335,9 +423,9 @@ class RocksDBStateBackend:
             state.partitions[namespace] = partition
         return partition
 
-    def _is_former(self, name: str) -> bool:
+    def _is_former(self, name: str, namespace: int = _WHOLE) -> bool:
         """The state was restored from a checkpoint in which it was among those in memory."""
-        return _WHOLE in self._inner.namespaces(name)
+        return namespace in self._inner.namespaces(name)
 
     def _tables(self) -> list[StoredTable]:
         return [

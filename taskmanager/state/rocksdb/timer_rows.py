@@ -221,10 +221,11 @@ class StoredTimerTable:
             self._put(*kept)
         self._account()
 
-    def close(self) -> None:
-        """The table is not used any more."""
+    def close(self) -> list[int]:
+        """The table is not used any more; the partitions whose entries may go."""
         accounted, self._accounted_bytes = self._accounted_bytes, 0
         self._host.cache_resized(-accounted)
+        return [self.partition] if self.is_stored else []
 
     # -- what is in memory
 

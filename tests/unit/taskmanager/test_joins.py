@@ -27,8 +27,10 @@ from penstock.windows import Window, session, sliding, tumbling
 from taskmanager.operators.factory import build_operator
 from taskmanager.state.backend import BackendEnvironment, KeyedStateBackend
 from taskmanager.state.hashmap.store import HashMapStateBackend
+from taskmanager.state.rocksdb import window_rows
 from taskmanager.state.rocksdb.store import RocksDBStateBackend
 from tests.support.operator_harness import OperatorHarness
+from tests.support.rocksdb_cluster import starved_backend
 from tests.support.table_backend import TableBackend
 
 TIME = pa.field(EVENT_TIME, pa.int64(), nullable=False)
@@ -339,13 +341,17 @@ def test_session_join_is_the_sql_join_of_each_session(how: str) -> None:
         assert comparable(harness.rows(event_time=True)) == comparable(expected)
 
 
-@pytest.mark.parametrize("backend", [TableBackend, HashMapStateBackend, RocksDBStateBackend])
+@pytest.mark.parametrize(
+    "backend", [TableBackend, HashMapStateBackend, RocksDBStateBackend, starved_backend]
+)
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_joins_go_on_from_a_snapshot(
     parallelism: int,
     backend: Callable[[BackendEnvironment], KeyedStateBackend],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(window_rows, "PART_ROWS", 10)
     for seed, kind in enumerate(("number", "two")):
         rng = random.Random(f"{kind}{parallelism}")
         keys = KEYS[kind]

@@ -30,6 +30,7 @@ from taskmanager.state.group_columns import group_column
 from taskmanager.state.hashmap import cell_columns
 from taskmanager.state.instances import InstanceTable
 from taskmanager.state.row_table import RowDescriptor
+from tests.support.backend_history import Inputs
 from tests.support.backend_job import BACKENDS
 from tests.support.one_backend import KEYS, Cells, OneBackend, add_counts, counts_of
 from tests.support.rocksdb_cluster import fast_directory
@@ -479,10 +480,10 @@ def _fill(table: Any) -> None:
     match type(table).__name__:
         case "HashMapTimerTable" | "StoredTimerTable":
             table.register(keys, one_row)
-        case "RowTable":
+        case "RowTable" | "StoredRowTable":
             batch = pa.record_batch({"k": pa.array([5]), "x": pa.array([5])})
             table.add(batch, one_row)
-        case "SessionTable":
+        case "SessionTable" | "StoredSessionTable":
             table.add(table.key_indices(keys), one_row)
         case _:
             raise AssertionError(table)
@@ -688,18 +689,17 @@ def test_close_removes_everything_and_may_be_called_again(one: OneBackend) -> No
 
 def test_states_above_the_limit_end_the_job_and_say_which_is_largest(one: OneBackend) -> None:
     backend = one.open(memory_bytes=16 << 20)
-    schema = pa.schema([("k", pa.int64()), ("text", pa.string())])
-    descriptor = RowDescriptor(schema, ("k",))
-    batch = pa.record_batch([pa.array(range(1000)), pa.array(["x" * 1000] * 1000)], schema=schema)
+    texts = AggregateDescriptor(KEYS, (), lambda: [group_column(TEXTS)])
+    inputs = Inputs([], [], [pa.array(["x" * 1000] * 1000)], np.arange(1000))
     add_counts(backend, COUNTS, range(10))
 
     def fill() -> None:
-        for number in range(40):
+        for _ in range(40):
             one.clock.time_ms += 1000
-            table = backend.row_table("large rows", 0, descriptor)
-            table.add(batch, np.arange(1000) + number * 1000)
+            table = backend.group_table("large lists", 0, texts)
+            table.update(encode_keys([pa.array(range(1000))]), inputs)
 
-    message = r"its limit is 16 MB .*the largest is operator: state large rows with 1\d MB"
+    message = r"its limit is 16 MB .*the largest is operator: state large lists with 1\d MB"
     with pytest.raises(Unrecoverable, match=message):
         fill()
     backend.close()

@@ -19,7 +19,6 @@ from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.descriptors import StateDescriptor, StateKind
 from taskmanager.state.rocksdb.store import RocksDBStateBackend
-from taskmanager.state.row_table import RowDescriptor
 from tests.support.rocksdb_cluster import MAX_PARALLELISM, Cluster, fast_directory
 
 INT_KEY = (pa.int64(),)
@@ -89,9 +88,8 @@ def test_names_of_all_files_are_unique_and_known_to_one_instance(directory: Path
     cluster = Cluster(directory)
     cluster.start(1)
     count(cluster.backends[0], 0, [1])
-    schema = pa.schema([("k", pa.int64())])
-    rows = cluster.backends[0].row_table("rows", 0, RowDescriptor(schema, ("k",)))
-    rows.add(pa.record_batch([pa.array([1])], schema=schema), np.array([0]))
+    former = cluster.backends[0]._inner.timer_table("timers", INT_KEY)
+    former.register(encode_keys([pa.array([1])]), np.array([1]))
     (snapshot,) = cluster.checkpoint().snapshots
     names = [file.name for file in snapshot.files]
     assert len(names) == len(set(names))
