@@ -717,7 +717,7 @@ class BackendHistory:
                 memory = backend if side.kind == "hashmap" else backend._inner
                 held = [e for *_, slot in memory._slots() for e in _exports(slot.table)]
                 if side.kind == "rocksdb":
-                    held += [e for table in backend._tables() for e in _exports(table)]
+                    held += [e for table in backend._stored.opened() for e in _exports(table)]
                     assert not len(backend._queue)
                     assert not list(backend._environment.work_directory.glob("links-*"))
                     alive = {partition.number for partition in backend._catalog.all_partitions()}

@@ -1,12 +1,10 @@
 """The backend that keeps state in RocksDB, one database per operator and subtask.
 
-In the database: aggregates that consist of numbers (``group_table`` without group columns: running
-aggregates, tumbling and sliding windows) and the objects of process functions (``key_space``). Everything
-else (sessions, count windows, rows of windows, aggregates with group columns, timers) is kept in memory
-by a ``HashMapStateBackend`` inside; it counts towards the same limit, and its files are part of the same
-snapshots.
+In the database: everything but aggregates with group columns, which are kept in memory by a
+``HashMapStateBackend`` inside; it counts towards the same limit, and its files are part of the same
+snapshots. It also holds what older checkpoints kept in memory, until somebody asks for it.
 
-Reads and changes go through write-back caches (``group_rows``, ``key_space``), freezes through the
+Reads and changes go through write-back caches (``stored_tables``, ``key_space``), freezes through the
 ``WriteQueue``. When the caches are larger than their share of the slot's memory, all changes are written
 on the mailbox thread and what was used least recently leaves the caches.
 
@@ -42,32 +40,18 @@ from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.group_table import GroupTable
 from taskmanager.state.hashmap.store import HashMapStateBackend
 from taskmanager.state.instances import InstanceState
-from taskmanager.state.rocksdb.cache_host import StoredTable, TableHome
-from taskmanager.state.rocksdb.count_rows import StoredCountTable
-from taskmanager.state.rocksdb.group_rows import StoredGroupTable
+from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.inner_state import STORED_KIND, inner_part
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.pacer_runner import Pacer
 from taskmanager.state.rocksdb.partitions import (
-    COUNT_KIND,
-    GROUP_KIND,
-    ROW_KIND,
-    SESSION_KIND,
-    TIMER_KIND,
     Partition,
     column_schema,
-    counts_schema,
-    group_schema,
-    row_schema,
-    sessions_schema,
-    timer_schema,
 )
 from taskmanager.state.rocksdb.restore_store import BACKEND, FORMAT_VERSION, open_state
-from taskmanager.state.rocksdb.session_rows import StoredSessionTable
 from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
-from taskmanager.state.rocksdb.timer_rows import StoredTimerTable
-from taskmanager.state.rocksdb.window_rows import StoredRowTable
+from taskmanager.state.rocksdb.stored_tables import WHOLE, StoredTables
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, FrozenPart, WriteQueue
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
@@ -77,12 +61,6 @@ FREEZES_MAX: Final = 3
 
 _COLUMN_PREFIX: Final = "key_space/"
 """Stands before the names of keyed objects in snapshots."""
-_ENDS: Final = "/ends"
-"""Behind the name of sessions: when they end."""
-_LATEST_MS: Final = (1 << 63) - 1
-_FORMER_ROWS: Final = 1 << 16
-_WHOLE: Final = 0
-"""The namespace of states that are not cut into namespaces."""
 
 
 class RocksDBStateBackend:
@@ -111,7 +89,6 @@ class RocksDBStateBackend:
         self._database, self._catalog = opened.database, opened.catalog
         self._ledger = opened.ledger
         self._queue = WriteQueue(self._database)
-        self._home = TableHome(self._database, self, self._key_groups, environment.max_parallelism)
         self._link_numbers = count(1)
         self._is_inner: dict[str, bool] = {}
         inner_directory = environment.work_directory / "memory"
@@ -119,6 +96,8 @@ class RocksDBStateBackend:
         self._inner = open_inner(
             replace(environment, restored=restored, work_directory=inner_directory)
         )
+        home = TableHome(self._database, self, self._key_groups, environment.max_parallelism)
+        self._stored = StoredTables(self._catalog, home, self._inner, self._owner)
         self._slot_memory.join()
         self._memory_name = f"{self._owner} #{environment.subtask_index} (rocksdb)"
         environment.memory.register(self._memory_name, self._own_bytes)
@@ -149,19 +128,7 @@ class RocksDBStateBackend:
             self._is_inner[name] = is_inner
         if is_inner:
             return self._inner.group_table(name, namespace, descriptor)
-        partition = self._partition(name, namespace, GROUP_KIND, lambda: group_schema(descriptor))
-        table = partition.table
-        if table is None:
-            table = partition.table = StoredGroupTable(
-                partition.number,
-                descriptor,
-                self.max_parallelism,
-                self._database,
-                self,
-                is_complete=not partition.is_stored,
-            )
-        assert isinstance(table, StoredGroupTable), f"{name} is no state of aggregates"
-        return table
+        return self._stored.groups(name, namespace, descriptor)
 
     def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:
         """Rows of a namespace; empty where there are none yet.
@@ -170,26 +137,7 @@ class RocksDBStateBackend:
             TaskFailure: it was restored with other types.
             Unrecoverable: rows with such columns cannot be kept.
         """
-        former = None
-        if self._is_former(name, namespace):
-            former = self._inner.row_table(name, namespace, descriptor)
-        partition = self._partition(name, namespace, ROW_KIND, lambda: row_schema(descriptor))
-        table = partition.table
-        if table is None:
-            table = partition.table = StoredRowTable(
-                partition.number,
-                descriptor,
-                self._home,
-                is_complete=not partition.is_stored,
-                row_count=partition.row_count,
-            )
-        assert isinstance(table, StoredRowTable), f"{name} is no state of rows"
-        if former is not None:
-            rows = former.in_memory()
-            for batch, sequence in zip(rows.batches, rows.sequences, strict=True):
-                table.add(batch, sequence)
-            self._inner.drop(name, namespace)
-        return table
+        return self._stored.rows(name, namespace, descriptor)
 
     def session_table(
         self,
@@ -204,31 +152,7 @@ class RocksDBStateBackend:
             TaskFailure: they were restored with other types.
             Unrecoverable: what they hold cannot be kept.
         """
-        former = None
-        if self._is_former(name):
-            former = self._inner.session_table(name, key_types, gap_ms, new_contents)
-        partition = self._catalog.found(name, _WHOLE)
-        table = None if partition is None else partition.table
-        if table is None:
-            schema = sessions_schema(key_types, new_contents())
-            partition = self._partition(name, _WHOLE, SESSION_KIND, lambda: schema)
-            ends = self._partition(
-                name + _ENDS, _WHOLE, TIMER_KIND, lambda: timer_schema(key_types)
-            )
-            table = partition.table = StoredSessionTable(
-                partition.number,
-                ends.number,
-                key_types,
-                gap_ms,
-                new_contents,
-                self._home,
-                is_complete=not partition.is_stored,
-            )
-        assert isinstance(table, StoredSessionTable), f"{name} is no state of sessions"
-        if former is not None:
-            table.adopt(former)
-            self._inner.drop(name, _WHOLE)
-        return table
+        return self._stored.sessions(name, key_types, gap_ms, new_contents)
 
     def count_table(
         self,
@@ -242,26 +166,7 @@ class RocksDBStateBackend:
             TaskFailure: they were restored with other types.
             Unrecoverable: what they hold cannot be kept.
         """
-        former = None
-        if self._is_former(name):
-            former = self._inner.count_table(name, key_types, new_contents)
-        partition = self._catalog.found(name, _WHOLE)
-        table = None if partition is None else partition.table
-        if table is None:
-            schema = counts_schema(key_types, new_contents())
-            partition = self._partition(name, _WHOLE, COUNT_KIND, lambda: schema)
-            table = partition.table = StoredCountTable(
-                partition.number,
-                key_types,
-                new_contents,
-                self._home,
-                is_complete=not partition.is_stored,
-            )
-        assert isinstance(table, StoredCountTable), f"{name} is no state of count windows"
-        if former is not None:
-            table.adopt(former)
-            self._inner.drop(name, _WHOLE)
-        return table
+        return self._stored.counts(name, key_types, new_contents)
 
     def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
         """The objects of all keys; one per operator."""
@@ -276,23 +181,7 @@ class RocksDBStateBackend:
         Raises:
             TaskFailure: it was restored with other types.
         """
-        former = self._inner.timer_table(name, key_types) if self._is_former(name) else None
-        partition = self._partition(name, _WHOLE, TIMER_KIND, lambda: timer_schema(key_types))
-        table = partition.table
-        if table is None:
-            table = partition.table = StoredTimerTable(
-                partition.number,
-                key_types,
-                self._database,
-                self,
-                is_complete=not partition.is_stored,
-            )
-        assert isinstance(table, StoredTimerTable), f"{name} is no state of timers"
-        if former is not None:
-            while (timers := former.take_due(_LATEST_MS, _FORMER_ROWS)) is not None:
-                table.register(*timers)
-            self._inner.drop(name, _WHOLE)
-        return table
+        return self._stored.timers(name, key_types)
 
     def namespaces(self, name: str) -> list[int]:
         """Namespaces of a state that exist, ascending; restored ones included."""
@@ -400,46 +289,22 @@ class RocksDBStateBackend:
         kind = STORED_KIND + descriptor.kind.value
         schema = column_schema(key_types, descriptor)
         state = self._catalog.state(name, kind, schema, self._owner)
-        partition = state.partitions.get(_WHOLE)
+        partition = state.partitions.get(WHOLE)
         if partition is None:
             partition = Partition(self._catalog.new_number(), is_stored=False)
-            state.partitions[_WHOLE] = partition
+            state.partitions[WHOLE] = partition
         return partition.number, partition.is_stored
 
     def pace(self, frozen_at_ms: int) -> None:
         """Pauses the thread that encodes cells (``KeySpaceHost``)."""
         self._pacer.pause(frozen_at_ms)
 
-    def _partition(
-        self, name: str, namespace: int, kind: str, schema: Callable[[], bytes]
-    ) -> Partition:
-        state = self._catalog.states.get(name)
-        partition = None if state is None else state.partitions.get(namespace)
-        if partition is not None and partition.table is not None:
-            return partition
-        state = self._catalog.state(name, kind, schema(), self._owner)
-        if partition is None:
-            partition = Partition(self._catalog.new_number(), is_stored=False)
-            state.partitions[namespace] = partition
-        return partition
-
-    def _is_former(self, name: str, namespace: int = _WHOLE) -> bool:
-        """The state was restored from a checkpoint in which it was among those in memory."""
-        return namespace in self._inner.namespaces(name)
-
-    def _tables(self) -> list[StoredTable]:
-        return [
-            partition.table
-            for partition in self._catalog.all_partitions()
-            if partition.table is not None
-        ]
-
     def _own_bytes(self) -> int:
         return self._cache_bytes + self._slot_memory.database_bytes
 
     def _freeze(self, link_to: Path | None) -> Freeze:
         parts: list[FrozenPart] = []
-        for table in self._tables():
+        for table in self._stored.opened():
             part = table.freeze()
             if part is not None:
                 parts.append(part)
@@ -456,7 +321,7 @@ class RocksDBStateBackend:
         finally:
             self._pacer.relax()
         goal = -1 if everything else self._slot_memory.cache_bytes // 2
-        for table in sorted(self._tables(), key=lambda table: -table.memory_bytes()):
+        for table in sorted(self._stored.opened(), key=lambda table: -table.memory_bytes()):
             if self._cache_bytes <= goal:
                 return
             table.evict(everything=everything)
