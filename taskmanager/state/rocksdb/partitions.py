@@ -23,6 +23,7 @@ from taskmanager.state.run_format import key_fields
 from taskmanager.state.session_table import SESSION_FIELDS
 
 GROUP_KIND: Final = STORED_KIND + "group"
+COLUMN_KIND: Final = STORED_KIND + "columns"
 TIMER_KIND: Final = STORED_KIND + "timers"
 SESSION_KIND: Final = STORED_KIND + "sessions"
 COUNT_KIND: Final = STORED_KIND + "counts"
@@ -161,6 +162,13 @@ def group_schema(descriptor: AggregateDescriptor) -> bytes:
     fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(descriptor.key_types)]
     schema = pa.schema([*fields, *accumulator_fields(descriptor.kinds)])
     return schema.serialize().to_pybytes()
+
+
+def columns_schema(descriptor: AggregateDescriptor) -> bytes:
+    """What aggregates look like that are not numbers alone."""
+    states = [column.state_field() for column in descriptor.new_columns()]
+    content = [*accumulator_fields(descriptor.kinds), *states]
+    return _plain_schema(content, descriptor.key_types)
 
 
 def timer_schema(key_types: Sequence[pa.DataType]) -> bytes:

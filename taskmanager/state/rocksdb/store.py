@@ -1,8 +1,8 @@
 """The backend that keeps state in RocksDB, one database per operator and subtask.
 
-In the database: everything but aggregates with group columns, which are kept in memory by a
-``HashMapStateBackend`` inside; it counts towards the same limit, and its files are part of the same
-snapshots. It also holds what older checkpoints kept in memory, until somebody asks for it.
+Everything is in the database. A ``HashMapStateBackend`` inside holds what was restored from checkpoints
+that kept some of it in memory, until somebody asks for it; it counts towards the same limit, and its files
+are part of the same snapshots.
 
 Reads and changes go through write-back caches (``stored_tables``, ``key_space``), freezes through the
 ``WriteQueue``. When the caches are larger than their share of the slot's memory, all changes are written
@@ -90,7 +90,7 @@ class RocksDBStateBackend:
         self._ledger = opened.ledger
         self._queue = WriteQueue(self._database)
         self._link_numbers = count(1)
-        self._is_inner: dict[str, bool] = {}
+        self._has_columns: dict[str, bool] = {}
         inner_directory = environment.work_directory / "memory"
         restored = tuple(inner_part(snapshot) for snapshot in environment.restored)
         self._inner = open_inner(
@@ -122,12 +122,12 @@ class RocksDBStateBackend:
         Raises:
             TaskFailure: it was restored with other types.
         """
-        is_inner = self._is_inner.get(name)
-        if is_inner is None:
-            is_inner = not descriptor.kinds or bool(descriptor.new_columns())
-            self._is_inner[name] = is_inner
-        if is_inner:
-            return self._inner.group_table(name, namespace, descriptor)
+        has_columns = self._has_columns.get(name)
+        if has_columns is None:
+            has_columns = not descriptor.kinds or bool(descriptor.new_columns())
+            self._has_columns[name] = has_columns
+        if has_columns:
+            return self._stored.columns(name, namespace, descriptor)
         return self._stored.groups(name, namespace, descriptor)
 
     def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:

@@ -14,9 +14,11 @@ import pyarrow as pa
 from taskmanager.state.backend import AggregateDescriptor, KeyedStateBackend
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import StoredTable, TableHome
+from taskmanager.state.rocksdb.column_rows import StoredColumnTable
 from taskmanager.state.rocksdb.count_rows import StoredCountTable
 from taskmanager.state.rocksdb.group_rows import StoredGroupTable
 from taskmanager.state.rocksdb.partitions import (
+    COLUMN_KIND,
     COUNT_KIND,
     GROUP_KIND,
     ROW_KIND,
@@ -24,6 +26,7 @@ from taskmanager.state.rocksdb.partitions import (
     TIMER_KIND,
     Partition,
     PartitionCatalog,
+    columns_schema,
     counts_schema,
     group_schema,
     row_schema,
@@ -83,6 +86,26 @@ class StoredTables:
                 is_complete=not partition.is_stored,
             )
         assert isinstance(table, StoredGroupTable), f"{name} is no state of aggregates"
+        return table
+
+    def columns(
+        self, name: str, namespace: int, descriptor: AggregateDescriptor
+    ) -> StoredColumnTable:
+        """Aggregates that are not numbers alone."""
+        is_former = self._is_former(name, namespace)
+        former = self._inner.group_table(name, namespace, descriptor) if is_former else None
+        partition = self._partition(
+            name, namespace, COLUMN_KIND, lambda: columns_schema(descriptor)
+        )
+        table = partition.table
+        if table is None:
+            table = partition.table = StoredColumnTable(
+                partition.number, descriptor, self._home, is_complete=not partition.is_stored
+            )
+        assert isinstance(table, StoredColumnTable), f"{name} is no state of such aggregates"
+        if former is not None:
+            table.merge(former)
+            self._inner.drop(name, namespace)
         return table
 
     def rows(self, name: str, namespace: int, descriptor: RowDescriptor) -> StoredRowTable:

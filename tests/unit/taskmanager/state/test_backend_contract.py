@@ -30,7 +30,6 @@ from taskmanager.state.group_columns import group_column
 from taskmanager.state.hashmap import cell_columns
 from taskmanager.state.instances import InstanceTable
 from taskmanager.state.row_table import RowDescriptor
-from tests.support.backend_history import Inputs
 from tests.support.backend_job import BACKENDS
 from tests.support.one_backend import KEYS, Cells, OneBackend, add_counts, counts_of
 from tests.support.rocksdb_cluster import fast_directory
@@ -685,21 +684,3 @@ def test_close_removes_everything_and_may_be_called_again(one: OneBackend) -> No
     backend.checkpoint_aborted(3)
     restored = one.open(written)
     assert counts_of(restored, COUNTS) == dict.fromkeys(range(10), 1)
-
-
-def test_states_above_the_limit_end_the_job_and_say_which_is_largest(one: OneBackend) -> None:
-    backend = one.open(memory_bytes=16 << 20)
-    texts = AggregateDescriptor(KEYS, (), lambda: [group_column(TEXTS)])
-    inputs = Inputs([], [], [pa.array(["x" * 1000] * 1000)], np.arange(1000))
-    add_counts(backend, COUNTS, range(10))
-
-    def fill() -> None:
-        for _ in range(40):
-            one.clock.time_ms += 1000
-            table = backend.group_table("large lists", 0, texts)
-            table.update(encode_keys([pa.array(range(1000))]), inputs)
-
-    message = r"its limit is 16 MB .*the largest is operator: state large lists with 1\d MB"
-    with pytest.raises(Unrecoverable, match=message):
-        fill()
-    backend.close()
