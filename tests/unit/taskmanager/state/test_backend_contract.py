@@ -30,6 +30,7 @@ from taskmanager.state.group_columns import group_column
 from taskmanager.state.hashmap import cell_columns
 from taskmanager.state.instances import InstanceTable
 from taskmanager.state.row_table import RowDescriptor
+from tests.support.backend_history import Inputs
 from tests.support.backend_job import BACKENDS
 from tests.support.one_backend import KEYS, Cells, OneBackend, add_counts, counts_of
 from tests.support.rocksdb_cluster import fast_directory
@@ -684,3 +685,44 @@ def test_close_removes_everything_and_may_be_called_again(one: OneBackend) -> No
     backend.checkpoint_aborted(3)
     restored = one.open(written)
     assert counts_of(restored, COUNTS) == dict.fromkeys(range(10), 1)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64()], ids=str)
+def test_keys_of_dictionaries_keep_their_type(one: OneBackend, kind: pa.DataType) -> None:
+    """Restored ones beside new ones too."""
+    types, values = [pa.dictionary(pa.int32(), kind)], pa.array([1, 2, 3, 4]).cast(kind)
+
+    def contents() -> InstanceTable:
+        return InstanceTable([COUNT], [])
+
+    def add(first: int, stop: int) -> None:
+        part = values.slice(first, stop - first)
+        keys = encode_keys([part.dictionary_encode().cast(types[0])])
+        inputs = Inputs([None], [None], [], None)
+        sessions = backend.session_table("sessions", types, 10, contents)
+        update = sessions.add(sessions.key_indices(keys), np.arange(len(part)))
+        sessions.contents.update(update.of_row, inputs)
+        counts = backend.count_table("counts", types, contents)
+        indices = counts.key_indices(keys)
+        counts.window_index[indices] += 1
+        counts.changed(indices)
+
+    backend = one.open()
+    add(0, 2)
+    backend = one.open(one.checkpoint(backend))
+    add(1, 3)
+    if one.kind == "rocksdb":
+        backend._shrink(everything=True)
+    add(2, 4)
+    sessions = backend.session_table("sessions", types, 10, contents)
+    due: list[Any] = []
+    while len(some := sessions.due(100)):
+        (keys,) = sessions.keys(some)
+        assert keys.type == types[0]
+        due += zip(keys.to_pylist(), sessions.contents.rows(some, []).accumulators[0], strict=True)
+        sessions.contents.clear(some)
+        sessions.remove(some)
+    assert sorted(due) == list(zip(values.to_pylist(), [1, 2, 2, 1], strict=True))
+    counts = backend.count_table("counts", types, contents)
+    indices = counts.key_indices(encode_keys([values.dictionary_encode().cast(types[0])]))
+    assert counts.window_index[indices].tolist() == [1, 2, 2, 1]
