@@ -120,6 +120,7 @@ class Database:
                     names.append(name)
                     values.append(entries.value())
                     entries.next()
+                entries.status()  # raises where the end is an error
                 if len(names) >= rows_max:
                     yield names, values
                     names, values = [], []
