@@ -265,7 +265,10 @@ class SessionTable:
         self._head[keys] = session[is_last]
 
     def due(self, watermark_ms: int) -> Int64Array:
-        """Sessions that end at or before watermark + 1 and have not fired, by their end."""
+        """Sessions that end at or before watermark + 1 and have not fired, by their end.
+
+        Not always all of them: once these have fired, ask again until there are none.
+        """
         if self._first_end_to_fire - 1 > watermark_ms:
             return np.empty(0, np.int64)
         bound = self._numbers.bound
@@ -286,7 +289,7 @@ class SessionTable:
         self._touch(sessions)
 
     def expired(self, watermark_ms: int, lateness_ms: int) -> Int64Array:
-        """Fired sessions that take no rows any more."""
+        """Fired sessions that take no rows any more; not always all, as in ``due``."""
         last_end = watermark_ms - lateness_ms + 1
         if self._first_end_to_expire > last_end:
             return np.empty(0, np.int64)
