@@ -532,7 +532,7 @@ def test_survivors_hear_of_a_checkpoint_that_was_being_stored_before_producers_a
 
 
 def test_a_checkpoint_waits_for_what_has_begun_before_and_waits_for_its_input() -> None:
-    plan = drawn("a:1 b:1 c:1", "a>b hash blocking", "b>c hash caching reproducible")
+    plan = drawn("a:1 b:1 c:1", "a>b hash blocking reproducible", "b>c hash caching reproducible")
     story = Story(plan, checkpoints=True)
     finished_stage(story, "a0")
     story.run("b0 c0")
