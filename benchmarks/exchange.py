@@ -1,9 +1,10 @@
 """The data exchange alone: throughput and latency between two processes.
 
-    python -m benchmarks.exchange [--tcp] [--batches N] [--rows N]
+    python -m benchmarks.exchange [--tcp] [--caching] [--batches N] [--rows N]
 
 One process sends batches of int64 columns through a result partition, another polls them from an
-input gate; both run a plain mailbox loop as a slot does. Prints one JSON object.
+input gate; both run a plain mailbox loop as a slot does. With ``--caching`` the sender keeps what it sends
+until a checkpoint completes, every ``--checkpoint-batches``. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from common.clock import SystemClock
-from common.elements import EndOfData
+from common.elements import CheckpointBarrier, EndOfData
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.pb import graph_pb2
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.exchange import DataExchange, SlotIdentity
+from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.metrics import SubtaskCounters
 
@@ -41,9 +45,10 @@ CONSUMER = internal_pb2.AttemptId(job_id="job", vertex="v1")
 class Slot:
     """One process of the measurement."""
 
-    def __init__(self, slot_id: str, host_id: str) -> None:
+    def __init__(self, slot_id: str, host_id: str, directory: str) -> None:
         sys.setswitchinterval(0.0005)
         self.mailbox = Mailbox()
+        self.executor = ThreadPoolExecutor(2)
         identity = SlotIdentity("job", slot_id, host_id, 1, "")
         self.exchange = DataExchange(
             Configuration.from_mapping({}),
@@ -51,6 +56,9 @@ class Slot:
             self.mailbox.post,
             SystemClock(),
             SocketTransport(),
+            spill=SpillRunner(
+                Path(directory, "spill"), "job", self.executor.submit, self.mailbox.post
+            ),
         )
         self.counters = SubtaskCounters()
 
@@ -65,6 +73,15 @@ class Slot:
         if mail is None:
             raise TimeoutError("nothing happened for 10 seconds")
         mail()
+        self.step()
+
+    def serve_until_told(self, pipe: Connection) -> None:
+        """Runs mail, what waits for credit goes out, until the other process says something."""
+        while not pipe.poll():
+            mail = self.mailbox.wait(0.0005)
+            if mail is not None:
+                mail()
+        pipe.recv()
         self.step()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -83,9 +100,11 @@ def nothing() -> None:
     """The loops here look for themselves."""
 
 
-def output_edge() -> internal_pb2.OutputEdge:
+def output_edge(*, is_caching: bool) -> internal_pb2.OutputEdge:
     """An edge with one consumer."""
     edge = graph_pb2.Edge(id="e0", partitioning=graph_pb2.PARTITIONING_FORWARD)
+    if is_caching:
+        edge.partition_type = graph_pb2.RESULT_PARTITION_TYPE_CACHING
     return internal_pb2.OutputEdge(
         edge=edge, subpartition_count=1, target_parallelism=1, target_max_parallelism=128
     )
@@ -108,24 +127,26 @@ def batch_of(rows: int) -> pa.RecordBatch:
 
 def produce(pipe: Connection, directory: str, args: argparse.Namespace) -> None:
     """The sending process: a warm-up, then all batches, then single small ones."""
-    slot = Slot("sender", "host")
+    slot = Slot("sender", "host", directory)
     unix_path = "" if args.tcp else f"{directory}/sender"
     endpoint = slot.exchange.listen(unix_path, "127.0.0.1", "127.0.0.1")
     partition = slot.exchange.create_partition(
-        PRODUCER, output_edge(), 0, slot.counters, nothing, fail
+        PRODUCER, output_edge(is_caching=args.caching), 0, slot.counters, nothing, fail
     )
     pipe.send_bytes(endpoint.SerializeToString())
     batch = batch_of(args.rows)
     for count in (args.batches // 10, args.batches):
-        pipe.recv()
-        for _ in range(count):
+        slot.serve_until_told(pipe)
+        for number in range(count):
             slot.wait_for(partition.is_available)
             partition.emit(batch)
             partition.flush()
+            if args.caching and number % args.checkpoint_batches == 0:
+                partition.checkpoint_completed(number)  # the one before this
+                partition.emit_control(CheckpointBarrier(number + args.checkpoint_batches, 0))
     small = batch_of(1)
     for _ in range(args.pings):
-        pipe.recv()
-        slot.step()
+        slot.serve_until_told(pipe)
         pipe.send(time.monotonic_ns())
         partition.emit(small)
         partition.flush()
@@ -137,9 +158,9 @@ def produce(pipe: Connection, directory: str, args: argparse.Namespace) -> None:
     pipe.send(usage.ru_utime + usage.ru_stime)
 
 
-def consume(pipe: Connection, args: argparse.Namespace) -> dict[str, float]:
+def consume(pipe: Connection, directory: str, args: argparse.Namespace) -> dict[str, float]:
     """The receiving process; returns the measurements."""
-    slot = Slot("receiver", "other-host" if args.tcp else "host")
+    slot = Slot("receiver", "other-host" if args.tcp else "host", directory)
     endpoint = internal_pb2.DataEndpoint.FromString(pipe.recv_bytes())
     gate = slot.exchange.create_gate(CONSUMER, [input_edge(endpoint)], slot.counters, nothing, fail)
 
@@ -189,6 +210,8 @@ def main() -> None:
     """Runs the measurement."""
     parser = argparse.ArgumentParser(description="throughput and latency of the data exchange")
     parser.add_argument("--tcp", action="store_true", help="TCP instead of a Unix socket")
+    parser.add_argument("--caching", action="store_true", help="keep rows until a checkpoint")
+    parser.add_argument("--checkpoint-batches", type=int, default=100)
     parser.add_argument("--batches", type=int, default=5000)
     parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--pings", type=int, default=1000)
@@ -199,7 +222,7 @@ def main() -> None:
         if child == 0:
             produce(sending, directory, args)
             os._exit(0)
-        result = consume(receiving, args)
+        result = consume(receiving, directory, args)
         os.waitpid(child, 0)
     transport = "tcp" if args.tcp else "unix"
     print(json.dumps({"transport": transport, "rows": args.rows, **result}))

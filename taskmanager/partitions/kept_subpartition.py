@@ -1,7 +1,8 @@
 """A subpartition whose rows are kept: the producer's side of a log and its readers (pure).
 
-A reader that keeps up holds the producer back when it has no credit, as on a pipelined edge. A reader
-that is still catching up, or absent, does not: what bounds the log then is the cache.
+A reader that keeps up holds the producer back when it has no credit, as on a pipelined edge. An absent
+reader does not, and one that is catching up slows it down at most (``log_view``): what bounds the log
+then is the cache.
 
 Invariants:
     - every reader gets what was emitted, in order, without gaps, from the row it asked for,
@@ -134,7 +135,7 @@ class KeptSubpartition(Subpartition, CacheMember):
 
     @property
     def is_blocked(self) -> bool:
-        """True while a batch waits for a reader that has caught up before."""
+        """True while the producer has to wait for a reader."""
         return self._is_blocked
 
     @property
@@ -346,9 +347,7 @@ class KeptSubpartition(Subpartition, CacheMember):
                 view.pump()
         self._trim()
         self._settle()
-        self._set_blocked(
-            is_blocked=any(view.is_live and not view.is_caught_up for view in self._views)
-        )
+        self._set_blocked(is_blocked=any(view.holds_back for view in self._views))
 
     def _set_blocked(self, *, is_blocked: bool) -> None:
         if is_blocked == self._is_blocked:

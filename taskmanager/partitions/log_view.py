@@ -6,6 +6,11 @@ is not sent. Barriers that were put in before the reader attached are sent where
 checkpoints are still pending: it may have been slow to connect, or have lost its connection with them. A
 reader that was restarted takes no part in older checkpoints, which were aborted for its sake.
 
+A reader that is behind must not stop its producer, and must not stay behind for ever where the producer
+is the faster of the two. Until it has read what was there when it attached, it holds nothing back. From
+then on its producer may emit one row for two that it reads, until it has caught up. A reader that has
+caught up is live: it holds the producer back whenever a batch has to wait for it, as on a pipelined edge.
+
 Batches that are in files are read ahead, off the mailbox: the file that is being sent and the next.
 """
 
@@ -80,6 +85,9 @@ class LogView(SubpartitionView):
         self._on_detached = on_detached
         self._on_unavailable = on_unavailable
         self._attached_index = log.end_index
+        self._attached_end_row = log.end_row
+        self._behind_rows_max: int | None = None
+        """How far it may be behind, once it has read what was there when it attached."""
         self._prepared: PreparedBatch | None = None
         self._loaded: dict[LogFile, list[pa.RecordBatch] | None] = {}
         """The file that is being sent and the next; None = it is being read."""
@@ -88,6 +96,14 @@ class LogView(SubpartitionView):
     def is_caught_up(self) -> bool:
         """True when everything has been sent."""
         return self.index == self._log.end_index
+
+    @property
+    def holds_back(self) -> bool:
+        """True while the producer has to wait for it."""
+        if self.is_live:
+            return not self.is_caught_up
+        behind_rows_max = self._behind_rows_max
+        return behind_rows_max is not None and self._log.end_row - self._row > behind_rows_max
 
     # ------------------------------------------------------------ the consumer's calls
 
@@ -153,9 +169,17 @@ class LogView(SubpartitionView):
         self._prepared = None
         self.index += 1
         row, self._row = max(self._row, entry.row), entry.end_row
+        if not self.is_live:
+            self._come_nearer(entry.end_row - row)
         self._on_sent(prepared.size_bytes)
         reader.send_batch(prepared, row)
         return True
+
+    def _come_nearer(self, rows: int) -> None:
+        if self._behind_rows_max is not None:
+            self._behind_rows_max -= rows // 2
+        elif self._row >= self._attached_end_row:
+            self._behind_rows_max = self._log.end_row - self._row
 
     def step_back(self) -> None:
         """The last entry, a watermark, has been replaced by one that is to be sent too."""

@@ -101,7 +101,7 @@ def test_a_reader_that_has_caught_up_holds_the_producer_back() -> None:
     reader, view = case.attach(credit=2)
     assert reader.rows() == list(range(20))
     case.emit()
-    assert case.is_available(), "it is still catching up"
+    assert case.is_available(), "it has not read yet what was there"
     reader.credit = 10
     view.serve()
     reader.credit = 0
@@ -112,6 +112,25 @@ def test_a_reader_that_has_caught_up_holds_the_producer_back() -> None:
     view.serve()
     assert case.is_available()
     assert case.woken == woken + 1
+
+
+def test_a_reader_behind_a_faster_producer_slows_it_down_until_it_has_caught_up() -> None:
+    case = Case()
+    case.emit(10)
+    reader, view = case.attach(credit=0)
+    case.emit(40)
+    emitted, reads = case.row, 0
+    while not view.is_live:
+        reader.credit = 1
+        view.serve()
+        reads += 1
+        while case.is_available() and not view.is_live:
+            case.emit()  # as fast as it may
+            if reads < 10:
+                break  # it holds nothing back until it has read what was there
+        assert reads < 1000
+    assert reader.rows() == list(range(case.row))
+    assert case.row - emitted > 300, "the producer went on meanwhile"
 
 
 def test_a_reader_starts_behind_the_state_that_holds_there() -> None:
