@@ -2,7 +2,8 @@
 
 Channels are scripts of rows, barriers, cancellations and an end. A reader takes turns over the channels
 that are not blocked, drawn by hypothesis. Exactly once: at a start, exactly the rows before the barrier
-(or the end) have been read of each channel. At least once: at least those.
+(or the end) have been read of each channel. At least once: at least those. Channels of blocking edges carry
+rows and an end, and no barriers: they take no part.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class Reader:
 
     scripts: list[list[tuple[str, int]]]
     is_exactly_once: bool
+    silent: frozenset[int] = frozenset()
     read: list[int] = field(default_factory=list)
     blocked: set[int] = field(default_factory=set)
     started: dict[int, list[int]] = field(default_factory=dict)
     cancelled: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.aligner = BarrierAligner(
-            range(len(self.scripts)), is_exactly_once=self.is_exactly_once
-        )
+        speaking = set(range(len(self.scripts))) - self.silent
+        self.aligner = BarrierAligner(speaking, is_exactly_once=self.is_exactly_once)
         self.read = [0] * len(self.scripts)
         self.positions = [0] * len(self.scripts)
 
@@ -151,6 +152,36 @@ def test_at_least_once_never_blocks_and_misses_no_row(
         for channel, script in enumerate(found):
             assert read[channel] >= rows_before(script, checkpoint_id)
     assert list(reader.started) == sorted(reader.started)
+
+
+@given(scripts(may_cancel=False), st.data())
+def test_channels_without_barriers_take_no_part(
+    found: list[list[tuple[str, int]]], data: st.DataObject
+) -> None:
+    silent = [
+        [(ROW, 0)] * data.draw(st.integers(0, 4)) for _ in range(data.draw(st.integers(1, 3)))
+    ]
+    first = len(found)
+    reader = Reader(
+        [*found, *silent], is_exactly_once=True, silent=frozenset(range(first, first + len(silent)))
+    )
+    while channels := reader.open_channels():
+        reader.step(data.draw(st.sampled_from(channels)))
+        assert not reader.blocked & reader.silent
+    assert not reader.blocked
+    expected = {own for script in found for kind, own in script if kind == BARRIER}
+    assert set(reader.started) == expected
+    for checkpoint_id, read in reader.started.items():
+        assert read[:first] == [rows_before(script, checkpoint_id) for script in found]
+
+
+def test_a_trigger_starts_at_once_where_no_channel_carries_barriers() -> None:
+    aligner = BarrierAligner((), is_exactly_once=True)
+    barrier = CheckpointBarrier(1, 0)
+    assert aligner.triggered(barrier, 5, 7) == [StartCheckpoint(barrier, 5, 7)]
+    assert aligner.channel_ended(0) == []
+    assert aligner.triggered(barrier, 5, 7) == [], "once"
+    assert not aligner.is_aligning
 
 
 def test_a_newer_barrier_cancels_the_checkpoint_that_its_channel_has_skipped() -> None:

@@ -34,7 +34,12 @@ from penstock.storage.snapshot_files import (
 from taskmanager.harness.manual_clock import ManualClock
 from taskmanager.operators.operator import Operator
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
-from taskmanager.snapshot.subtask_snapshot import Alignment, SnapshotPart, SubtaskSnapshotter
+from taskmanager.snapshot.subtask_snapshot import (
+    Alignment,
+    ChannelPositions,
+    SnapshotPart,
+    SubtaskSnapshotter,
+)
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.operator_state import OperatorStateStore
 from taskmanager.task.metrics import SubtaskCounters
@@ -209,6 +214,16 @@ def test_what_is_acknowledged() -> None:
     assert subtask.counters.checkpoint_alignment_ms == 300
     assert subtask.counters.checkpoint_start_delay_ms == 300
     assert subtask.counters.state_bytes == metrics.state_bytes
+
+
+def test_positions_are_those_at_the_barrier() -> None:
+    subtask = Subtask()
+    read = checkpoint_pb2.ChannelPosition(edge_id="e0", index=1, rows=70, checksum=5)
+    written = checkpoint_pb2.ChannelPosition(edge_id="e1", index=2, rows=30)
+    positions = ChannelPositions([read], [written])
+    subtask.snapshotter.take(CheckpointBarrier(1, 0), None, finished=False, positions=positions)
+    found = subtask.run()
+    assert (list(found.inputs), list(found.outputs)) == ([read], [written])
 
 
 def test_what_is_done_at_once_and_what_later() -> None:
