@@ -47,6 +47,9 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.on_command: Callable[[internal_pb2.TaskCommand], Any] | None = None
         self.on_deploy: Callable[[internal_pb2.TaskDeployment], Any] = self.run_to_running
         self.all_freed = asyncio.Event()
+        self.held: list[internal_pb2.HeldPartition] = []
+        self.released: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+        self.refuse_releasing = False
         self._jobmanager_port = jobmanager_port
         self._reports: asyncio.Queue[internal_pb2.TaskEvent] = asyncio.Queue()
         self.server = grpc.aio.server(
@@ -82,6 +85,9 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
             incarnation=self.incarnation,
             leader_epoch=self.leader_epoch,
             held_slots=[internal_pb2.HeldSlot(slot_id=slot, job_id=job) for slot, job in held],
+            held_partitions=self.held,
+            held_partitions_count=len(self.held),
+            held_partitions_bytes=sum(one.size_bytes for one in self.held),
         )
         known: bool = (await self.jobmanager.Heartbeat(request)).known
         return known
@@ -176,6 +182,19 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         if set(self.freed) >= set(self.allocated):
             self.all_freed.set()
         return internal_pb2.FreeSlotsResponse()
+
+    @override
+    async def ReleasePartitions(self, request: Any, context: Any) -> Any:
+        self.released.put_nowait((request.job_id, len(request.partitions)))
+        if self.refuse_releasing:
+            raise RuntimeError("too busy")
+        return internal_pb2.ReleasePartitionsResponse()
+
+    @override
+    async def DropPromotedPartitions(self, request: Any, context: Any) -> Any:
+        kept = [one for one in self.held if one.promoted_as != request.name]
+        dropped, self.held = len(self.held) - len(kept), kept
+        return internal_pb2.DropPromotedPartitionsResponse(dropped=dropped)
 
     @override
     async def ReadTaskLogs(self, request: Any, context: Any) -> Any:
