@@ -5,16 +5,19 @@ A call that fails is made again after the next heartbeat that names the partitio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
 
+from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartitions, Holdings
-from jobmanager.rpc.partition_convert import partition_details
+from jobmanager.partitions.promoted import PromotedPartitions, name_taken, of_job
+from jobmanager.rpc.partition_convert import holdings_of, partition_details
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
-from penstock.errors import JobRejected, StreamError
-from penstock.pb import client_pb2
+from penstock.errors import JobRejected, StreamError, Unrecoverable
+from penstock.pb import client_pb2, graph_pb2
+from penstock.persisted import persist_sinks, persisted_sources
 
 
 class HeldPartitionsRunner:
@@ -103,6 +106,55 @@ class HeldPartitionsRunner:
             raise JobRejected(
                 f"no partitions are promoted as {name!r}: `penstock partitions --promoted` lists them"
             )
-        return sum(
-            [await self._client(holder).drop_promoted_partitions(name) for holder in holders]
-        )
+        return sum([await self.drop_on(holder, name) for holder in holders])
+
+    async def drop_on(self, taskmanager_id: str, name: str, job_id: str = "") -> int:
+        """Drops what one TaskManager holds of a name; returns how many partitions that were.
+
+        Args:
+            taskmanager_id: which.
+            name: which.
+            job_id: whose; "" = of all jobs.
+
+        Raises:
+            StreamError: it could not; asking again is harmless.
+        """
+        client = self._client(taskmanager_id)
+        response = await client.drop_promoted_partitions(name, job_id)
+        self.observe(taskmanager_id, holdings_of(response.holdings))
+        return response.dropped
+
+    async def promote_on(
+        self,
+        taskmanager_id: str,
+        promoted: internal_pb2.PromotedSet,
+        partitions: Sequence[internal_pb2.PartitionId],
+    ) -> None:
+        """Lets partitions of one TaskManager outlive their job.
+
+        Raises:
+            StreamError: it could not; asking again is harmless.
+        """
+        client = self._client(taskmanager_id)
+        holdings = await client.promote_partitions(promoted, partitions)
+        self.observe(taskmanager_id, holdings_of(holdings))
+
+    def promoted(self) -> list[PromotedPartitions]:
+        """What outlives its job."""
+        return self._held.promoted()
+
+    def check_persisted(self, graph: graph_pb2.JobGraph) -> None:
+        """Checks that a new job finds what it reads, and that the names are free that it persists under.
+
+        Raises:
+            JobRejected: it does not, or they are not.
+        """
+        promoted = self.promoted()
+        for source in persisted_sources(graph):
+            try:
+                of_job(promoted, source.name, source.job_id)
+            except Unrecoverable as error:
+                raise JobRejected(str(error)) from error
+        for sink in persist_sinks(graph):
+            if not sink.overwrite and self._held.holders_of(sink.name):
+                raise JobRejected(name_taken(sink.name))

@@ -190,27 +190,29 @@ class TaskManagerClient:
         )
 
     async def promote_partitions(
-        self, job_id: str, partitions: Sequence[internal_pb2.PartitionId], name: str
-    ) -> None:
-        """Lets complete partitions outlive their job, all or none."""
+        self, promoted: internal_pb2.PromotedSet, partitions: Sequence[internal_pb2.PartitionId]
+    ) -> internal_pb2.Holdings:
+        """Lets complete partitions outlive their job, all or none; returns what is held then."""
         request = internal_pb2.PromotePartitionsRequest(
-            leader_epoch=self._leader_epoch, job_id=job_id, partitions=partitions, name=name
+            leader_epoch=self._leader_epoch, partitions=partitions, set=promoted
         )
-        await self._call(
+        response = await self._call(
             "promote partitions",
             lambda: self._stub.PromotePartitions(request, timeout=self._timeout_s),
         )
+        return response.holdings
 
-    async def drop_promoted_partitions(self, name: str) -> int:
-        """Drops what was promoted under a name; returns how many partitions that were."""
+    async def drop_promoted_partitions(
+        self, name: str, job_id: str = ""
+    ) -> internal_pb2.DropPromotedPartitionsResponse:
+        """Drops what was promoted under a name; of one job, "" = of all."""
         request = internal_pb2.DropPromotedPartitionsRequest(
-            leader_epoch=self._leader_epoch, name=name
+            leader_epoch=self._leader_epoch, name=name, job_id=job_id
         )
-        response = await self._call(
+        return await self._call(
             "drop promoted partitions",
             lambda: self._stub.DropPromotedPartitions(request, timeout=self._timeout_s),
         )
-        return response.dropped
 
     async def read_logs(
         self, job_id: str, vertex: str, subtask_index: int

@@ -24,7 +24,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.liveness.heartbeat import HeartbeatMonitor, Silent
 from jobmanager.liveness.loss_reason import LossReason
 from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
-from jobmanager.rpc.partition_convert import holdings_at_registration, holdings_of
+from jobmanager.rpc.partition_convert import holdings_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
@@ -181,7 +181,7 @@ class ClusterRunner:
             address=request.rpc_address,
             slots=request.slots,
         )
-        self.partitions.observe(request.taskmanager_id, holdings_at_registration(request))
+        self.partitions.observe(request.taskmanager_id, holdings_of(request.holdings))
         self._step(s.TaskManagerAdded(request.taskmanager_id, request.incarnation, request.slots))
 
     def heartbeat(self, request: internal_pb2.HeartbeatRequest) -> bool:
@@ -190,7 +190,7 @@ class ClusterRunner:
             return False
         taskmanager = self._taskmanagers[request.taskmanager_id]
         taskmanager.last_heartbeat_ms = self._clock.now_ms()
-        self.partitions.observe(request.taskmanager_id, holdings_of(request))
+        self.partitions.observe(request.taskmanager_id, holdings_of(request.holdings))
         held = {(slot.job_id, slot.slot_id) for slot in request.held_slots}
         given_up = {
             (job_id, slot.slot_id): slot
