@@ -90,9 +90,15 @@ class HeldPartitions:
             for partition in holdings.partitions
         ]
 
-    def holders_of(self, name: str) -> list[str]:
-        """TaskManagers with partitions that are promoted under a name."""
-        return sorted({id for id, partition in self.all() if partition.promoted_as == name})
+    def holders_of(self, name: str, job_id: str = "") -> list[str]:
+        """TaskManagers with partitions that are promoted under a name; of one job, "" = of any."""
+        return sorted(
+            {
+                id
+                for id, partition in self.all()
+                if partition.promoted_as == name and job_id in ("", partition.job_id)
+            }
+        )
 
     def promoted(self) -> list[PromotedPartitions]:
         """What is promoted, by name and age; of each set what is still there of it."""

@@ -92,10 +92,27 @@ class TaskManagerClient:
         )
         self.reachability = ReachabilityClient(address, token=token, leader_epoch=leader_epoch)
         self._endpoints: dict[str, _Endpoint] = {}
+        self._partition_endpoint: internal_pb2.DataEndpoint | None = None
 
     def note_endpoint(self, endpoint: internal_pb2.DataEndpoint) -> None:
         """A process of this TaskManager takes data connections there."""
         self._endpoints[endpoint.slot_id] = _place(endpoint)
+
+    def note_partition_endpoint(self, endpoint: internal_pb2.DataEndpoint) -> None:
+        """What finished attempts of this TaskManager have left behind is served there."""
+        self.note_endpoint(endpoint)
+        self._partition_endpoint = endpoint
+
+    @property
+    def partition_endpoint(self) -> internal_pb2.DataEndpoint:
+        """Where that is served.
+
+        Raises:
+            TaskManagerLost: it has not said so.
+        """
+        if self._partition_endpoint is None:
+            raise TaskManagerLost(f"TaskManager {self.taskmanager_id} has no partition server")
+        return self._partition_endpoint
 
     def serves(self, endpoint: internal_pb2.DataEndpoint) -> bool:
         """Whether data connections to this place go to this TaskManager."""
@@ -125,7 +142,7 @@ class TaskManagerClient:
         for endpoint in response.endpoints:
             self.note_endpoint(endpoint)
         if response.HasField("partition_endpoint"):
-            self.note_endpoint(response.partition_endpoint)
+            self.note_partition_endpoint(response.partition_endpoint)
         return response
 
     async def deploy_tasks(self, tasks: Sequence[internal_pb2.TaskDeployment]) -> None:

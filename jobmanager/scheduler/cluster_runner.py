@@ -93,7 +93,10 @@ class ClusterRunner:
         self._freeing: set[tuple[str, str, str]] = set()
         # Slots whose end their TaskManagers have not confirmed, and the jobs that gave them up.
         self._unconfirmed: dict[s.Slot, str] = {}
-        self.partitions = HeldPartitionsRunner(self.client, self._start)
+        self._settled_at_ms = self._now_ms() + config.heartbeat_timeout_ms
+        self.partitions = HeldPartitionsRunner(
+            self.client, self._start, lambda: self._now_ms() >= self._settled_at_ms
+        )
         self.counts = SlotCounts()
         self.losses: Mapping[LossReason, int] = {}
         """TaskManagers lost since the start; replaced as a whole, like ``counts``."""
@@ -157,7 +160,7 @@ class ClusterRunner:
         assert self._tasks is not None, "registrations come while the cluster runs"
         client = self._connect(request.taskmanager_id, request.rpc_address)
         if request.HasField("partition_endpoint"):
-            client.note_endpoint(request.partition_endpoint)
+            client.note_partition_endpoint(request.partition_endpoint)
         watch = self._watch(request.taskmanager_id, request.incarnation, client)
         self._taskmanagers[request.taskmanager_id] = RegisteredTaskManager(
             facts=TaskManagerFacts(
