@@ -2,7 +2,8 @@
 
 The data handshake fences: a slot process of another job, of an older leader epoch, or without the
 cluster's token gets a refusal with the reason and nothing else. A partition server has no job of its own:
-it lets slots of every job in, and each request names the job whose partition it means.
+it lets slots of every job in, and each request names the job whose partition it means; of other jobs than its
+own a slot may read what outlives them.
 """
 
 from __future__ import annotations

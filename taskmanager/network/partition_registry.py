@@ -32,6 +32,7 @@ class PartitionRequest:
         refused: called when it cannot be read; after ``attached``, when it cannot be read on.
         first_row: offset of the first row that is wanted.
         job_id: whose partition it is.
+        is_foreign: the reader is of another job, so it may read what outlives jobs and nothing else.
     """
 
     partition_id: PartitionId
@@ -42,6 +43,7 @@ class PartitionRequest:
     refused: Refusal
     first_row: int = 0
     job_id: str = ""
+    is_foreign: bool = False
 
 
 class PartitionRegistry:

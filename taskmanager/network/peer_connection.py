@@ -288,7 +288,8 @@ class PeerConnection(LinkHandler, ChannelCarrier):
     def _subscribe_arrived(self, channel_id: int, request: Subscribe) -> None:
         if channel_id in self._outputs:
             raise FrameError(f"channel {channel_id} is subscribed twice")
-        if request.job_id != self._peer_job_id:
+        is_foreign = request.job_id != self._peer_job_id
+        if is_foreign and self._owner.slot.job_id:
             raise FrameError(
                 f"a slot of job {self._peer_job_id} asks for a partition of job {request.job_id}"
             )
@@ -309,6 +310,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
             refuse,
             request.first_row,
             request.job_id,
+            is_foreign,
         )
         reader.provider = self._owner.partitions
         self._owner.partitions.request(reader.request)

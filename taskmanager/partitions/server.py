@@ -65,7 +65,9 @@ class PartitionShelf(PartitionProvider):
 
     def _find(self, request: PartitionRequest) -> SealedPartition:
         job_id, wanted = request.job_id, request.partition_id
-        partition = self._sealed.find(job_id, wanted) or self._promoted.find(job_id, wanted)
+        partition = None if request.is_foreign else self._sealed.find(job_id, wanted)
+        if partition is None:
+            partition = self._promoted.find(job_id, wanted)
         if partition is None:
             raise PartitionUnavailable(
                 f"partition {wanted} of job {job_id} is not held here (any more): its producer must "
