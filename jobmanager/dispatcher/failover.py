@@ -114,9 +114,11 @@ class Failover:
         self._note(cause, restarted, delay_ms, joined=joins)
         return Recovery(delay_ms, restarted, cause)
 
-    def join_end(self, cause: FailureCause) -> None:
-        """A failure that comes while the job ends for another."""
+    def join_end(self, cause: FailureCause) -> FailureCause:
+        """A failure that comes while the job ends for another; returns the cause as the job shows it."""
+        cause = self._strategy.told(cause)
         self._note(cause, frozenset(), None, joined=True)
+        return cause
 
     def _restarted(
         self, failed: Iterable[SubtaskId], missing: Iterable[KeptPartition]
