@@ -125,6 +125,11 @@ class SimulatedCluster:
         """The job's state."""
         return self.states[-1]
 
+    @property
+    def cause(self) -> FailureCause | None:
+        """Why the job has failed, as its JobManager sees it."""
+        return self._jobmanager.master.failure
+
     def run(self) -> None:
         """Runs until the job has ended; fails when nothing is left to wake before that."""
         with (
