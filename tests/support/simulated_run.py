@@ -133,6 +133,8 @@ def _check_end(run: Run, cluster: SimulatedCluster) -> None:
             is_exactly_once=run.is_exactly_once,
             has_finished=cluster.state is JobState.FINISHED,
         )
+    if cluster.state is JobState.FAILED:
+        return  # its checkpoints stay
     if not (run.faults.jobmanager_store_failures or run.faults.lost_answers):
         left = cluster.audited.paths()
         assert not left or cluster.has_leftovers, f"left in the store: {sorted(left)}"
