@@ -20,12 +20,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 TASKMANAGERS = 2
 LONG_RUNS = [
-    ("hashmap", 2, "exactly-once", 9),
-    ("rocksdb", 2, "exactly-once", 9),
-    ("hashmap", 4, "exactly-once", 10),
-    ("rocksdb", 4, "exactly-once", 10),
-    ("hashmap", 4, "at-least-once", 6),
-    ("rocksdb", 2, "at-least-once", 6),
+    ("hashmap", 2, "exactly-once", 9, "caching"),
+    ("rocksdb", 4, "exactly-once", 9, "caching"),
+    ("hashmap", 4, "exactly-once", 9, "caching-memory"),
+    ("hashmap", 2, "exactly-once", 9, "pipelined"),
+    ("rocksdb", 2, "exactly-once", 9, "pipelined"),
+    ("hashmap", 4, "exactly-once", 10, "pipelined"),
+    ("rocksdb", 4, "exactly-once", 10, "pipelined"),
+    ("hashmap", 4, "at-least-once", 6, "pipelined"),
+    ("rocksdb", 2, "at-least-once", 6, "pipelined"),
 ]
 
 
@@ -43,9 +46,10 @@ def run_ledger(
     backend: str,
     parallelism: int,
     mode: str,
+    exchange: str = "pipelined",
 ) -> None:
     """A ledger job from its submission to the comparison."""
-    print(f"SEED={seed}: {kills} kills, {backend}, parallelism {parallelism}, {mode}")
+    print(f"SEED={seed}: {kills} kills, {backend}, parallelism {parallelism}, {mode}, {exchange}")
     cluster = DaemonCluster(place)
     cluster.start(
         taskmanagers=TASKMANAGERS,
@@ -58,6 +62,7 @@ def run_ledger(
     config = {
         "execution.checkpointing.interval": "200ms",
         "execution.checkpointing.mode": mode,
+        "execution.exchange.default": exchange,
         "state.backend.type": backend,
         "restart-strategy.type": "fixed-delay",
         "restart-strategy.fixed-delay.attempts": "infinite",
@@ -70,15 +75,20 @@ def run_ledger(
     place.assert_nothing_left()
 
 
-@pytest.mark.parametrize(("backend", "kills"), [("hashmap", 3), ("rocksdb", 2)])
-def test_some_kills(tmp_path: Path, backend: str, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "kills", "exchange"),
+    [("hashmap", 3, "pipelined"), ("rocksdb", 2, "pipelined"), ("hashmap", 3, "caching")],
+)
+def test_some_kills(tmp_path: Path, backend: str, kills: int, exchange: str) -> None:
     with site(tmp_path) as place:
-        run_ledger(place, 12_000, 4000, kills, seed_of(7), backend, 2, "exactly-once")
+        run_ledger(place, 12_000, 4000, kills, seed_of(7), backend, 2, "exactly-once", exchange)
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize(("backend", "parallelism", "mode", "kills"), LONG_RUNS)
-def test_many_kills(tmp_path: Path, backend: str, parallelism: int, mode: str, kills: int) -> None:
+@pytest.mark.parametrize(("backend", "parallelism", "mode", "kills", "exchange"), LONG_RUNS)
+def test_many_kills(
+    tmp_path: Path, backend: str, parallelism: int, mode: str, kills: int, exchange: str
+) -> None:
     seed = seed_of(int.from_bytes(os.urandom(3)))
     with site(tmp_path) as place:
-        run_ledger(place, 60_000, 3000, kills, seed, backend, parallelism, mode)
+        run_ledger(place, 60_000, 3000, kills, seed, backend, parallelism, mode, exchange)
