@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from common.clock import SystemClock
 from penstock.client import Client
 from tests.support.hosts import Hosts
 from tests.support.numbered_job import NumberedJob
@@ -24,6 +25,7 @@ from tests.support.watched_job import WatchedJob, placed, submitted
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(240)]
 
 PORT = 6123
+TOKEN = "0123456789abcdef" * 4
 TASKMANAGERS = 3
 CACHING = {"execution.exchange.default": "caching"}
 
@@ -91,18 +93,29 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-@pytest.fixture
-def cluster(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCluster]:
-    token = tmp_path / "token"
-    token.write_text("0123456789abcdef" * 4)
+@pytest.fixture(scope="module")
+def shared(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostCluster]:
+    directory = tmp_path_factory.mktemp("hosts")
+    token = directory / "token"
+    token.write_text(TOKEN)
     token.chmod(0o600)
-    monkeypatch.setenv("PENSTOCK_TOKEN", token.read_text())
-    with site(tmp_path) as place:
+    with site(directory) as place:
+        place.environment["PENSTOCK_TOKEN"] = TOKEN
+        place.environment["NUMBA_CACHE_DIR"] = str(Path.home() / ".cache" / "penstock" / "kernels")
         cluster = HostCluster(place, hosts, token)
         cluster.begin()
         yield cluster
-        hosts.heal()
         cluster.end()
+
+
+@pytest.fixture
+def cluster(
+    hosts: Hosts, shared: HostCluster, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[HostCluster]:
+    """The cluster; its network is whole again when the test has ended."""
+    monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
+    yield shared
+    hosts.heal()
 
 
 def host_of(job: WatchedJob, subtask: tuple[str, int]) -> int:
@@ -114,13 +127,14 @@ def test_a_host_is_isolated_and_comes_back(
     hosts: Hosts, cluster: HostCluster, tmp_path: Path, exchange: str
 ) -> None:
     numbered = NumberedJob(16_000, 2_000, tmp_path / "out")
-    with Client(cluster.jobmanager) as client:
+    with Client(cluster.jobmanager, token=TOKEN) as client:
         config = {"execution.exchange.default": exchange}
         job = submitted(cluster, client, numbered.build, parallelism=2, config=config)
         job.await_running()
         job.await_checkpoints()
         host = host_of(job, ("v1", 0))
         before = job.placed()
+        since = SystemClock().now_ms() / 1000
         hosts.isolate(host)
         job.await_that(
             lambda details: all(
@@ -131,7 +145,7 @@ def test_a_host_is_isolated_and_comes_back(
         job.await_checkpoints()
         # What still runs there works on, and must not be able to commit anything.
         hosts.heal()
-        cluster.wait_for_log("taskmanager", "slots.dropped")
+        cluster.wait_for_log("taskmanager", "slots.dropped", since=since)
         job.finish()
         numbered.check()
         (entry,) = job.handle.exceptions()
@@ -146,12 +160,13 @@ def test_two_hosts_do_not_reach_each_other_for_a_moment(
     hosts: Hosts, cluster: HostCluster, tmp_path: Path
 ) -> None:
     numbered = NumberedJob(16_000, 2_000, tmp_path / "out")
-    with Client(cluster.jobmanager) as client:
+    with Client(cluster.jobmanager, token=TOKEN) as client:
         job = submitted(cluster, client, numbered.build, parallelism=2, config=CACHING)
         job.await_running()
         job.await_checkpoints()
+        since = SystemClock().now_ms() / 1000
         hosts.cut(host_of(job, ("v1", 0)), host_of(job, ("v1", 1)))
-        cluster.wait_for_log("jobmanager", "taskmanager.doubted")
+        cluster.wait_for_log("jobmanager", "taskmanager.doubted", since=since)
         hosts.heal()
         job.finish(90)
         numbered.check()
@@ -161,14 +176,15 @@ def test_the_jobmanager_is_isolated_and_comes_back(
     hosts: Hosts, cluster: HostCluster, tmp_path: Path
 ) -> None:
     numbered = NumberedJob(16_000, 2_000, tmp_path / "out")
-    with Client(cluster.jobmanager) as client:
+    with Client(cluster.jobmanager, token=TOKEN) as client:
         job = submitted(cluster, client, numbered.build, parallelism=2, config=CACHING)
         job.await_running()
         job.await_checkpoints()
+    since = SystemClock().now_ms() / 1000
     hosts.isolate(0)
-    cluster.wait_for_log("taskmanager", "jobmanager.silent")
+    cluster.wait_for_log("taskmanager", "jobmanager.silent", since=since)
     hosts.heal()
-    with Client(cluster.jobmanager) as client:
+    with Client(cluster.jobmanager, token=TOKEN) as client:
         job = WatchedJob(cluster, client, job.job_id)
         job.finish(90)
         numbered.check()
