@@ -154,7 +154,7 @@ def test_finished_stages_are_run_again_only_where_their_rows_are_lost(
         kill(daemon["pid"])
         job.await_that(lambda details: begun_again(before, placed(details)) & first)
     elif victim == "partition server":
-        kill(wide.partition_server_pid(daemon["pid"]))
+        kill(wide.partition_server_pids(daemon["pid"])[0])
     elif slots := wide.slot_pids(daemon["pid"]):
         kill(chance.choice(slots))
     gate.touch()

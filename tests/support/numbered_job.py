@@ -23,7 +23,7 @@ import penstock as ps
 from tests.support.committed_files import Table
 
 KEYS = 40
-ROW = pa.schema([("n", pa.int64()), ("key", pa.int64())])
+ROW = pa.schema([("n", pa.int64()), ("key", pa.int64()), ("pad", pa.string())])
 NUMBERED = pa.schema(
     [
         ("n", pa.int64()),
@@ -38,12 +38,6 @@ JOINED = pa.schema([("n", pa.int64()), ("key", pa.int64()), ("number", pa.int64(
 
 Before = Callable[[Any], None]
 """Called with each row before it is numbered; raises, waits or ends the process where a test says so."""
-
-
-def make_rows(start: int, count: int) -> pa.RecordBatch:
-    """What the sources call."""
-    numbers = range(start, start + count)
-    return pa.record_batch([list(numbers), [n % KEYS for n in numbers]], schema=ROW)
 
 
 class _Marked:
@@ -71,6 +65,7 @@ class Number(_Marked, ps.KeyedProcessFunction):
     def process(self, row: Any, ctx: Any, out: Any) -> None:
         if self.before is not None:
             self.before(row)
+        assert not row.pad.strip("x")
         number = self.last.value() + 1
         self.last.update(number)
         self.emit(row, number, ctx, out)
@@ -126,11 +121,13 @@ class NumberedJob:
         rows: of the source.
         rate: rows per second of the source; None = as fast as it goes.
         output: directory of its outputs.
+        pad_bytes: by which rows are longer than they need be, on their way to the numbering.
     """
 
     rows: int
     rate: float | None
     output: Path
+    pad_bytes: int = 0
 
     @property
     def numbered(self) -> str:
@@ -144,7 +141,14 @@ class NumberedJob:
 
     def source(self, env: ps.Environment) -> ps.Stream:
         """Rows, made by columnar code that is reproducible."""
-        return env.generate(make_rows, rows=self.rows, rate=self.rate, schema=ROW).uid("rows")
+        pad = "x" * self.pad_bytes
+
+        def make(start: int, count: int) -> pa.RecordBatch:
+            numbers = range(start, start + count)
+            columns = [list(numbers), [n % KEYS for n in numbers], [pad] * count]
+            return pa.record_batch(columns, schema=ROW)
+
+        return env.generate(make, rows=self.rows, rate=self.rate, schema=ROW).uid("rows")
 
     def build(self, env: ps.Environment, before: Before | None = None) -> None:
         """rows -> key_by -> number -> sink."""

@@ -404,14 +404,13 @@ class DaemonCluster:
                     found.append(process.pid)
         return found
 
-    def partition_server_pid(self, taskmanager_pid: int) -> int:
-        """The process of a TaskManager that serves its complete partitions."""
-        (found,) = [
+    def partition_server_pids(self, taskmanager_pid: int) -> list[int]:
+        """The process of a TaskManager that serves its complete partitions; [] while there is none."""
+        return [
             process.pid
             for process in psutil.Process(taskmanager_pid).children(recursive=True)
             if process.name() == PARTITION_SERVER_NAME
         ]
-        return found
 
     def wait_for_no_spilled_rows(self, seconds: float = DEADLINE_S) -> None:
         """Blocks until no living TaskManager has rows of exchanges on its disk.
