@@ -103,7 +103,7 @@ def test_a_stage_whose_rows_do_not_fit_on_the_disk_fails_with_the_cause(
     limit = {"restart-strategy.fixed-delay.attempts": 1}
     with Client(shared.jobmanager) as client:
         job = submitted(shared, client, numbered.build, parallelism=2, mode="batch", config=limit)
-        with pytest.raises(ps.JobFailed, match="taskmanager.spill.min-free"):
+        with pytest.raises(ps.JobFailed, match=r"taskmanager\.spill\.min-free"):
             job.finish()
         assert numbered.written() == []
         assert str(small) in job.told()
