@@ -134,7 +134,9 @@ def produce(pipe: Connection, directory: str, args: argparse.Namespace) -> None:
         PRODUCER, output_edge(is_caching=args.caching), 0, slot.counters, nothing, fail
     )
     pipe.send_bytes(endpoint.SerializeToString())
-    batch = batch_of(args.rows)
+    batch, small = batch_of(args.rows), batch_of(1)
+    partition.emit(small)  # so that the consumer knows when it is connected
+    partition.flush()
     for count in (args.batches // 10, args.batches):
         slot.serve_until_told(pipe)
         for number in range(count):
@@ -144,7 +146,6 @@ def produce(pipe: Connection, directory: str, args: argparse.Namespace) -> None:
             if args.caching and number % args.checkpoint_batches == 0:
                 partition.checkpoint_completed(number)  # the one before this
                 partition.emit_control(CheckpointBarrier(number + args.checkpoint_batches, 0))
-    small = batch_of(1)
     for _ in range(args.pings):
         slot.serve_until_told(pipe)
         pipe.send(time.monotonic_ns())
@@ -173,6 +174,7 @@ def consume(pipe: Connection, directory: str, args: argparse.Namespace) -> dict[
             elif not gate.has_data:
                 slot.wait()
 
+    read(1)
     pipe.send(None)
     read(args.batches // 10 * args.rows)
     usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -62,7 +62,7 @@ class Failover:
     ) -> None:
         self.exceptions = ExceptionsHistory(options.exceptions_max)
         self.restarts_by_region: Counter[str] = Counter()
-        """Named after the first subtask of each."""
+        """Named after the first subtask of each; replaced as a whole, so that any thread may read it."""
         self._options = options
         self._regions = regions
         self._graph = graph
@@ -157,7 +157,8 @@ class Failover:
     def count_regions(self, subtasks: frozenset[SubtaskId]) -> None:
         """These subtasks begin again."""
         regions = {self._regions.region_of(subtask) for subtask in subtasks}
-        self.restarts_by_region.update(str(min(region.subtasks)) for region in regions)
+        begun = Counter(str(min(region.subtasks)) for region in regions)
+        self.restarts_by_region = self.restarts_by_region + begun
 
     # ------------------------------------------------------------ what can begin
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import ControlElement, EndOfPartition
+from common.elements import ControlElement, EndOfData, EndOfPartition
 from penstock.errors import PartitionUnavailable, StreamError
 from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2
@@ -161,6 +161,15 @@ class ResultPartition(ReadablePartition):
         """Sends what is collected when the buffer timeout has ended."""
         if self._flush_deadline_ns is not None and now_ns >= self._flush_deadline_ns:
             self.flush()
+
+    def end_data(self) -> None:
+        """No row will follow; barriers may."""
+        self.emit_control(EndOfData())
+
+    @property
+    def is_complete(self) -> bool:
+        """False while it must be made readable before its subtask may say that its data has ended."""
+        return True
 
     def finish(self) -> None:
         """Ends the partition behind what is queued; nothing may be emitted any more."""

@@ -31,6 +31,7 @@ from taskmanager.operators.late_rows import handle_late_rows
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.operator_progress import WatermarkState
 from taskmanager.operators.window_contents import FiredInstances, InstanceContents
+from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.session_table import SessionTable
 
 Int64Array = npt.NDArray[np.int64]
@@ -58,6 +59,10 @@ class _SessionWindowOperator(Operator):
         self._watermark_ms = MIN_TIMESTAMP_MS
 
     @override
+    def restore(self, context: OperatorContext) -> None:
+        self._sessions_in(context.state)
+
+    @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._contents.open(context, lambda: self._sessions.contents)
@@ -75,7 +80,10 @@ class _SessionWindowOperator(Operator):
 
     @property
     def _sessions(self) -> SessionTable:
-        return self.context.state.session_table(
+        return self._sessions_in(self.context.state)
+
+    def _sessions_in(self, state: KeyedStateBackend) -> SessionTable:
+        return state.session_table(
             _SESSIONS, self._keys.types, self._gap_ms, self._contents.new_state
         )
 
@@ -89,12 +97,12 @@ class _SessionWindowOperator(Operator):
 
     def _advance(self, time_ms: int) -> Iterator[OperatorOutput]:
         """Fires the sessions that are over, then moves time on."""
-        due = self._sessions.due(time_ms)
-        if len(due):
+        while len(due := self._sessions.due(time_ms)):
             yield from self._fire(due)
         self._watermark_ms = max(self._watermark_ms, time_ms)
         if self._lateness_ms:
-            self._forget(self._sessions.expired(self._watermark_ms, self._lateness_ms))
+            while len(gone := self._sessions.expired(self._watermark_ms, self._lateness_ms)):
+                self._forget(gone)
 
     def _fire(self, due: Int64Array) -> Iterator[OperatorOutput]:
         table = self._sessions

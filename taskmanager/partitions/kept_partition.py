@@ -61,6 +61,7 @@ class KeptPartition(ResultPartition, Producer):
     ) -> None:
         self.retention = retention
         self.is_retired = False
+        self._has_ended = False
         self._cache = cache
         self._files = files
         self._first_rows = first_rows
@@ -121,6 +122,16 @@ class KeptPartition(ResultPartition, Producer):
             subpartition.checkpoint_aborted(checkpoint_id)
 
     @override
+    def is_drained(self) -> bool:
+        """It is kept, so nobody has to wait until consumers have read it."""
+        return self._has_ended
+
+    @override
+    def finish(self) -> None:
+        super().finish()
+        self._has_ended = True
+
+    @override
     def retire(self) -> None:
         """Stays, for consumers that read it again, until it is released."""
         self.is_retired = True
@@ -169,12 +180,23 @@ class BlockingPartition(KeptPartition):
         self._flush_deadline_ns = None
 
     @override
-    def finish(self) -> None:
+    def end_data(self) -> None:
+        """Consumers start when it is complete, whatever else its subtask still waits for."""
+        super().end_data()
         super().finish()
         self._is_sealing = True
         for subpartition in self._kept:
             subpartition.seal()
         self._seal_if_written()
+
+    @override
+    def finish(self) -> None:
+        """It has ended with its data."""
+
+    @property
+    @override
+    def is_complete(self) -> bool:
+        return self._is_sealed
 
     @override
     def is_drained(self) -> bool:

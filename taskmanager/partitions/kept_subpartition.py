@@ -231,7 +231,10 @@ class KeptSubpartition(Subpartition, CacheMember):
     @override
     def view(self, first_row: int, on_unavailable: Refusal) -> LogView:
         log = self.log
-        if self._is_released or first_row < log.first_row:
+        if self._is_unread:
+            raise PartitionUnavailable("its consumer has finished, so that its rows are not kept")
+        is_beyond = self._is_finished and first_row > log.end_row
+        if self._is_released or first_row < log.first_row or is_beyond:
             raise PartitionUnavailable(
                 f"it has the rows {log.first_row} to {log.end_row}, and cannot be read from row"
                 f" {first_row}; its producer must run again"

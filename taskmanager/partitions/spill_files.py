@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
-import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ import pyarrow as pa
 from penstock.errors import StoreCorrupt, StoreNotFound
 from taskmanager.partitions.spill_layout import SpillFailed, SpillFile, file_name
 
+_CHUNK_BYTES: Final = 256 << 10
 _DIRECTORY_ATTEMPTS: Final = 8
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -149,7 +148,10 @@ def _write_file(path: Path, batches: Sequence[pa.RecordBatch], start: int) -> in
 
 def _measure(path: Path) -> tuple[int, int]:
     """Size and CRC-32 of a file; its pages have just been written, so this reads memory."""
-    with path.open("rb") as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return size_bytes, zlib.crc32(content)
+    size_bytes = checksum = 0
+    chunk = memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(chunk):
+            size_bytes += count
+            checksum = zlib.crc32(chunk[:count], checksum)
+    return size_bytes, checksum

@@ -21,7 +21,6 @@ from common.elements import (
     MAX_TIMESTAMP_MS,
     CheckpointBarrier,
     CheckpointCancelled,
-    EndOfData,
     OperatorOutput,
     Watermark,
 )
@@ -189,7 +188,7 @@ class Subtask:
 
     def _end_data(self) -> Progress:
         for partition in self._partitions:
-            partition.emit_control(EndOfData())
+            partition.end_data()
         self.phase = Phase.WAITING
         return self._wait()
 
@@ -207,6 +206,8 @@ class Subtask:
                 self._enter(passing)
                 return self._run_chain()
         if not all(operator.is_drained() for operator in self._operators):
+            return Progress.IDLE
+        if not all(partition.is_complete for partition in self._partitions):
             return Progress.IDLE
         if self._needs_commit or not self._input.has_ended:
             return Progress.WAITING

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from common.clock import SystemClock
-from common.elements import EndOfData, OriginEnded
+from common.elements import OriginEnded
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -266,5 +266,5 @@ def numbers(start: int, count: int) -> pa.RecordBatch:
 
 def end(partition: ResultPartition) -> None:
     """Ends the data, then the partition."""
-    partition.emit_control(EndOfData())
+    partition.end_data()
     partition.finish()

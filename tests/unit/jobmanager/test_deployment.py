@@ -15,8 +15,7 @@ from jobmanager.scheduler.deployment import (
     producers_of,
     subpartition_count,
 )
-from jobmanager.scheduler.placement import Seat, assign, seat_of, slots_needed
-from jobmanager.scheduler.slots import Slot
+from jobmanager.scheduler.placement import Seat, seat_of, slots_needed
 from jobmanager.scheduler.split_assigner import Assignment, SplitAssigner
 from penstock.connectors.source import Split
 from tests.support.drawn_plans import drawn
@@ -89,14 +88,6 @@ def test_slot_sharing_puts_subtask_i_of_each_vertex_into_slot_i() -> None:
         SubtaskId("v2", 0): Seat("own", 0),
     }
     assert {subtask: seat_of(plan, subtask) for subtask in ExecutionGraph(plan).subtasks()} == seats
-
-
-def test_a_seat_goes_back_to_its_taskmanager() -> None:
-    seats = [Seat("g", index) for index in range(3)]
-    a, b, other = Slot("a-0", "a", "1"), Slot("b-0", "b", "1"), Slot("b-1", "b", "1")
-    assert assign(seats, [a, b, other], {}) == dict(zip(seats, [a, b, other], strict=True))
-    last = {seats[0]: "b", seats[1]: "c"}
-    assert assign(seats, [a, b, other], last) == {seats[0]: b, seats[1]: a, seats[2]: other}
 
 
 class _Endpoints:

@@ -144,12 +144,24 @@ def test_a_reader_starts_behind_the_state_that_holds_there() -> None:
     assert case.attach(5)[0].shapes() == [*state, 5, Watermark(2), 10]
     assert case.attach(10)[0].shapes() == [*state, Watermark(2), 10]
     assert case.attach(20)[0].shapes() == [Watermark(2), StreamStatus(active=False)]
-    for row in (-1, 21):
-        with pytest.raises(PartitionUnavailable, match="rows 0 to 20"):
-            case.attach(row)
+    with pytest.raises(PartitionUnavailable, match="rows 0 to 20"):
+        case.attach(-1)
 
 
-def test_barriers_from_before_a_reader_are_for_the_first_reader_only() -> None:
+def test_a_reader_may_be_ahead_of_a_restarted_producer() -> None:
+    case = Case()
+    case.emit()
+    ahead, _ = case.attach(25)
+    case.emit()
+    assert ahead.shapes() == []
+    case.emit()
+    assert ahead.shapes() == [5]
+    case.subpartition.add_control(EndOfPartition())
+    with pytest.raises(PartitionUnavailable, match="rows 0 to 30"):
+        case.attach(31)
+
+
+def test_a_reader_gets_barriers_from_before_it_while_their_checkpoints_are_pending() -> None:
     case = Case()
     case.subpartition.add_control(CheckpointBarrier(1, 0))
     case.subpartition.checkpoint_aborted(1)
@@ -158,9 +170,9 @@ def test_barriers_from_before_a_reader_are_for_the_first_reader_only() -> None:
     slow, _ = case.attach(credit=0)
     assert slow.controls() == [CheckpointBarrier(2, 0)]
     second, _ = case.attach()
-    assert second.controls() == []
+    assert second.controls() == [CheckpointBarrier(2, 0)]
     case.subpartition.add_control(CheckpointBarrier(3, 0))
-    assert second.controls() == [CheckpointBarrier(3, 0)]
+    assert second.controls() == [CheckpointBarrier(2, 0), CheckpointBarrier(3, 0)]
     assert slow.announced == [CheckpointBarrier(3, 0)]
 
 
@@ -298,6 +310,24 @@ def test_at_the_limit_of_the_disk_a_producer_waits_for_absent_readers_only() -> 
     assert case.cache.disk_bytes <= 250
 
 
+def test_a_disk_that_is_nearly_full_makes_producers_wait_until_it_has_room() -> None:
+    case = Case(memory_max=400)
+    case.cache.set_spill_allowed(False)
+    while case.is_available():
+        case.emit()
+    assert case.cache.is_full
+    assert not case.files.pending
+    woken = case.woken
+    case.cache.set_spill_allowed(True)
+    assert case.files.pending
+    case.files.run()
+    assert case.woken > woken
+    assert case.is_available()
+    reader, _ = case.attach()
+    case.files.run()
+    assert reader.rows() == list(range(case.row))
+
+
 def test_rows_for_consumers_that_have_finished_are_only_counted() -> None:
     case = Case(first_row=100, is_unread=True)
     case.emit(2)
@@ -307,6 +337,8 @@ def test_rows_for_consumers_that_have_finished_are_only_counted() -> None:
     assert case.subpartition.position == 120
     assert case.subpartition.is_consumed
     assert case.cache.memory_bytes == 0
+    with pytest.raises(PartitionUnavailable, match="has finished"):
+        case.attach(130)
 
 
 def test_latency_markers_are_not_kept() -> None:
@@ -387,7 +419,7 @@ class Mailbox:
 
 
 def end(partition: ResultPartition) -> None:
-    partition.emit_control(EndOfData())
+    partition.end_data()
     partition.finish()
 
 
@@ -500,7 +532,7 @@ def test_a_caching_partition_outlives_its_attempt(tmp_path: Path) -> None:
         partition.emit(numbers(start, 10))
         mailbox.run()
     end(partition)
-    assert not partition.is_drained()
+    assert partition.is_drained(), "it is kept, read or not"
 
     def read(row: int) -> RecordingReader:
         reader = RecordingReader(1000)

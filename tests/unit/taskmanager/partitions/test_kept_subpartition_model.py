@@ -49,6 +49,7 @@ class Reading:
         self.reader = RecordingReader(0)
         self.first_row = first_row
         self.attached_length = len(kept.emitted)
+        self.pending = {id for id in kept.barrier_rows if kept.subpartition.log.is_pending(id)}
         view.attach(self.reader)
 
     def check(self, *, is_complete: bool = False) -> None:
@@ -100,7 +101,7 @@ class Reading:
             elif isinstance(element, StreamStatus):
                 status = element.active
             elif isinstance(element, CheckpointBarrier) and element.checkpoint_id in early:
-                assert self is self.kept.first_reading, "an old barrier is for the first reader"
+                assert element.checkpoint_id in self.pending, "its checkpoint was over"
             else:
                 events.append(element)
         return events
@@ -122,7 +123,6 @@ class Kept:
         self.completed_row = base_row
         self.barrier_rows: dict[int, int] = {}
         self.readings: list[Reading] = []
-        self.first_reading: Reading | None = None
         self.cache = cache
         self.subpartition = KeptSubpartition(
             retention,
@@ -164,11 +164,7 @@ class Kept:
 
     def attach(self, row: int) -> None:
         view = self.subpartition.view(row, [].append)
-        reading = Reading.__new__(Reading)
-        if self.first_reading is None:
-            self.first_reading = reading
-        reading.__init__(self, view, row)  # type: ignore[misc]
-        self.readings.append(reading)
+        self.readings.append(Reading(self, view, row))
 
 
 class KeptSubpartitions(RuleBasedStateMachine):
