@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
 from common.clock import SystemClock
 from penstock.client import Client
 from tests.support.numbered_job import NumberedJob
@@ -31,7 +30,7 @@ PAD = 2_000
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with small_disk(tmp_path_factory.mktemp("disk") / "small", "200m") as directory:
+    with small_disk(tmp_path_factory.mktemp("disk") / "small", "300m") as directory:
         yield directory
 
 
@@ -62,16 +61,18 @@ def test_producers_wait_where_the_disk_is_full(
     shared: DaemonCluster, small: Path, tmp_path: Path
 ) -> None:
     since = SystemClock().now_ms() / 1000
+    filler = fill(small, leave_bytes=200 << 20)
     numbered = NumberedJob(60_000, None, tmp_path, PAD)
     with (
         Client(shared.jobmanager) as client,
         submitted(shared, client, numbered.build, parallelism=2, config=CACHING) as job,
     ):
         shared.wait_for_log("taskmanager", "spill.stopped", since=since)
+        # Each checkpoint makes room: the job gets on.
         job.finish()
         numbered.check()
-        assert job.handle.details().summary.restarts == 0
         assert job.handle.exceptions() == []
+    filler.unlink()
 
 
 @pytest.mark.chaos
@@ -102,17 +103,19 @@ def test_a_taskmanager_ends_at_the_hard_limit_and_the_job_goes_on_elsewhere(
 
 
 @pytest.mark.chaos
-def test_a_stage_whose_rows_do_not_fit_on_the_disk_fails_with_the_cause(
+def test_a_stage_waits_for_room_on_the_disk(
     shared: DaemonCluster, small: Path, tmp_path: Path
 ) -> None:
     shared.start(taskmanagers=2)
-    numbered = NumberedJob(60_000, 30_000, tmp_path, PAD)
-    limit = {"restart-strategy.fixed-delay.attempts": 1}
+    since = SystemClock().now_ms() / 1000
+    filler = fill(small, leave_bytes=170 << 20)
+    numbered = NumberedJob(16_000, 8_000, tmp_path, PAD)
     with (
         Client(shared.jobmanager) as client,
-        submitted(shared, client, numbered.build, parallelism=2, mode="batch", config=limit) as job,
+        submitted(shared, client, numbered.build, parallelism=2, mode="batch") as job,
     ):
-        with pytest.raises(ps.JobFailed, match=r"taskmanager\.spill\.min-free"):
-            job.finish()
-        assert numbered.written() == []
-        assert str(small) in job.told()
+        shared.wait_for_log("taskmanager", "spill.stopped", since=since)
+        filler.unlink()
+        job.finish()
+        numbered.check()
+        assert job.handle.exceptions() == []
