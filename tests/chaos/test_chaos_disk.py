@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
 from common.clock import SystemClock
 from penstock.client import Client
 from tests.support.numbered_job import NumberedJob
@@ -31,19 +30,22 @@ PAD = 2_000
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with small_disk(tmp_path_factory.mktemp("disk") / "small") as directory:
+    with small_disk(tmp_path_factory.mktemp("disk") / "small", "300m") as directory:
         yield directory
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Iterator[DaemonCluster]:
-    """Two TaskManagers with a slot each, of which each keeps a megabyte in memory and shares the disk."""
+    """Two TaskManagers with a slot each, which keep a megabyte in memory and share the disk.
+
+    The space is looked at once a second: what can be written in that time must fit between both limits.
+    """
     with site(tmp_path_factory.mktemp("spill")) as place:
         cluster = DaemonCluster(place)
         cluster.start(
             "-D", f"taskmanager.spill.dir={small}",
-            "-D", "taskmanager.spill.min-free=6mb",
-            "-D", "taskmanager.spill.hard-min-free=2mb",
+            "-D", "taskmanager.spill.min-free=160mb",
+            "-D", "taskmanager.spill.hard-min-free=4mb",
             "-D", "taskmanager.memory.exchange-cache.size=1mb",
             taskmanagers=2, slots=1,
         )  # fmt: skip
@@ -59,14 +61,18 @@ def test_producers_wait_where_the_disk_is_full(
     shared: DaemonCluster, small: Path, tmp_path: Path
 ) -> None:
     since = SystemClock().now_ms() / 1000
-    numbered = NumberedJob(20_000, None, tmp_path, PAD)
-    with Client(shared.jobmanager) as client:
-        job = submitted(shared, client, numbered.build, parallelism=2, config=CACHING)
+    filler = fill(small, leave_bytes=200 << 20)
+    numbered = NumberedJob(60_000, None, tmp_path, PAD)
+    with (
+        Client(shared.jobmanager) as client,
+        submitted(shared, client, numbered.build, parallelism=2, config=CACHING) as job,
+    ):
         shared.wait_for_log("taskmanager", "spill.stopped", since=since)
+        # Each checkpoint makes room: the job gets on.
         job.finish()
         numbered.check()
-        assert job.handle.details().summary.restarts == 0
         assert job.handle.exceptions() == []
+    filler.unlink()
 
 
 @pytest.mark.chaos
@@ -76,8 +82,10 @@ def test_a_taskmanager_ends_at_the_hard_limit_and_the_job_goes_on_elsewhere(
     since = SystemClock().now_ms() / 1000
     numbered = NumberedJob(20_000, 2_000, tmp_path, PAD)
     pids = [daemon["pid"] for daemon in shared.daemons("taskmanager")]
-    with Client(shared.jobmanager) as client:
-        job = submitted(shared, client, numbered.build, parallelism=2, config=CACHING)
+    with (
+        Client(shared.jobmanager) as client,
+        submitted(shared, client, numbered.build, parallelism=2, config=CACHING) as job,
+    ):
         job.await_running()
         job.await_checkpoints()
         filler = fill(small)
@@ -95,15 +103,19 @@ def test_a_taskmanager_ends_at_the_hard_limit_and_the_job_goes_on_elsewhere(
 
 
 @pytest.mark.chaos
-def test_a_stage_whose_rows_do_not_fit_on_the_disk_fails_with_the_cause(
+def test_a_stage_waits_for_room_on_the_disk(
     shared: DaemonCluster, small: Path, tmp_path: Path
 ) -> None:
     shared.start(taskmanagers=2)
-    numbered = NumberedJob(20_000, None, tmp_path, PAD)
-    limit = {"restart-strategy.fixed-delay.attempts": 1}
-    with Client(shared.jobmanager) as client:
-        job = submitted(shared, client, numbered.build, parallelism=2, mode="batch", config=limit)
-        with pytest.raises(ps.JobFailed, match=r"taskmanager\.spill\.min-free"):
-            job.finish()
-        assert numbered.written() == []
-        assert str(small) in job.told()
+    since = SystemClock().now_ms() / 1000
+    filler = fill(small, leave_bytes=170 << 20)
+    numbered = NumberedJob(16_000, 8_000, tmp_path, PAD)
+    with (
+        Client(shared.jobmanager) as client,
+        submitted(shared, client, numbered.build, parallelism=2, mode="batch") as job,
+    ):
+        shared.wait_for_log("taskmanager", "spill.stopped", since=since)
+        filler.unlink()
+        job.finish()
+        numbered.check()
+        assert job.handle.exceptions() == []

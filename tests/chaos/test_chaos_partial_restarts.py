@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,9 @@ def kill(pid: int) -> None:
     wait_ended(pid)
 
 
-def kill_taskmanager(cluster: DaemonCluster, taskmanager_id: str) -> None:
-    (pid,) = [one["pid"] for one in cluster.daemons("taskmanager") if one["id"] == taskmanager_id]
-    kill(pid)
+def taskmanager_pid(cluster: DaemonCluster, taskmanager_id: str) -> int:
+    found = {one["id"]: one["pid"] for one in cluster.daemons("taskmanager")}
+    return int(found[taskmanager_id])
 
 
 def attempts(subtasks: dict[Subtask, Placed]) -> dict[Subtask, int]:
@@ -64,7 +65,9 @@ def used(subtasks: dict[Subtask, Placed]) -> list[str]:
 # ---------------------------------------------------------------- streams
 
 
-@pytest.mark.parametrize("exchange", ["caching", "caching-memory"])
+@pytest.mark.parametrize(
+    "exchange", ["caching", pytest.param("caching-memory", marks=pytest.mark.chaos)]
+)
 def test_a_lost_taskmanager_restarts_only_what_ran_there(
     wide: DaemonCluster, submit: Submit, tmp_path: Path, chance: random.Random, exchange: str
 ) -> None:
@@ -74,7 +77,7 @@ def test_a_lost_taskmanager_restarts_only_what_ran_there(
     job.await_checkpoints()
     victim = chance.choice(used(before))
     lost = {subtask for subtask, one in before.items() if one.taskmanager_id == victim}
-    kill_taskmanager(wide, victim)
+    kill(taskmanager_pid(wide, victim))
     after = placed(job.await_that(lambda details: begun_again(before, placed(details))))
     job.await_checkpoints(2)
     after = job.placed()
@@ -122,10 +125,85 @@ def test_one_of_eight_pipelines_is_lost_and_the_others_do_not_notice(
     assert max(others.values()) < 1_000 <= longest_gap_ms(rows, again[1]), others
 
 
+@pytest.mark.parametrize("who", ["slot", pytest.param("taskmanager", marks=pytest.mark.chaos)])
+def test_a_pause_that_is_shorter_than_the_heartbeat_timeout_costs_nothing(
+    wide: DaemonCluster, submit: Submit, tmp_path: Path, chance: random.Random, who: str
+) -> None:
+    numbered = NumberedJob(8_000, 2_000, tmp_path)
+    job = submit(numbered.build, parallelism=4, config=CACHING)
+    before = placed(job.await_running())
+    job.await_checkpoints()
+    paused = taskmanager_pid(wide, chance.choice(used(before)))
+    if who == "slot":
+        paused = chance.choice(wide.slot_pids(paused))
+    os.kill(paused, signal.SIGSTOP)
+    try:
+        job.await_stuck(1_000)
+    finally:
+        os.kill(paused, signal.SIGCONT)
+    job.finish()
+    numbered.check()
+    assert begun_again(before, job.placed()) == set()
+    assert job.handle.exceptions() == []
+
+
+def test_a_taskmanager_that_is_paused_for_too_long_commits_nothing_when_it_comes_back(
+    wide: DaemonCluster, submit: Submit, tmp_path: Path, chance: random.Random
+) -> None:
+    numbered = NumberedJob(12_000, 2_000, tmp_path)
+    job = submit(numbered.build, parallelism=4, config=CACHING)
+    before = placed(job.await_running())
+    job.await_checkpoints()
+    victim = chance.choice(used(before))
+    lost = {subtask for subtask, one in before.items() if one.taskmanager_id == victim}
+    paused = taskmanager_pid(wide, victim)
+    os.kill(paused, signal.SIGSTOP)
+    try:
+        job.await_that(lambda details: begun_again(before, placed(details)))
+        job.await_running()
+        job.await_checkpoints()
+    finally:
+        os.kill(paused, signal.SIGCONT)
+    job.finish()
+    numbered.check()
+    assert begun_again(before, job.placed()) == lost
+    assert "RESTARTING" not in job.states()
+    assert "TaskManagerLost" in job.told()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("exchange", ["caching", "caching-memory", "pipelined"])
+def test_a_slow_consumer_is_killed_and_reads_again_what_waits_for_it(
+    wide: DaemonCluster, submit: Submit, tmp_path: Path, chance: random.Random, exchange: str
+) -> None:
+    numbered = NumberedJob(20_000, 4_000, tmp_path)
+
+    def be_slow(row: Any) -> None:
+        if row.key == 7:
+            time.sleep(0.02)
+
+    job = submit(
+        lambda env: numbered.build(env, be_slow),
+        parallelism=4,
+        config={"execution.exchange.default": exchange},
+    )
+    before = placed(job.await_running())
+    job.await_checkpoints()
+    kill(chance.choice(wide.slot_pids(taskmanager_pid(wide, chance.choice(used(before))))))
+    job.await_that(lambda details: begun_again(before, placed(details)))
+    job.finish()
+    numbered.check()
+    assert len(job.handle.exceptions()) == 1
+    again = begun_again(before, job.placed())
+    assert again == set(before) if exchange == "pipelined" else len(again) == 2
+
+
 # ---------------------------------------------------------------- batches
 
 
-@pytest.mark.parametrize("victim", ["taskmanager", "partition server", "slot"])
+@pytest.mark.parametrize(
+    "victim", ["taskmanager", "partition server", pytest.param("slot", marks=pytest.mark.chaos)]
+)
 def test_finished_stages_are_run_again_only_where_their_rows_are_lost(
     wide: DaemonCluster, submit: Submit, tmp_path: Path, chance: random.Random, victim: str
 ) -> None:
@@ -167,8 +245,15 @@ def test_finished_stages_are_run_again_only_where_their_rows_are_lost(
 # ---------------------------------------------------------------- functions
 
 
-@pytest.mark.parametrize("mode", ["streaming", "batch"])
-@pytest.mark.parametrize("how", ["raises", "kills its process"])
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [
+        pytest.param("streaming", "raises", marks=pytest.mark.chaos),
+        ("streaming", "kills its process"),
+        ("batch", "raises"),
+        pytest.param("batch", "kills its process", marks=pytest.mark.chaos),
+    ],
+)
 def test_a_function_that_fails_once(submit: Submit, tmp_path: Path, mode: str, how: str) -> None:
     numbered = NumberedJob(4_000, 2_000 if mode == "streaming" else None, tmp_path)
     failed = tmp_path / "failed"

@@ -92,15 +92,15 @@ def plan(seed: int, kills: int, rows: int, targets: dict[str, int] | None = None
     ]
 
 
-def plan_of_batch(seed: int, kills: int, subtasks: int) -> list[Kill]:
+def plan_of_batch(seed: int, kills: int, finished_max: int) -> list[Kill]:
     """The kills of a run in batch mode, whose output is not visible before its end.
 
     Args:
-        subtasks: of the job; the last kill comes before half of them have finished.
+        finished_max: subtasks that may have finished when a kill comes; fewer than ever do before the end.
     """
     chance = random.Random(seed)
     names = chance.choices(list(IN_BATCHES), list(IN_BATCHES.values()), k=kills)
-    points = sorted(chance.randint(0, subtasks // 2) for _ in range(kills))
+    points = sorted(chance.randint(0, finished_max) for _ in range(kills))
     return [
         Kill(name, 0, chance.uniform(0, 0.8), finished)
         for name, finished in zip(names, points, strict=True)

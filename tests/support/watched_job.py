@@ -6,9 +6,10 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import penstock as ps
+from common.clock import SystemClock
 from penstock.client import Client
 from penstock.errors import StreamError
 from penstock.job import TERMINAL_STATES, JobHandle
@@ -47,7 +48,7 @@ def placed(details: client_pb2.JobDetails) -> dict[Subtask, Placed]:
 
 
 class WatchedJob:
-    """One job that was submitted.
+    """One job that was submitted; at the end of a ``with`` block it does not run any more.
 
     Args:
         cluster: that it runs on.
@@ -59,6 +60,12 @@ class WatchedJob:
         self.job_id = job_id
         self.handle = JobHandle(client, job_id)
         self._client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
     def await_that(
         self, condition: Callable[[client_pb2.JobDetails], object], what: str = "this"
@@ -87,6 +94,17 @@ class WatchedJob:
             f"{count} checkpoints",
         )
         return self.handle.details().last_checkpoint_id
+
+    def await_stuck(self, milliseconds: int) -> None:
+        """Waits until a checkpoint has been pending for so long: something does not get on."""
+        self.await_that(
+            lambda _: any(
+                one.status == "PENDING"
+                and one.triggered_at_ms < SystemClock().now_ms() - milliseconds
+                for one in self.handle.checkpoints()
+            ),
+            "a checkpoint that is stuck",
+        )
 
     def placed(self) -> dict[Subtask, Placed]:
         """Every subtask now."""
