@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import structlog
+
 from common.clock import Clock
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
@@ -32,6 +34,7 @@ from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.source import SourceOperator
 from taskmanager.operators.user_failure import failure_of_operator
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
+from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.snapshot.subtask_snapshot import (
     Alignment,
     ChannelPositions,
@@ -48,6 +51,8 @@ from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.operator_chain import SOURCE, OperatorChain, Output
 from taskmanager.task.state_opening import StateOpening
 from taskmanager.task.subtask import Subtask
+
+_log = structlog.get_logger()
 
 NO_STATE = cast("KeyedStateBackend", None)
 """What operators without keyed state have in its place."""
@@ -66,6 +71,7 @@ class SlotServices:
         work_directory: the slot's own, for databases.
         report: sends a report to the daemon.
         open_store: opens the checkpoint directory of a job.
+        local_copies: of the job's snapshots on this TaskManager; None = nowhere to keep them.
     """
 
     config: Configuration
@@ -79,6 +85,7 @@ class SlotServices:
     report: Callable[[internal_pb2.SlotReport], None]
     artifact_paths: dict[str, str]
     open_store: Callable[[str], ObjectStore]
+    local_copies: LocalCopies | None = None
 
 
 class Deployment:
@@ -115,6 +122,11 @@ class Deployment:
             services.config.state_inline_max_bytes,
             services.config.execution_checkpointing_jobmanager_max_bytes,
             has_ended=lambda: self._state.is_closed,
+            backups=services.local_copies if services.config.writes_local_copies else None,
+            local=services.local_copies
+            if services.config.execution_state_recovery_from_local
+            else None,
+            counters=self.counters,
         )
         vertex = deployment.vertex
         self._has_source = vertex.operators[0].WhichOneof("spec") == "source"
@@ -166,6 +178,7 @@ class Deployment:
 
     def _open_contexts(self, execution: Execution) -> None:
         """Opens and restores the state of all operators, the last first; any thread."""
+        started_ns = self._services.clock.monotonic_ns()
         for node in reversed(range(len(self._operators))):
             spec = self._specs[node]
             with _named(spec.name):
@@ -175,6 +188,20 @@ class Deployment:
         if self._has_source:
             spec = self._deployment.vertex.operators[0]
             self._contexts[SOURCE] = self._context(execution, SOURCE, spec)
+        if self._deployment.restore.operators:
+            local_bytes, store_bytes = self._files.count_restored()
+            attempt = self._deployment.attempt
+            _log.info(
+                "state.restored",
+                job_id=attempt.job_id,
+                vertex=attempt.vertex,
+                subtask_index=attempt.subtask_index,
+                attempt=attempt.attempt,
+                checkpoint_id=self._deployment.restore.checkpoint_id,
+                local_bytes=local_bytes,
+                store_bytes=store_bytes,
+                duration_ms=(self._services.clock.monotonic_ns() - started_ns) // 1_000_000,
+            )
 
     def build(self, execution: Execution) -> Subtask:
         """Opens the input and the operators, once their state is open."""
@@ -251,6 +278,7 @@ class Deployment:
             clock=services.clock,
             counters=self.counters,
             inline_max_bytes=services.config.state_inline_max_bytes,
+            on_written=self._files.written,
         )
         has_finished = self._deployment.restore.finished
 
@@ -437,6 +465,9 @@ class Deployment:
             self._gate.checkpoint_completed(checkpoint_id)
         for backend in self._state.backends:
             backend.checkpoint_completed(checkpoint_id)
+        remove_older = self._files.completed(checkpoint_id)
+        if remove_older is not None:
+            self._services.snapshot_executor.submit(remove_older)
         for partition in self._partitions:
             partition.checkpoint_completed(checkpoint_id)
 
