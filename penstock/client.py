@@ -254,6 +254,15 @@ class Client:
         request = client_pb2.ListPartitionsRequest(promoted=promoted)
         return list(self._call(lambda stub: stub.ListPartitions, request).partitions)
 
+    def find_persisted(self, name: str) -> client_pb2.PersistedDetails:
+        """What an earlier job has left behind under a name.
+
+        Raises:
+            JobRejected: nothing has that name, or some of it is gone.
+        """
+        request = client_pb2.FindPersistedRequest(name=name)
+        return self._call(lambda stub: stub.FindPersisted, request)
+
     def drop_partitions(self, name: str) -> int:
         """Drops what was promoted under a name; returns how many partitions that were.
 

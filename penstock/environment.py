@@ -23,10 +23,12 @@ from penstock.graph import explain, plan_dict
 from penstock.job import JobHandle, JobResult, job_result, terminates_as_exception, wait_or_cancel
 from penstock.job_builder import JobBuilder
 from penstock.logical import NodeInput, ReadSource
-from penstock.pb import graph_pb2
+from penstock.pb import client_pb2, graph_pb2
+from penstock.persisted import check_name
 from penstock.planner import PlannedJob, plan_job
 from penstock.restart_strategies import RestartStrategyChoice
 from penstock.sampling import SAMPLE_ROWS_MAX
+from penstock.schema import schema_from_bytes
 from penstock.stream import Schema, Stream
 from penstock.submission import PlanCollected, current_override
 from penstock.units import duration_ms
@@ -273,6 +275,51 @@ class Environment:
         operation = ReadSource(spec, sample=lambda rows: sample_nexmark(spec.nexmark, schema, rows))
         return self._read(operation, "nexmark", schema)
 
+    def read_persisted(self, name: str) -> Stream:
+        """Rows that an earlier job has left behind by ``.persist(name)``.
+
+        The cluster is asked for them now: what gets the name later is not meant.
+
+        Args:
+            name: as it was given to ``persist``.
+
+        Raises:
+            JobRejected: there is nothing of this name; the message says what there is.
+        """
+        check_name("read_persisted", name)
+        found = self._find_persisted(name)
+        spec = graph_pb2.SourceSpec(
+            persisted=graph_pb2.PersistedSource(
+                name=found.name,
+                job_id=found.job_id,
+                partition_count=found.partition_count,
+                schema=found.schema,
+            ),
+            bounded=True,
+        )
+        return self._read(ReadSource(spec), "read_persisted", schema_from_bytes(found.schema))
+
+    def _find_persisted(self, name: str) -> client_pb2.PersistedDetails:
+        address = current_override().address or self._address
+        if address is not None:
+            return self._client_at(address).find_persisted(name)
+        found: client_pb2.PersistedDetails | None = None
+        reason = (
+            "an embedded cluster lives as long as its environment, and this one has run no job yet: name "
+            "the address of a cluster that lives on"
+        )
+        for client in self._embedded.clients:
+            try:
+                details = client.find_persisted(name)
+            except JobRejected as error:
+                reason = str(error)
+                continue
+            if found is None or found.persisted_at_ms < details.persisted_at_ms:
+                found = details
+        if found is None:
+            raise JobRejected(f"read_persisted: {reason}")
+        return found
+
     def read_socket(self, host: str, port: int) -> Stream:
         """Lines of text from a server, in the column ``line``; cannot be replayed."""
         from penstock.connectors.streams import socket_source
@@ -412,6 +459,9 @@ class Environment:
         address = current_override().address or self._address
         if address is None:
             return self._embedded.client_for(graph, self.config)
+        return self._client_at(address)
+
+    def _client_at(self, address: str) -> Client:
         if address not in self._clients:
             from penstock.client import Client
 

@@ -27,6 +27,7 @@ from penstock.graph_operators import (
     side_schema,
 )
 from penstock.pb import graph_pb2
+from penstock.persisted import check_persisted
 from penstock.plan_text import explain, plan_dict
 from penstock.storage.key_groups import MAX_MAX_PARALLELISM
 
@@ -56,6 +57,7 @@ def validate(graph: graph_pb2.JobGraph) -> None:
     check_exchanges(graph)
     check_colocation(graph)
     check_collect_ids(graph)
+    check_persisted(graph)
     if not any(_kind(op) == "sink" for vertex in graph.vertices for op in vertex.operators):
         raise JobRejected(
             "the job has no sink: end a stream with .write_parquet(...), .print(), ..."

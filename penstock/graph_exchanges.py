@@ -25,7 +25,7 @@ def check_exchanges(graph: graph_pb2.JobGraph) -> None:
             )
         if edge.partition_type != BLOCKING:
             continue
-        endless = _endless_source(graph, source)
+        endless = endless_source(graph, source)
         if endless is not None:
             raise JobRejected(
                 f"{where}: its output is read over a blocking exchange, so it must be complete first, "
@@ -58,7 +58,7 @@ def check_colocation(graph: graph_pb2.JobGraph) -> None:
                 )
 
 
-def _endless_source(graph: graph_pb2.JobGraph, vertex: graph_pb2.Vertex) -> str | None:
+def endless_source(graph: graph_pb2.JobGraph, vertex: graph_pb2.Vertex) -> str | None:
     """An unbounded source in front of a vertex, or in it."""
     waiting, seen = [vertex.id], {vertex.id}
     vertices = {each.id: each for each in graph.vertices}

@@ -175,6 +175,8 @@ def _source_detail(source: graph_pb2.SourceSpec) -> str:
             return f"nexmark {nexmark.kind or 'all kinds'}, {events}, seed {nexmark.seed}"
         case "socket":
             return f"{source.socket.host}:{source.socket.port}"
+        case "persisted":
+            return f"{source.persisted.name} of job {source.persisted.job_id}"
         case _:
             return source.custom.display_name
 
@@ -204,6 +206,8 @@ def _sink_detail(sink: graph_pb2.SinkSpec) -> str:
             return f"first {sink.collect.limit} rows" if sink.collect.limit else "all rows"
         case "custom":
             return sink.custom.display_name
+        case "persist":
+            return f"as {sink.persist.name}"
         case kind:
             return kind or ""
 

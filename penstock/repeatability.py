@@ -228,5 +228,7 @@ def _own_reordering(operator: graph_pb2.Operator) -> str:
             return f"the results of {name} have no fixed order"
         case "process" if operator.process.kind in _WITH_TIMERS:
             return f"the timers of {name} fire when watermarks arrive"
+        case "source" if operator.source.persisted.partition_count > 1:
+            return f"the subtasks of {name} may read several partitions"
         case _:
             return ""

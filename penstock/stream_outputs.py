@@ -13,6 +13,7 @@ from penstock.job_builder import JobBuilder
 from penstock.logical import Node, NodeInput, WriteSink, input_schema
 from penstock.operator_properties import OperatorProperties
 from penstock.pb import graph_pb2
+from penstock.persisted import check_name
 from penstock.units import duration_ms, size_bytes
 
 if TYPE_CHECKING:
@@ -131,6 +132,22 @@ class StreamOutputs:
         spec = graph_pb2.CollectSink(collect_id=rows.collect_id, limit=limit or 0)
         self._end(WriteSink(graph_pb2.SinkSpec(collect=spec)), "collect")
         return rows
+
+    def persist(self, name: str, *, overwrite: bool = False) -> StreamSink:
+        """Leaves the rows on the TaskManagers when the job has finished, for ``env.read_persisted``.
+
+        They are there as long as the TaskManagers that hold them, or until they are dropped. A job that
+        fails or is cancelled leaves nothing.
+
+        Args:
+            name: letters, digits, '.', '_' and '-'.
+            overwrite: what has the name goes when the job has finished; else it is an error.
+        """
+        check_name("persist", name)
+        if not isinstance(overwrite, bool):
+            raise JobRejected(f"persist: overwrite is {overwrite!r}; it must be True or False")
+        spec = graph_pb2.PersistSink(name=name, overwrite=overwrite)
+        return self._end(WriteSink(graph_pb2.SinkSpec(persist=spec)), "persist")
 
     def sink(self, sink: Sink) -> StreamSink:
         """Hands the batches to a sink of the user's own.

@@ -39,7 +39,7 @@ class RegisterTaskManagerRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     PACKAGES_FIELD_NUMBER: _builtins.int
     PARTITION_ENDPOINT_FIELD_NUMBER: _builtins.int
-    HELD_PARTITIONS_FIELD_NUMBER: _builtins.int
+    HOLDINGS_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     rpc_address: _builtins.str
     """host:port of TaskManagerInternal."""
@@ -59,7 +59,7 @@ class RegisterTaskManagerRequest(_message.Message):
         """Serves what finished attempts have left behind."""
 
     @_builtins.property
-    def held_partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPartition]: ...
+    def holdings(self) -> Global___Holdings: ...
     def __init__(
         self,
         *,
@@ -73,11 +73,11 @@ class RegisterTaskManagerRequest(_message.Message):
         incarnation: _builtins.str = ...,
         packages: _abc.Iterable[_builtins.str] | None = ...,
         partition_endpoint: Global___DataEndpoint | None = ...,
-        held_partitions: _abc.Iterable[Global___HeldPartition] | None = ...,
+        holdings: Global___Holdings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["partition_endpoint", b"partition_endpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings", "partition_endpoint", b"partition_endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "held_partitions", b"held_partitions", "incarnation", b"incarnation", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "holdings", b"holdings", "incarnation", b"incarnation", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -120,15 +120,10 @@ class HeartbeatRequest(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     HELD_SLOTS_FIELD_NUMBER: _builtins.int
-    HELD_PARTITIONS_FIELD_NUMBER: _builtins.int
-    HELD_PARTITIONS_COUNT_FIELD_NUMBER: _builtins.int
-    HELD_PARTITIONS_BYTES_FIELD_NUMBER: _builtins.int
+    HOLDINGS_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     incarnation: _builtins.str
     leader_epoch: _builtins.int
-    held_partitions_count: _builtins.int
-    """Of all of them."""
-    held_partitions_bytes: _builtins.int
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptMetrics]: ...
     @_builtins.property
@@ -136,10 +131,8 @@ class HeartbeatRequest(_message.Message):
         """Slots held for jobs, so that the JobManager frees what it does not know."""
 
     @_builtins.property
-    def held_partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPartition]:
-        """Complete partitions, so that the JobManager releases what it does not know. Of very many only some: that
-        one is not named does not say that it is gone.
-        """
+    def holdings(self) -> Global___Holdings:
+        """So that the JobManager releases what it does not know."""
 
     def __init__(
         self,
@@ -149,13 +142,11 @@ class HeartbeatRequest(_message.Message):
         leader_epoch: _builtins.int = ...,
         metrics: _abc.Iterable[Global___AttemptMetrics] | None = ...,
         held_slots: _abc.Iterable[Global___HeldSlot] | None = ...,
-        held_partitions: _abc.Iterable[Global___HeldPartition] | None = ...,
-        held_partitions_count: _builtins.int = ...,
-        held_partitions_bytes: _builtins.int = ...,
+        holdings: Global___Holdings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_partitions", b"held_partitions", "held_partitions_bytes", b"held_partitions_bytes", "held_partitions_count", b"held_partitions_count", "held_slots", b"held_slots", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "metrics", b"metrics", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_slots", b"held_slots", "holdings", b"holdings", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "metrics", b"metrics", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -245,6 +236,82 @@ class HeldPartition(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeldPartition: _TypeAlias = HeldPartition  # noqa: Y015
+
+@_typing.final
+class PromotedSet(_message.Message):
+    """Partitions of one job that outlive it under one name, on whatever TaskManagers they are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
+    PARTITION_COUNT_FIELD_NUMBER: _builtins.int
+    PROMOTED_AT_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    job_id: _builtins.str
+    schema: _builtins.bytes
+    """Arrow IPC schema of the rows."""
+    partition_count: _builtins.int
+    """Of all TaskManagers: with fewer it is not complete."""
+    promoted_at_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        schema: _builtins.bytes = ...,
+        partition_count: _builtins.int = ...,
+        promoted_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "name", b"name", "partition_count", b"partition_count", "promoted_at_ms", b"promoted_at_ms", "schema", b"schema"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromotedSet: _TypeAlias = PromotedSet  # noqa: Y015
+
+@_typing.final
+class Holdings(_message.Message):
+    """The complete partitions on the disk of a TaskManager."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    PROMOTED_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Of all of them."""
+    size_bytes: _builtins.int
+    version: _builtins.int
+    """Grows with each look at the disk: what is older than what is known says nothing."""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPartition]:
+        """Of very many only some, promoted ones first: that one is not named does not say that it is gone."""
+
+    @_builtins.property
+    def promoted(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromotedSet]:
+        """To which some of them belong."""
+
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___HeldPartition] | None = ...,
+        count: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        promoted: _abc.Iterable[Global___PromotedSet] | None = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "partitions", b"partitions", "promoted", b"promoted", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Holdings: _TypeAlias = Holdings  # noqa: Y015
 
 @_typing.final
 class HeartbeatResponse(_message.Message):
@@ -1459,25 +1526,25 @@ class PromotePartitionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
-    JOB_ID_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
-    job_id: _builtins.str
-    name: _builtins.str
     @_builtins.property
-    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionId]: ...
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionId]:
+        """Of the job of the set."""
+
+    @_builtins.property
+    def set(self) -> Global___PromotedSet: ...
     def __init__(
         self,
         *,
         leader_epoch: _builtins.int = ...,
-        job_id: _builtins.str = ...,
         partitions: _abc.Iterable[Global___PartitionId] | None = ...,
-        name: _builtins.str = ...,
+        set: Global___PromotedSet | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["set", b"set"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "leader_epoch", b"leader_epoch", "name", b"name", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "partitions", b"partitions", "set", b"set"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1487,12 +1554,17 @@ Global___PromotePartitionsRequest: _TypeAlias = PromotePartitionsRequest  # noqa
 class PromotePartitionsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    HOLDINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def holdings(self) -> Global___Holdings: ...
     def __init__(
         self,
+        *,
+        holdings: Global___Holdings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1504,17 +1576,21 @@ class DropPromotedPartitionsRequest(_message.Message):
 
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     name: _builtins.str
+    job_id: _builtins.str
+    """Those of this job only; "" = of all."""
     def __init__(
         self,
         *,
         leader_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
+        job_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "leader_epoch", b"leader_epoch", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1525,15 +1601,19 @@ class DropPromotedPartitionsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DROPPED_FIELD_NUMBER: _builtins.int
+    HOLDINGS_FIELD_NUMBER: _builtins.int
     dropped: _builtins.int
+    @_builtins.property
+    def holdings(self) -> Global___Holdings: ...
     def __init__(
         self,
         *,
         dropped: _builtins.int = ...,
+        holdings: Global___Holdings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "holdings", b"holdings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

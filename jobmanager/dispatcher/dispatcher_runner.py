@@ -175,6 +175,7 @@ class DispatcherRunner:
         if self._stopping:
             raise JobRejected("the JobManager is stopping: submit the job to its successor")
         job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
+        self._cluster.partitions.check_persisted(graph)
         check_checkpoint_directory(job)
         self._store.save(job_id, graph)
         self._begin(job, self._clock.now_ms(), self._options(job))

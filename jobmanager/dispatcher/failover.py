@@ -181,9 +181,12 @@ class Failover:
         """Why subtasks cannot go on from a checkpoint; None = they can.
 
         Half-read blocking partitions are read on where they were left only where it is the same attempt's,
-        or one that has made the same rows.
+        or one that has made the same rows. What other jobs have left behind never changes.
         """
+        own = {edge.id for edge in self._regions.plan.edges}
         for read in restored.reads:
+            if read.edge_id not in own:
+                continue
             edge = self._regions.exchange_of(read.edge_id)
             if (
                 read.reader not in subtasks

@@ -52,6 +52,15 @@ def committed_already(cause: FailureCause) -> FailureCause:
     )
 
 
+def not_promoted(cause: FailureCause) -> FailureCause:
+    """What was to outlive the job does not; all of the job's work is done, so nothing begins again."""
+    return replace(
+        cause,
+        error_class="Unrecoverable",
+        message=f"what the job persists could not be kept: {cause.message}",
+    )
+
+
 def not_cancelled(overdue: Iterable[ExecutionAttempt]) -> FailureCause:
     """Slots were given back because something in them did not end: the rest of them ends with it."""
     names = ", ".join(str(attempt.key) for attempt in overdue)

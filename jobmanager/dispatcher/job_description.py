@@ -26,6 +26,7 @@ from penstock.config import Configuration
 from penstock.errors import JobRejected
 from penstock.graph import validate
 from penstock.pb import graph_pb2
+from penstock.persisted import persist_sinks
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
@@ -146,6 +147,11 @@ def describe(
     if problem is not None:
         raise JobRejected(f"job {graph.name!r}: {problem}")
     settings = job_settings(config)
+    if settings.checkpoints is not None and persist_sinks(graph):
+        raise JobRejected(
+            f"job {graph.name!r}: what it persists is made in one go, so it cannot go on from a checkpoint: "
+            "set execution.checkpointing.interval to none"
+        )
     missing = set(artifacts.missing(artifact.id for artifact in graph.artifacts))
     names = [f"{a.name} ({a.id})" for a in graph.artifacts if a.id in missing]
     if names:

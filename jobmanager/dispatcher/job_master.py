@@ -1,7 +1,7 @@
 """The machine of one job: events in, effects out.
 
     CREATED -> prepared -> slots -> slot processes -> attempts -> RUNNING -> end of data everywhere ->
-    commit, or final checkpoint -> FINISHED
+    commit, or final checkpoint -> what outlives the job is promoted -> FINISHED
     a failure that may be mended: its regions stop -> delay -> prepared -> slots ... while the others run;
     RESTARTING only where none is left that runs
     any other failure: FAILING -> all attempts over -> FAILED; a cancellation likewise; a JobManager that
@@ -43,6 +43,7 @@ from jobmanager.dispatcher.job_causes import (
     lost_inputs,
     no_slots,
     not_cancelled,
+    not_promoted,
     of_attempt,
     told,
 )
@@ -120,6 +121,11 @@ class JobMaster:
         return self._phase is Phase.ENDED
 
     @property
+    def _is_over(self) -> bool:
+        """True when nothing but the promotion decides about the end, or that has come."""
+        return self._phase in (Phase.PROMOTING, Phase.ENDED)
+
+    @property
     def attempt(self) -> int:
         """Number of the newest attempts."""
         return self.graph.attempt
@@ -185,6 +191,8 @@ class JobMaster:
                 self._take_end_of_data(event.key)
             case m.CommitNoted():
                 self._commit()
+            case m.PartitionsPromoted() | m.PartitionsNotPromoted():
+                self._take_promotion(event)
             case m.FinalCheckpointDue():
                 self._retry_final(event)
             case m.CallFailed():
@@ -192,10 +200,10 @@ class JobMaster:
             case m.TaskManagerLost():
                 self._lose_taskmanager(event)
             case m.CancelRequested():
-                if self.state not in ENDING and not self.ended:
+                if self.state not in ENDING and not self._is_over:
                     self._stop(JobState.CANCELLING, is_final=event.is_noted)
             case m.SuspendRequested():
-                if self.state not in ENDING and not self.ended:
+                if self.state not in ENDING and not self._is_over:
                     self._stop(JobState.SUSPENDED)
             case m.FailureRequested():
                 self._fail(event.cause, ALL)
@@ -353,7 +361,7 @@ class JobMaster:
         attempt.become(event.state)
         if event.state is AttemptState.FAILED:
             cause = event.failure or of_attempt(attempt, "it failed without a cause")
-            self._fail(cause, [event.key.subtask], self._blamed(event.missing))
+            self._fail(cause, [event.key.subtask], self._blamed(event))
         elif event.state is AttemptState.CANCELED and not was_cancelled:
             # Nobody asked for it.
             cause = of_attempt(attempt, "its TaskManager cancelled it")
@@ -365,10 +373,12 @@ class JobMaster:
                 self._perform(self._wiring.finished(event.key, self._splits, self._now_ms))
         self._go_on()
 
-    def _blamed(self, missing: m.MissingPartition | None) -> list[KeptPartition]:
-        """The partition that a consumer could not read, unless it has been replaced meanwhile, or is
-        none that is kept: then both are of one region."""
-        if missing is None:
+    def _blamed(self, event: m.AttemptReported) -> list[KeptPartition]:
+        """The partition that a consumer could not read, unless it has been replaced meanwhile, is none that
+        is kept (then both are of one region), or is another job's.
+        """
+        missing, reader = event.missing, event.key.vertex
+        if missing is None or not self.plan.has_edge(missing.edge_id, reader):
             return []
         partition = KeptPartition(missing.edge_id, missing.producer.subtask)
         if not self._partitions.is_kept(partition):
@@ -419,7 +429,7 @@ class JobMaster:
             if not self._all_started:
                 self._note_all_started()
             if self.graph.all_finished:
-                self._end(JobState.FINISHED)
+                self._finish()
             elif self.graph.all_done_or_waiting:
                 self._complete_output()
         if self._phase is Phase.DEPLOYED and self.graph.unstarted and self._failover.startable():
@@ -536,7 +546,7 @@ class JobMaster:
             failed: whose attempts are over, or ``ALL``.
             missing: what could not be read.
         """
-        if self._phase is Phase.ENDED or self.state in (JobState.CANCELLING, JobState.SUSPENDED):
+        if self._is_over or self.state in (JobState.CANCELLING, JobState.SUSPENDED):
             return
         if not cause.timestamp_ms:
             cause = replace(cause, timestamp_ms=self._now_ms)
@@ -625,8 +635,8 @@ class JobMaster:
     def _take_end_of_attempts(self) -> None:
         if self.state is JobState.FAILING:
             self._end(JobState.FAILED)
-        elif self.graph.all_finished:
-            self._end(JobState.FINISHED)
+        elif self.graph.all_finished and not self._partitions.needed_and_missing():
+            self._finish()
         elif self.state is JobState.CANCELLING:
             self._end(JobState.CANCELED)
         elif self.state is JobState.SUSPENDED:
@@ -649,6 +659,28 @@ class JobMaster:
         self.graph.begin_again(self._moving)
         self._failover.count_regions(self._moving)
         self._prepare()
+
+    def _finish(self) -> None:
+        """Every attempt has finished: what is to outlive the job is promoted, then the job is over."""
+        persisted = self._partitions.persisted()
+        if not persisted:
+            self._end(JobState.FINISHED)
+        elif self.state is JobState.CANCELLING:
+            self._end(JobState.CANCELED)
+        elif self.state is JobState.SUSPENDED:
+            self._end(JobState.SUSPENDED)
+        else:
+            self._phase = Phase.PROMOTING
+            self._effects.append(m.PromotePartitions(persisted))
+
+    def _take_promotion(self, event: m.PartitionsPromoted | m.PartitionsNotPromoted) -> None:
+        if self._phase is not Phase.PROMOTING:
+            self.dropped_events += 1
+        elif isinstance(event, m.PartitionsPromoted):
+            self._end(JobState.FINISHED)
+        else:
+            self._phase = Phase.DEPLOYED
+            self._fail(not_promoted(event.cause), ALL)
 
     def _end(self, state: JobState) -> None:
         self._stop_checkpoints()
@@ -675,6 +707,8 @@ class JobMaster:
         if self._phase is Phase.ENDED:
             assert self.graph.all_terminal(self.graph.subtasks()), "attempts end before the job"
             assert not self._lease.slots, "which gives its slots back"
+        if self._phase is Phase.PROMOTING:
+            assert self.graph.all_finished, "only what is complete outlives its job"
         if self._phase is Phase.WAITING:
             assert self.graph.all_terminal(self._moving), "attempts end before they begin again"
         if self.state is JobState.FINISHED:

@@ -26,6 +26,8 @@ from jobmanager.dispatcher.job_description import JobDescription
 from jobmanager.dispatcher.job_master import JobMaster
 from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_state import JobState
+from jobmanager.dispatcher.persisted_inputs_runner import PersistedInputsRunner
+from jobmanager.dispatcher.promotion_runner import PromotionRunner
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.installed_version import penstock_version
 from jobmanager.job_store import JobStore
@@ -45,6 +47,8 @@ from penstock.errors import StreamError
 
 _REPORTS_MAX = 1024
 _CANCELLATION_MARGIN_MS = 5_000
+_PROMOTION = "promotion"
+"""Lane of work that concerns several TaskManagers."""
 
 
 class Inbox:
@@ -131,6 +135,12 @@ class JobMasterRunner:
             takes_checkpoints=job.settings.checkpoints is not None,
             checkpoint_directory=job.checkpoint_directory,
         )
+        self._promotion = PromotionRunner(job.job_id, job.graph, cluster.partitions, clock)
+        self._persisted_inputs = PersistedInputsRunner(
+            job.graph,
+            cluster.partitions,
+            lambda taskmanager_id: cluster.client(taskmanager_id).partition_endpoint,
+        )
         self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
         self._inbox = Inbox()
         self._lanes: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
@@ -190,6 +200,11 @@ class JobMasterRunner:
             self._cluster.leave(self._job.job_id)
 
     async def _step(self, event: m.JobEvent) -> None:
+        if isinstance(event, m.TaskManagerLost):
+            lost = self._persisted_inputs.loss(self.master.graph)
+            if lost is not None:
+                cause = cause_of_error(lost, self._clock.now_ms(), event.taskmanager_id)
+                await self._step(m.FailureRequested(cause))
         for effect in self.master.step(event, self._clock.now_ms()):
             self._perform(effect)
         if isinstance(event, m.SlotsGranted):
@@ -213,7 +228,7 @@ class JobMasterRunner:
                 self._call(effect.taskmanager_id, lambda client: self._allocate(client, effect))
             case m.DeployTasks():
                 tasks = [self._deployment(task, effect) for task in effect.tasks]
-                self._call(effect.taskmanager_id, lambda client: client.deploy_tasks(tasks))
+                self._call(effect.taskmanager_id, lambda client: self._deploy(client, tasks))
             case m.SendCommands():
                 commands = self._messages.commands(effect.commands)
                 self._call(effect.taskmanager_id, lambda client: client.send_commands(commands))
@@ -232,6 +247,8 @@ class JobMasterRunner:
                     effect.taskmanager_id,
                     lambda: self._release(effect.taskmanager_id, released),
                 )
+            case m.PromotePartitions():
+                self._in_order(_PROMOTION, lambda: self._promote(effect))
             case m.FreeSlots():
                 self._in_order(effect.slots[0].taskmanager_id, lambda: self._free(effect.slots))
             case m.PublishState():
@@ -318,6 +335,21 @@ class JobMasterRunner:
                 endpoint_of(partitions) if response.HasField("partition_endpoint") else None,
             )
         )
+
+    async def _deploy(
+        self, client: TaskManagerClient, tasks: list[internal_pb2.TaskDeployment]
+    ) -> None:
+        self._persisted_inputs.connect(tasks)
+        await client.deploy_tasks(tasks)
+
+    async def _promote(self, effect: m.PromotePartitions) -> None:
+        try:
+            await self._promotion.promote(effect.partitions)
+        except StreamError as error:
+            self._log.warning("partitions.not_promoted", reason=str(error))
+            self.post(m.PartitionsNotPromoted(cause_of_error(error, self._clock.now_ms())))
+        else:
+            self.post(m.PartitionsPromoted())
 
     async def _release(
         self, taskmanager_id: str, partitions: list[internal_pb2.PartitionId]

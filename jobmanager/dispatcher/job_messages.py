@@ -207,6 +207,18 @@ class CommitNoted:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionsPromoted:
+    """``PromotePartitions`` is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsNotPromoted:
+    """``PromotePartitions`` has failed, and nothing of it is left."""
+
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
 class TaskManagerLost:
     """A TaskManager is gone, and with it whatever ran there."""
 
@@ -269,6 +281,8 @@ JobEvent = (
     | SplitsReported
     | EndOfDataReported
     | CommitNoted
+    | PartitionsPromoted
+    | PartitionsNotPromoted
     | TaskManagerLost
     | CancelRequested
     | SuspendRequested
@@ -457,6 +471,23 @@ class ReleasePartitions:
 
 
 @dataclass(frozen=True, slots=True)
+class PersistedPartition:
+    """A complete partition that is to outlive the job."""
+
+    taskmanager_id: str
+    edge_id: str
+    producer: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class PromotePartitions:
+    """Let partitions outlive the job, all or none. Answered by ``PartitionsPromoted`` or
+    ``PartitionsNotPromoted``."""
+
+    partitions: tuple[PersistedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreCheckpoint:
     """Write a manifest and swap HEAD.
 
@@ -497,6 +528,7 @@ JobEffect = (
     | AwaitCancellation
     | FreeSlots
     | ReleasePartitions
+    | PromotePartitions
     | NoteCommit
     | StoreCheckpoint
     | DiscardCheckpoints

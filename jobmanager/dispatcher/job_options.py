@@ -22,6 +22,7 @@ class Phase(enum.Enum):
     DEPLOYED = "deployed"
     STOPPING = "stopping"
     WAITING = "waiting for the restart"
+    PROMOTING = "promoting what outlives the job"
     ENDED = "ended"
 
 

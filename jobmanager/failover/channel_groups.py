@@ -3,7 +3,8 @@
 Every way to spread rows connects whole groups: all producers with all consumers, or a few with one. An
 edge is therefore a list of groups in which each consumer reads from each producer, and its size is that of
 the subtasks, not of the channels, of which an all-to-all edge has the product. Invariants: each subtask of
-the edge's two vertices is in exactly one group; the pairs of the groups are those of ``producers_of``.
+the edge's two vertices is in exactly one group; the pairs of the groups are those of ``producers_of``. On an edge
+that nobody in the job reads each producer is a group of its own.
 
 Source: Flink, ConsumedPartitionGroup and ConsumerVertexGroup (FLINK-21110).
 """
@@ -40,12 +41,15 @@ def channel_groups(plan: JobPlan) -> list[ChannelGroup]:
             tuple(SubtaskId(edge.target, index) for index in consumers),
         )
         for edge in plan.edges
-        for producers, consumers in _connected_indices(
-            edge.partitioning,
-            plan.vertex(edge.source).parallelism,
-            plan.vertex(edge.target).parallelism,
-        )
+        for producers, consumers in _indices(plan, edge)
     ]
+
+
+def _indices(plan: JobPlan, edge: EdgePlan) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    producers = plan.vertex(edge.source).parallelism
+    if edge.is_persisted:
+        return [((producer,), ()) for producer in range(producers)]
+    return _connected_indices(edge.partitioning, producers, plan.vertex(edge.target).parallelism)
 
 
 def _connected_indices(

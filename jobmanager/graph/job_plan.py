@@ -56,6 +56,7 @@ class EdgePlan:
     """One edge; ``source`` and ``target`` are vertex ids.
 
     Attributes:
+        target: "" = nobody in the job reads it: it is blocking, and outlives the job.
         is_deterministic: the producer sends the same rows again after a restart, in any order, as long as
             it gets the same rows over the kept edges that it and its region read.
         is_reproducible: ... and in the same order, as long as those come in the same order too.
@@ -69,6 +70,11 @@ class EdgePlan:
     is_deterministic: bool = False
     is_reproducible: bool = False
 
+    @property
+    def is_persisted(self) -> bool:
+        """True where its partitions outlive the job."""
+        return not self.target
+
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
@@ -80,6 +86,10 @@ class JobPlan:
     def vertex(self, vertex_id: str) -> VertexPlan:
         """The vertex of this id."""
         return next(vertex for vertex in self.vertices if vertex.id == vertex_id)
+
+    def has_edge(self, edge_id: str, target: str) -> bool:
+        """Whether an edge of this id leads to a vertex."""
+        return any(edge.id == edge_id and edge.target == target for edge in self.edges)
 
 
 def plan_problem(plan: JobPlan) -> str | None:
@@ -100,9 +110,11 @@ def plan_problem(plan: JobPlan) -> str | None:
         return f"edge ids are not unique: {', '.join(edge_ids)}"
     place = {vertex_id: index for index, vertex_id in enumerate(ids)}
     for edge in plan.edges:
-        for end in (edge.source, edge.target):
+        for end in (edge.source,) if edge.is_persisted else (edge.source, edge.target):
             if end not in place:
                 return f"edge {edge.id} names the unknown vertex {end!r}"
+        if edge.is_persisted:
+            continue
         if place[edge.source] >= place[edge.target]:
             return (
                 f"edge {edge.id} leads from {edge.source} back to {edge.target}: the graph must be "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from jobmanager.partitions.promoted import PromotedPart, PromotedPartitions, PromotedSet
 from penstock.partition_id import PartitionId
 
 
@@ -35,11 +36,15 @@ class Holdings:
         partitions: of very many only some.
         count: of all.
         size_bytes: of all.
+        promoted: to which some of them belong.
+        version: what is older than what is known says nothing.
     """
 
     partitions: tuple[HeldPartition, ...] = ()
     count: int = 0
     size_bytes: int = 0
+    promoted: tuple[PromotedSet, ...] = ()
+    version: int = 0
 
 
 class HeldPartitions:
@@ -50,7 +55,8 @@ class HeldPartitions:
 
     def observe(self, taskmanager_id: str, holdings: Holdings) -> None:
         """A TaskManager has said what it holds."""
-        self._holdings[taskmanager_id] = holdings
+        if holdings.version >= self.of(taskmanager_id).version:
+            self._holdings[taskmanager_id] = holdings
 
     def lost(self, taskmanager_id: str) -> None:
         """A TaskManager is gone, and with it what it held."""
@@ -84,9 +90,37 @@ class HeldPartitions:
             for partition in holdings.partitions
         ]
 
-    def holders_of(self, name: str) -> list[str]:
-        """TaskManagers with partitions that are promoted under a name."""
-        return sorted({id for id, partition in self.all() if partition.promoted_as == name})
+    def holders_of(self, name: str, job_id: str = "") -> list[str]:
+        """TaskManagers with partitions that are promoted under a name; of one job, "" = of any."""
+        return sorted(
+            {
+                id
+                for id, partition in self.all()
+                if partition.promoted_as == name and job_id in ("", partition.job_id)
+            }
+        )
+
+    def promoted(self) -> list[PromotedPartitions]:
+        """What is promoted, by name and age; of each set what is still there of it."""
+        sets = {
+            (one.name, one.job_id): one
+            for holdings in self._holdings.values()
+            for one in holdings.promoted
+        }
+        parts: dict[tuple[str, str], list[PromotedPart]] = {}
+        for taskmanager_id, held in self.all():
+            if held.promoted_as:
+                part = PromotedPart(taskmanager_id, held.partition_id, held.rows, held.size_bytes)
+                parts.setdefault((held.promoted_as, held.job_id), []).append(part)
+        return sorted(
+            (
+                PromotedPartitions(
+                    one, tuple(sorted(parts.get(key, ()), key=lambda part: part.subtask_index))
+                )
+                for key, one in sets.items()
+            ),
+            key=lambda found: (found.whole.name, found.whole.promoted_at_ms),
+        )
 
     @property
     def count(self) -> int:

@@ -5,16 +5,25 @@ A call that fails is made again after the next heartbeat that names the partitio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
 
+from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartitions, Holdings
-from jobmanager.rpc.partition_convert import partition_details
+from jobmanager.partitions.promoted import (
+    PromotedPart,
+    PromotedPartitions,
+    name_taken,
+    of_job,
+)
+from jobmanager.rpc.partition_convert import holdings_of, partition_details
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
-from penstock.errors import JobRejected, StreamError
-from penstock.pb import client_pb2
+from penstock.errors import JobRejected, PartitionUnavailable, StreamError, Unrecoverable
+from penstock.pb import client_pb2, graph_pb2
+from penstock.persisted import persist_sinks, persisted_sources
 
 
 class HeldPartitionsRunner:
@@ -23,17 +32,21 @@ class HeldPartitionsRunner:
     Args:
         client: the client of a registered TaskManager; raises ``TaskManagerLost`` for another one.
         start: runs work for as long as the cluster runs.
+        is_settled: whether TaskManagers that are not there are gone: they have had the time to register.
     """
 
     def __init__(
         self,
         client: Callable[[str], TaskManagerClient],
         start: Callable[[Coroutine[Any, Any, None]], None],
+        is_settled: Callable[[], bool],
     ) -> None:
         self._client = client
         self._start = start
         self._held = HeldPartitions()
         self._releasing: set[tuple[str, str]] = set()
+        self._is_settled = is_settled
+        self._claimed: set[str] = set()
         self._log = structlog.get_logger(__name__)
         self.counts = (0, 0)
         """Number and bytes of all; replaced as a whole, so that any thread may read it."""
@@ -103,6 +116,99 @@ class HeldPartitionsRunner:
             raise JobRejected(
                 f"no partitions are promoted as {name!r}: `penstock partitions --promoted` lists them"
             )
-        return sum(
-            [await self._client(holder).drop_promoted_partitions(name) for holder in holders]
-        )
+        return sum([await self.drop_on(holder, name) for holder in holders])
+
+    async def drop_on(self, taskmanager_id: str, name: str, job_id: str = "") -> int:
+        """Drops what one TaskManager holds of a name; returns how many partitions that were.
+
+        Args:
+            taskmanager_id: which.
+            name: which.
+            job_id: whose; "" = of all jobs.
+
+        Raises:
+            StreamError: it could not; asking again is harmless.
+        """
+        client = self._client(taskmanager_id)
+        response = await client.drop_promoted_partitions(name, job_id)
+        self.observe(taskmanager_id, holdings_of(response.holdings))
+        return response.dropped
+
+    async def promote_on(
+        self,
+        taskmanager_id: str,
+        promoted: internal_pb2.PromotedSet,
+        partitions: Sequence[internal_pb2.PartitionId],
+    ) -> None:
+        """Lets partitions of one TaskManager outlive their job.
+
+        Raises:
+            StreamError: it could not; asking again is harmless.
+        """
+        client = self._client(taskmanager_id)
+        holdings = await client.promote_partitions(promoted, partitions)
+        self.observe(taskmanager_id, holdings_of(holdings))
+
+    def promoted(self) -> list[PromotedPartitions]:
+        """What outlives its job."""
+        return self._held.promoted()
+
+    def holders(self, name: str, job_id: str) -> list[str]:
+        """TaskManagers with partitions that one job has promoted under a name."""
+        return self._held.holders_of(name, job_id)
+
+    def parts_of(self, name: str, job_id: str) -> tuple[PromotedPart, ...]:
+        """What one job has promoted under a name.
+
+        Raises:
+            Unrecoverable: some of it is gone.
+            PartitionUnavailable: some of it is not there, but its TaskManager may still come back.
+        """
+        try:
+            return of_job(self.promoted(), name, job_id)
+        except Unrecoverable as error:
+            if self._is_settled():
+                raise
+            raise PartitionUnavailable(
+                f"{error} (or they have not registered yet: the JobManager has just started)"
+            ) from error
+
+    @contextmanager
+    def claimed(self, name: str) -> Iterator[None]:
+        """Within it no other job is given the name.
+
+        Raises:
+            JobRejected: another one has claimed it.
+        """
+        if name in self._claimed:
+            raise JobRejected(f"another job is being persisted as {name!r} at this moment")
+        self._claimed.add(name)
+        try:
+            yield
+        finally:
+            self._claimed.discard(name)
+
+    def check_free(self, name: str) -> None:
+        """Checks that nothing has a name.
+
+        Raises:
+            JobRejected: something has.
+        """
+        if self._held.holders_of(name):
+            raise JobRejected(name_taken(name))
+
+    def check_persisted(self, graph: graph_pb2.JobGraph) -> None:
+        """Checks that a new job finds what it reads, and that the names are free that it persists under.
+
+        Raises:
+            JobRejected: it does not, or they are not.
+        """
+        promoted = self.promoted()
+        for source in persisted_sources(graph):
+            try:
+                of_job(promoted, source.name, source.job_id)
+            except Unrecoverable as error:
+                raise JobRejected(str(error)) from error
+        for sink in persist_sinks(graph):
+            if not sink.overwrite:
+                self.check_free(sink.name)

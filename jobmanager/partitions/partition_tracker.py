@@ -3,6 +3,8 @@
 A producer's attempt leaves one partition on each kept edge. A new attempt of it makes new ones; an old one
 stays as long as a consumer that was left alone may read it.
 
+Partitions that outlive the job have no consumers in it: they are needed to its end.
+
 Invariants: a partition is released once, and only when every consumer has finished and no region has to run
 again that would read it; what is lost, missing or released is not available until its producer has run again.
 
@@ -75,9 +77,12 @@ class PartitionTracker:
             partition
             for partition, attempt in self._missing
             if attempt == self._producer(partition).key.attempt
-            and not all(
-                self._graph.current_of(consumer).done_or_waiting
-                for consumer in self._regions.consumers_of(partition)
+            and (
+                self._is_persisted(partition)
+                or not all(
+                    self._graph.current_of(consumer).done_or_waiting
+                    for consumer in self._regions.consumers_of(partition)
+                )
             )
         )
 
@@ -87,6 +92,19 @@ class PartitionTracker:
             group.edge.id == partition.edge_id
             for group in self._regions.written_by(partition.producer)
         )
+
+    def persisted(self) -> tuple[m.PersistedPartition, ...]:
+        """What is to outlive the job, of current attempts."""
+        return tuple(
+            m.PersistedPartition(
+                held.taskmanager_id, partition.edge_id, self._producer(partition).key
+            )
+            for (partition, attempt), held in self._held.items()
+            if self._is_persisted(partition) and attempt == self._producer(partition).key.attempt
+        )
+
+    def _is_persisted(self, partition: KeptPartition) -> bool:
+        return self._regions.exchange_of(partition.edge_id).is_persisted
 
     def _producer(self, partition: KeptPartition) -> ExecutionAttempt:
         return self._graph.current_of(partition.producer)
@@ -164,7 +182,10 @@ class PartitionTracker:
         """Someone reads it, or may have to run again to make what others read."""
         pending, seen = [partition], {partition}
         while pending:
-            for consumer in self._regions.consumers_of(pending.pop()):
+            made = pending.pop()
+            if self._is_persisted(made):
+                return True
+            for consumer in self._regions.consumers_of(made):
                 region = self._regions.region_of(consumer)
                 if not region.subtasks <= finished:
                     return True

@@ -15,6 +15,7 @@ from jobmanager.dispatcher import job_messages as m
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
+from jobmanager.rpc.persisted_convert import persisted_edges, persisted_source
 from jobmanager.rpc.snapshot_convert import references_of, summary_of
 from jobmanager.scheduler.deployment import ChannelPlan, Endpoint, TaskPlan
 from penstock.connectors.source import Split
@@ -37,13 +38,18 @@ _EXCHANGES = {
 }
 
 
+_NOBODY = graph_pb2.Vertex(parallelism=1, max_parallelism=1)
+"""Reads what outlives the job, as long as that runs."""
+
+
 def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
     """The shape of a graph.
 
     Raises:
         JobRejected: it names a partitioning or a type of exchange that this version does not know.
     """
-    for edge in graph.edges:
+    edges = [*graph.edges, *persisted_edges(graph)]
+    for edge in edges:
         for what, value, known in (
             ("partitioning", edge.partitioning, _PARTITIONING),
             ("type of exchange", edge.partition_type, _EXCHANGES),
@@ -60,7 +66,9 @@ def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
                 parallelism=vertex.parallelism,
                 slot_group=vertex.slot_group or "default",
                 source_uids=tuple(
-                    operator.uid for operator in vertex.operators if operator.HasField("source")
+                    operator.uid
+                    for operator in vertex.operators
+                    if operator.HasField("source") and persisted_source(vertex) is None
                 ),
                 colocation_group=vertex.colocation_group,
             )
@@ -76,7 +84,7 @@ def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
                 is_deterministic=edge.deterministic,
                 is_reproducible=edge.reproducible,
             )
-            for edge in graph.edges
+            for edge in edges
         ),
     )
 
@@ -237,7 +245,7 @@ class DeploymentMessages:
         self._checkpoint_directory = checkpoint_directory
         self._leader_epoch = leader_epoch
         self._vertices = {vertex.id: vertex for vertex in graph.vertices}
-        self._edges = {edge.id: edge for edge in graph.edges}
+        self._edges = {edge.id: edge for edge in (*graph.edges, *persisted_edges(graph))}
 
     def task(
         self, plan: TaskPlan, restore: internal_pb2.RestoredTask | None = None
@@ -269,7 +277,7 @@ class DeploymentMessages:
             )
         for written in plan.outputs:
             edge = self._edges[written.edge_id]
-            target = self._vertices[edge.target_vertex]
+            target = self._vertices.get(edge.target_vertex, _NOBODY)
             deployment.outputs.add(
                 edge=edge,
                 subpartition_count=written.subpartition_count,

@@ -12,7 +12,9 @@ from jobmanager.dispatcher.admission import CodeStamp, stamp_problem
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.installed_version import penstock_version
 from jobmanager.job_store import JobStore
+from jobmanager.partitions.promoted import newest_named
 from jobmanager.results.results_store import ResultsStore
+from jobmanager.rpc.partition_convert import persisted_details
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from penstock.errors import (
     JobNotFound,
@@ -205,6 +207,14 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         return client_pb2.ListPartitionsResponse(
             partitions=self._cluster.partitions.details(promoted=request.promoted)
         )
+
+    @override
+    async def FindPersisted(
+        self, request: client_pb2.FindPersistedRequest, context: Any
+    ) -> client_pb2.PersistedDetails:
+        """What outlives its job under a name."""
+        found = newest_named(self._cluster.partitions.promoted(), request.name)
+        return persisted_details(found)
 
     @override
     async def DropPartitions(

@@ -6,22 +6,35 @@ from collections.abc import Iterable
 
 from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartition, Holdings
+from jobmanager.partitions.promoted import PromotedPartitions, PromotedSet
 from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 
 
-def holdings_at_registration(request: internal_pb2.RegisterTaskManagerRequest) -> Holdings:
-    """What a TaskManager holds when it comes, or comes back."""
-    partitions = _partitions(request.held_partitions)
-    return Holdings(partitions, len(partitions), sum(one.size_bytes for one in partitions))
-
-
-def holdings_of(request: internal_pb2.HeartbeatRequest) -> Holdings:
-    """What a TaskManager holds now."""
+def holdings_of(holdings: internal_pb2.Holdings) -> Holdings:
+    """What a TaskManager holds."""
     return Holdings(
-        _partitions(request.held_partitions),
-        request.held_partitions_count,
-        request.held_partitions_bytes,
+        _partitions(holdings.partitions),
+        holdings.count,
+        holdings.size_bytes,
+        tuple(
+            PromotedSet(one.name, one.job_id, one.schema, one.partition_count, one.promoted_at_ms)
+            for one in holdings.promoted
+        ),
+        holdings.version,
+    )
+
+
+def persisted_details(found: PromotedPartitions) -> client_pb2.PersistedDetails:
+    """What clients see of what outlives its job."""
+    return client_pb2.PersistedDetails(
+        name=found.whole.name,
+        job_id=found.whole.job_id,
+        partition_count=found.whole.partition_count,
+        schema=found.whole.schema,
+        rows=sum(part.rows for part in found.parts),
+        size_bytes=sum(part.size_bytes for part in found.parts),
+        persisted_at_ms=found.whole.promoted_at_ms,
     )
 
 

@@ -92,10 +92,27 @@ class TaskManagerClient:
         )
         self.reachability = ReachabilityClient(address, token=token, leader_epoch=leader_epoch)
         self._endpoints: dict[str, _Endpoint] = {}
+        self._partition_endpoint: internal_pb2.DataEndpoint | None = None
 
     def note_endpoint(self, endpoint: internal_pb2.DataEndpoint) -> None:
         """A process of this TaskManager takes data connections there."""
         self._endpoints[endpoint.slot_id] = _place(endpoint)
+
+    def note_partition_endpoint(self, endpoint: internal_pb2.DataEndpoint) -> None:
+        """What finished attempts of this TaskManager have left behind is served there."""
+        self.note_endpoint(endpoint)
+        self._partition_endpoint = endpoint
+
+    @property
+    def partition_endpoint(self) -> internal_pb2.DataEndpoint:
+        """Where that is served.
+
+        Raises:
+            TaskManagerLost: it has not said so.
+        """
+        if self._partition_endpoint is None:
+            raise TaskManagerLost(f"TaskManager {self.taskmanager_id} has no partition server")
+        return self._partition_endpoint
 
     def serves(self, endpoint: internal_pb2.DataEndpoint) -> bool:
         """Whether data connections to this place go to this TaskManager."""
@@ -125,7 +142,7 @@ class TaskManagerClient:
         for endpoint in response.endpoints:
             self.note_endpoint(endpoint)
         if response.HasField("partition_endpoint"):
-            self.note_endpoint(response.partition_endpoint)
+            self.note_partition_endpoint(response.partition_endpoint)
         return response
 
     async def deploy_tasks(self, tasks: Sequence[internal_pb2.TaskDeployment]) -> None:
@@ -190,27 +207,29 @@ class TaskManagerClient:
         )
 
     async def promote_partitions(
-        self, job_id: str, partitions: Sequence[internal_pb2.PartitionId], name: str
-    ) -> None:
-        """Lets complete partitions outlive their job, all or none."""
+        self, promoted: internal_pb2.PromotedSet, partitions: Sequence[internal_pb2.PartitionId]
+    ) -> internal_pb2.Holdings:
+        """Lets complete partitions outlive their job, all or none; returns what is held then."""
         request = internal_pb2.PromotePartitionsRequest(
-            leader_epoch=self._leader_epoch, job_id=job_id, partitions=partitions, name=name
+            leader_epoch=self._leader_epoch, partitions=partitions, set=promoted
         )
-        await self._call(
+        response = await self._call(
             "promote partitions",
             lambda: self._stub.PromotePartitions(request, timeout=self._timeout_s),
         )
+        return response.holdings
 
-    async def drop_promoted_partitions(self, name: str) -> int:
-        """Drops what was promoted under a name; returns how many partitions that were."""
+    async def drop_promoted_partitions(
+        self, name: str, job_id: str = ""
+    ) -> internal_pb2.DropPromotedPartitionsResponse:
+        """Drops what was promoted under a name; of one job, "" = of all."""
         request = internal_pb2.DropPromotedPartitionsRequest(
-            leader_epoch=self._leader_epoch, name=name
+            leader_epoch=self._leader_epoch, name=name, job_id=job_id
         )
-        response = await self._call(
+        return await self._call(
             "drop promoted partitions",
             lambda: self._stub.DropPromotedPartitions(request, timeout=self._timeout_s),
         )
-        return response.dropped
 
     async def read_logs(
         self, job_id: str, vertex: str, subtask_index: int

@@ -24,7 +24,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.liveness.heartbeat import HeartbeatMonitor, Silent
 from jobmanager.liveness.loss_reason import LossReason
 from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
-from jobmanager.rpc.partition_convert import holdings_at_registration, holdings_of
+from jobmanager.rpc.partition_convert import holdings_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
@@ -93,7 +93,10 @@ class ClusterRunner:
         self._freeing: set[tuple[str, str, str]] = set()
         # Slots whose end their TaskManagers have not confirmed, and the jobs that gave them up.
         self._unconfirmed: dict[s.Slot, str] = {}
-        self.partitions = HeldPartitionsRunner(self.client, self._start)
+        self._settled_at_ms = self._now_ms() + config.heartbeat_timeout_ms
+        self.partitions = HeldPartitionsRunner(
+            self.client, self._start, lambda: self._now_ms() >= self._settled_at_ms
+        )
         self.counts = SlotCounts()
         self.losses: Mapping[LossReason, int] = {}
         """TaskManagers lost since the start; replaced as a whole, like ``counts``."""
@@ -157,7 +160,7 @@ class ClusterRunner:
         assert self._tasks is not None, "registrations come while the cluster runs"
         client = self._connect(request.taskmanager_id, request.rpc_address)
         if request.HasField("partition_endpoint"):
-            client.note_endpoint(request.partition_endpoint)
+            client.note_partition_endpoint(request.partition_endpoint)
         watch = self._watch(request.taskmanager_id, request.incarnation, client)
         self._taskmanagers[request.taskmanager_id] = RegisteredTaskManager(
             facts=TaskManagerFacts(
@@ -181,7 +184,7 @@ class ClusterRunner:
             address=request.rpc_address,
             slots=request.slots,
         )
-        self.partitions.observe(request.taskmanager_id, holdings_at_registration(request))
+        self.partitions.observe(request.taskmanager_id, holdings_of(request.holdings))
         self._step(s.TaskManagerAdded(request.taskmanager_id, request.incarnation, request.slots))
 
     def heartbeat(self, request: internal_pb2.HeartbeatRequest) -> bool:
@@ -190,7 +193,7 @@ class ClusterRunner:
             return False
         taskmanager = self._taskmanagers[request.taskmanager_id]
         taskmanager.last_heartbeat_ms = self._clock.now_ms()
-        self.partitions.observe(request.taskmanager_id, holdings_of(request))
+        self.partitions.observe(request.taskmanager_id, holdings_of(request.holdings))
         held = {(slot.job_id, slot.slot_id) for slot in request.held_slots}
         given_up = {
             (job_id, slot.slot_id): slot

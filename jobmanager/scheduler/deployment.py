@@ -192,6 +192,8 @@ class DeploymentPlanner:
         return found or Endpoint(producer.slot_id)
 
     def _output(self, edge: EdgePlan, producer_index: int) -> OutputPlan:
+        if edge.is_persisted:
+            return OutputPlan(edge.id, 1)
         target = self._plan.vertex(edge.target)
         count = subpartition_count(
             edge.partitioning,

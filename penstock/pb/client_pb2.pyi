@@ -1188,6 +1188,63 @@ class ListPartitionsResponse(_message.Message):
 Global___ListPartitionsResponse: _TypeAlias = ListPartitionsResponse  # noqa: Y015
 
 @_typing.final
+class FindPersistedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindPersistedRequest: _TypeAlias = FindPersistedRequest  # noqa: Y015
+
+@_typing.final
+class PersistedDetails(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_COUNT_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    PERSISTED_AT_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    job_id: _builtins.str
+    partition_count: _builtins.int
+    schema: _builtins.bytes
+    """Arrow IPC schema of the rows."""
+    rows: _builtins.int
+    size_bytes: _builtins.int
+    persisted_at_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        partition_count: _builtins.int = ...,
+        schema: _builtins.bytes = ...,
+        rows: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        persisted_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "name", b"name", "partition_count", b"partition_count", "persisted_at_ms", b"persisted_at_ms", "rows", b"rows", "schema", b"schema", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersistedDetails: _TypeAlias = PersistedDetails  # noqa: Y015
+
+@_typing.final
 class DropPartitionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

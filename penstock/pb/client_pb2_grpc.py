@@ -109,6 +109,11 @@ class JobManagerStub:
                 request_serializer=penstock_dot_pb_dot_client__pb2.ListPartitionsRequest.SerializeToString,
                 response_deserializer=penstock_dot_pb_dot_client__pb2.ListPartitionsResponse.FromString,
                 _registered_method=True)
+        self.FindPersisted = channel.unary_unary(
+                '/penstock.v1.JobManager/FindPersisted',
+                request_serializer=penstock_dot_pb_dot_client__pb2.FindPersistedRequest.SerializeToString,
+                response_deserializer=penstock_dot_pb_dot_client__pb2.PersistedDetails.FromString,
+                _registered_method=True)
         self.DropPartitions = channel.unary_unary(
                 '/penstock.v1.JobManager/DropPartitions',
                 request_serializer=penstock_dot_pb_dot_client__pb2.DropPartitionsRequest.SerializeToString,
@@ -218,6 +223,13 @@ class JobManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindPersisted(self, request, context):
+        """What outlives its job under a name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DropPartitions(self, request, context):
         """Drops what was promoted under a name, on every TaskManager.
         """
@@ -302,6 +314,11 @@ def add_JobManagerServicer_to_server(servicer, server):
                     servicer.ListPartitions,
                     request_deserializer=penstock_dot_pb_dot_client__pb2.ListPartitionsRequest.FromString,
                     response_serializer=penstock_dot_pb_dot_client__pb2.ListPartitionsResponse.SerializeToString,
+            ),
+            'FindPersisted': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindPersisted,
+                    request_deserializer=penstock_dot_pb_dot_client__pb2.FindPersistedRequest.FromString,
+                    response_serializer=penstock_dot_pb_dot_client__pb2.PersistedDetails.SerializeToString,
             ),
             'DropPartitions': grpc.unary_unary_rpc_method_handler(
                     servicer.DropPartitions,
@@ -714,6 +731,33 @@ class JobManager:
             '/penstock.v1.JobManager/ListPartitions',
             penstock_dot_pb_dot_client__pb2.ListPartitionsRequest.SerializeToString,
             penstock_dot_pb_dot_client__pb2.ListPartitionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindPersisted(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.JobManager/FindPersisted',
+            penstock_dot_pb_dot_client__pb2.FindPersistedRequest.SerializeToString,
+            penstock_dot_pb_dot_client__pb2.PersistedDetails.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,8 @@ class JobManagerStub:
     GetCluster: _grpc.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]
     ListPartitions: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListPartitionsRequest, _client_pb2.ListPartitionsResponse]
     """Complete result partitions that TaskManagers hold."""
+    FindPersisted: _grpc.UnaryUnaryMultiCallable[_client_pb2.FindPersistedRequest, _client_pb2.PersistedDetails]
+    """What outlives its job under a name."""
     DropPartitions: _grpc.UnaryUnaryMultiCallable[_client_pb2.DropPartitionsRequest, _client_pb2.DropPartitionsResponse]
     """Drops what was promoted under a name, on every TaskManager."""
 
@@ -87,6 +89,8 @@ class JobManagerAsyncStub(JobManagerStub):
     GetCluster: _aio.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]  # type: ignore[assignment]
     ListPartitions: _aio.UnaryUnaryMultiCallable[_client_pb2.ListPartitionsRequest, _client_pb2.ListPartitionsResponse]  # type: ignore[assignment]
     """Complete result partitions that TaskManagers hold."""
+    FindPersisted: _aio.UnaryUnaryMultiCallable[_client_pb2.FindPersistedRequest, _client_pb2.PersistedDetails]  # type: ignore[assignment]
+    """What outlives its job under a name."""
     DropPartitions: _aio.UnaryUnaryMultiCallable[_client_pb2.DropPartitionsRequest, _client_pb2.DropPartitionsResponse]  # type: ignore[assignment]
     """Drops what was promoted under a name, on every TaskManager."""
 
@@ -205,6 +209,14 @@ class JobManagerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_client_pb2.ListPartitionsResponse, _abc.Awaitable[_client_pb2.ListPartitionsResponse]]:
         """Complete result partitions that TaskManagers hold."""
+
+    @_abc_1.abstractmethod
+    def FindPersisted(
+        self,
+        request: _client_pb2.FindPersistedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_client_pb2.PersistedDetails, _abc.Awaitable[_client_pb2.PersistedDetails]]:
+        """What outlives its job under a name."""
 
     @_abc_1.abstractmethod
     def DropPartitions(

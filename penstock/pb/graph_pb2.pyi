@@ -431,6 +431,7 @@ class SourceSpec(_message.Message):
     NEXMARK_FIELD_NUMBER: _builtins.int
     SOCKET_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
+    PERSISTED_FIELD_NUMBER: _builtins.int
     BOUNDED_FIELD_NUMBER: _builtins.int
     bounded: _builtins.bool
     @_builtins.property
@@ -445,6 +446,8 @@ class SourceSpec(_message.Message):
     def socket(self) -> Global___SocketSource: ...
     @_builtins.property
     def custom(self) -> Global___Function: ...
+    @_builtins.property
+    def persisted(self) -> Global___PersistedSource: ...
     def __init__(
         self,
         *,
@@ -454,13 +457,14 @@ class SourceSpec(_message.Message):
         nexmark: Global___NexmarkSource | None = ...,
         socket: Global___SocketSource | None = ...,
         custom: Global___Function | None = ...,
+        persisted: Global___PersistedSource | None = ...,
         bounded: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "custom", b"custom", "files", b"files", "generator", b"generator", "kind", b"kind", "nexmark", b"nexmark", "socket", b"socket"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "custom", b"custom", "files", b"files", "generator", b"generator", "kind", b"kind", "nexmark", b"nexmark", "persisted", b"persisted", "socket", b"socket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "bounded", b"bounded", "custom", b"custom", "files", b"files", "generator", b"generator", "kind", b"kind", "nexmark", b"nexmark", "socket", b"socket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "bounded", b"bounded", "custom", b"custom", "files", b"files", "generator", b"generator", "kind", b"kind", "nexmark", b"nexmark", "persisted", b"persisted", "socket", b"socket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["files", "arrow", "generator", "nexmark", "socket", "custom"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["files", "arrow", "generator", "nexmark", "socket", "custom", "persisted"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -617,6 +621,38 @@ class SocketSource(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SocketSource: _TypeAlias = SocketSource  # noqa: Y015
+
+@_typing.final
+class PersistedSource(_message.Message):
+    """What an earlier job has left behind under a name. It has no splits: its subtasks read partitions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_COUNT_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    job_id: _builtins.str
+    """The job that has written it: another one of the same name is not meant."""
+    partition_count: _builtins.int
+    schema: _builtins.bytes
+    """Arrow IPC schema of the rows."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        partition_count: _builtins.int = ...,
+        schema: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "name", b"name", "partition_count", b"partition_count", "schema", b"schema"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersistedSource: _TypeAlias = PersistedSource  # noqa: Y015
 
 @_typing.final
 class ProjectSpec(_message.Message):
@@ -984,6 +1020,7 @@ class SinkSpec(_message.Message):
     DISCARD_FIELD_NUMBER: _builtins.int
     COLLECT_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
+    PERSIST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def files(self) -> Global___FileSink: ...
     @_builtins.property
@@ -994,6 +1031,8 @@ class SinkSpec(_message.Message):
     def collect(self) -> Global___CollectSink: ...
     @_builtins.property
     def custom(self) -> Global___Function: ...
+    @_builtins.property
+    def persist(self) -> Global___PersistSink: ...
     def __init__(
         self,
         *,
@@ -1002,12 +1041,13 @@ class SinkSpec(_message.Message):
         discard: Global___DiscardSink | None = ...,
         collect: Global___CollectSink | None = ...,
         custom: Global___Function | None = ...,
+        persist: Global___PersistSink | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "print", b"print"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "print", b"print"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["files", "print", "discard", "collect", "custom"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["files", "print", "discard", "collect", "custom", "persist"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1103,6 +1143,31 @@ class CollectSink(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CollectSink: _TypeAlias = CollectSink  # noqa: Y015
+
+@_typing.final
+class PersistSink(_message.Message):
+    """Leaves the rows in partitions that outlive the job, once it has finished."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OVERWRITE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    overwrite: _builtins.bool
+    """What has the name goes."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        overwrite: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "overwrite", b"overwrite"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersistSink: _TypeAlias = PersistSink  # noqa: Y015
 
 @_typing.final
 class PassSpec(_message.Message):

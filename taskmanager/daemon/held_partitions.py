@@ -23,25 +23,49 @@ class HeldPartitions:
         listed: at most ``LISTED_MAX``.
         count: of all, each once, also where it is promoted.
         size_bytes: of all.
+        promoted: to which some of them belong.
+        version: grows with each look at the disk.
     """
 
     listed: tuple[internal_pb2.HeldPartition, ...] = ()
     count: int = 0
     size_bytes: int = 0
+    promoted: tuple[internal_pb2.PromotedSet, ...] = ()
+    version: int = 0
+
+    def to_message(self) -> internal_pb2.Holdings:
+        """As the JobManager is told of them."""
+        return internal_pb2.Holdings(
+            partitions=self.listed,
+            count=self.count,
+            size_bytes=self.size_bytes,
+            promoted=self.promoted,
+            version=self.version,
+        )
 
 
-def summarize(own: Sequence[HeldRow], promoted: Iterable[tuple[str, HeldRow]]) -> HeldPartitions:
+def summarize(
+    own: Sequence[HeldRow],
+    promoted: Iterable[tuple[str, HeldRow]],
+    sets: Iterable[internal_pb2.PromotedSet] = (),
+    *,
+    version: int = 0,
+) -> HeldPartitions:
     """What is held.
 
     Args:
         own: of jobs.
-        promoted: name and partition; they are listed besides what their job still has.
+        promoted: name and partition; they are listed besides what their job still has, and before it.
+        sets: to which those belong.
+        version: of this look at the disk.
     """
     named = [*promoted]
-    listed = [held_message(row) for row in own]
-    listed += [held_message(row, name) for name, row in named]
+    listed = [held_message(row, name) for name, row in named]
+    listed += [held_message(row) for row in own]
     sizes = {(row[0], row[1]): row[3] for row in (*own, *(row for _, row in named))}
-    return HeldPartitions(tuple(listed[:LISTED_MAX]), len(sizes), sum(sizes.values()))
+    return HeldPartitions(
+        tuple(listed[:LISTED_MAX]), len(sizes), sum(sizes.values()), tuple(sets), version
+    )
 
 
 def held_message(row: HeldRow, promoted_as: str = "") -> internal_pb2.HeldPartition:

@@ -39,6 +39,7 @@ class _Found:
 
     own: list[HeldRow]
     promoted: list[tuple[str, HeldRow]]
+    sets: list[internal_pb2.PromotedSet]
     incomplete: list[Path]
     incomplete_bytes: int
 
@@ -148,26 +149,26 @@ class PartitionKeeper:
         await self._server.release(job_id, partitions)
 
     async def promote(
-        self, job_id: str, partitions: Sequence[internal_pb2.PartitionId], name: str
+        self, promoted: internal_pb2.PromotedSet, partitions: Sequence[internal_pb2.PartitionId]
     ) -> None:
         """Lets complete partitions outlive their job, all or none; repeating it is harmless.
 
         Args:
-            job_id: whose they are.
+            promoted: whose they are, and under what name they are found from now on.
             partitions: which.
-            name: under which they are found from now on.
 
         Raises:
             JobRejected: the name or the job id is not usable.
             StoreNotFound: one of them is not here.
             StoreTransient: the disk does not let it.
         """
+        job_id, name = promoted.job_id, promoted.name
         require_name("job id", job_id)
         require_name("the name of promoted partitions", name)
         chosen = [partition_id_of(partition) for partition in partitions]
         async with self._lock:
             try:
-                await asyncio.to_thread(self._promoted.promote, job_id, chosen, name)
+                await asyncio.to_thread(self._promoted.promote, promoted, chosen)
                 await self._scan()
             except OSError as error:
                 raise StoreTransient(
@@ -175,17 +176,23 @@ class PartitionKeeper:
                 ) from error
         self._log.info("partitions.promoted", job_id=job_id, name=name, count=len(chosen))
 
-    async def drop_promoted(self, name: str) -> int:
+    async def drop_promoted(self, name: str, job_id: str = "") -> int:
         """Removes what was promoted under a name; returns how many partitions that were.
+
+        Args:
+            name: which.
+            job_id: whose; "" = of all jobs.
 
         Raises:
             JobRejected: the name is not usable.
             StoreTransient: something cannot be removed.
         """
         require_name("the name of promoted partitions", name)
+        if job_id:
+            require_name("job id", job_id)
         async with self._lock:
             try:
-                count = await asyncio.to_thread(self._promoted.drop, name)
+                count = await asyncio.to_thread(self._promoted.drop, name, job_id)
                 await self._scan()
             except OSError as error:
                 raise StoreTransient(f"{name} cannot be removed: {error}") from error
@@ -197,7 +204,8 @@ class PartitionKeeper:
 
     async def _scan(self) -> _Found:
         found = await asyncio.to_thread(self._read)
-        self.held = summarize(found.own, found.promoted)
+        version = self.held.version + 1
+        self.held = summarize(found.own, found.promoted, found.sets, version=version)
         self.spill_bytes = self.held.size_bytes + found.incomplete_bytes
         return found
 
@@ -207,7 +215,13 @@ class PartitionKeeper:
             path for path in self._directory.glob("*/*/part=*") if not (path / INDEX_NAME).exists()
         ]
         size_bytes = sum(_size_bytes(path) for path in incomplete)
-        return _Found(self._sealed.held(), self._promoted.held(), incomplete, size_bytes)
+        return _Found(
+            self._sealed.held(),
+            self._promoted.held(),
+            self._promoted.sets(),
+            incomplete,
+            size_bytes,
+        )
 
     def _written_directories(self) -> set[Path]:
         return {

@@ -11,6 +11,7 @@ from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.event_time import EventTimeOperator
 from taskmanager.operators.join_window import join_operator
 from taskmanager.operators.operator import Operator
+from taskmanager.operators.persisted import PersistedSourceOperator, PersistOperator
 from taskmanager.operators.process import process_operator
 from taskmanager.operators.project import FilterOperator, ProjectOperator
 from taskmanager.operators.row_function import RowFunctionOperator
@@ -30,6 +31,8 @@ class PassOperator(Operator):
 def _sink(spec: graph_pb2.Operator) -> Operator:
     if spec.sink.WhichOneof("kind") == "collect":
         return CollectOperator(spec)
+    if spec.sink.WhichOneof("kind") == "persist":
+        return PersistOperator(spec)
     return SinkOperator(spec)
 
 
@@ -45,12 +48,13 @@ _BUILDERS: dict[str, Callable[[graph_pb2.Operator], Operator]] = {
     "join": join_operator,
     "process": process_operator,
     "sink": _sink,
+    "source": PersistedSourceOperator,
     "pass": PassOperator,
 }
 
 
 def build_operator(spec: graph_pb2.Operator) -> Operator:
-    """The operator of a specification; sources are built by their task.
+    """The operator of a specification; sources that read splits are built by their task.
 
     Raises:
         JobRejected: the specification is of a kind that this version does not know.

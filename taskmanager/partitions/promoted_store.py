@@ -1,6 +1,7 @@
 """Complete partitions that outlive their job, by the name they were given.
 
-Below the spill directory of a TaskManager, ``.promoted/<name>`` is laid out like the directory itself.
+Below the spill directory of a TaskManager, ``.promoted/<name>`` is laid out like the directory itself; each
+job's directory there holds a file ``about`` as well, which says what its partitions are together.
 To promote a partition gives its files a second name there (hard links): it takes no space, readers are
 not disturbed, and the job's own names go with the job.
 """
@@ -13,14 +14,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import StoreNotFound
+import structlog
+
+from common.pb import internal_pb2
+from penstock.errors import StoreCorrupt, StoreNotFound
 from penstock.partition_id import PartitionId
+from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.sealed_store import Held, SealedStore, remove_partition
-from taskmanager.partitions.spill_layout import INDEX_NAME, partition_directory
+from taskmanager.partitions.spill_layout import INDEX_NAME, job_directory, partition_directory
+
+_log = structlog.get_logger()
 
 _DIRECTORY: Final = ".promoted"
 """No job id begins with a dot."""
+
+_ABOUT: Final = "about"
+_ABOUT_FORMAT: Final = FrameFormat("a description of promoted partitions", b"PSTKPROM", 1)
 
 
 class PromotedStore:
@@ -34,19 +44,22 @@ class PromotedStore:
         self._root = root
         self._directory = root / _DIRECTORY
         self._stores: dict[str, SealedStore] = {}
+        self._damaged: set[Path] = set()
 
-    def promote(self, job_id: str, partition_ids: Sequence[PartitionId], name: str) -> None:
+    def promote(
+        self, promoted: internal_pb2.PromotedSet, partition_ids: Sequence[PartitionId]
+    ) -> None:
         """Lets partitions outlive their job, all or none; repeating it is harmless.
 
         Args:
-            job_id: whose they are.
+            promoted: whose they are, and under what name, which is safe as that of a directory.
             partition_ids: complete ones.
-            name: safe as the name of a directory.
 
         Raises:
             StoreNotFound: one of them is not here.
-            OSError: a file cannot be linked.
+            OSError: a file cannot be linked or written.
         """
+        job_id, name = promoted.job_id, promoted.name
         added: list[Path] = []
         try:
             for partition_id in partition_ids:
@@ -56,6 +69,7 @@ class PromotedStore:
                     continue
                 added.append(target)
                 _link(source, target)
+            self._describe(promoted)
         except BaseException:
             for target in added:
                 remove_partition(target)
@@ -78,17 +92,49 @@ class PromotedStore:
                 return found
         return None
 
-    def drop(self, name: str) -> int:
-        """Removes everything under a name; returns how many partitions that were.
+    def sets(self) -> list[internal_pb2.PromotedSet]:
+        """What the promoted partitions are together; damaged descriptions are left out and logged once.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        sets = []
+        for path in sorted(self._directory.glob(f"*/*/{_ABOUT}")):
+            try:
+                _, content = decode_frame(_ABOUT_FORMAT, path.read_bytes(), str(path))
+            except StoreCorrupt as error:
+                if path not in self._damaged:
+                    self._damaged.add(path)
+                    _log.error("partitions.damaged", reason=str(error))
+                continue
+            sets.append(internal_pb2.PromotedSet.FromString(content))
+        return sets
+
+    def drop(self, name: str, job_id: str = "") -> int:
+        """Removes what is under a name; returns how many partitions that were.
+
+        Args:
+            name: which.
+            job_id: whose; "" = of all jobs.
 
         Raises:
             OSError: something cannot be removed.
         """
-        count = len(self._store(name).held())
+        store = self._store(name)
+        count = sum(job_id in ("", held[0]) for held in store.held())
         del self._stores[name]
-        if (self._directory / name).exists():
-            shutil.rmtree(self._directory / name)
+        directory = job_directory(store.root, job_id) if job_id else store.root
+        if directory.exists():
+            shutil.rmtree(directory)
+        if store.root.exists() and not any(store.root.iterdir()):
+            store.root.rmdir()
         return count
+
+    def _describe(self, promoted: internal_pb2.PromotedSet) -> None:
+        path = job_directory(self._directory / promoted.name, promoted.job_id) / _ABOUT
+        temporary = path.with_name(f".{_ABOUT}.tmp")
+        temporary.write_bytes(encode_frame(_ABOUT_FORMAT, promoted.SerializeToString()))
+        temporary.replace(path)
 
     def _names(self) -> list[str]:
         if not self._directory.is_dir():

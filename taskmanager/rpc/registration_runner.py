@@ -235,7 +235,7 @@ class RegistrationRunner:
             incarnation=incarnation,
             packages=own.packages,
             partition_endpoint=own.partition_endpoint,
-            held_partitions=self._held_partitions().listed,
+            holdings=self._held_partitions().to_message(),
         )
 
     async def _serve(self, registration: Registration) -> str:
@@ -258,16 +258,13 @@ class RegistrationRunner:
             await asyncio.sleep(registration.heartbeat_interval_s)
 
     async def _heartbeat(self, registration: Registration) -> None:
-        held = self._held_partitions()
         request = internal_pb2.HeartbeatRequest(
             taskmanager_id=self._identity.taskmanager_id,
             incarnation=registration.incarnation,
             leader_epoch=registration.leader_epoch,
             metrics=self._metrics(),
             held_slots=self._held_slots(),
-            held_partitions=held.listed,
-            held_partitions_count=held.count,
-            held_partitions_bytes=held.size_bytes,
+            holdings=self._held_partitions().to_message(),
         )
         try:
             response = await self._client.heartbeat(

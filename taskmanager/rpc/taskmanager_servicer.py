@@ -115,8 +115,8 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
     ) -> internal_pb2.PromotePartitionsResponse:
         """Lets complete partitions outlive their job."""
         await self._enter(request.leader_epoch)
-        await self._partitions.promote(request.job_id, request.partitions, request.name)
-        return internal_pb2.PromotePartitionsResponse()
+        await self._partitions.promote(request.set, request.partitions)
+        return internal_pb2.PromotePartitionsResponse(holdings=self._partitions.held.to_message())
 
     @override
     async def DropPromotedPartitions(
@@ -124,8 +124,10 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
     ) -> internal_pb2.DropPromotedPartitionsResponse:
         """Drops what was promoted under a name."""
         await self._enter(request.leader_epoch)
-        dropped = await self._partitions.drop_promoted(request.name)
-        return internal_pb2.DropPromotedPartitionsResponse(dropped=dropped)
+        dropped = await self._partitions.drop_promoted(request.name, request.job_id)
+        return internal_pb2.DropPromotedPartitionsResponse(
+            dropped=dropped, holdings=self._partitions.held.to_message()
+        )
 
     @override
     async def ReadTaskLogs(

@@ -31,6 +31,7 @@ from taskmanager.network.result_partition import ResultPartition
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.factory import build_operator
 from taskmanager.operators.operator import Operator, OperatorContext
+from taskmanager.operators.persisted import reads_partitions
 from taskmanager.operators.source import SourceOperator
 from taskmanager.operators.user_failure import failure_of_operator
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
@@ -129,7 +130,7 @@ class Deployment:
             counters=self.counters,
         )
         vertex = deployment.vertex
-        self._has_source = vertex.operators[0].WhichOneof("spec") == "source"
+        self._has_source = _reads_splits(vertex)
         self._first = 1 if self._has_source else 0
         """Index within the vertex of the chain's first operator."""
         self._specs = list(vertex.operators[self._first :])
@@ -506,6 +507,11 @@ def _named(operator: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again, with a name
         failure = failure_of_operator(error, operator)
         raise failure from (error.__cause__ if failure is error else error)
+
+
+def _reads_splits(vertex: graph_pb2.Vertex) -> bool:
+    head = vertex.operators[0]
+    return head.WhichOneof("spec") == "source" and not reads_partitions(head)
 
 
 def _event_time_column(operators: list[graph_pb2.Operator]) -> str:

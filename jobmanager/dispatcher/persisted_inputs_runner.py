@@ -1,0 +1,68 @@
+"""What a job reads of earlier ones: where it lies when tasks are deployed, and what it means when it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from common.pb import internal_pb2
+from jobmanager.graph.execution_attempt import AttemptState
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
+from jobmanager.rpc.persisted_convert import add_persisted_input, persisted_source
+from penstock.errors import StreamError, Unrecoverable
+from penstock.pb import graph_pb2
+
+
+class PersistedInputsRunner:
+    """The persisted inputs of one job.
+
+    Args:
+        graph: of the job.
+        held: what TaskManagers hold.
+        endpoint_of: the partition server of a TaskManager; raises ``TaskManagerLost`` where there is none.
+    """
+
+    def __init__(
+        self,
+        graph: graph_pb2.JobGraph,
+        held: HeldPartitionsRunner,
+        endpoint_of: Callable[[str], internal_pb2.DataEndpoint],
+    ) -> None:
+        self._sources = {
+            vertex.id: source
+            for vertex in graph.vertices
+            if (source := persisted_source(vertex)) is not None
+        }
+        self._held = held
+        self._endpoint_of = endpoint_of
+
+    def connect(self, tasks: Iterable[internal_pb2.TaskDeployment]) -> None:
+        """Tells tasks where to read.
+
+        Raises:
+            Unrecoverable: some of it is gone.
+            PartitionUnavailable: it may still come back.
+        """
+        for task in tasks:
+            source = self._sources.get(task.vertex.id)
+            # One that had done all its work has nothing to read.
+            if source is not None and not task.restore.finished:
+                parts = self._held.parts_of(source.name, source.job_id)
+                add_persisted_input(task, parts, self._endpoint_of)
+
+    def loss(self, execution: ExecutionGraph) -> StreamError | None:
+        """Why the job cannot come to its end, now that a TaskManager is lost; None = it can."""
+        unfinished = {
+            attempt.key.vertex
+            for attempt in execution.current()
+            if attempt.state is not AttemptState.FINISHED
+        }
+        for vertex_id in sorted(unfinished & self._sources.keys()):
+            source = self._sources[vertex_id]
+            try:
+                self._held.parts_of(source.name, source.job_id)
+            except Unrecoverable as error:
+                return error
+            except StreamError:  # it may still come back: the tasks that miss it say so
+                continue
+        return None

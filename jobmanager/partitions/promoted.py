@@ -1,0 +1,126 @@
+"""What outlives its job under a name, and whether it can be read (pure).
+
+A set is readable when each partition that was promoted is still there. Under one name there may be more
+than one set for a moment, while one takes the place of another: the newest complete one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import JobRejected, Unrecoverable
+from penstock.naming import nearest_hint
+from penstock.partition_id import PartitionId
+
+_SHOWN_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PromotedSet:
+    """The partitions that one job has left behind under one name.
+
+    Attributes:
+        schema: of the rows, an Arrow IPC message.
+        partition_count: of all TaskManagers.
+    """
+
+    name: str
+    job_id: str
+    schema: bytes
+    partition_count: int
+    promoted_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromotedPart:
+    """One of them, and who holds it."""
+
+    taskmanager_id: str
+    partition_id: PartitionId
+    rows: int
+    size_bytes: int
+
+    @property
+    def subtask_index(self) -> int:
+        """Of its producer."""
+        return self.partition_id.subtask_index
+
+
+@dataclass(frozen=True, slots=True)
+class PromotedPartitions:
+    """A set, and what is there of it, in order of the producers' subtask index."""
+
+    whole: PromotedSet
+    parts: tuple[PromotedPart, ...]
+
+    @property
+    def missing(self) -> list[int]:
+        """Producers' subtask indices whose partitions are gone."""
+        return sorted(
+            set(range(self.whole.partition_count)) - {part.subtask_index for part in self.parts}
+        )
+
+
+def newest_named(promoted: Sequence[PromotedPartitions], name: str) -> PromotedPartitions:
+    """What a job that is built now reads under a name.
+
+    Raises:
+        JobRejected: nothing has that name, or some of it is gone.
+    """
+    named = [found for found in promoted if found.whole.name == name]
+    if not named:
+        names = sorted({found.whole.name for found in promoted})
+        there_are = ", ".join(map(repr, names)) if names else "none"
+        raise JobRejected(
+            f"nothing is persisted as {name!r}{nearest_hint(name, names)}; the names there are: {there_are}"
+        )
+    complete = [found for found in named if not found.missing]
+    if not complete:
+        raise JobRejected(gone(name, named[-1].whole.job_id, named[-1].whole, named[-1].missing))
+    return complete[-1]
+
+
+def of_job(
+    promoted: Sequence[PromotedPartitions], name: str, job_id: str
+) -> tuple[PromotedPart, ...]:
+    """What a job reads that was built when a set was there.
+
+    Raises:
+        Unrecoverable: some of it, or all, is gone.
+    """
+    for found in promoted:
+        if (found.whole.name, found.whole.job_id) == (name, job_id):
+            if found.missing:
+                raise Unrecoverable(gone(name, job_id, found.whole, found.missing))
+            return found.parts
+    raise Unrecoverable(gone(name, job_id, None, ()))
+
+
+def name_taken(name: str) -> str:
+    """Why a job cannot persist under a name."""
+    return (
+        f"something is persisted as {name!r} already: persist(..., overwrite=True) replaces it, and "
+        f"`penstock partitions --drop {name}` removes it"
+    )
+
+
+def gone(name: str, job_id: str, known: PromotedSet | None, missing: Sequence[int]) -> str:
+    """What of a set is gone, and what to do.
+
+    Args:
+        known: None = nothing is left of it.
+        missing: producers' subtask indices.
+    """
+    if known is None:
+        what = f"what job {job_id} has persisted as {name!r} is gone"
+        why = "it was dropped, something else has been persisted under the name, or"
+        why += " the TaskManagers that held it were lost"
+    else:
+        shown = ", ".join(map(str, missing[:_SHOWN_MAX])) + (", ..." * (len(missing) > _SHOWN_MAX))
+        what = (
+            f"{len(missing)} of the {known.partition_count} partitions that job {job_id} has persisted as "
+            f"{name!r} are gone (those of its subtasks {shown})"
+        )
+        why = "the TaskManagers that held them were lost"
+    return f"{what}: {why}; run the job that persists it again"
