@@ -70,6 +70,7 @@ class Slot:
         self.released = 0
         self.parts = SimpleNamespace(
             counters=SubtaskCounters(),
+            open_state=lambda execution, when_open: when_open(),
             build=build or (lambda execution: self.subtask),
             create_partitions=create_partitions,
             source=None,
