@@ -58,7 +58,7 @@ type: setup ## Check the types
 test: setup servers ## Run the tests
 	@$(BIN)/python -m pytest
 
-chaos: setup ## Kill the processes of ledger jobs 50 times; SEED=n repeats a run
+chaos: setup servers ## Kill, pause and cut off the processes of jobs; SEED=n repeats a run
 	@PENSTOCK_CHAOS_SEED="$(SEED)" $(BIN)/python -m pytest -s -m chaos tests/chaos
 
 check: format-check lint type proto-check docs-check test ## What CI runs
