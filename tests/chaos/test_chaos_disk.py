@@ -100,22 +100,3 @@ def test_a_taskmanager_ends_at_the_hard_limit_and_the_job_goes_on_elsewhere(
     shared.wait_for_log("jobmanager", "taskmanager.lost", since=since)
     outputs = [path.read_text() for path in (shared.directory / "logs").glob("taskmanager-*.out")]
     assert any("taskmanager.spill.hard-min-free" in text for text in outputs)
-
-
-@pytest.mark.chaos
-def test_a_stage_waits_for_room_on_the_disk(
-    shared: DaemonCluster, small: Path, tmp_path: Path
-) -> None:
-    shared.start(taskmanagers=2)
-    since = SystemClock().now_ms() / 1000
-    filler = fill(small, leave_bytes=170 << 20)
-    numbered = NumberedJob(16_000, 8_000, tmp_path, PAD)
-    with (
-        Client(shared.jobmanager) as client,
-        submitted(shared, client, numbered.build, parallelism=2, mode="batch") as job,
-    ):
-        shared.wait_for_log("taskmanager", "spill.stopped", since=since)
-        filler.unlink()
-        job.finish()
-        numbered.check()
-        assert job.handle.exceptions() == []

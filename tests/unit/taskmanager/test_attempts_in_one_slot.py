@@ -68,7 +68,7 @@ class Cluster:
             output_edge(partition_type=CACHING), attempt_id("v0")
         )
         self.host = Host(self.simulation, self.config, directory)
-        self.slot = SimulatedSlot(self.host, "s", "tm", "s", 3)
+        self.slot = SimulatedSlot(self.host, "s", "tm", "s", 3, directory / "spill")
         self.slot.listen()
         self.graph = keyed_process(world, ROWS, None, 1).graph
         self.attempt = -1
