@@ -63,8 +63,8 @@ chaos: setup ## Kill the processes of ledger jobs 50 times; SEED=n repeats a run
 
 check: format-check lint type proto-check docs-check test ## What CI runs
 
-sim: setup ## Simulate jobs with failures: SEED=first COUNT=how many BACKEND=of state
-	@$(BIN)/python -m tests.support.simulated_run $(or $(SEED),0) $(or $(COUNT),1000) $(or $(BACKEND),hashmap)
+sim: setup ## Simulate jobs with failures: SEED=first COUNT=how many BACKEND=of state JOB=name of one
+	@$(BIN)/python -m tests.support.simulated_run $(or $(SEED),0) $(or $(COUNT),1000) $(or $(BACKEND),hashmap) $(JOB)
 
 bench: setup ## Run the benchmarks of docs/benchmarks.md
 	@$(BIN)/python -m benchmarks all

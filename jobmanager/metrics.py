@@ -124,6 +124,15 @@ class CheckpointCollector(Collector):
             for job in jobs:
                 counter.add_metric((job.job_id, job.name), count(job))
             yield counter
+        by_region = CounterMetricFamily(
+            "penstock_job_region_restarts",
+            "Restarts of a region, named after its first subtask; of regions that had any.",
+            labels=(*_JOB_LABELS, "region"),
+        )
+        for job in jobs:
+            for region, restarts in job.restarts_by_region.items():
+                by_region.add_metric((job.job_id, job.name, region), restarts)
+        yield by_region
         taking = [job for job in jobs if job.checkpoints.safe_since_ms]
         for name, help_text, value in _GAUGES:
             gauge = GaugeMetricFamily(f"penstock_job_{name}", help_text, labels=_JOB_LABELS)

@@ -13,7 +13,7 @@ stream, in ``process_broadcast``) every access is an error that says so.
 from __future__ import annotations
 
 import copy
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -237,9 +237,9 @@ class KeyedState(State):
     def enter(self) -> None:
         """Called when a bundle of keys has come into reach."""
 
+    @abstractmethod
     def is_present(self, slot: int) -> bool:
         """Whether a key has content, expired or not."""
-        raise NotImplementedError
 
     def _slot(self, method: str) -> int:
         """The current key's slot.

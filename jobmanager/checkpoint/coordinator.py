@@ -241,9 +241,8 @@ class CheckpointCoordinator:
         self._policy.begin(self._now)
 
     def _stop(self) -> None:
+        # Tasks stay known: those that go on hear of what is void, and of what completes yet.
         self._active = False
-        self._tasks = {}
-        self._finished = set()
         for pending in list(self._pending.values()):
             if pending.phase is not Phase.STORING:
                 self._abort(pending, m.AbortReason.TASKS_STOPPED, m.AbortReason.TASKS_STOPPED.value)

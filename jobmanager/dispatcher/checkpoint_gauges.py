@@ -5,6 +5,7 @@ Replaced as a whole by the event loop, so that any thread may read them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jobmanager.checkpoint import messages as c
@@ -36,6 +37,7 @@ class JobCheckpointNumbers:
     job_id: str
     name: str
     restarts: int
+    restarts_by_region: Mapping[str, int]
     checkpoints: CheckpointNumbers
 
 

@@ -370,6 +370,7 @@ class DispatcherRunner:
                 job.record.job_id,
                 job.record.name,
                 runner.master.restarts,
+                runner.master.restarts_by_region,
                 runner.checkpoints.gauges.numbers,
             )
             for job in tuple(self._jobs.values())

@@ -62,7 +62,7 @@ class Failover:
     ) -> None:
         self.exceptions = ExceptionsHistory(options.exceptions_max)
         self.restarts_by_region: Counter[str] = Counter()
-        """Named after the first subtask of each."""
+        """Named after the first subtask of each; replaced as a whole, so that any thread may read it."""
         self._options = options
         self._regions = regions
         self._graph = graph
@@ -114,9 +114,11 @@ class Failover:
         self._note(cause, restarted, delay_ms, joined=joins)
         return Recovery(delay_ms, restarted, cause)
 
-    def join_end(self, cause: FailureCause) -> None:
-        """A failure that comes while the job ends for another."""
+    def join_end(self, cause: FailureCause) -> FailureCause:
+        """A failure that comes while the job ends for another; returns the cause as the job shows it."""
+        cause = self._strategy.told(cause)
         self._note(cause, frozenset(), None, joined=True)
+        return cause
 
     def _restarted(
         self, failed: Iterable[SubtaskId], missing: Iterable[KeptPartition]
@@ -150,7 +152,8 @@ class Failover:
     def count_regions(self, subtasks: frozenset[SubtaskId]) -> None:
         """These subtasks begin again."""
         regions = {self._regions.region_of(subtask) for subtask in subtasks}
-        self.restarts_by_region.update(str(min(region.subtasks)) for region in regions)
+        begun = Counter(str(min(region.subtasks)) for region in regions)
+        self.restarts_by_region = self.restarts_by_region + begun
 
     # ------------------------------------------------------------ what can begin
 

@@ -52,6 +52,15 @@ def committed_already(cause: FailureCause) -> FailureCause:
     )
 
 
+def not_cancelled(overdue: Iterable[ExecutionAttempt]) -> FailureCause:
+    """Slots were given back because something in them did not end: the rest of them ends with it."""
+    names = ", ".join(str(attempt.key) for attempt in overdue)
+    return FailureCause(
+        "TaskFailure",
+        f"its slot was given back, since {names} had not ended within task.cancellation.timeout",
+    )
+
+
 def lost_inputs(missing: Iterable[KeptPartition]) -> FailureCause:
     """Processes have ended, and with them what others were to read."""
     names = ", ".join(sorted(f"{p.edge_id} of {p.producer}" for p in missing))

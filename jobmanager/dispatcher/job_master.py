@@ -42,10 +42,11 @@ from jobmanager.dispatcher.job_causes import (
     committed_already,
     lost_inputs,
     no_slots,
+    not_cancelled,
     of_attempt,
     told,
 )
-from jobmanager.dispatcher.job_options import FORWARD, JobOptions, Phase
+from jobmanager.dispatcher.job_options import JobOptions, Phase
 from jobmanager.dispatcher.job_state import ENDING, TRANSITIONS, JobState, is_terminal
 from jobmanager.dispatcher.slot_lease import SlotLease, free_stray
 from jobmanager.dispatcher.source_splits import SourceSplits
@@ -173,8 +174,7 @@ class JobMaster:
             case m.SlotsGranted():
                 self._take_slots(event.slots)
             case m.SlotsRefused():
-                self._lease.waits = False
-                self._fail(no_slots(event), self._moving)
+                self._take_refusal(event)
             case m.SlotsAllocated():
                 self._take_endpoints(event)
             case m.AttemptReported():
@@ -232,21 +232,24 @@ class JobMaster:
         self._effects.append(m.PrepareStart(self.attempt, tuple(sorted(self._unusable)), alone))
 
     def _take_preparation(self, event: m.StartPrepared | m.StartNotPrepared) -> None:
+        if self._wiring is not None and isinstance(event, m.StartPrepared):
+            # What it says of HEAD holds whether or not somebody still waits for it.
+            self._wiring.open(event)
         if self._phase is not Phase.PREPARING or event.attempt != self.attempt:
             self.dropped_events += 1
             return
         if isinstance(event, m.StartNotPrepared):
             self._fail(event.cause, self._moving)
             return
-        if self._wiring is not None:
-            self._wiring.open(event)
         restored = event.restored
         self.restored_checkpoint_id = restored.checkpoint_id if restored else 0
         if restored is not None:
             restored = restored.without(self._failover.begins_from_nothing)
-            if (problem := self._failover.unreadable(restored, self._moving)) is not None:
+            again = self._moving if self.graph.started else frozenset(self.graph.subtasks())
+            if (problem := self._failover.unreadable(restored, again)) is not None:
                 self._fail(problem, self._moving)
                 return
+            self.graph.resume(restored.subtasks)
         if self.graph.started:
             self._splits.restart(self._moving, restored)
         else:
@@ -270,7 +273,18 @@ class JobMaster:
             self._effects += free_stray(slots)
             return
         self._lease.take(slots, self._moving, self.attempt)
-        self._allocate()
+        # Slots that it had may have been lost while it waited.
+        missing = self._lease.request(self._moving)
+        self._effects += missing
+        if not missing:
+            self._allocate()
+
+    def _take_refusal(self, event: m.SlotsRefused) -> None:
+        if self._phase is not Phase.SCHEDULING or not self._lease.waits:
+            self.dropped_events += 1
+            return
+        self._lease.waits = False
+        self._fail(no_slots(event), self._moving)
 
     def _allocate(self) -> None:
         for attempt in self.graph.attempts_of(self._moving):
@@ -290,7 +304,8 @@ class JobMaster:
         if not self._lease.all_listen:
             return
         if missing := self._partitions.needed_and_missing():
-            self._fail(lost_inputs(missing), self._moving, missing)
+            failed = self._moving | {partition.producer for partition in missing}
+            self._fail(lost_inputs(missing), failed, missing)
         else:
             self._deploy()
 
@@ -311,10 +326,6 @@ class JobMaster:
         for taskmanager_id, own in tasks.items():
             self._effects.append(m.DeployTasks(taskmanager_id, tuple(own), from_nothing))
         self._send(self._splits.told_again(deployed, self.graph))
-        self._send(
-            m.AddSplits(self.graph.current_of(subtask).key, uid, (), True)
-            for subtask, uid in self._splits.left_without_discovery()
-        )
         self._send(
             m.ReplaceProducer(key, edge_id, channel)
             for key, edge_id, channel in self._deployments.replaced_producers(deployed)
@@ -349,16 +360,19 @@ class JobMaster:
             self._fail(cause, [event.key.subtask])
         elif event.state is AttemptState.FINISHED:
             self._partitions.produced(attempt)
-            self._effects += self._partitions.release_unneeded()
+            self._effects += self._partitions.release_unneeded(self._moving)
             if self._wiring is not None:
                 self._perform(self._wiring.finished(event.key, self._splits, self._now_ms))
         self._go_on()
 
     def _blamed(self, missing: m.MissingPartition | None) -> list[KeptPartition]:
-        """The partition that a consumer could not read, unless it has been replaced meanwhile."""
+        """The partition that a consumer could not read, unless it has been replaced meanwhile, or is
+        none that is kept: then both are of one region."""
         if missing is None:
             return []
         partition = KeptPartition(missing.edge_id, missing.producer.subtask)
+        if not self._partitions.is_kept(partition):
+            return []
         is_current = self._partitions.miss(partition, missing.producer.attempt)
         return [partition] if is_current else []
 
@@ -422,7 +436,11 @@ class JobMaster:
         self._all_started = True
         if self.state is not JobState.RUNNING:
             self._become(JobState.RUNNING)
-        if self._wiring is not None and not self.graph.all_finished:
+        if (
+            self._wiring is not None
+            and not self.graph.all_finished
+            and not self.graph.waits_to_resume
+        ):
             self._perform(self._wiring.started(self._splits, self._now_ms))
 
     def _complete_output(self) -> None:
@@ -482,16 +500,15 @@ class JobMaster:
             self.dropped_events += 1
             return
         self._give_back(self._lease.slots_on(taskmanager_id))
-        self._give_up_on(taskmanager_id, event.cause)
+        self._give_up_on(self.graph.on_taskmanager(taskmanager_id), event.cause)
 
     def _lose_taskmanager(self, event: m.TaskManagerLost) -> None:
         self._partitions.lose_taskmanager(event.taskmanager_id)
         self._lease.lose(event.taskmanager_id)
-        self._give_up_on(event.taskmanager_id, event.cause)
+        self._give_up_on(self.graph.on_taskmanager(event.taskmanager_id), event.cause)
 
-    def _give_up_on(self, taskmanager_id: str, cause: FailureCause) -> None:
-        """Counts attempts as failed whose end nobody will report, and what they have left as lost."""
-        attempts = self.graph.on_taskmanager(taskmanager_id)
+    def _give_up_on(self, attempts: list[ExecutionAttempt], cause: FailureCause) -> None:
+        """Counts attempts as failed whose end nobody will report, and what is needed and lost with them."""
         failed = {
             attempt.key.subtask
             for attempt in attempts
@@ -528,8 +545,7 @@ class JobMaster:
             cause = replace(cause, timestamp_ms=self._now_ms)
         if self.state is JobState.FAILING:
             # An original cause takes the place of a consequence of it.
-            self.failure = more_telling(self.failure, cause)
-            self._failover.join_end(cause)
+            self.failure = more_telling(self.failure, self._failover.join_end(cause))
             return
         if cause.vertex and cause.error_class in _DAMAGED and self.restored_checkpoint_id:
             # Others hold what follows the damaged checkpoint, and not what follows an older one.
@@ -553,8 +569,6 @@ class JobMaster:
             due = m.RestartDue(self.attempt + 1)
             self._effects.append(m.PostLater(delay_ms, due))
             self._effects += self._lease.withdraw()
-            if self._wiring is not None:
-                self._perform(self._wiring.stopped(self._splits, self._now_ms))
         self._moving |= subtasks
         self._all_started = False
         is_whole = self._moving >= self.graph.started - self.graph.in_state(AttemptState.FINISHED)
@@ -564,6 +578,7 @@ class JobMaster:
             self._become(JobState.RESTARTING)
         self._phase = Phase.STOPPING
         self._cancel(self._moving, is_final=False)
+        self._stop_checkpoints()
         self._go_on()
 
     def _cancel(self, subtasks: Iterable[SubtaskId], *, is_final: bool) -> None:
@@ -582,21 +597,26 @@ class JobMaster:
         """
         if state is not self.state:
             self._become(state)
-        if self._phase in FORWARD:
-            if self._wiring is not None:
-                self._perform(self._wiring.stopped(self._splits, self._now_ms))
-            self._effects += self._lease.withdraw()
+        self._effects += self._lease.withdraw()
         self._moving = frozenset(self.graph.subtasks())
         self._phase = Phase.STOPPING
         self._cancel(self._moving, is_final=is_final)
+        self._stop_checkpoints()
         self._go_on()
+
+    def _stop_checkpoints(self) -> None:
+        """Those who go on are told what is void."""
+        if self._wiring is not None:
+            self._perform(self._wiring.stopped(self._splits, self._now_ms))
 
     def _end_overdue(self, event: m.CancellationOverdue) -> None:
         if self._phase is not Phase.STOPPING or event.attempt != self.attempt:
             self.dropped_events += 1
             return
-        self._give_back({attempt.slot_id for attempt in self.graph.give_up()})
-        self._go_on()
+        overdue = self.graph.give_up()
+        slot_ids = {attempt.slot_id for attempt in overdue}
+        self._give_back(slot_ids)
+        self._give_up_on(self.graph.in_slots(slot_ids), not_cancelled(overdue))
 
     def _give_back(self, slot_ids: Collection[str]) -> None:
         """Ends slots, and all that their processes hold."""
@@ -634,8 +654,7 @@ class JobMaster:
         self._prepare()
 
     def _end(self, state: JobState) -> None:
-        if self._wiring is not None:
-            self._perform(self._wiring.stopped(self._splits, self._now_ms))
+        self._stop_checkpoints()
         if state is not self.state:
             self._become(state)
         self._phase = Phase.ENDED

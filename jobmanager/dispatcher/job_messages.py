@@ -61,12 +61,14 @@ class RestoredCheckpoint:
     Attributes:
         finished: subtasks that had done all their work.
         reads: of edges that keep their rows.
+        subtasks: those it holds, the finished ones included.
     """
 
     checkpoint_id: int
     finished: frozenset[SubtaskId] = frozenset()
     splits: tuple[RestoredSplit, ...] = ()
     reads: tuple[RestoredRead, ...] = ()
+    subtasks: frozenset[SubtaskId] = frozenset()
 
     def without(self, is_left_out: Callable[[SubtaskId], bool]) -> RestoredCheckpoint:
         """The same, but for subtasks that start from nothing."""
@@ -79,6 +81,7 @@ class RestoredCheckpoint:
                 if not is_left_out(SubtaskId(split.vertex, split.subtask_index))
             ),
             tuple(read for read in self.reads if not is_left_out(read.reader)),
+            frozenset(subtask for subtask in self.subtasks if not is_left_out(subtask)),
         )
 
 

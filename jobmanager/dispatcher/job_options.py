@@ -25,10 +25,6 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
-FORWARD = frozenset({Phase.NEW, Phase.PREPARING, Phase.SCHEDULING, Phase.DEPLOYED})
-"""All attempts are on their way forward: a failure now is a new one."""
-
-
 def no_jitter() -> float:
     """Delays are as they were configured."""
     return 0.0

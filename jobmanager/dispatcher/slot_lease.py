@@ -52,7 +52,9 @@ class SlotLease:
     # ------------------------------------------------------------ slots
 
     def request(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
-        """Asks for the slots that seats of these subtasks lack; nothing = they lack none."""
+        """Asks for the slots that seats of these subtasks lack; nothing = they lack none. Nobody waits any
+        more for what processes were to answer before."""
+        self._allocating = {}
         missing = self._missing(subtasks)
         if not missing:
             return []
@@ -67,16 +69,17 @@ class SlotLease:
         return [m.WithdrawRequest()]
 
     def take(self, slots: tuple[Slot, ...], subtasks: Iterable[SubtaskId], attempt: int) -> None:
-        """The pool has granted a request for these subtasks."""
+        """The pool has granted a request for these subtasks; more may be missing by now."""
         self.waits = False
-        placed = place_again(self._missing(subtasks), slots, self._last_slots)
+        seats = self._missing(subtasks)[: len(slots)]
+        placed = place_again(seats, slots, self._last_slots)
         for seat, slot in placed.items():
             self._tenures[seat] = _Tenure(slot, attempt)
         self._last_slots |= placed
 
     def _missing(self, subtasks: Iterable[SubtaskId]) -> list[Seat]:
-        seats = dict.fromkeys(seat_of(self._plan, subtask) for subtask in subtasks)
-        return [seat for seat in seats if seat not in self._tenures]
+        seats = {seat_of(self._plan, subtask) for subtask in subtasks}
+        return sorted(seats - self._tenures.keys())
 
     def slot_of(self, subtask: SubtaskId) -> Slot:
         """The slot of a subtask's seat; it has one."""
@@ -105,7 +108,8 @@ class SlotLease:
 
     def allocate(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
         """Has processes started for these subtasks where there are none; all are to say where they listen."""
-        slots = dict.fromkeys(self.slot_of(subtask) for subtask in subtasks)
+        seats = sorted({seat_of(self._plan, subtask) for subtask in subtasks})
+        slots = [self._tenures[seat].slot for seat in seats]
         self._calls += 1
         effects: list[m.JobEffect] = []
         self._allocating = {}

@@ -84,10 +84,12 @@ class SourceSplits:
     def told_again(
         self, deployed: Iterable[SubtaskId], graph: ExecutionGraph
     ) -> Iterator[m.AddSplits]:
-        """What subtasks that have begun again must hear: all that their checkpoint does not name."""
+        """What subtasks that begin must hear, since others began before: all that their checkpoint does not
+        name, or that nothing comes."""
+        self._close_discovered()
         for subtask in sorted(deployed):
-            known = self._restarted.pop(subtask, None)
-            if known is None or subtask in self._finished:
+            known = self._restarted.pop(subtask, frozenset())
+            if subtask in self._finished:
                 continue
             for uid in self._plan.vertex(subtask.vertex).source_uids:
                 assigner = self._assigners[subtask.vertex, uid]
@@ -108,17 +110,9 @@ class SourceSplits:
             done.append((uid, tuple(ids)))
         return done
 
-    def left_without_discovery(self) -> list[tuple[SubtaskId, str]]:
-        """Readers whose source nobody discovers any more, with the source's uid; closes those."""
-        left = []
+    def _close_discovered(self) -> None:
+        """Closes sources that nobody discovers any more."""
         for vertex in self._plan.vertices:
-            if SubtaskId(vertex.id, 0) not in self._finished:
-                continue
-            for uid in vertex.source_uids:
-                self._assigners[vertex.id, uid].assign((), final=True)
-                left += [
-                    (SubtaskId(vertex.id, index), uid)
-                    for index in range(1, vertex.parallelism)
-                    if SubtaskId(vertex.id, index) not in self._finished
-                ]
-        return left
+            if SubtaskId(vertex.id, 0) in self._finished:
+                for uid in vertex.source_uids:
+                    self._assigners[vertex.id, uid].assign((), final=True)

@@ -6,7 +6,7 @@ had; numbers only grow; an attempt is replaced when it is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from jobmanager.graph.execution_attempt import (
     ON_TASKMANAGER,
@@ -34,14 +34,25 @@ class ExecutionGraph:
             for vertex in plan.vertices
             for index in range(vertex.parallelism)
         }
+        self._resumed: set[SubtaskId] = set()
 
-    def begin_again(self, subtasks: Iterable[SubtaskId]) -> None:
-        """New attempts in the place of those that are over."""
+    def begin_again(self, subtasks: Collection[SubtaskId]) -> None:
+        """New attempts in the place of those that are over; those that have not begun get their number."""
         self.attempt += 1
         for subtask in subtasks:
             assert self._attempts[subtask].terminal, "only what is over is replaced"
-            key = AttemptKey(subtask.vertex, subtask.subtask_index, self.attempt)
-            self._attempts[subtask] = ExecutionAttempt(key)
+            self._renew(subtask)
+        self._resumed.update(subtasks)
+        for subtask in self.in_state(AttemptState.CREATED):
+            self._renew(subtask)
+
+    def _renew(self, subtask: SubtaskId) -> None:
+        key = AttemptKey(subtask.vertex, subtask.subtask_index, self.attempt)
+        self._attempts[subtask] = ExecutionAttempt(key)
+
+    def resume(self, subtasks: Iterable[SubtaskId]) -> None:
+        """These have state in the checkpoint that the job goes on from."""
+        self._resumed.update(subtasks)
 
     def cancel(self, subtasks: Iterable[SubtaskId]) -> dict[str, list[AttemptKey]]:
         """Begins to cancel what a TaskManager may have, and ends what none has.
@@ -96,6 +107,20 @@ class ExecutionGraph:
             for attempt in self.current()
             if attempt.taskmanager_id == taskmanager_id and not attempt.terminal
         ]
+
+    def in_slots(self, slot_ids: Collection[str]) -> list[ExecutionAttempt]:
+        """Current attempts that are bound to one of these slots and not over."""
+        return [
+            attempt
+            for attempt in self.current()
+            if attempt.slot_id in slot_ids and not attempt.terminal
+        ]
+
+    @property
+    def waits_to_resume(self) -> bool:
+        """True while something that had begun before waits for its inputs: a checkpoint without it would
+        lose what it has done."""
+        return any(self._attempts[s].state is AttemptState.CREATED for s in self._resumed)
 
     @property
     def started(self) -> frozenset[SubtaskId]:

@@ -4,7 +4,7 @@ A producer's attempt leaves one partition on each kept edge. A new attempt of it
 stays as long as a consumer that was left alone may read it.
 
 Invariants: a partition is released once, and only when every consumer has finished and no region has to run
-again that would read it; what is lost or missing is not available until its producer has run again.
+again that would read it; what is lost, missing or released is not available until its producer has run again.
 
 Source: Flink, JobMasterPartitionTracker and FLIP-1's "partition life-cycle management".
 """
@@ -61,30 +61,39 @@ class PartitionTracker:
     def is_complete(self, partition: KeptPartition) -> bool:
         """Whether a blocking partition can be read: all of it is there."""
         producer = self._producer(partition)
-        return producer.done_or_waiting and not self._is_missing(partition, producer)
+        return producer.done_or_waiting and not self._is_gone(partition, producer)
 
     def is_available(self, partition: KeptPartition) -> bool:
         """Whether its consumers get its rows without a restart of the producer, now or later."""
         producer = self._producer(partition)
-        return producer.state not in _GONE and not self._is_missing(partition, producer)
+        return producer.state not in _GONE and not self._is_gone(partition, producer)
 
     def needed_and_missing(self) -> frozenset[KeptPartition]:
-        """Partitions whose producers have done their work in vain: consumers still need what is lost."""
+        """Partitions whose producers have done their work in vain: consumers have not read to the end what
+        is lost."""
         return frozenset(
             partition
             for partition, attempt in self._missing
             if attempt == self._producer(partition).key.attempt
-            and not all(self._has_finished(c) for c in self._regions.consumers_of(partition))
+            and not all(
+                self._graph.current_of(consumer).done_or_waiting
+                for consumer in self._regions.consumers_of(partition)
+            )
+        )
+
+    def is_kept(self, partition: KeptPartition) -> bool:
+        """Whether the job has such a partition."""
+        return any(
+            group.edge.id == partition.edge_id
+            for group in self._regions.written_by(partition.producer)
         )
 
     def _producer(self, partition: KeptPartition) -> ExecutionAttempt:
         return self._graph.current_of(partition.producer)
 
-    def _is_missing(self, partition: KeptPartition, producer: ExecutionAttempt) -> bool:
-        return (partition, producer.key.attempt) in self._missing
-
-    def _has_finished(self, subtask: SubtaskId) -> bool:
-        return self._graph.current_of(subtask).state is AttemptState.FINISHED
+    def _is_gone(self, partition: KeptPartition, producer: ExecutionAttempt) -> bool:
+        version = (partition, producer.key.attempt)
+        return version in self._missing or version in self._released
 
     # ------------------------------------------------------------ what happens
 
@@ -130,13 +139,18 @@ class PartitionTracker:
 
     # ------------------------------------------------------------ release
 
-    def release_unneeded(self) -> list[m.JobEffect]:
-        """Partitions that nobody will read any more."""
+    def release_unneeded(self, stopping: frozenset[SubtaskId]) -> list[m.JobEffect]:
+        """Partitions that nobody will read any more.
+
+        Args:
+            stopping: subtasks that begin again, even if they have finished.
+        """
         if self._keeps_all:
             return []
+        finished = self._graph.in_state(AttemptState.FINISHED) - stopping
         by_taskmanager: dict[str, list[tuple[str, AttemptKey]]] = {}
         for (partition, attempt), held in list(self._held.items()):
-            if self._is_needed(partition):
+            if self._is_needed(partition, finished):
                 continue
             del self._held[partition, attempt]
             self._released.add((partition, attempt))
@@ -146,13 +160,13 @@ class PartitionTracker:
             )
         return [m.ReleasePartitions(id, tuple(own)) for id, own in by_taskmanager.items()]
 
-    def _is_needed(self, partition: KeptPartition) -> bool:
+    def _is_needed(self, partition: KeptPartition, finished: frozenset[SubtaskId]) -> bool:
         """Someone reads it, or may have to run again to make what others read."""
         pending, seen = [partition], {partition}
         while pending:
             for consumer in self._regions.consumers_of(pending.pop()):
                 region = self._regions.region_of(consumer)
-                if not all(self._has_finished(subtask) for subtask in region.subtasks):
+                if not region.subtasks <= finished:
                     return True
                 further = set(self._regions.produced_by(region)) - seen
                 seen |= further

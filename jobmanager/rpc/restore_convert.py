@@ -81,6 +81,7 @@ def restored_checkpoint(checkpoint_id: int, tasks: RestoredTasks) -> m.RestoredC
             for subtask, task in tasks.items()
             for read in task.inputs
         ),
+        subtasks=frozenset(tasks),
     )
 
 

@@ -83,7 +83,11 @@ class TwoPhaseSink(Sink):
     @abstractmethod
     @override
     def abort(self, committable: bytes) -> None:
-        """Removes what was prepared and will never be committed. Must be repeatable."""
+        """Removes what was prepared and will never be committed. Must be repeatable.
+
+        Called at the end of a job without checkpoints that does not finish, and of one that is cancelled for
+        good; what crashed attempts have prepared and no checkpoint names is for ``open`` to clean up.
+        """
 
 
 def is_two_phase(sink: Sink) -> bool:

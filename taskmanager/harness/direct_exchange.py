@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
-from common.elements import ControlElement, EndOfPartition
+from common.elements import ControlElement, EndOfData, EndOfPartition
 from common.pb import internal_pb2
 from penstock.errors import InvariantViolation
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -63,6 +63,7 @@ class DirectPartition:
     """
 
     flush_deadline_ns: int | None = None
+    is_complete = True
 
     def __init__(
         self,
@@ -93,6 +94,10 @@ class DirectPartition:
     def emit_control(self, element: ControlElement) -> None:
         """Hands a control element over."""
         self._channel.send_control(element)
+
+    def end_data(self) -> None:
+        """No row follows."""
+        self.emit_control(EndOfData())
 
     def finish(self) -> None:
         """Nothing follows."""

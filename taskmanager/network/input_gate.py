@@ -41,7 +41,12 @@ from taskmanager.alignment.barrier_aligner import (
 )
 from taskmanager.alignment.watermark_merger import WatermarkMerger
 from taskmanager.network.input_channel import InputChannel
-from taskmanager.network.kept_channel import KeptChannelSpec, KeptInputChannel, SupplyListener
+from taskmanager.network.kept_channel import (
+    KeptChannelSpec,
+    KeptInputChannel,
+    RowPosition,
+    SupplyListener,
+)
 from taskmanager.network.result_partition import ExchangeCounters
 
 
@@ -219,10 +224,13 @@ class InputGate:
             f"producer {producer_index} of {edge_id} is no producer that keeps its rows"
         )
 
-    def mark(self, checkpoint_id: int) -> None:
-        """The snapshot of a checkpoint is being taken: what has been handed out is in it."""
-        for channel in self.kept:
-            channel.mark(checkpoint_id)
+    def mark(self, checkpoint_id: int) -> list[RowPosition]:
+        """The snapshot of a checkpoint is being taken: what has been handed out is in it.
+
+        Returns:
+            Where each channel of ``kept`` is read on by a task that is restored from it.
+        """
+        return [channel.mark(checkpoint_id) for channel in self.kept]
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """A checkpoint is complete: nothing before it will be read again."""

@@ -13,7 +13,8 @@ Invariants:
       before the start),
     - ``stream_row <= position.rows`` between two calls, and where it is less nothing is handed out but
       barriers,
-    - a mark is the position at the barrier of its checkpoint.
+    - a mark is the position at the barrier of its checkpoint; in mode at-least-once it may lie behind that, if
+      the producer is reproducible.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ class KeptInputChannel(InputChannel):
         self._supply = supply
         self._completed = start
         self._marks: dict[int, RowPosition] = {}
+        self._at_barrier: dict[int, RowPosition] = {}
+        """Of checkpoints whose barrier has come, and whose snapshot has not been taken."""
         self._has_ended_data = False
         self._last_barrier_id = -1
         self._watermark_ms = MIN_TIMESTAMP_MS
@@ -141,18 +144,28 @@ class KeptInputChannel(InputChannel):
 
     # ------------------------------------------------------------ checkpoints
 
-    def mark(self, checkpoint_id: int) -> None:
-        """The state as it is now goes into a checkpoint."""
-        self._marks[checkpoint_id] = self.position
+    def mark(self, checkpoint_id: int) -> RowPosition:
+        """The state as it is now goes into a checkpoint.
+
+        Returns:
+            Where a task goes on that is restored from it. In mode at-least-once rows from behind the barrier
+            may be in the state already; they are left out only if they are sure to come again as they were.
+        """
+        at_barrier = self._at_barrier.pop(checkpoint_id, self.position)
+        mark = self.position if self.spec.is_reproducible else at_barrier
+        self._marks[checkpoint_id] = mark
+        return mark
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """A producer that is replaced from now on begins at the barrier of this checkpoint, or behind it."""
         self._completed = self._marks.get(checkpoint_id, self._completed)
-        self._marks = {id: mark for id, mark in self._marks.items() if id > checkpoint_id}
+        self._marks = _after(checkpoint_id, self._marks)
+        self._at_barrier = _after(checkpoint_id, self._at_barrier)
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """A checkpoint will not complete."""
         self._marks.pop(checkpoint_id, None)
+        self._at_barrier.pop(checkpoint_id, None)
 
     # ------------------------------------------------------------ connections
 
@@ -229,6 +242,8 @@ class KeptInputChannel(InputChannel):
             case CheckpointBarrier(checkpoint_id):
                 is_news = checkpoint_id > self._last_barrier_id
                 self._last_barrier_id = max(self._last_barrier_id, checkpoint_id)
+                if is_news:
+                    self._at_barrier[checkpoint_id] = self.position
             case Watermark(timestamp_ms):
                 is_news = not self._is_replaying and timestamp_ms > self._watermark_ms
                 self._watermark_ms = timestamp_ms if is_news else self._watermark_ms
@@ -275,6 +290,10 @@ class KeptInputChannel(InputChannel):
                 f"{self.name}: its restarted producer has sent other rows than before, among rows"
                 f" {self._completed.rows} to {self.position.rows - 1}: {_ADVICE}"
             )
+
+
+def _after(checkpoint_id: int, positions: dict[int, RowPosition]) -> dict[int, RowPosition]:
+    return {id: position for id, position in positions.items() if id > checkpoint_id}
 
 
 _ADVICE = (

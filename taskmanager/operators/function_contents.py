@@ -25,7 +25,7 @@ from taskmanager.operators.window_contents import (
 )
 from taskmanager.operators.window_function_runner import WindowRows, window_function_runner
 from taskmanager.state.instances import InstanceState
-from taskmanager.state.row_table import RowDescriptor, RowTable
+from taskmanager.state.row_table import RowDescriptor, RowTable, parts_of
 from taskmanager.state.value_log import GroupedLog
 
 _SLICES = "slices"
@@ -96,15 +96,9 @@ class FunctionSlices(SliceContents[SequencedRows]):
 
     @override
     def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
-        firing = self._table(_FIRING, end)
-        if not len(firing):  # all its rows have been restored to other subtasks
-            self.context.state.drop(_FIRING, end)
-            return
-        windows = self._group(firing.all_rows(), start, end)
-        firing.replace(windows.rows)
-        for done, output in self._runner.run(windows):
-            firing.emitted_rows = int(windows.bounds[done])
-            yield output
+        for rows in parts_of([self._table(_FIRING, end)]):
+            for _, output in self._runner.run(self._group(rows, start, end)):
+                yield output
         self.context.state.drop(_FIRING, end)
 
     @override
@@ -118,12 +112,11 @@ class FunctionSlices(SliceContents[SequencedRows]):
         touched = RecordTable(self._keys.types, [], with_index=True)
         for prepared, rows in updated:
             touched.lookup_or_insert(self._keys.encode(prepared.select(rows).batch))
-        merged = RowTable(self._descriptor)
-        merged.extend([self._table(_SLICES, slice_start) for slice_start in slices])
-        batch = merged.all_rows()
-        batch = batch.filter(pa.array(touched.contains(self._keys.encode(batch))))
-        for _, output in self._runner.run(self._group(batch, start, end)):
-            yield output
+        for batch in parts_of([self._table(_SLICES, slice_start) for slice_start in slices]):
+            rows = batch.filter(pa.array(touched.contains(self._keys.encode(batch))))
+            if rows.num_rows:
+                for _, output in self._runner.run(self._group(rows, start, end)):
+                    yield output
 
     @override
     def drop(self, start: int) -> None:

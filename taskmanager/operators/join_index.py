@@ -5,7 +5,8 @@ time, so that the partners of a row are one range of a run. Small runs are merge
 row a logarithmic number of times, so there are few. The rows themselves stay in the batches they came in;
 only small ones are merged.
 
-An index is no state: it is made anew from the rows of the bucket, which are.
+An index is no state: it is made anew from the rows of the bucket, which are. Where these are not all in
+memory, the index has those that are, and the others of the keys that somebody has looked for.
 """
 
 from __future__ import annotations
@@ -119,10 +120,17 @@ class Run:
 
 
 class BucketIndex:
-    """The rows of a bucket."""
+    """The rows of a bucket.
 
-    def __init__(self) -> None:
+    Args:
+        epoch: of the table whose rows these are (``RowTable.epoch``).
+    """
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
         self.runs: list[Run] = []
+        self._loaded = np.empty(0, np.uint64)
+        self._sequence = np.empty(64, np.int64)
         self._chunks: list[pa.RecordBatch] = []
         self._starts: list[int] = []
         self._length = 0
@@ -130,8 +138,34 @@ class BucketIndex:
     def __len__(self) -> int:
         return self._length
 
-    def add(self, batch: pa.RecordBatch, hashes: UInt64Array, times: Int64Array) -> None:
+    def unknown(self, hashes: UInt64Array) -> UInt64Array:
+        """The different hashes that nobody has looked for; from now on somebody has."""
+        hashes = np.unique(hashes)
+        places = np.searchsorted(self._loaded, hashes)
+        known = np.zeros(len(hashes), np.bool_)
+        inside = places < len(self._loaded)
+        known[inside] = self._loaded[places[inside]] == hashes[inside]
+        self._loaded = np.insert(self._loaded, places[~known], hashes[~known])
+        return hashes[~known]
+
+    def sequence_of(self, positions: Int64Array) -> Int64Array:
+        """The places of n rows in the order of arrival."""
+        return self._sequence[positions]
+
+    def add(
+        self,
+        batch: pa.RecordBatch,
+        hashes: UInt64Array,
+        times: Int64Array,
+        sequence: Int64Array,
+    ) -> None:
         """Adds n rows, at least one; the first gets the next position."""
+        stop = self._length + batch.num_rows
+        if stop > len(self._sequence):
+            grown = np.empty(max(stop, 2 * len(self._sequence)), np.int64)
+            grown[: self._length] = self._sequence[: self._length]
+            self._sequence = grown
+        self._sequence[self._length : stop] = sequence
         order = np.lexsort((times, hashes))
         self.runs.append(Run(hashes[order], times[order], self._length + order))
         self._chunks.append(batch)

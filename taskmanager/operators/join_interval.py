@@ -45,7 +45,7 @@ from taskmanager.operators.joined_rows import BoolArray, JoinedRows, JoinSide
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.operator_progress import ArrivalCounter, WatermarkState
 from taskmanager.state.operator_state import UNION
-from taskmanager.state.row_table import RowDescriptor, RowTable, concatenated
+from taskmanager.state.row_table import RowDescriptor, RowPiece, RowTable, concatenated
 
 _NAMES = ("left", "right")
 _BUCKET_MIN_MS = 1000
@@ -236,7 +236,10 @@ class _Partners:
 
 
 class _Side:
-    """The kept rows of one input: in the backend, by bucket, and an index of each bucket."""
+    """The kept rows of one input: in the backend, by bucket, and an index of each bucket.
+
+    Where a bucket is larger than memory, the rows of a key are read when somebody looks for them.
+    """
 
     def __init__(self, name: str, side: JoinSide) -> None:
         self._name = name
@@ -250,9 +253,10 @@ class _Side:
 
     def add(self, start: int, arrived: _Arrived, sequence: Int64Array) -> None:
         """Keeps rows of the bucket that starts there."""
-        index = self._index(start)
-        self._table(start).add(arrived.batch, sequence)
-        index.add(arrived.batch, arrived.hashes, arrived.times)
+        table = self._table(start)
+        index = self._index(start, table)
+        table.add(arrived.batch, sequence)
+        index.add(arrived.batch, arrived.hashes, arrived.times, sequence)
 
     def find(self, probe: Probe, bucket_ms: int) -> list[_Found]:
         """Where the partners of n rows are, some of which may have equal hashes only."""
@@ -262,7 +266,8 @@ class _Side:
             if start + bucket_ms <= earliest or start > latest:
                 continue
             near = np.flatnonzero((probe.first < start + bucket_ms) & (probe.last >= start))
-            bucket, part = self._index(start), probe.select(near)
+            part = probe.select(near)
+            bucket = self._index_with(start, part.hashes)
             for run in bucket.runs:
                 rows, starts, counts = run.find(part)
                 if len(rows):
@@ -280,21 +285,32 @@ class _Side:
     def _table(self, start: int) -> RowTable:
         return self._state.row_table(self._name, start, self._descriptor)
 
-    def _index(self, start: int) -> BucketIndex:
+    def _index(self, start: int, table: RowTable) -> BucketIndex:
+        """The index of a bucket, with the rows that are in memory."""
         index = self._indexes.get(start)
-        if index is None:
-            index = self._indexes[start] = BucketIndex()
-            table = self._table(start)
-            if len(table):  # restored
-                rows = table.all_rows()
-                times = rows.column(EVENT_TIME).to_numpy()
-                index.add(rows, self._side.keys.encode(rows).hashes, times)
+        if index is None or index.epoch != table.epoch:
+            index = self._indexes[start] = BucketIndex(table.epoch)
+            self._add_rows(index, table.in_memory())
         return index
+
+    def _index_with(self, start: int, hashes: UInt64Array) -> BucketIndex:
+        """The index of a bucket, with all rows of some keys."""
+        table = self._table(start)
+        index = self._index(start, table)
+        if not table.is_in_memory:
+            self._add_rows(index, table.find(index.unknown(hashes)))
+        return index
+
+    def _add_rows(self, index: BucketIndex, rows: RowPiece) -> None:
+        if rows.batches:
+            batch, sequence = concatenated(rows.batches), np.concatenate(rows.sequences)
+            times = batch.column(EVENT_TIME).to_numpy()
+            index.add(batch, self._side.keys.encode(batch).hashes, times, sequence)
 
 
 def _partners(found: list[_Found], start: int, stop: int) -> tuple[Int64Array, _Partners]:
     """The pairs of rows ``start .. stop - 1``, row by row, partners by time and then arrival."""
-    row_parts, time_parts, position_parts, bucket_parts = [], [], [], []
+    row_parts, time_parts, position_parts, bucket_parts, sequence_parts = [], [], [], [], []
     for number, each in enumerate(found):
         first, last = np.searchsorted(each.rows, (start, stop))
         which, within = spread(each.counts[first:last])
@@ -302,9 +318,10 @@ def _partners(found: list[_Found], start: int, stop: int) -> tuple[Int64Array, _
         row_parts.append(each.rows[first:last][which])
         time_parts.append(each.run.times[places])
         position_parts.append(each.run.positions[places])
+        sequence_parts.append(each.bucket.sequence_of(position_parts[-1]))
         bucket_parts.append(np.full(len(places), number))
     rows, positions = np.concatenate(row_parts), np.concatenate(position_parts)
-    order = np.lexsort((positions, np.concatenate(time_parts), rows))
+    order = np.lexsort((np.concatenate(sequence_parts), np.concatenate(time_parts), rows))
     buckets = [each.bucket for each in found]
     bucket_of = np.concatenate(bucket_parts)
     return rows[order], _Partners(buckets, bucket_of[order], positions[order])

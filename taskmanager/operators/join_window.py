@@ -33,7 +33,7 @@ from taskmanager.operators.window_contents import (
 )
 from taskmanager.operators.window_timing import instance_window_operator, sliced_window_operator
 from taskmanager.state.instances import InstanceState
-from taskmanager.state.row_table import RowDescriptor, RowTable
+from taskmanager.state.row_table import RowDescriptor, RowTable, part_rows
 from taskmanager.state.value_log import GroupedLog
 
 _SLICES = ("left_slices", "right_slices")
@@ -60,7 +60,10 @@ class _SidedRows:
 
 
 class JoinSlices(SliceContents[_SidedRows]):
-    """Rows of tumbling and sliding windows: per slice and input, joined at the firing."""
+    """Rows of tumbling and sliding windows: per slice and input, joined at the firing.
+
+    A window that is larger than memory is joined part by part.
+    """
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._joined = JoinedRows(spec)
@@ -105,14 +108,23 @@ class JoinSlices(SliceContents[_SidedRows]):
 
     @override
     def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
-        left, right = (self._rows(side, end) for side in range(2))
+        tables = [self._table(_FIRING, side, end) for side in range(2)]
+        count = max(table.part_count for table in tables)
+        for index in range(count):
+            left, right = (part_rows([table], index, count) for table in tables)
+            yield from self._joined_part(left, right, start, end)
+        for name in _FIRING:
+            self.context.state.drop(name, end)
+
+    def _joined_part(
+        self, left: pa.RecordBatch, right: pa.RecordBatch, start: int, end: int
+    ) -> Iterator[OperatorOutput]:
+        """What rows of a window make; both sides have all rows of the same keys."""
         for of_left, of_right in joined_pairs(*self._ids(left, right), self._how, self._batch_rows):
             rows = len(of_left)
             window = [constant_time(start, rows), constant_time(end, rows)]
             event_times = np.full(rows, end - 1, np.int64)
             yield self._joined.build(left, of_left, right, of_right, window, event_times)
-        for name in _FIRING:
-            self.context.state.drop(name, end)
 
     @override
     def emit_updated(
@@ -131,10 +143,6 @@ class JoinSlices(SliceContents[_SidedRows]):
 
     def _table(self, names: Sequence[str], side: int, namespace: int) -> RowTable:
         return self.context.state.row_table(names[side], namespace, self._descriptors[side])
-
-    def _rows(self, side: int, end: int) -> pa.RecordBatch:
-        firing = self._table(_FIRING, side, end)
-        return firing.all_rows() if len(firing) else self._joined.side(side).empty()
 
     def _ids(self, left: pa.RecordBatch, right: pa.RecordBatch) -> tuple[Int64Array, Int64Array]:
         """Numbers for the keys of both sides: equal keys, equal numbers; ``NO_ROW`` for null keys."""

@@ -36,10 +36,6 @@ class JoinSide:
             i for i, name in enumerate(user_schema(self.schema).names) if name not in keys
         ]
 
-    def empty(self) -> pa.RecordBatch:
-        """No rows."""
-        return pa.RecordBatch.from_pylist([], schema=self.schema)
-
     def has_key(self, batch: pa.RecordBatch) -> BoolArray:
         """bool[n], False for rows with a null in their key: they equal nothing."""
         valid = np.ones(batch.num_rows, np.bool_)

@@ -89,12 +89,12 @@ class _SessionWindowOperator(Operator):
 
     def _advance(self, time_ms: int) -> Iterator[OperatorOutput]:
         """Fires the sessions that are over, then moves time on."""
-        due = self._sessions.due(time_ms)
-        if len(due):
+        while len(due := self._sessions.due(time_ms)):
             yield from self._fire(due)
         self._watermark_ms = max(self._watermark_ms, time_ms)
         if self._lateness_ms:
-            self._forget(self._sessions.expired(self._watermark_ms, self._lateness_ms))
+            while len(gone := self._sessions.expired(self._watermark_ms, self._lateness_ms)):
+                self._forget(gone)
 
     def _fire(self, due: Int64Array) -> Iterator[OperatorOutput]:
         table = self._sessions

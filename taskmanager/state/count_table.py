@@ -25,6 +25,8 @@ Int64Array = npt.NDArray[np.int64]
 
 _FILLED = pa.field("filled", pa.int64())
 _WINDOW_INDEX = pa.field("window_index", pa.int64())
+COUNT_FIELDS = (_FILLED, _WINDOW_INDEX)
+"""Columns of the exported rows between the key and what the windows hold."""
 
 
 class CountTable:
@@ -44,11 +46,15 @@ class CountTable:
     kind = "counts"
 
     def __init__(self, key_types: Sequence[pa.DataType], contents: InstanceState) -> None:
-        self.contents = contents
         self._types = tuple(key_types)
-        self._keys = KeyIndex(key_types)
         self._version = 1
         self._last_change = 0
+        self._begin(contents)
+
+    def _begin(self, contents: InstanceState) -> None:
+        """No key is in memory."""
+        self.contents = contents
+        self._keys = KeyIndex(self._types)
         self.numbers = NumberPool()
         self.filled = np.zeros(64, np.int64)
         self.window_index = np.zeros(64, np.int64)
@@ -64,6 +70,9 @@ class CountTable:
 
     def key_indices(self, keys: KeyBatch) -> Int64Array:
         """Where the keys are in ``filled``, ``window_index`` and ``instance``: int64[n]."""
+        return self._indices(keys)
+
+    def _indices(self, keys: KeyBatch) -> Int64Array:
         indices = self._keys.indices(keys)
         missing = self._keys.bound - len(self.filled)
         if missing > 0:
@@ -85,7 +94,7 @@ class CountTable:
 
     def schema(self) -> pa.Schema:
         """Schema of the exported rows."""
-        content = [_FILLED, _WINDOW_INDEX, *self.contents.state_fields()]
+        content = [*COUNT_FIELDS, *self.contents.state_fields()]
         return keyed_schema(key_fields(self._types), content)
 
     def is_changed(self, since_version: int) -> bool:
@@ -126,7 +135,7 @@ class CountTable:
         key_count = len(self._types)
         for batch in latest_rows(batches, self.schema(), key_count):
             columns = batch.columns[2:]
-            indices = self.key_indices(encode_keys(columns[:key_count]))
+            indices = self._indices(encode_keys(columns[:key_count]))
             filled = columns[key_count].to_numpy()
             self.filled[indices] = filled
             self.window_index[indices] = columns[key_count + 1].to_numpy()

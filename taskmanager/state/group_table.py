@@ -129,6 +129,15 @@ class GroupTable:
         Raises:
             AccumulatorOverflowError: a sum left the range of int64.
         """
+        for part in other.tables() if only is None else (other,):
+            self._merge(part, only)
+
+    def tables(self) -> Iterator[GroupTable]:
+        """Tables that together have all keys, each key once."""
+        yield self
+
+    def _merge(self, other: GroupTable, only: KeyBatch | None) -> None:
+        """Adds what another table has in memory."""
         if only is None:
             rows = other._records.rows()
         else:
@@ -165,9 +174,9 @@ class GroupTable:
         The table must not change while it is read.
         """
         rows = self._records.rows()
-        keys = rows.keys.to_arrays()
-        for start in range(0, len(self), size):
-            stop = min(start + size, len(self))
+        keys, count = rows.keys.to_arrays(), len(rows.keys)
+        for start in range(0, count, size):
+            stop = min(start + size, count)
             groups = np.arange(start, stop)
             self.emitted_rows = stop
             yield TableRows(
@@ -207,6 +216,18 @@ class GroupTable:
             self._records, export, self._schema, self._key_count, max_parallelism, self._numbers
         )
 
+    def seal_without(
+        self, gone: KeyBatch, since_version: int, max_parallelism: int, *, bury: bool
+    ) -> SealedKeyedRows:
+        """Freezes the keys that changed after ``since_version`` but for some.
+
+        Args:
+            gone: keys that are no longer part of the state.
+            bury: leave tombstones for them.
+        """
+        export = self._records.seal(since_version)
+        return self._seal_with_columns(export, max_parallelism, gone, bury=bury)
+
     def forget(self, version: int) -> None:
         """Tombstones up to the version may go."""
         self._records.versions.forget(version)
@@ -240,17 +261,30 @@ class GroupTable:
             for values, valid in zip(rows.accumulators, rows.validity, strict=True)
         ]
 
-    def _seal_with_columns(self, export: RecordExport, max_parallelism: int) -> SealedKeyedRows:
+    def _seal_with_columns(
+        self,
+        export: RecordExport,
+        max_parallelism: int,
+        gone: KeyBatch | None = None,
+        *,
+        bury: bool = False,
+    ) -> SealedKeyedRows:
         """Copies the changed keys and their numbers, and freezes the columns."""
         records = self._records
         keys = records.changed_keys(export)
+        if gone is not None and len(gone):
+            hidden = RecordTable(gone.types, [], with_index=True)
+            hidden.lookup_or_insert(gone)
+            keys = keys.take(np.flatnonzero(~hidden.contains(keys)))
         gathered = records.gather(keys)
         numbers = [
             to_column(values, valid)
             for values, valid in zip(gathered.accumulators, gathered.validity, strict=True)
         ]
-        groups = records.lookup(keys)
-        states = [*numbers, *(column.freeze(groups) for column in self._columns)]
+        states = list(numbers)
+        if self._columns:
+            groups = records.lookup(keys)
+            states += [column.freeze(groups) for column in self._columns]
         return SealedKeyedRows(
             export.since_version,
             export.version,
@@ -259,4 +293,5 @@ class GroupTable:
             max_parallelism,
             plain_keys(keys).to_arrays(),
             lambda rows: [state(rows) for state in states],
+            plain_keys(gone).to_arrays() if gone is not None and bury else None,
         )

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
-from taskmanager.kernels import RecordTable, encode_keys
+from taskmanager.kernels import RecordTable, distinct, encode_keys
+from taskmanager.state.key_batches import retyped
 from taskmanager.state.value_log import ValueLog
 
 Int64Array = npt.NDArray[np.int64]
@@ -25,6 +26,7 @@ class KeyIndex:
     """
 
     def __init__(self, key_types: Sequence[pa.DataType]) -> None:
+        self._types = tuple(key_types)
         self._records = RecordTable(key_types, [], with_index=True)
         self._logs = [ValueLog(kind) for kind in key_types]
         self._position = np.full(64, -1, np.int64)
@@ -53,10 +55,17 @@ class KeyIndex:
         if len(new):
             added, rows = np.unique(indices[new], return_index=True)
             first = len(self._logs[0])
-            for log, values in zip(self._logs, keys.take(new[rows]).to_arrays(), strict=True):
+            # Restored keys have plain types: what is kept has one type.
+            columns = retyped(keys.take(new[rows]), self._types).to_arrays()
+            for log, values in zip(self._logs, columns, strict=True):
                 log.append(values)
             self._position[added] = np.arange(first, first + len(added))
         return indices
+
+    def missing(self, keys: KeyBatch) -> KeyBatch:
+        """The different keys that have no index."""
+        absent = keys.take(np.flatnonzero(self._records.lookup(keys) < 0))
+        return absent.take(distinct(absent)[0]) if len(absent) else absent
 
     def keys(self, indices: Int64Array) -> list[pa.Array]:
         """The keys that have the indices, per key column n values."""

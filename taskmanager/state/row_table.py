@@ -1,7 +1,10 @@
 """The rows of one namespace (a slice of a window), as the batches they came in.
 
-Rows are only ever added, so a segment of a snapshot holds the batches that came since the one before;
-when rows are put into another order to be handed out, it holds all that are left.
+Rows are only ever added, so a segment of a snapshot holds the batches that came since the one before.
+
+Whoever reads all rows does so in *parts*, each with all rows of its keys: a table that is larger than
+memory is never there as a whole. Tables with the same keys have the same parts where they are asked for
+the same number of them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import pyarrow as pa
 
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
-from penstock.storage.key_types import plain_array, value_type
+from penstock.storage.key_types import UInt64Array, plain_array, value_type
 from taskmanager.state.keyed_rows import KEY_GROUP_FIELD, SEGMENT_BATCH_ROWS, checked_rows
 from taskmanager.state.snapshot_table import RestoredPart
 
@@ -47,6 +50,37 @@ class RowDescriptor:
         return pa.schema([KEY_GROUP_FIELD, SEQUENCE, *plain])
 
 
+class KeyedRows:
+    """Finds the keys of rows."""
+
+    def __init__(self, descriptor: RowDescriptor) -> None:
+        self._names = descriptor.keys
+
+    def hashes(self, batch: pa.RecordBatch) -> UInt64Array:
+        """uint64[n]: the hashes of the rows' keys."""
+        keys = [plain_array(batch.column(name)) for name in self._names]
+        keys = keys or [pa.array(np.zeros(batch.num_rows, np.int64))]
+        return encode_keys(keys).hashes
+
+
+@dataclass(slots=True)
+class RowPiece:
+    """Some rows of a table.
+
+    Attributes:
+        batches: in any order.
+        sequences: per batch the rows' places in the order of arrival.
+    """
+
+    batches: list[pa.RecordBatch]
+    sequences: list[Int64Array]
+
+    def add(self, batch: pa.RecordBatch, sequence: Int64Array) -> None:
+        """Adds n rows."""
+        self.batches.append(batch)
+        self.sequences.append(sequence)
+
+
 class RowTable:
     """Batches in order of arrival, each row with its place in that order.
 
@@ -54,13 +88,13 @@ class RowTable:
         descriptor: what the rows are.
 
     Attributes:
-        emitted_rows: rows from the front that have been handed out: no longer part of the state.
+        epoch: counts how often what was in memory has been given up.
     """
 
     kind = "rows"
 
     def __init__(self, descriptor: RowDescriptor) -> None:
-        self.emitted_rows = 0
+        self.epoch = 0
         self._descriptor = descriptor
         self._batches: list[pa.RecordBatch] = []
         self._sequences: list[Int64Array] = []
@@ -68,7 +102,6 @@ class RowTable:
         self._version = 1
         self._row_count = 0
         self._bytes = 0
-        self._is_reordered = False
 
     def __len__(self) -> int:
         return self._row_count
@@ -94,40 +127,50 @@ class RowTable:
             for batch, sequence in zip(table._batches, table._sequences, strict=True):
                 self.add(batch, sequence)
 
+    @property
+    def descriptor(self) -> RowDescriptor:
+        """What the rows are."""
+        return self._descriptor
+
+    @property
+    def is_in_memory(self) -> bool:
+        """All rows are in memory, so that ``find`` finds none."""
+        return True
+
+    @property
+    def part_count(self) -> int:
+        """In how many parts the rows are best read."""
+        return 1
+
+    def part(self, index: int, count: int) -> RowPiece:
+        """One of ``count`` parts: all rows of the keys of some key-groups."""
+        assert count == 1, "what is in memory is read at once"
+        return RowPiece(self._batches, self._sequences)
+
+    def find(self, hashes: UInt64Array) -> RowPiece:
+        """The rows of keys with n different hashes, without those in memory."""
+        return RowPiece([], [])
+
+    def in_memory(self) -> RowPiece:
+        """The rows that are in memory."""
+        return RowPiece(list(self._batches), list(self._sequences))
+
     def all_rows(self) -> pa.RecordBatch:
         """The rows in order of arrival."""
-        if not self._batches:
-            empty = [pa.array([], field.type) for field in self._descriptor.schema]
-            return pa.RecordBatch.from_arrays(empty, schema=self._descriptor.schema)
-        rows = concatenated(self._batches)
-        sequence = np.concatenate(self._sequences)
-        if (np.diff(sequence) > 0).all():
-            return rows
-        return rows.take(pa.array(np.argsort(sequence, kind="stable")))
-
-    def replace(self, rows: pa.RecordBatch) -> None:
-        """Holds the same rows in another order, from which they are now emitted."""
-        self._batches, self._sequences, self._versions = [], [], []
-        self._row_count = self._bytes = 0
-        self.add(rows, np.arange(rows.num_rows))
-        self._is_reordered = True
+        return part_rows([self], 0, 1)
 
     def schema(self) -> pa.Schema:
         """Schema of the exported rows."""
         return self._descriptor.stored_schema()
 
     def is_changed(self, since_version: int) -> bool:
-        """Rows have been added, or are being handed out."""
-        return self._is_reordered or bool(self._versions and self._versions[-1] > since_version)
+        """Rows have been added."""
+        return bool(self._versions and self._versions[-1] > since_version)
 
     def seal(self, since_version: int, max_parallelism: int) -> SealedRows:
         """Freezes the rows that came after ``since_version``; nothing is copied."""
         version = self._version
         self._version += 1
-        if self._is_reordered:
-            left = self._batches[0].slice(self.emitted_rows)
-            batches, sequences = [left], [self._sequences[0][self.emitted_rows :]]
-            return SealedRows(0, version, self._descriptor, batches, sequences, max_parallelism)
         first = bisect_right(self._versions, since_version) if since_version else 0
         return SealedRows(
             since_version,
@@ -196,12 +239,33 @@ class SealedRows:
         self._batches, self._sequences = [], []
 
     def _stored(self, batch: pa.RecordBatch, sequence: Int64Array) -> pa.RecordBatch:
-        names = self._descriptor.keys
-        keys = [plain_array(batch.column(name)) for name in names]
-        keys = keys or [pa.array(np.zeros(batch.num_rows, np.int64))]
-        groups = key_group_of(encode_keys(keys).hashes, self._max_parallelism)
+        hashes = KeyedRows(self._descriptor).hashes(batch)
+        groups = key_group_of(hashes, self._max_parallelism)
         arrays = [pa.array(groups), pa.array(sequence), *map(plain_array, batch.columns)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._descriptor.stored_schema())
+
+
+def parts_of(tables: Sequence[RowTable]) -> Iterator[pa.RecordBatch]:
+    """The rows of all tables, at least one, part by part; those of a part in order of arrival."""
+    count = max(table.part_count for table in tables)
+    for index in range(count):
+        rows = part_rows(tables, index, count)
+        if rows.num_rows:
+            yield rows
+
+
+def part_rows(tables: Sequence[RowTable], index: int, count: int) -> pa.RecordBatch:
+    """The rows of one of ``count`` parts of all tables, at least one, in order of arrival."""
+    pieces = [table.part(index, count) for table in tables]
+    batches = [batch for piece in pieces for batch in piece.batches]
+    if not batches:
+        schema = tables[0].descriptor.schema
+        return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+    rows = concatenated(batches)
+    sequence = np.concatenate([sequence for piece in pieces for sequence in piece.sequences])
+    if (np.diff(sequence) > 0).all():
+        return rows
+    return rows.take(pa.array(np.argsort(sequence, kind="stable")))
 
 
 def _sorted_by_key_group(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

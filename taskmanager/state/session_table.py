@@ -35,6 +35,8 @@ _NEVER = np.int64(2**63 - 1)
 _START = pa.field("start", pa.int64())
 _END = pa.field("end", pa.int64())
 _FIRED = pa.field("fired", pa.bool_())
+SESSION_FIELDS = (_START, _END, _FIRED)
+"""Columns of the exported rows between the key and what the sessions hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +70,21 @@ class SessionTable:
     def __init__(
         self, key_types: Sequence[pa.DataType], gap_ms: int, contents: InstanceState
     ) -> None:
-        self.contents = contents
         self._types = tuple(key_types)
         self._gap_ms = gap_ms
         self._version = 1
         self._last_change = 0
+        self._dead: list[_Dead] = []
+        self._dead_bytes = 0
+        self._begin(contents)
+
+    def _begin(self, contents: InstanceState) -> None:
+        """No session is in memory."""
+        self.contents = contents
         # Since when a session has its start: those of this version need no tombstone.
         self._started_in = np.zeros(64, np.int64)
         self._changed_in = np.zeros(64, np.int64)
-        self._dead: list[_Dead] = []
-        self._dead_bytes = 0
-        self._keys = KeyIndex(key_types)
+        self._keys = KeyIndex(self._types)
         self._numbers = NumberPool()
         self._head = np.full(64, -1, np.int64)
         self._start = np.zeros(64, np.int64)
@@ -103,6 +109,9 @@ class SessionTable:
 
     def key_indices(self, keys: KeyBatch) -> Int64Array:
         """The numbers of keys, for ``add`` and ``intervals``: int64[n]."""
+        return self._indices(keys)
+
+    def _indices(self, keys: KeyBatch) -> Int64Array:
         indices = self._keys.indices(keys)
         if self._keys.bound > len(self._head):
             self._head = _extended(self._head, self._keys.bound, -1)
@@ -256,7 +265,10 @@ class SessionTable:
         self._head[keys] = session[is_last]
 
     def due(self, watermark_ms: int) -> Int64Array:
-        """Sessions that end at or before watermark + 1 and have not fired, by their end."""
+        """Sessions that end at or before watermark + 1 and have not fired, by their end.
+
+        Not always all of them: once these have fired, ask again until there are none.
+        """
         if self._first_end_to_fire - 1 > watermark_ms:
             return np.empty(0, np.int64)
         bound = self._numbers.bound
@@ -277,7 +289,7 @@ class SessionTable:
         self._touch(sessions)
 
     def expired(self, watermark_ms: int, lateness_ms: int) -> Int64Array:
-        """Fired sessions that take no rows any more."""
+        """Fired sessions that take no rows any more; not always all, as in ``due``."""
         last_end = watermark_ms - lateness_ms + 1
         if self._first_end_to_expire > last_end:
             return np.empty(0, np.int64)
@@ -386,7 +398,7 @@ class SessionTable:
             columns = batch.columns[2:]
             sessions = self._new_sessions(batch.num_rows)
             self._started_in[sessions] = self._changed_in[sessions] = 0
-            self._key[sessions] = self.key_indices(encode_keys(columns[:key_count]))
+            self._key[sessions] = self._indices(encode_keys(columns[:key_count]))
             self._start[sessions] = columns[key_count].to_numpy()
             self._end[sessions] = columns[key_count + 1].to_numpy()
             self._fired[sessions] = columns[key_count + 2].to_numpy(zero_copy_only=False)

@@ -362,16 +362,16 @@ class Deployment:
         """Where the edges that keep their rows are now; the gate goes back there when it has to."""
         inputs: list[checkpoint_pb2.ChannelPosition] = []
         if self._gate is not None:
-            self._gate.mark(checkpoint_id)
+            marks = self._gate.mark(checkpoint_id)
             inputs += [
                 checkpoint_pb2.ChannelPosition(
                     edge_id=channel.spec.edge_id,
                     index=channel.spec.producer_index,
-                    rows=channel.position.rows,
-                    checksum=channel.position.checksum,
+                    rows=mark.rows,
+                    checksum=mark.checksum,
                     producer_attempt=channel.producer_attempt,
                 )
-                for channel in self._gate.kept
+                for channel, mark in zip(self._gate.kept, marks, strict=True)
             ]
         outputs = [position for partition in self._partitions for position in partition.positions()]
         return ChannelPositions(inputs, outputs)

@@ -372,12 +372,10 @@ class BackendHistory:
             fired: dict[tuple[Key, int], Any] = {}
             for subtask in side.subtasks:
                 table = self.sessions(subtask.backend)
-                due = table.due(watermark)
-                fired |= _session_rows(table, due)
-                if len(due):
+                while len(due := table.due(watermark)):
+                    fired |= _session_rows(table, due)
                     table.mark_fired(due)
-                gone = table.expired(watermark, 0)
-                if len(gone):
+                while len(gone := table.expired(watermark, 0)):
                     table.contents.clear(gone)
                     table.remove(gone)
             expected: dict[tuple[Key, int], Any] = {}
@@ -719,7 +717,7 @@ class BackendHistory:
                 memory = backend if side.kind == "hashmap" else backend._inner
                 held = [e for *_, slot in memory._slots() for e in _exports(slot.table)]
                 if side.kind == "rocksdb":
-                    held += [e for table in backend._tables() for e in _exports(table)]
+                    held += [e for table in backend._stored.opened() for e in _exports(table)]
                     assert not len(backend._queue)
                     assert not list(backend._environment.work_directory.glob("links-*"))
                     alive = {partition.number for partition in backend._catalog.all_partitions()}
@@ -787,11 +785,15 @@ class BackendHistory:
 
     def _session_content(self, backend: KeyedStateBackend) -> dict[tuple[Key, int], Any]:
         table = self.sessions(backend)
+        if hasattr(table, "load_all"):
+            table.load_all()
         bound = table._numbers.bound
         return _session_rows(table, np.flatnonzero(table._end[:bound] != 2**63 - 1))
 
     def _count_content(self, backend: KeyedStateBackend) -> dict[Key, Any]:
         table = self.counts(backend)
+        if hasattr(table, "load_all"):
+            table.load_all()
         indices = np.arange(len(table))
         keys = table.keys(indices)
         found = {}

@@ -213,6 +213,19 @@ class InMemoryLink(Link):
                 self._network.delay_max_ns, lambda: other.lose("it closed the connection")
             )
 
+    @property
+    def is_open(self) -> bool:
+        """True while both ends are connected."""
+        return not self._is_closed and self.other is not None and not self.other._is_closed
+
+    def break_off(self) -> None:
+        """The wire breaks: each end notices at its own time, and what is under way is lost."""
+        for end in (self, self.other):
+            if end is not None:
+                self._network.call_later(
+                    self._network.delay_ns(), functools.partial(end.lose, "the wire broke")
+                )
+
     def lose(self, reason: str) -> None:
         """The link breaks at this end."""
         if not self._is_closed:

@@ -30,6 +30,12 @@ def fast_directory() -> Iterator[Path]:
         yield Path(directory)
 
 
+def starved_backend(environment: BackendEnvironment) -> RocksDBStateBackend:
+    """A backend that hardly has a cache: nearly everything is read from the database."""
+    slot_memory(environment.memory)._cache_bytes = 3000
+    return RocksDBStateBackend(environment)
+
+
 class BlobStore:
     """Bytes of snapshots by path; counts what was uploaded."""
 

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from unittest import mock
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from jobmanager.checkpoint import checkpoint_store_runner
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.job_settings import job_settings
 from jobmanager.dispatcher.job_state import JobState
+from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.rpc.graph_convert import event_of, plan_of
@@ -29,9 +31,12 @@ from jobmanager.scheduler.slots import Slot
 from penstock.config import Configuration
 from penstock.pb import client_pb2, graph_pb2
 from taskmanager.task.lifecycle import TERMINAL
+from taskmanager.task.slot_runtime import SlotRuntime
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
+from tests.support.simulated_failovers import FailoverAudit
 from tests.support.simulated_faults import Fault, Faults, Trigger
 from tests.support.simulated_jobmanager import SimulatedJobManager, results_taken
+from tests.support.simulated_partition_server import SimulatedPartitionServer
 from tests.support.simulated_slot import SimulatedSlot
 from tests.support.simulated_store import AuditedStore, StoreAccess
 from tests.support.simulated_taskmanager import SimulatedTaskManager
@@ -40,6 +45,12 @@ _STEPS_MAX = 2_000_000
 _TIME_MAX_MS = 100_000
 _SLOW_STEP_NS = 5_000_000
 _HEARTBEAT_TIMEOUT_NS = 100_000_000
+_SLOW_CALL_NS = 1_000_000_000
+_ORPHANS_AFTER_NS = 1_500_000_000
+_DISK_FULL_NS = 200_000_000
+
+
+_T = TypeVar("_T")
 
 
 class SimulatedCluster:
@@ -49,6 +60,8 @@ class SimulatedCluster:
         rows: what its collect sinks brought back, by collect id.
         story: what happened, for whoever looks into a seed.
         orphan_checks: how often the store was seen at rest and compared with what HEAD names.
+        failovers: what failures have restarted.
+        has_noted_commit: a job without checkpoints is at its one commit.
     """
 
     def __init__(
@@ -79,18 +92,25 @@ class SimulatedCluster:
         self.leader_epoch = 1
         self.jobmanager_deaths = 0
         self.slot_deaths = 0
+        self._failed_calls_before = 0
         self.restored_from_checkpoint = 0
         self._plan: JobPlan = plan_of(graph)
         self._settings = job_settings(self.config)
         self._faults = faults or Faults()
         self._line_free_at_ns: dict[str, int] = {}
         self.is_cancelled = False
+        self.has_noted_commit = False
+        self.failovers = FailoverAudit(
+            self._plan, FailoverStrategyName(self.config.failover_strategy), self._tell_story
+        )
         self._commit_fails = False
+        self._function_raises = False
         self.has_leftovers = False
         self._changes_checked = 0
         self._wanted_slots = 0
         self._free: dict[str, Slot] = {}
         self._registered: set[str] = set()
+        self._notice_loss: dict[str, Callable[[], None]] = {}
         self._incarnations = 0
         needed = slots_needed(self._plan)
         self._slots_each = -(-needed // taskmanagers) + (1 if faults else 0)
@@ -107,14 +127,42 @@ class SimulatedCluster:
 
     def run(self) -> None:
         """Runs until the job has ended; fails when nothing is left to wake before that."""
-        with mock.patch.object(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.0):
+        with (
+            mock.patch.object(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.0),
+            self.failovers.watching(),
+        ):
             for _ in range(_STEPS_MAX):
                 if self._jobmanager.is_done:
+                    self._check_nothing_held()
                     return
                 self._check_store_at_rest()
                 assert self._run_one(), f"nothing left to wake: {self._outlook()}"
                 assert self.loop.now_ms() < _TIME_MAX_MS, f"the job is stuck: {self._outlook()}"
         raise AssertionError(f"still busy after {_STEPS_MAX} steps: {self._outlook()}")
+
+    def _check_nothing_held(self) -> None:
+        """Some time after the end of the job no TaskManager has anything of it."""
+        self._run_for(_SLOW_CALL_NS)
+        if self._calls_failed or not self._jobmanager.is_alive:
+            # Slots and partitions of a job that has ended: heartbeats name them.
+            for taskmanager in self._taskmanagers.values():
+                taskmanager.end_all()
+                taskmanager.release(())
+        self._run_for(_ORPHANS_AFTER_NS)
+        for taskmanager in self._taskmanagers.values():
+            assert not taskmanager.processes, f"{taskmanager.name} still runs slots of the job"
+            held = taskmanager.held()
+            assert not held, f"{taskmanager.name} still holds {held} of the job"
+
+    @property
+    def _calls_failed(self) -> bool:
+        return self._failed_calls_before + self._jobmanager.failed_calls > 0
+
+    def _run_for(self, duration_ns: int) -> None:
+        """Goes on for a time, as long as there is anything to do."""
+        end_ns = self.loop.monotonic_ns() + duration_ns
+        while self.loop.monotonic_ns() < end_ns and self._run_one():
+            pass
 
     def _outlook(self) -> str:
         return f"{[state.name for state in self.states]}; {self._jobmanager.master.story}"
@@ -122,14 +170,22 @@ class SimulatedCluster:
     def _run_one(self) -> bool:
         """One step of a slot or of the network, drawn by the seed; else time moves on."""
         self.passed("step")
-        runtimes = [slot.runtime for slot in self._processes() if slot.is_alive]
+        runtimes: list[SlotRuntime | SimulatedPartitionServer] = [
+            slot.runtime for slot in self._processes() if slot.is_alive
+        ]
+        runtimes += [
+            taskmanager.server
+            for taskmanager in self._taskmanagers.values()
+            if taskmanager.server.is_alive
+        ]
         turns: list[Callable[[], bool]] = [runtime.run_one for runtime in runtimes]
         self.random.shuffle(turns)
         if self.random.random() < 0.3 and self._run_event(before_ns=_SLOW_STEP_NS):
             return True
         if any(turn() for turn in turns):
             return True
-        deadline_ms = min((runtime.next_deadline_ms() for runtime in runtimes), default=None)
+        deadlines = [runtime.next_deadline_ms() for runtime in runtimes]
+        deadline_ms = min((at for at in deadlines if at is not None), default=None)
         if deadline_ms is None:
             return self.loop.run_one()
         wait_ns = max(deadline_ms * 1_000_000 - self.loop.monotonic_ns(), 1_000_000)
@@ -258,6 +314,9 @@ class SimulatedCluster:
         """A daemon's report reaches the JobManager; those of dead attempts are its affair."""
         if taskmanager.name not in self._registered:
             return
+        if event.HasField("peer_unreachable"):
+            self._probe(event.peer_unreachable.peer)
+            return
         changed = event.state_changed
         if changed.HasField("failure"):
             self.failure = changed.failure
@@ -348,9 +407,51 @@ class SimulatedCluster:
                 self._jobmanager.request_checkpoint()
             case Fault.COMMIT_FAILS:
                 self._commit_fails = True
+            case Fault.TASK_RAISES:
+                self._function_raises = True
+            case Fault.PARTITION_SERVER_DIES:
+                for taskmanager in self._any(self._taskmanagers.values()):
+                    taskmanager.server_dies()
+            case Fault.CONNECTION_BREAKS:
+                for link in self._any(link for link in self.network.links if link.is_open):
+                    link.break_off()
+            case Fault.REPORTS_DELAYED:
+                for taskmanager in self._any(self._taskmanagers.values()):
+                    self._line_free_at_ns[f"from {taskmanager.name}"] = (
+                        self.loop.monotonic_ns() + self.draw(_HEARTBEAT_TIMEOUT_NS)
+                    )
+            case Fault.REPORTS_REPEATED:
+                for taskmanager in self._any(self._taskmanagers.values()):
+                    taskmanager.repeat_reports()
+            case Fault.DISK_FULL:
+                for taskmanager in self._any(self._taskmanagers.values()):
+                    self._fill_disk(taskmanager)
             case Fault.CANCELLED:
                 self.is_cancelled = True
                 self._jobmanager.tell(m.CancelRequested())
+
+    def _any(self, candidates: Iterable[_T]) -> list[_T]:
+        """One of them, or none where there is none."""
+        listed = list(candidates)
+        return [self.random.choice(listed)] if listed else []
+
+    def _fill_disk(self, taskmanager: SimulatedTaskManager) -> None:
+        taskmanager.set_spill_allowed(is_allowed=False)
+        self.loop.call_later(
+            self.draw(_DISK_FULL_NS),
+            lambda: taskmanager.set_spill_allowed(is_allowed=True),
+        )
+
+    def processing(self) -> None:
+        """A function processes a row.
+
+        Raises:
+            ValueError: it cannot, this time.
+        """
+        self.passed("row")
+        if self._function_raises:
+            self._function_raises = False
+            raise ValueError("the simulated function fails, this once")
 
     def committing(self) -> None:
         """A sink is at a commit.
@@ -367,6 +468,7 @@ class SimulatedCluster:
         alive = [process for process in self._processes() if process.is_alive]
         if alive:
             process = self.random.choice(alive)
+            self._tell_story(f"{process.name} dies")
             self.slot_deaths += 1
             self._taskmanagers[process.taskmanager_id].slot_dies(process.slot_id)
 
@@ -374,6 +476,7 @@ class SimulatedCluster:
         if not self._taskmanagers:
             return
         lost = self.random.choice(list(self._taskmanagers.values()))
+        self._tell_story(f"{lost.name} dies")
         lost.die()
         del self._taskmanagers[lost.taskmanager_id]
         for slot in lost.slots:
@@ -390,14 +493,24 @@ class SimulatedCluster:
             noticed()
             self._start_taskmanager(lost.taskmanager_id)
 
+        self._notice_loss[lost.name] = noticed
         self.loop.call_later(self.draw(_HEARTBEAT_TIMEOUT_NS), noticed)
         self.loop.call_later(self.draw(2 * _HEARTBEAT_TIMEOUT_NS), back)
+
+    def _probe(self, peer: internal_pb2.DataEndpoint) -> None:
+        """A process cannot be reached: its TaskManager is asked whether it lives."""
+        for name, notice in self._notice_loss.items():
+            if peer.unix_path.startswith(f"/{name}-"):
+                notice()
 
     def jobmanager_dies(self) -> None:
         """The JobManager dies; its successor goes on with the job, and the slots end some time."""
         if not self._jobmanager.is_alive:
             return
+        if self.has_noted_commit:
+            return  # its successor would not go on with the job
         self._tell_story("the JobManager dies")
+        self._failed_calls_before += self._jobmanager.failed_calls + 1
         self._jobmanager.is_alive = False
         self.jobmanager_deaths += 1
         if self._jobmanager.master.ended:  # its successor knows that
@@ -419,6 +532,7 @@ class SimulatedCluster:
     def _take_over(self) -> None:
         self.leader_epoch += 1
         self._tell_story(f"the JobManager of epoch {self.leader_epoch} takes over")
+        self.failovers.begin_again()
         self._jobmanager = self._new_jobmanager(is_recovered=True)
         for taskmanager in list(self._taskmanagers.values()):
             self.loop.call_later(
@@ -432,4 +546,5 @@ class SimulatedCluster:
     def _register_again(self, taskmanager: SimulatedTaskManager) -> None:
         if taskmanager.is_alive and taskmanager.name not in self._registered:
             taskmanager.end_all()
+            taskmanager.release(())
             self._register(taskmanager)

@@ -17,6 +17,12 @@ class Fault(enum.Enum):
     CALL_FAILS = "a TaskManager does not answer a call"
     CHECKPOINT_REQUESTED = "a user asks for a checkpoint"
     COMMIT_FAILS = "the system that a sink writes to fails a commit"
+    TASK_RAISES = "a function raises"
+    PARTITION_SERVER_DIES = "a partition server dies, and comes back"
+    CONNECTION_BREAKS = "a connection between two processes breaks"
+    REPORTS_DELAYED = "the reports of a TaskManager take long"
+    REPORTS_REPEATED = "a TaskManager reports the same again"
+    DISK_FULL = "the disk of a TaskManager is nearly full, for a time"
     CANCELLED = "a user cancels the job"
 
 
@@ -52,6 +58,10 @@ _POINTS = (
     ("FINISHED", 6),
     ("RUNNING", 12),
     ("commit", 8),
+    ("PostLater", 2),
+    ("FreeSlots", 2),
+    ("replace_producer", 6),
+    ("ReleasePartitions", 3),
 )
 """Where faults happen, and how often each is passed in a run, about."""
 
@@ -96,12 +106,24 @@ def draw_faults(draws: random.Random, *, may_cancel: bool = True) -> Faults:
         Fault.CALL_FAILS,
         Fault.CHECKPOINT_REQUESTED,
         Fault.COMMIT_FAILS,
+        Fault.TASK_RAISES,
+        Fault.TASK_RAISES,
+        Fault.TASKMANAGER_LOST,
+        Fault.PARTITION_SERVER_DIES,
+        Fault.CONNECTION_BREAKS,
+        Fault.REPORTS_DELAYED,
+        Fault.REPORTS_REPEATED,
+        Fault.DISK_FULL,
     ]
     triggers = []
     for _ in range(draws.choice((0, 1, 1, 2, 3, 5))):
         point, often = draws.choice(_POINTS)
         pause_ns = draws.choice((0, 0, draws.randrange(3_000_000), draws.randrange(30_000_000)))
-        triggers.append(Trigger(draws.choice(kinds), point, draws.randint(1, often), pause_ns))
+        count = draws.randint(1, often)
+        triggers.append(Trigger(draws.choice(kinds), point, count, pause_ns))
+        if draws.random() < 0.3:  # another one, close to it
+            soon_ns = pause_ns + draws.randrange(8_000_000)
+            triggers.append(Trigger(draws.choice(kinds), point, count, soon_ns))
     if may_cancel and draws.random() < 0.08:
         point, often = draws.choice(_POINTS)
         triggers.append(Trigger(Fault.CANCELLED, point, draws.randint(1, often), 0))

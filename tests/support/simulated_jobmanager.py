@@ -19,21 +19,25 @@ from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.job_master import JobMaster
 from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_settings import JobSettings
-from jobmanager.dispatcher.job_state import JobState
+from jobmanager.dispatcher.job_state import ENDING, JobState
+from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.rpc.graph_convert import (
     DeploymentMessages,
     attempt_id,
     cause_of_error,
     endpoint_of,
+    partition_id,
     plan_of,
 )
 from jobmanager.rpc.restore_convert import RestoredTasks, restored_checkpoint, restored_tasks
 from jobmanager.scheduler.slots import Slot
+from penstock.config import Configuration
 from penstock.errors import Fenced, StoreTransient, StreamError, Unrecoverable
 from penstock.pb import graph_pb2
 from penstock.storage.head import HeadOutcomeUnknown
 from tests.support.in_memory_network import SimulatedLoop
+from tests.support.simulated_failovers import FailoverAudit
 from tests.support.simulated_store import ProcessDied, StoreAccess
 from tests.support.simulated_taskmanager import SimulatedTaskManager
 
@@ -49,7 +53,10 @@ class JobManagerHost(Protocol):
 
     loop: SimulatedLoop
     graph: graph_pb2.JobGraph
+    config: Configuration
+    failovers: FailoverAudit
     attempts_end: int
+    has_noted_commit: bool
 
     def later(self, action: Callable[[], None]) -> None:
         """Runs an action at a drawn time."""
@@ -100,6 +107,7 @@ class SimulatedJobManager:
         self.leader_epoch = leader_epoch
         self.is_alive = True
         self.next_call_fails = ""
+        self.failed_calls = 0
         self.is_store_unsure = False
         """An upload or a manifest may be left that only the next ``prepare`` sweeps."""
         checkpoints = settings.checkpoints
@@ -128,6 +136,7 @@ class SimulatedJobManager:
         self.coordinators: list[CheckpointCoordinator] = []
         options = JobOptions(
             restart=settings.restart,
+            failover_strategy=FailoverStrategyName(host.config.failover_strategy),
             coordinator=None if checkpoints is None else coordinator,
             first_attempt=host.attempts_end if is_recovered else 0,
             is_recovered=is_recovered,
@@ -192,11 +201,17 @@ class SimulatedJobManager:
                 self._call(
                     taskmanager_id,
                     lambda taskmanager: taskmanager.allocate(slot_ids),
-                    lambda endpoints: self.tell(
-                        m.SlotsAllocated(taskmanager_id, tuple(map(endpoint_of, endpoints)), call)
+                    lambda answer: self.tell(
+                        m.SlotsAllocated(
+                            taskmanager_id,
+                            tuple(map(endpoint_of, answer.endpoints)),
+                            call,
+                            endpoint_of(answer.partition_endpoint),
+                        )
                     ),
                 )
             case m.DeployTasks(taskmanager_id, tasks, from_nothing):
+                host.failovers.deployed([task.attempt for task in tasks])
                 deployments = [
                     self._messages.task(
                         task,
@@ -213,6 +228,8 @@ class SimulatedJobManager:
                 for message in messages:
                     host.passed(message.WhichOneof("command") or "")
             case m.CancelTasks(taskmanager_id, keys, is_final):
+                if self.master.state not in ENDING:
+                    host.failovers.cancelled(keys)
                 attempts = [attempt_id("job", key) for key in keys]
                 self._call(
                     taskmanager_id,
@@ -228,9 +245,14 @@ class SimulatedJobManager:
             case m.FreeSlots(slots):
                 self._free(slots)
             case m.NoteCommit():
-                self._in_lane("store", lambda: self.tell(m.CommitNoted()))
-            case m.ReleasePartitions():
-                pass  # TaskManagers of the simulation keep none
+                self._in_lane("store", self._note_commit)
+            case m.ReleasePartitions(taskmanager_id, partitions):
+                released = [partition_id(*partition) for partition in partitions]
+                self._call(
+                    taskmanager_id,
+                    lambda taskmanager: taskmanager.release(released),
+                    failed=_told_when_a_heartbeat_names_them,
+                )
             case m.PublishState(state):
                 host.publish(state)
             case m.PostLater(delay_ms, event):
@@ -296,6 +318,7 @@ class SimulatedJobManager:
         attempt = self.master.attempt
 
         def fail() -> None:
+            self.failed_calls += 1
             if failed is not None:
                 failed()
             else:
@@ -337,6 +360,10 @@ class SimulatedJobManager:
         self._call(taskmanager_id, free, failed=again)
 
     # ------------------------------------------------------------ the store
+
+    def _note_commit(self) -> None:
+        self._host.has_noted_commit = True
+        self.tell(m.CommitNoted())
 
     def _prepare(self, effect: m.PrepareStart) -> None:
         now_ms = self._host.loop.now_ms()
@@ -403,6 +430,10 @@ class SimulatedJobManager:
 
         delay_ms = max(0, at_ms - self._host.loop.now_ms())
         self._host.loop.call_later(delay_ms * 1_000_000, due)
+
+
+def _told_when_a_heartbeat_names_them() -> None:
+    """A call to release partitions has failed: they are released at the end of the job, if not before."""
 
 
 def results_taken(results: internal_pb2.SlotResults) -> internal_pb2.ResultsTaken:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,15 +71,22 @@ class SimulatedJob:
     Attributes:
         expected: row -> how often it is in the output of a run without failures.
         is_repeated: whether a row comes out the same where rows before it were processed twice.
+        settings: that it is run with.
+        compared: what of a row is compared.
     """
 
     name: str
     graph: graph_pb2.JobGraph
     expected: Rows
     is_repeated: Callable[[Row], bool]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    compared: Callable[[Row], Row] = tuple
 
-    def check(self, visible: Rows, *, is_exactly_once: bool, has_finished: bool) -> None:
+    def check(self, written: Rows, *, is_exactly_once: bool, has_finished: bool) -> None:
         """Compares what came out with what had to."""
+        visible: Rows = collections.Counter()
+        for row, count in written.items():
+            visible[self.compared(row)] += count
         if is_exactly_once:
             extra, missing = visible - self.expected, self.expected - visible
             assert not extra, f"{self.name} wrote too much: {_few(extra)}; missing: {_few(missing)}"
@@ -102,7 +109,7 @@ def _never(row: Row) -> bool:
     return False
 
 
-def _is_passed_on(row: Row) -> bool:
+def is_passed_on(row: Row) -> bool:
     """Of ``SumAtEnd``: not one of its sums."""
     return len(row) < 3 or row[1] == 0
 
@@ -119,12 +126,14 @@ def events(start: int, count: int) -> pa.RecordBatch:
     )
 
 
-def _source(env: ps.Environment, rows: int, rate: float | None) -> ps.Stream:
+def row_source(env: ps.Environment, rows: int, rate: float | None) -> ps.Stream:
+    """``events`` in event time."""
     stream = env.generate(events, rows=rows, rate=rate, schema=events(0, 1).schema)
     return stream.with_event_time("ts", out_of_orderness="50ms")
 
 
-def _input(rows: int) -> list[dict[str, int]]:
+def input_rows(rows: int) -> list[dict[str, int]]:
+    """What ``row_source`` reads."""
     return events(0, rows).to_pylist()
 
 
@@ -155,15 +164,32 @@ class SumAtEnd(ps.KeyedProcessFunction):
 def keyed_process(world: str, rows: int, rate: float | None, parallelism: int) -> SimulatedJob:
     """Source -> key_by -> function with state and timers -> sink."""
     env = ps.Environment(parallelism=parallelism)
-    stream = _source(env, rows, rate).key_by("key").process(SumAtEnd(), schema=COUNTED)
+    stream = row_source(env, rows, rate).key_by("key").process(SumAtEnd(), schema=COUNTED)
     stream.sink(RecordingSink(world))
-    expected = collections.Counter((row["key"], 0, row["value"]) for row in _input(rows))
-    for key, group in _grouped(_input(rows)).items():
+    graph = env.plan("keyed process").graph
+    return SimulatedJob("keyed_process", graph, expected_sums(rows), is_passed_on)
+
+
+def expected_sums(rows: int) -> Rows:
+    """What ``SumAtEnd`` makes of the input: (key, seen, value)."""
+    expected = collections.Counter((row["key"], 0, row["value"]) for row in input_rows(rows))
+    for key, group in grouped(input_rows(rows)).items():
         expected[key, len(group), sum(row["value"] for row in group)] += 1
-    return SimulatedJob("keyed_process", env.plan("keyed process").graph, expected, _is_passed_on)
+    return expected
 
 
-def _grouped(rows: Iterable[dict[str, int]]) -> dict[int, list[dict[str, int]]]:
+def window_totals(rows: int, size_ms: int) -> Rows:
+    """Rows and total of their values by key and window: (key, rows, total)."""
+    cells: dict[tuple[int, int], list[int]] = collections.defaultdict(lambda: [0, 0])
+    for row in input_rows(rows):
+        cell = cells[row["key"], row["ts"] // size_ms]
+        cell[0] += 1
+        cell[1] += row["value"]
+    return collections.Counter((key, *cell) for (key, _), cell in cells.items())
+
+
+def grouped(rows: Iterable[dict[str, int]]) -> dict[int, list[dict[str, int]]]:
+    """Rows by key."""
     groups: dict[int, list[dict[str, int]]] = {}
     for row in rows:
         groups.setdefault(row["key"], []).append(row)
@@ -173,16 +199,11 @@ def _grouped(rows: Iterable[dict[str, int]]) -> dict[int, list[dict[str, int]]]:
 def window_aggregate(world: str, rows: int, rate: float | None, parallelism: int) -> SimulatedJob:
     """Source -> key_by -> windows -> sink."""
     env = ps.Environment(parallelism=parallelism)
-    windows = _source(env, rows, rate).key_by("key").window(ps.tumbling("300ms"))
+    windows = row_source(env, rows, rate).key_by("key").window(ps.tumbling("300ms"))
     counted = windows.aggregate(rows=ps.count(), total=ps.sum("value"))
     counted.select("key", "rows", "total").sink(RecordingSink(world))
-    cells: dict[tuple[int, int], list[int]] = collections.defaultdict(lambda: [0, 0])
-    for row in _input(rows):
-        cell = cells[row["key"], row["ts"] // 300]
-        cell[0] += 1
-        cell[1] += row["value"]
-    expected = collections.Counter((key, *cell) for (key, _), cell in cells.items())
-    return SimulatedJob("window_aggregate", env.plan("windows").graph, expected, _never)
+    graph = env.plan("windows").graph
+    return SimulatedJob("window_aggregate", graph, window_totals(rows, 300), _never)
 
 
 class MatchUp(ps.KeyedCoProcessFunction):
@@ -208,13 +229,13 @@ def connected(world: str, rows: int, rate: float | None, parallelism: int) -> Si
     """Two sources -> connect -> function with lists -> sink."""
     env = ps.Environment(parallelism=parallelism)
     rows = rows // 3
-    left = _source(env, rows, rate).key_by("key")
-    right = _source(env, rows // 2, None).key_by("key")
+    left = row_source(env, rows, rate).key_by("key")
+    right = row_source(env, rows // 2, None).key_by("key")
     left.connect(right).process(MatchUp(), schema=COUNTED).sink(RecordingSink(world))
-    rights = _grouped(_input(rows // 2))
+    rights = grouped(input_rows(rows // 2))
     expected = collections.Counter(
         (row["key"], right["value"], row["value"])
-        for row in _input(rows)
+        for row in input_rows(rows)
         for right in rights.get(row["key"], ())
     )
     return SimulatedJob("connected", env.plan("connected").graph, expected, _always)
@@ -223,14 +244,14 @@ def connected(world: str, rows: int, rate: float | None, parallelism: int) -> Si
 def interval_join(world: str, rows: int, rate: float | None, parallelism: int) -> SimulatedJob:
     """Two sources -> join within an interval -> sink."""
     env = ps.Environment(parallelism=parallelism)
-    left = _source(env, rows, rate).rename(value="left")
-    right = _source(env, rows, None).rename(value="right")
+    left = row_source(env, rows, rate).rename(value="left")
+    right = row_source(env, rows, None).rename(value="right")
     joined = left.join(right, on="key", within=("-50ms", "100ms"))
     joined.select("key", "left", "right").sink(RecordingSink(world))
-    rights = _grouped(_input(rows))
+    rights = grouped(input_rows(rows))
     expected = collections.Counter(
         (row["key"], row["value"], right["value"])
-        for row in _input(rows)
+        for row in input_rows(rows)
         for right in rights[row["key"]]
         if -50 <= right["ts"] - row["ts"] <= 100
     )
@@ -240,24 +261,24 @@ def interval_join(world: str, rows: int, rate: float | None, parallelism: int) -
 def sink_and_exchange(world: str, rows: int, rate: float | None, parallelism: int) -> SimulatedJob:
     """A chain that ends in a sink and in an exchange: producers wait for the commit too."""
     env = ps.Environment(parallelism=parallelism)
-    source = _source(env, rows, rate)
+    source = row_source(env, rows, rate)
     source.select("key", "value").sink(RecordingSink(world))
     running = source.key_by("key").process(SumAtEnd(), schema=COUNTED)
     running.filter(ps.col("seen") > 0).rebalance().sink(RecordingSink(world))
-    expected: Rows = collections.Counter((row["key"], row["value"]) for row in _input(rows))
-    for key, group in _grouped(_input(rows)).items():
+    expected: Rows = collections.Counter((row["key"], row["value"]) for row in input_rows(rows))
+    for key, group in grouped(input_rows(rows)).items():
         expected[key, len(group), sum(row["value"] for row in group)] += 1
-    return SimulatedJob("sink_and_exchange", env.plan("both").graph, expected, _is_passed_on)
+    return SimulatedJob("sink_and_exchange", env.plan("both").graph, expected, is_passed_on)
 
 
 def running_aggregate(world: str, rows: int, rate: float | None, parallelism: int) -> SimulatedJob:
     """Three stages with two exchanges, of which the last has one subtask's worth of keys."""
     env = ps.Environment(parallelism=parallelism)
-    windows = _source(env, rows, rate).key_by("key").window(ps.tumbling("100ms"))
+    windows = row_source(env, rows, rate).key_by("key").window(ps.tumbling("100ms"))
     small = windows.aggregate(rows=ps.count())
     large = small.window(ps.tumbling("400ms")).aggregate(total=ps.sum("rows"))
     large.select("total").sink(RecordingSink(world))
-    totals = collections.Counter(row["ts"] // 400 for row in _input(rows))
+    totals = collections.Counter(row["ts"] // 400 for row in input_rows(rows))
     expected = collections.Counter((total,) for total in totals.values())
     return SimulatedJob("running_aggregate", env.plan("stages").graph, expected, _never)
 

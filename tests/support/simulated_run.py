@@ -1,11 +1,12 @@
 """One simulated run of a job with checkpoints: everything about it is drawn from its seed.
 
-``python -m tests.support.simulated_run SEED COUNT BACKEND`` runs seeds one after the other and says how to
-repeat those that fail.
+``python -m tests.support.simulated_run SEED COUNT BACKEND JOB`` runs seeds one after the other and says how
+to repeat those that fail.
 """
 
 from __future__ import annotations
 
+import collections
 import random
 import sys
 import tempfile
@@ -21,7 +22,10 @@ from penstock.config import Configuration
 from tests.support.simulated_cluster import SimulatedCluster
 from tests.support.simulated_faults import Faults, draw_faults
 from tests.support.simulated_jobs import JOBS, SimulatedJob
+from tests.support.simulated_kept_jobs import KEPT_JOBS
 from tests.support.simulated_world import World
+
+ALL_JOBS = (*JOBS, *KEPT_JOBS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +41,23 @@ class Run:
     @property
     def is_exactly_once(self) -> bool:
         """Whether each row must come out once."""
-        return self.settings["execution.checkpointing.mode"] == "exactly-once"
+        return (
+            self.settings["execution.checkpointing.mode"] == "exactly-once"
+            or self.settings["execution.checkpointing.interval"] == "none"
+        )
 
 
-def draw_run(seed: int, backend: str) -> Run:
+def draw_run(seed: int, backend: str, job: str = "") -> Run:
     """Draws a run.
 
     Args:
+        job: name of the job, "" = drawn too.
         backend: of keyed state; "rocksdb" writes real files, at the pace of a real disk.
     """
     draws = random.Random(seed)
     world = World(f"seed {seed}")
-    make = draws.choice(JOBS)
-    job = make(
+    make = draws.choice([made for made in ALL_JOBS if job in ("", made.__name__)])
+    made = make(
         f"seed {seed}",
         draws.choice((30, 150, 300)),
         draws.choice((None, None, 1000.0, 5000.0)),
@@ -76,13 +84,16 @@ def draw_run(seed: int, backend: str) -> Run:
         "restart-strategy.type": "fixed-delay",
         "restart-strategy.fixed-delay.attempts": 1000,
         "restart-strategy.fixed-delay.delay": draws.choice(("0ms", "20ms")),
+        "jobmanager.execution.failover-strategy": draws.choice((*("region",) * 5, "full")),
+        "taskmanager.memory.exchange-cache.size": draws.choice((400, 2_000, 20_000, 64 << 20)),
     }
-    return Run(job, world, settings, draw_faults(draws), draws.choice((1, 2, 3)))
+    settings |= made.settings
+    return Run(made, world, settings, draw_faults(draws), draws.choice((1, 2, 3)))
 
 
-def simulate(seed: int, backend: str = "hashmap") -> SimulatedCluster:
+def simulate(seed: int, backend: str = "hashmap", job: str = "") -> SimulatedCluster:
     """Runs a seed and checks all there is to check."""
-    run = draw_run(seed, backend)
+    run = draw_run(seed, backend, job)
     config = Configuration.from_mapping(run.settings)
     with tempfile.TemporaryDirectory() as directory:
         cluster = SimulatedCluster(
@@ -94,19 +105,22 @@ def simulate(seed: int, backend: str = "hashmap") -> SimulatedCluster:
             work_directory=Path(directory),
         )
         run.world.on_commit = cluster.committing
+        run.world.on_processing = cluster.processing
         try:
             cluster.run()
             _check_end(run, cluster)
         except BaseException as error:
             error.add_note(f"{run.job.name} of seed {seed}: {run.settings}; {run.faults}")
             error.add_note("\n".join(cluster.story[-60:]))
-            error.add_note(f"again: make sim SEED={seed} COUNT=1 BACKEND={backend}")
+            error.add_note(f"again: make sim SEED={seed} COUNT=1 BACKEND={backend} JOB={job}")
             raise
     return cluster
 
 
 def _check_end(run: Run, cluster: SimulatedCluster) -> None:
     expected = {JobState.FINISHED} | ({JobState.CANCELED} if cluster.is_cancelled else set())
+    if cluster.has_noted_commit:
+        expected |= {JobState.FAILED}  # a failure in the midst of the only commit ends the job
     assert cluster.state in expected, f"it ended {cluster.state.name}: {cluster.failure}"
     run.job.check(
         run.world.visible(),
@@ -118,32 +132,36 @@ def _check_end(run: Run, cluster: SimulatedCluster) -> None:
         assert not left or cluster.has_leftovers, f"left in the store: {sorted(left)}"
 
 
-def main(first: int, count: int, backend: str) -> int:
+def main(first: int, count: int, backend: str, job: str) -> int:
     """Runs seeds; returns how many have failed."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     failed: list[int] = []
-    restarts = deaths = takeovers = checks = 0
+    totals: collections.Counter[str] = collections.Counter()
     started = time.monotonic()
     for seed in range(first, first + count):
         try:
-            cluster = simulate(seed, backend)
+            cluster = simulate(seed, backend, job)
         except KeyboardInterrupt:
             break
         except BaseException:
             failed.append(seed)
             traceback.print_exc()
         else:
-            restarts += cluster.states.count(JobState.RESTARTING)
-            deaths += cluster.slot_deaths
-            takeovers += cluster.jobmanager_deaths
-            checks += cluster.orphan_checks
-    print(
-        f"{count} runs in {time.monotonic() - started:.1f} s: {restarts} restarts, {deaths} deaths of "
-        f"slots, {takeovers} of JobManagers, {checks} looks at a store at rest; failed: {failed}"
-    )
+            totals.update(
+                {
+                    "restarts": cluster.failovers.restarts,
+                    "of them partial": cluster.failovers.spared,
+                    "with a missing partition": cluster.failovers.backtracked,
+                    "deaths of slots": cluster.slot_deaths,
+                    "of JobManagers": cluster.jobmanager_deaths,
+                    "looks at a store at rest": cluster.orphan_checks,
+                }
+            )
+    told = ", ".join(f"{total} {what}" for what, total in totals.items())
+    print(f"{count} runs in {time.monotonic() - started:.1f} s: {told}; failed: {failed}")
     return len(failed)
 
 
 if __name__ == "__main__":
-    _first, _count, _backend = [*sys.argv[1:], *("0", "1", "hashmap")[len(sys.argv) - 1 :]]
-    sys.exit(min(1, main(int(_first), int(_count), _backend)))
+    _given = [*sys.argv[1:], *("0", "1", "hashmap", "")[len(sys.argv) - 1 :]]
+    sys.exit(min(1, main(int(_given[0]), int(_given[1]), _given[2], _given[3])))

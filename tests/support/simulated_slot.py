@@ -16,7 +16,9 @@ from typing_extensions import override
 
 from common.pb import internal_pb2
 from penstock.config import Configuration
+from penstock.partition_id import PartitionId
 from taskmanager.network.exchange import DataExchange, SlotIdentity
+from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.slots.attempt_table import AttemptTable
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment, SlotServices
@@ -25,6 +27,9 @@ from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.slot_runtime import SlotRuntime
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
 from tests.support.simulated_store import StoreAccess
+
+_PARTITION_WAIT_MS = 10_000
+"""Short, so that a run sees what comes of it."""
 
 
 class SlotHost(Protocol):
@@ -76,10 +81,20 @@ class SimulatedSlot:
 
     Args:
         name: unlike that of any other process of the simulation.
+        spill_directory: of its TaskManager.
+
+    Attributes:
+        outputs: all that its attempts may have written to the spill directory.
     """
 
     def __init__(
-        self, host: SlotHost, slot_id: str, taskmanager_id: str, name: str, leader_epoch: int
+        self,
+        host: SlotHost,
+        slot_id: str,
+        taskmanager_id: str,
+        name: str,
+        leader_epoch: int,
+        spill_directory: Path,
     ) -> None:
         self.host = host
         self.slot_id = slot_id
@@ -87,6 +102,7 @@ class SimulatedSlot:
         self.name = name
         self.is_alive = True
         self.attempts = AttemptTable()
+        self.outputs: set[PartitionId] = set()
         self.background_count = 0
         self._mailbox = mailbox = Mailbox()
         self._transport = host.network.transport()
@@ -94,6 +110,7 @@ class SimulatedSlot:
         identity = SlotIdentity(
             job_id="job", slot_id=slot_id, host_id="host", leader_epoch=leader_epoch, token=""
         )
+        executor = _BackgroundThreads(self, is_snapshot=False)
         self._exchange = DataExchange(
             host.config,
             identity,
@@ -101,12 +118,14 @@ class SimulatedSlot:
             host.loop,
             self._transport,
             on_unreachable=self._peer_unreachable,
+            spill=SpillRunner(spill_directory, "job", executor.submit, mailbox.post),
+            partition_wait_ms=_PARTITION_WAIT_MS,
         )
         self._services = SlotServices(
             config=host.config,
             clock=host.loop,
             exchange=self._exchange,
-            executor=_BackgroundThreads(self, is_snapshot=False),
+            executor=executor,
             snapshot_executor=_BackgroundThreads(self, is_snapshot=True),
             memory=ManagedMemory(host.config.taskmanager_memory_managed_bytes),
             work_directory=host.work_directory / name,
@@ -149,16 +168,34 @@ class SimulatedSlot:
     def handle(self, command: internal_pb2.SlotCommand) -> None:
         """A command arrives."""
         if self.is_alive:
+            deployed = command.deploy
+            self.outputs |= {
+                PartitionId(
+                    output.edge.id,
+                    deployed.attempt.vertex,
+                    deployed.attempt.subtask_index,
+                    deployed.attempt.attempt,
+                )
+                for output in deployed.outputs
+            }
             self._mailbox.post(lambda: self.runtime.handle(command))
 
     def stop(self) -> None:
         """Ends as it is told to: what runs is cancelled."""
         if self.is_alive:
             self.runtime.stop()
+            self._check_nothing_kept()
             self.is_alive = False
             self._exchange.close()
             self._transport.close()
             self.host.slot_ended()
+
+    def _check_nothing_kept(self) -> None:
+        """Whatever its attempts kept is accounted for: without them and what they left, nothing is."""
+        self._exchange.release_partitions(self.outputs)
+        cache = self._exchange._partitions._cache
+        assert cache.memory_bytes == 0, f"{self.name} keeps {cache.memory_bytes} bytes of nothing"
+        assert cache.disk_bytes == 0, f"{self.name} counts {cache.disk_bytes} bytes on disk"
 
     def die(self) -> None:
         """Ends like after SIGKILL."""

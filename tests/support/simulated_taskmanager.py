@@ -2,12 +2,13 @@
 
 Reports of a slot reach the daemon in the order they were sent, and those of a daemon the JobManager;
 between slots and between daemons there is no order. The daemon hears of a slot's death some time
-after it.
+after it. What slots spill lies in a real directory, which is gone with the TaskManager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from common.pb import internal_pb2
@@ -18,11 +19,19 @@ from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_FAILED,
     FailureCause,
 )
+from taskmanager.daemon.held_partitions import partition_id_of
+from taskmanager.partitions.sealed_store import SealedStore, remove_partition
+from taskmanager.partitions.spill_layout import INDEX_NAME, partition_directory
 from taskmanager.slots.attempt_table import AttemptKey, key_of, state_event
+from tests.support.simulated_partition_server import ServerHost, SimulatedPartitionServer
 from tests.support.simulated_slot import SimulatedSlot, SlotHost
 
+_SERVER_BACKOFF_NS = 100_000_000
+_LOOK_INTERVAL_NS = 1_000_000_000
+_REPORTS_AT_ONCE = 5
 
-class TaskManagerHost(SlotHost, Protocol):
+
+class TaskManagerHost(SlotHost, ServerHost, Protocol):
     """What a TaskManager needs of the simulation."""
 
     leader_epoch: int
@@ -61,12 +70,19 @@ class SimulatedTaskManager:
         """Dead processes whose end the daemon has not noticed."""
         self._closed: set[AttemptKey] = set()
         self._started = 0
+        self._last_reports: list[internal_pb2.TaskEvent] = []
+        self.spill_directory = host.work_directory / self.name / "spill"
+        self._sealed = SealedStore(self.spill_directory)
+        self.server = SimulatedPartitionServer(host, self.name, self.spill_directory)
 
     # -- what the JobManager asks for
 
-    def allocate(self, slot_ids: Iterable[str]) -> list[internal_pb2.DataEndpoint]:
+    def allocate(self, slot_ids: Iterable[str]) -> internal_pb2.AllocateSlotsResponse:
         """Starts slot processes where there are none."""
-        return [self._endpoint(slot_id) for slot_id in slot_ids]
+        return internal_pb2.AllocateSlotsResponse(
+            endpoints=[self._endpoint(slot_id) for slot_id in slot_ids],
+            partition_endpoint=self.server.endpoint,
+        )
 
     def _endpoint(self, slot_id: str) -> internal_pb2.DataEndpoint:
         known = self.processes.get(slot_id)
@@ -75,7 +91,12 @@ class SimulatedTaskManager:
         self._started += 1
         name = f"{self.name}-{slot_id}-{self._started}"
         process = SimulatedSlot(
-            self._host, slot_id, self.taskmanager_id, name, self._host.leader_epoch
+            self._host,
+            slot_id,
+            self.taskmanager_id,
+            name,
+            self._host.leader_epoch,
+            self.spill_directory,
         )
         self.processes[slot_id] = process
         return process.listen()
@@ -124,6 +145,51 @@ class SimulatedTaskManager:
                 else:
                     process.die()
                 self._note_end(process, "it was freed", is_asked_for=True)
+
+    # -- what finished attempts have left
+
+    def release(self, partitions: Sequence[internal_pb2.PartitionId]) -> None:
+        """Drops partitions; none named = all that are complete."""
+        release = internal_pb2.ReleasePartitions(job_id="job", partitions=partitions)
+        if partitions:
+            for process in self.processes.values():
+                self._send(process, internal_pb2.SlotCommand(release_partitions=release))
+            chosen = [partition_id_of(partition) for partition in partitions]
+        else:
+            chosen = [held[1] for held in self._sealed.held()]
+        self._sealed.release("job", chosen)
+        self.server.forget()
+
+    def held(self) -> list[str]:
+        """Files in the spill directory."""
+        root = self.spill_directory
+        return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+    def _look(self) -> None:
+        """Removes what nobody finishes: it is not complete, and its writer has ended."""
+        writing = {
+            partition_directory(self.spill_directory, "job", partition_id)
+            for process in self.processes.values()
+            for partition_id in process.outputs
+        }
+        for path in self.spill_directory.glob("*/*/part=*"):
+            if not (path / INDEX_NAME).exists() and path not in writing:
+                remove_partition(path)
+
+    def server_dies(self) -> None:
+        """The partition server dies, and is started again some time later."""
+        if self.server.is_alive:
+            self.server.die()
+            self._host.loop.call_later(
+                self._host.draw(_SERVER_BACKOFF_NS),
+                lambda: self.server.start() if self.is_alive else None,
+            )
+
+    def set_spill_allowed(self, *, is_allowed: bool) -> None:
+        """Tells every slot whether it may write to the disk."""
+        pressure = internal_pb2.SpillPressure(stop=not is_allowed)
+        for process in self.processes.values():
+            self._send(process, internal_pb2.SlotCommand(spill_pressure=pressure))
 
     # -- its slots
 
@@ -176,6 +242,9 @@ class SimulatedTaskManager:
         self._closed.update(process.attempts.attempt_keys())
         for event in events:
             self._report(event)
+        self._host.loop.call_later(
+            self._host.draw(_LOOK_INTERVAL_NS), lambda: self._look() if self.is_alive else None
+        )
 
     def end_all(self) -> None:
         """All slot processes end with the JobManager that had them started."""
@@ -187,6 +256,14 @@ class SimulatedTaskManager:
         self.is_alive = False
         for process in self.processes.values():
             process.die()
+        self.server.die()
+        shutil.rmtree(self.spill_directory, ignore_errors=True)
 
     def _report(self, event: internal_pb2.TaskEvent) -> None:
+        self._last_reports = [*self._last_reports[1 - _REPORTS_AT_ONCE :], event]
         self._host.in_order(f"from {self.name}", lambda: self._host.take_task_event(self, event))
+
+    def repeat_reports(self) -> None:
+        """The answer to its last call is lost, so it reports the same again, in the same order."""
+        for event in list(self._last_reports):
+            self._report(event)

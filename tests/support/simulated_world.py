@@ -22,18 +22,27 @@ class World:
 
     Attributes:
         on_commit: called before and after each commit; may raise.
+        on_processing: called for each row that a function processes; may raise.
     """
 
     def __init__(self, name: str) -> None:
         self.prepared: dict[str, list[Row]] = {}
         self.committed: dict[str, list[Row]] = {}
         self.on_commit: Callable[[], None] = lambda: None
+        self.on_processing: Callable[[], None] = lambda: None
+        self._processed = 0
         _worlds[name] = self
 
     @staticmethod
     def of(name: str) -> World:
         """The world of this name."""
         return _worlds[name]
+
+    def processing(self) -> int:
+        """A function processes a row; returns how many have been before, repetitions included."""
+        self.on_processing()
+        self._processed += 1
+        return self._processed
 
     def prepare(self, name: str, rows: list[Row]) -> None:
         """Keeps rows safe without showing them."""

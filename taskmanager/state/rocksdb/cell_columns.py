@@ -17,8 +17,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from taskmanager.state.descriptors import ABSENT, StateDescriptor, ValueCodec
+from taskmanager.state.rocksdb.cache_host import EntryReader
 from taskmanager.state.rocksdb.cell_changes import CellChanges, FrozenCells
-from taskmanager.state.rocksdb.group_rows import EntryReader
 
 LENGTH_BYTES: Final = 4
 CELL_BYTES: Final = 80

@@ -98,6 +98,37 @@ class Database:
         """
         return _scan(self._rocks, self._directory, begin, end, rows_max)
 
+    def scan_prefixes(
+        self, prefixes: list[bytes], rows_max: int = SCAN_ROWS
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Keys and values that begin with one of the prefixes, in parts.
+
+        Args:
+            prefixes: different, ascending, of one length.
+            rows_max: size of the parts.
+
+        Raises:
+            StoreTransient: they cannot be read.
+        """
+        names: list[bytes] = []
+        values: list[bytes] = []
+        try:
+            entries = self._rocks.iter()
+            for prefix in prefixes:
+                entries.seek(prefix)
+                while entries.valid() and (name := entries.key()).startswith(prefix):
+                    names.append(name)
+                    values.append(entries.value())
+                    entries.next()
+                entries.status()  # raises where the end is an error
+                if len(names) >= rows_max:
+                    yield names, values
+                    names, values = [], []
+        except Exception as error:
+            raise _unreadable(self._directory, error) from error
+        if names:
+            yield names, values
+
     def ingest(self, entries: SstEntries) -> None:
         """Writes entries, which win over what is there.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from typing_extensions import override
@@ -24,6 +23,7 @@ from taskmanager.kernels import RecordTable, Rows, distinct
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
+from taskmanager.state.rocksdb.cache_host import CacheHost, EntryReader
 from taskmanager.state.rocksdb.entry_batches import (
     concat_keys,
     concat_rows,
@@ -44,23 +44,6 @@ _TICK_UPDATES = 64
 """Updates between two of the cache's ages."""
 _LOADED_VERSION = 1
 """Records that came from the database are not newer than that."""
-
-
-class EntryReader(Protocol):
-    """What a table reads its entries from (``Database``)."""
-
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """The values of sorted keys."""
-
-    def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Keys and values of a range, in parts."""
-
-
-class CacheHost(Protocol):
-    """What a table tells the owner of the cache's budget."""
-
-    def cache_resized(self, difference_bytes: int) -> None:
-        """A cache takes more or less than before; it may be asked to shrink before this returns."""
 
 
 @dataclass(slots=True)
@@ -133,11 +116,6 @@ class StoredGroupTable(GroupTable):
     def known_row_count(self) -> int:
         """Number of keys where it is known without reading, else 0."""
         return len(self._cache) if self._is_complete else self._row_count or 0
-
-    @property
-    def cached_rows(self) -> int:
-        """Records in the cache."""
-        return len(self._cache)
 
     @override
     def memory_bytes(self) -> int:
@@ -237,8 +215,9 @@ class StoredGroupTable(GroupTable):
         if cache is self._cache:
             self._written_version = max(self._written_version, version)
 
-    def evict(self, keep_rows: int) -> None:
-        """Keeps the records that were changed last; all changes have been written."""
+    def evict(self, *, everything: bool) -> None:
+        """Keeps the half of the records that was changed last, or none; all changes have been written."""
+        keep_rows = 0 if everything else len(self._cache) // 2
         assert not self._cache.versions.is_changed(self._written_version), "unwritten changes"
         rows, ages = self._cache.rows(), self._cache.row_versions()
         if len(ages) <= keep_rows:
@@ -253,10 +232,11 @@ class StoredGroupTable(GroupTable):
             self._cache.put(take_rows(rows, newest))
         self._account()
 
-    def close(self) -> None:
-        """The table is not used any more."""
+    def close(self) -> list[int]:
+        """The table is not used any more; the partitions whose entries may go."""
         accounted, self._accounted_bytes = self._accounted_bytes, 0
         self._host.cache_resized(-accounted)
+        return [self.partition] if self.is_stored else []
 
     def _account(self) -> None:
         size = self._cache.memory_bytes()

@@ -1,5 +1,7 @@
 """A snapshot of the states in memory inside that of the database, and back.
 
+States in memory are those of older checkpoints that nobody has asked for since they were restored.
+
 A ``rocksdb`` snapshot lists the tables of the database first; their ``kind`` begins with ``rocksdb.``.
 Files of the states in memory are renamed ``memory/<instance>/<name>``.
 """

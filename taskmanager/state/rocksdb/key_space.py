@@ -22,6 +22,7 @@ from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import RecordTable
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.descriptors import StateDescriptor
+from taskmanager.state.rocksdb.cache_host import CacheHost, EntryReader
 from taskmanager.state.rocksdb.cell_columns import ListCells, StoredColumn, ValueCells
 from taskmanager.state.rocksdb.entry_keys import (
     PARTITION_BYTES,
@@ -30,7 +31,6 @@ from taskmanager.state.rocksdb.entry_keys import (
     entry_order,
     partition_bounds,
 )
-from taskmanager.state.rocksdb.group_rows import CacheHost
 from taskmanager.state.rocksdb.map_cells import MapCells
 from taskmanager.state.rocksdb.sst_file import ByteStrings
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
@@ -41,18 +41,6 @@ KEYS_MAX: Final = 1 << 14
 """Keys in a part of ``keys``."""
 _KEY_BYTES: Final = 120
 """What a cached key takes beside the index and its cells."""
-
-
-class SizedReader(Protocol):
-    """The database."""
-
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """The values of sorted keys."""
-
-    def scan(
-        self, begin: bytes, end: bytes, rows_max: int = ...
-    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Keys and values of a range, in parts of at most ``rows_max``."""
 
 
 class KeySpaceHost(CacheHost, Protocol):
@@ -81,7 +69,7 @@ class StoredKeySpace:
         self,
         key_types: Sequence[pa.DataType],
         max_parallelism: int,
-        reader: SizedReader,
+        reader: EntryReader,
         host: KeySpaceHost,
     ) -> None:
         self.key_types = tuple(key_types)

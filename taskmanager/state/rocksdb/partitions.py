@@ -10,13 +10,24 @@ import pyarrow as pa
 
 from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2
+from penstock.storage.key_types import value_type
 from taskmanager.state.accumulator_columns import accumulator_fields
 from taskmanager.state.backend import AggregateDescriptor
+from taskmanager.state.count_table import COUNT_FIELDS
 from taskmanager.state.descriptors import StateDescriptor, ValueCodec
-from taskmanager.state.rocksdb.group_rows import StoredGroupTable
+from taskmanager.state.instances import InstanceState
+from taskmanager.state.rocksdb.cache_host import StoredTable
 from taskmanager.state.rocksdb.inner_state import STORED_KIND
+from taskmanager.state.row_table import RowDescriptor
+from taskmanager.state.run_format import key_fields
+from taskmanager.state.session_table import SESSION_FIELDS
 
 GROUP_KIND: Final = STORED_KIND + "group"
+COLUMN_KIND: Final = STORED_KIND + "columns"
+TIMER_KIND: Final = STORED_KIND + "timers"
+SESSION_KIND: Final = STORED_KIND + "sessions"
+COUNT_KIND: Final = STORED_KIND + "counts"
+ROW_KIND: Final = STORED_KIND + "rows"
 
 _CODEC: Final = "codec"
 """Metadata key of a field."""
@@ -35,7 +46,7 @@ class Partition:
     number: int
     is_stored: bool
     row_count: int = 0
-    table: StoredGroupTable | None = None
+    table: StoredTable | None = None
 
 
 @dataclass(slots=True)
@@ -86,6 +97,11 @@ class PartitionCatalog:
         if partition is None:
             partition = state.partitions[namespace] = Partition(self.new_number(), is_stored=True)
         return partition
+
+    def found(self, name: str, namespace: int) -> Partition | None:
+        """The partition of a namespace; None = there is none."""
+        state = self.states.get(name)
+        return None if state is None else state.partitions.get(namespace)
 
     def state(self, name: str, kind: str, schema: bytes, owner: str) -> StoredState:
         """A state, made where there is none.
@@ -146,6 +162,40 @@ def group_schema(descriptor: AggregateDescriptor) -> bytes:
     fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(descriptor.key_types)]
     schema = pa.schema([*fields, *accumulator_fields(descriptor.kinds)])
     return schema.serialize().to_pybytes()
+
+
+def columns_schema(descriptor: AggregateDescriptor) -> bytes:
+    """What aggregates look like that are not numbers alone."""
+    states = [column.state_field() for column in descriptor.new_columns()]
+    content = [*accumulator_fields(descriptor.kinds), *states]
+    return _plain_schema(content, descriptor.key_types)
+
+
+def timer_schema(key_types: Sequence[pa.DataType]) -> bytes:
+    """What timers look like."""
+    fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(key_types)]
+    return pa.schema([*fields, pa.field("time", pa.int64())]).serialize().to_pybytes()
+
+
+def sessions_schema(key_types: Sequence[pa.DataType], contents: InstanceState) -> bytes:
+    """What sessions look like."""
+    return _plain_schema([*SESSION_FIELDS, *contents.state_fields()], key_types)
+
+
+def counts_schema(key_types: Sequence[pa.DataType], contents: InstanceState) -> bytes:
+    """What count windows look like."""
+    return _plain_schema([*COUNT_FIELDS, *contents.state_fields()], key_types)
+
+
+def _plain_schema(content: Sequence[pa.Field], key_types: Sequence[pa.DataType]) -> bytes:
+    schema = pa.schema([*key_fields(key_types), *content])
+    return schema.serialize().to_pybytes()
+
+
+def row_schema(descriptor: RowDescriptor) -> bytes:
+    """What rows look like: those of a dictionary's values are the same as plain ones."""
+    plain = [field.with_type(value_type(field.type)) for field in descriptor.schema]
+    return pa.schema(plain).serialize().to_pybytes()
 
 
 def column_schema(key_types: Sequence[pa.DataType], descriptor: StateDescriptor) -> bytes:

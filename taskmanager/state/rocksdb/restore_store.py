@@ -14,22 +14,44 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+import numpy as np
+
 from penstock.errors import Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
 from penstock.storage.key_encoding import KeyLoops
+from penstock.storage.key_types import BoolArray
 from taskmanager.state.backend import BackendEnvironment
 from taskmanager.state.rocksdb.database_store import Database, ReadOnlyDatabase
 from taskmanager.state.rocksdb.entry_keys import group_bounds, moved_to, partition_bounds
 from taskmanager.state.rocksdb.file_ledger import FileLedger, local_name
 from taskmanager.state.rocksdb.inner_state import is_inner_file
-from taskmanager.state.rocksdb.partitions import PartitionCatalog, stored_segments
+from taskmanager.state.rocksdb.partitions import TIMER_KIND, PartitionCatalog, stored_segments
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
+from taskmanager.state.rocksdb.timer_entries import timer_groups
 
 BACKEND: Final = "rocksdb"
 FORMAT_VERSION: Final = 1
 _COPY_ROWS: Final = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """The key-groups whose entries are wanted."""
+
+    key_groups: range
+    max_parallelism: int
+    loops: KeyLoops
+
+    def within(self, key_groups: range) -> _Scope:
+        """Fewer key-groups."""
+        return _Scope(key_groups, self.max_parallelism, self.loops)
+
+    def has_timers(self, names: list[bytes]) -> BoolArray:
+        """bool[n]: which entries of timers are of these key-groups."""
+        groups = timer_groups(names, self.max_parallelism, self.loops)
+        return (groups >= self.key_groups.start) & (groups < self.key_groups.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +102,12 @@ def open_state(
             opening, base.instance, base.files, is_incremental=environment.is_incremental
         )
         return OpenedState(database, catalog, ledger)
-    _drop_foreign(database, catalog, key_groups)
+    scope = _Scope(key_groups, environment.max_parallelism, loops)
+    _drop_foreign(database, catalog, scope)
     for index, other in enumerate(others):
         source = directory / f"restored-{index}"
         _download(other, environment.reader, source)
-        _copy(ReadOnlyDatabase(source), other, database, catalog, key_groups)
+        _copy(ReadOnlyDatabase(source), other, database, catalog, scope)
         shutil.rmtree(source)
     ledger = FileLedger(opening, opening, is_incremental=environment.is_incremental)
     return OpenedState(database, catalog, ledger)
@@ -131,14 +154,27 @@ def _drop_unowned(database: Database, catalog: PartitionCatalog) -> None:
     _drop_range(database, begin, b"\xff" * 9)
 
 
-def _drop_foreign(database: Database, catalog: PartitionCatalog, key_groups: range) -> None:
+def _drop_foreign(database: Database, catalog: PartitionCatalog, scope: _Scope) -> None:
     """Drops the entries of other subtasks' key-groups."""
-    for partition in catalog.all_partitions():
-        begin, end = partition_bounds(partition.number)
-        first, behind = group_bounds(partition.number, key_groups)
-        _drop_range(database, begin, first)
-        _drop_range(database, behind, end)
-        partition.row_count = 0
+    for state in catalog.states.values():
+        for partition in state.partitions.values():
+            partition.row_count = 0
+            if state.kind == TIMER_KIND:
+                _drop_foreign_timers(database, partition.number, scope)
+                continue
+            begin, end = partition_bounds(partition.number)
+            first, behind = group_bounds(partition.number, scope.key_groups)
+            _drop_range(database, begin, first)
+            _drop_range(database, behind, end)
+
+
+def _drop_foreign_timers(database: Database, number: int, scope: _Scope) -> None:
+    for names, _ in _batched(database.scan(*partition_bounds(number))):
+        foreign = [names[row] for row in np.flatnonzero(~scope.has_timers(names)).tolist()]
+        if foreign:
+            nothing = ByteStrings.of([b""] * len(foreign))
+            gone = np.ones(len(foreign), np.bool_)
+            database.ingest(SstEntries(ByteStrings.of(foreign), nothing, gone))
 
 
 def _drop_range(database: Database, begin: bytes, end: bytes) -> None:
@@ -152,16 +188,25 @@ def _copy(
     snapshot: checkpoint_pb2.KeyedStateSnapshot,
     database: Database,
     catalog: PartitionCatalog,
-    key_groups: range,
+    scope: _Scope,
 ) -> None:
     """Copies what a snapshot has of the key-groups."""
-    theirs = _key_groups(snapshot)
-    shared = range(max(theirs.start, key_groups.start), min(theirs.stop, key_groups.stop))
+    theirs, mine = _key_groups(snapshot), scope.key_groups
+    scope = scope.within(range(max(theirs.start, mine.start), min(theirs.stop, mine.stop)))
     for _, segment in stored_segments(snapshot):
-        target = catalog.partition_for(snapshot.tables[segment.table], segment.namespace)
-        if shared:
-            parts = source.scan(*group_bounds(segment.offset, shared))
-            for keys, values in _batched(parts):
+        table = snapshot.tables[segment.table]
+        target = catalog.partition_for(table, segment.namespace)
+        if not scope.key_groups:
+            continue
+        is_timers = table.kind == TIMER_KIND
+        bounds = group_bounds(segment.offset, scope.key_groups)
+        if is_timers:
+            bounds = partition_bounds(segment.offset)
+        for keys, values in _batched(source.scan(*bounds)):
+            if is_timers:
+                rows = np.flatnonzero(scope.has_timers(keys)).tolist()
+                keys, values = [keys[row] for row in rows], [values[row] for row in rows]
+            if keys:
                 moved = moved_to(target.number, ByteStrings.of(keys))
                 database.ingest(SstEntries(moved, ByteStrings.of(values), None))
     source.close()

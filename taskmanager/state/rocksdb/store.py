@@ -1,12 +1,10 @@
 """The backend that keeps state in RocksDB, one database per operator and subtask.
 
-In the database: aggregates that consist of numbers (``group_table`` without group columns: running
-aggregates, tumbling and sliding windows) and the objects of process functions (``key_space``). Everything
-else (sessions, count windows, rows of windows, aggregates with group columns, timers) is kept in memory
-by a ``HashMapStateBackend`` inside; it counts towards the same limit, and its files are part of the same
-snapshots.
+Everything is in the database. A ``HashMapStateBackend`` inside holds what was restored from checkpoints
+that kept some of it in memory, until somebody asks for it; it counts towards the same limit, and its files
+are part of the same snapshots.
 
-Reads and changes go through write-back caches (``group_rows``, ``key_space``), freezes through the
+Reads and changes go through write-back caches (``stored_tables``, ``key_space``), freezes through the
 ``WriteQueue``. When the caches are larger than their share of the slot's memory, all changes are written
 on the mailbox thread and what was used least recently leaves the caches.
 
@@ -42,19 +40,18 @@ from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.group_table import GroupTable
 from taskmanager.state.hashmap.store import HashMapStateBackend
 from taskmanager.state.instances import InstanceState
-from taskmanager.state.rocksdb.group_rows import StoredGroupTable
+from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.inner_state import STORED_KIND, inner_part
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.pacer_runner import Pacer
 from taskmanager.state.rocksdb.partitions import (
-    GROUP_KIND,
     Partition,
     column_schema,
-    group_schema,
 )
 from taskmanager.state.rocksdb.restore_store import BACKEND, FORMAT_VERSION, open_state
 from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
+from taskmanager.state.rocksdb.stored_tables import WHOLE, StoredTables
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, FrozenPart, WriteQueue
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
@@ -64,8 +61,6 @@ FREEZES_MAX: Final = 3
 
 _COLUMN_PREFIX: Final = "key_space/"
 """Stands before the names of keyed objects in snapshots."""
-_WHOLE: Final = 0
-"""The namespace of states that are not cut into namespaces."""
 
 
 class RocksDBStateBackend:
@@ -95,12 +90,14 @@ class RocksDBStateBackend:
         self._ledger = opened.ledger
         self._queue = WriteQueue(self._database)
         self._link_numbers = count(1)
-        self._is_inner: dict[str, bool] = {}
+        self._has_columns: dict[str, bool] = {}
         inner_directory = environment.work_directory / "memory"
         restored = tuple(inner_part(snapshot) for snapshot in environment.restored)
         self._inner = open_inner(
             replace(environment, restored=restored, work_directory=inner_directory)
         )
+        home = TableHome(self._database, self, self._key_groups, environment.max_parallelism)
+        self._stored = StoredTables(self._catalog, home, self._inner, self._owner)
         self._slot_memory.join()
         self._memory_name = f"{self._owner} #{environment.subtask_index} (rocksdb)"
         environment.memory.register(self._memory_name, self._own_bytes)
@@ -125,27 +122,22 @@ class RocksDBStateBackend:
         Raises:
             TaskFailure: it was restored with other types.
         """
-        is_inner = self._is_inner.get(name)
-        if is_inner is None:
-            is_inner = not descriptor.kinds or bool(descriptor.new_columns())
-            self._is_inner[name] = is_inner
-        if is_inner:
-            return self._inner.group_table(name, namespace, descriptor)
-        partition = self._partition(name, namespace, descriptor)
-        if partition.table is None:
-            partition.table = StoredGroupTable(
-                partition.number,
-                descriptor,
-                self.max_parallelism,
-                self._database,
-                self,
-                is_complete=not partition.is_stored,
-            )
-        return partition.table
+        has_columns = self._has_columns.get(name)
+        if has_columns is None:
+            has_columns = not descriptor.kinds or bool(descriptor.new_columns())
+            self._has_columns[name] = has_columns
+        if has_columns:
+            return self._stored.columns(name, namespace, descriptor)
+        return self._stored.groups(name, namespace, descriptor)
 
     def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:
-        """Rows of a namespace; empty where there are none yet."""
-        return self._inner.row_table(name, namespace, descriptor)
+        """Rows of a namespace; empty where there are none yet.
+
+        Raises:
+            TaskFailure: it was restored with other types.
+            Unrecoverable: rows with such columns cannot be kept.
+        """
+        return self._stored.rows(name, namespace, descriptor)
 
     def session_table(
         self,
@@ -154,8 +146,13 @@ class RocksDBStateBackend:
         gap_ms: int,
         new_contents: Callable[[], InstanceState],
     ) -> SessionTable:
-        """The open sessions of all keys, with what they hold."""
-        return self._inner.session_table(name, key_types, gap_ms, new_contents)
+        """The open sessions of all keys, with what they hold.
+
+        Raises:
+            TaskFailure: they were restored with other types.
+            Unrecoverable: what they hold cannot be kept.
+        """
+        return self._stored.sessions(name, key_types, gap_ms, new_contents)
 
     def count_table(
         self,
@@ -163,8 +160,13 @@ class RocksDBStateBackend:
         key_types: Sequence[pa.DataType],
         new_contents: Callable[[], InstanceState],
     ) -> CountTable:
-        """The open count windows of all keys, with what they hold."""
-        return self._inner.count_table(name, key_types, new_contents)
+        """The open count windows of all keys, with what they hold.
+
+        Raises:
+            TaskFailure: they were restored with other types.
+            Unrecoverable: what they hold cannot be kept.
+        """
+        return self._stored.counts(name, key_types, new_contents)
 
     def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
         """The objects of all keys; one per operator."""
@@ -174,8 +176,12 @@ class RocksDBStateBackend:
         return self._key_space
 
     def timer_table(self, name: str, key_types: Sequence[pa.DataType]) -> TimerTable:
-        """Timers of all keys."""
-        return self._inner.timer_table(name, key_types)
+        """Timers of all keys.
+
+        Raises:
+            TaskFailure: it was restored with other types.
+        """
+        return self._stored.timers(name, key_types)
 
     def namespaces(self, name: str) -> list[int]:
         """Namespaces of a state that exist, ascending; restored ones included."""
@@ -200,12 +206,11 @@ class RocksDBStateBackend:
         if partition is None:
             self._inner.drop(name, namespace)
             return
-        is_stored = partition.is_stored
+        unused = [partition.number] if partition.is_stored else []
         if partition.table is not None:
-            is_stored = is_stored or partition.table.is_stored
-            partition.table.close()
-        if is_stored:
-            self._queue.drop(partition.number)
+            unused = partition.table.close()
+        for number in unused:
+            self._queue.drop(number)
 
     def memory_bytes(self) -> int:
         """Approximate size of all states in memory."""
@@ -284,41 +289,22 @@ class RocksDBStateBackend:
         kind = STORED_KIND + descriptor.kind.value
         schema = column_schema(key_types, descriptor)
         state = self._catalog.state(name, kind, schema, self._owner)
-        partition = state.partitions.get(_WHOLE)
+        partition = state.partitions.get(WHOLE)
         if partition is None:
             partition = Partition(self._catalog.new_number(), is_stored=False)
-            state.partitions[_WHOLE] = partition
+            state.partitions[WHOLE] = partition
         return partition.number, partition.is_stored
 
     def pace(self, frozen_at_ms: int) -> None:
         """Pauses the thread that encodes cells (``KeySpaceHost``)."""
         self._pacer.pause(frozen_at_ms)
 
-    def _partition(self, name: str, namespace: int, descriptor: AggregateDescriptor) -> Partition:
-        state = self._catalog.states.get(name)
-        partition = None if state is None else state.partitions.get(namespace)
-        if partition is not None and partition.table is not None:
-            return partition
-        schema = group_schema(descriptor)
-        state = self._catalog.state(name, GROUP_KIND, schema, self._owner)
-        if partition is None:
-            partition = Partition(self._catalog.new_number(), is_stored=False)
-            state.partitions[namespace] = partition
-        return partition
-
-    def _tables(self) -> list[StoredGroupTable]:
-        return [
-            partition.table
-            for partition in self._catalog.all_partitions()
-            if partition.table is not None
-        ]
-
     def _own_bytes(self) -> int:
         return self._cache_bytes + self._slot_memory.database_bytes
 
     def _freeze(self, link_to: Path | None) -> Freeze:
         parts: list[FrozenPart] = []
-        for table in self._tables():
+        for table in self._stored.opened():
             part = table.freeze()
             if part is not None:
                 parts.append(part)
@@ -335,9 +321,9 @@ class RocksDBStateBackend:
         finally:
             self._pacer.relax()
         goal = -1 if everything else self._slot_memory.cache_bytes // 2
-        for table in sorted(self._tables(), key=lambda table: -table.memory_bytes()):
+        for table in sorted(self._stored.opened(), key=lambda table: -table.memory_bytes()):
             if self._cache_bytes <= goal:
                 return
-            table.evict(0 if everything else table.cached_rows // 2)
+            table.evict(everything=everything)
         if self._key_space is not None:
             self._key_space.evict(0 if everything else self._key_space.cached_keys // 2)

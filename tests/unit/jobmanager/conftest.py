@@ -138,7 +138,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
     async def AllocateSlots(self, request: Any, context: Any) -> Any:
         if self.refuse_allocation:
             raise RuntimeError("no memory")
-        self.allocated += request.slot_ids
+        self.allocated += (id for id in request.slot_ids if id not in self.allocated)
         self.config = dict(request.config)
         return internal_pb2.AllocateSlotsResponse(
             endpoints=[

@@ -263,6 +263,15 @@ def test_deletions_tell_what_is_left_and_discarding_leaves_nothing(tmp_path: Pat
 
 
 def test_a_manifest_of_another_graph_is_refused() -> None:
-    manifest = checkpoint_pb2.CheckpointManifest(checkpoint_id=3)
-    with pytest.raises(Unrecoverable, match="v0/0"):
+    manifest = checkpoint_pb2.CheckpointManifest(
+        checkpoint_id=3, subtasks=[checkpoint_pb2.SubtaskSnapshot(vertex="v9")]
+    )
+    with pytest.raises(Unrecoverable, match="no subtasks v9/0"):
         restored_tasks(manifest, graph())
+
+
+def test_subtasks_that_had_not_begun_have_no_state() -> None:
+    manifest = checkpoint_pb2.CheckpointManifest(
+        checkpoint_id=3, subtasks=[checkpoint_pb2.SubtaskSnapshot(vertex="v0")]
+    )
+    assert set(restored_tasks(manifest, graph())) == {SubtaskId("v0", 0)}

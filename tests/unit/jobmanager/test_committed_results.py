@@ -163,6 +163,24 @@ def test_rows_of_a_jobmanager_that_has_ended_are_missed_aloud() -> None:
     asyncio.run(scenario())
 
 
+def test_sinks_that_go_on_keep_their_attempt() -> None:
+    async def scenario() -> None:
+        store = ResultsStore()
+        store.open("j", {"c": 0}, takes_checkpoints=True)
+        survivor = client_pb2.ResultChunk(subtask_index=1, sequence=0, arrow=ipc([7]))
+        await store.push("j", "c", chunk(0, [1]), 1)
+        store.restart("j", 1, {"c": {0: 0}})
+        await store.push("j", "c", survivor, 1)
+        with pytest.raises(Fenced, match="attempt 0"):
+            await store.push("j", "c", chunk(1, [2]), 1)
+        await store.push("j", "c", chunk(0, [3]), 1, attempt=1)
+        store.end("j", is_finished=True)
+        found = [rows(one.arrow) async for one in store.fetch("j", "c")]
+        assert sorted(found) == [[3], [7]]
+
+    asyncio.run(scenario())
+
+
 def test_a_satisfied_sink_has_lost_nothing_at_a_restart() -> None:
     async def scenario() -> None:
         store = ResultsStore()

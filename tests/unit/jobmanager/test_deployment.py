@@ -6,18 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan, plan_problem
 from jobmanager.scheduler.deployment import (
+    DeploymentPlanner,
     Endpoint,
-    plan_deployments,
     producers_of,
     subpartition_count,
 )
-from jobmanager.scheduler.placement import place, slots_needed
+from jobmanager.scheduler.placement import Seat, seat_of, slots_needed
 from jobmanager.scheduler.split_assigner import Assignment, SplitAssigner
 from penstock.connectors.source import Split
+from tests.support.drawn_plans import drawn
 
 ALL_TO_ALL = (Partitioning.HASH, Partitioning.REBALANCE, Partitioning.BROADCAST)
 
@@ -78,14 +79,25 @@ def test_slot_sharing_puts_subtask_i_of_each_vertex_into_slot_i() -> None:
         )
     )
     assert slots_needed(plan) == 4
-    assert place(plan, ["s0", "s1", "s2", "s3"]) == {
-        SubtaskId("v0", 0): "s0",
-        SubtaskId("v0", 1): "s1",
-        SubtaskId("v1", 0): "s0",
-        SubtaskId("v1", 1): "s1",
-        SubtaskId("v1", 2): "s2",
-        SubtaskId("v2", 0): "s3",
+    seats = {
+        SubtaskId("v0", 0): Seat("g", 0),
+        SubtaskId("v0", 1): Seat("g", 1),
+        SubtaskId("v1", 0): Seat("g", 0),
+        SubtaskId("v1", 1): Seat("g", 1),
+        SubtaskId("v1", 2): Seat("g", 2),
+        SubtaskId("v2", 0): Seat("own", 0),
     }
+    assert {subtask: seat_of(plan, subtask) for subtask in ExecutionGraph(plan).subtasks()} == seats
+
+
+class _Endpoints:
+    """Slot s0 listens on host h0, and TaskManager t0 serves partitions on host p0."""
+
+    def endpoint_of(self, slot_id: str) -> Endpoint | None:
+        return Endpoint(slot_id, slot_id.replace("s", "h"))
+
+    def partition_endpoint_of(self, taskmanager_id: str) -> Endpoint | None:
+        return Endpoint("", taskmanager_id.replace("t", "p"))
 
 
 def test_a_deployment_names_producers_where_they_listen() -> None:
@@ -94,16 +106,36 @@ def test_a_deployment_names_producers_where_they_listen() -> None:
         (EdgePlan("e0", "v0", "v1", Partitioning.HASH),),
     )
     graph = ExecutionGraph(plan)
-    for subtask, slot in place(plan, ["s0", "s1"]).items():
-        graph.current_of(subtask).slot_id = slot
-    tasks = plan_deployments(graph, {"s0": Endpoint("s0", "h0"), "s1": Endpoint("s1", "h1")})
-    producer, _, consumer = tasks
+    for attempt in graph.current():
+        index = attempt.key.subtask_index
+        attempt.slot_id, attempt.taskmanager_id = f"s{index}", f"t{index}"
+    planner = DeploymentPlanner(graph, _Endpoints())
+    producer, _, consumer = map(planner.task, graph.current())
     assert (producer.inputs, producer.outputs[0].subpartition_count) == ((), 1)
     (edge,) = consumer.inputs
     assert [c.producer.host_id for c in edge.channels] == ["h0", "h1"]
     assert [c.producer_attempt.subtask_index for c in edge.channels] == [0, 1]
     assert consumer.outputs == ()
     graph.check()
+
+
+def test_complete_partitions_are_read_from_the_taskmanager() -> None:
+    plan = drawn("a:2 b:1 c:1", "a>b hash blocking", "a>c hash caching")
+    graph = ExecutionGraph(plan)
+    for attempt in graph.current():
+        index = attempt.key.subtask_index
+        attempt.slot_id, attempt.taskmanager_id = f"s{index}", f"t{index}"
+    graph.current_of(SubtaskId("c", 0)).state = AttemptState.FINISHED
+    planner = DeploymentPlanner(graph, _Endpoints())
+    producer, _, blocking, caching = map(planner.task, graph.current())
+    assert [c.producer.host_id for c in blocking.inputs[0].channels] == ["p0", "p1"]
+    assert [c.producer.host_id for c in caching.inputs[0].channels] == ["h0", "h1"]
+    # Nobody reads what is for a consumer that has finished.
+    assert [o.finished_subpartitions for o in producer.outputs] == [(), (0,)]
+    replaced = list(planner.replaced_producers(frozenset({SubtaskId("a", 1)})))
+    assert [(key.vertex, edge, c.producer_attempt.subtask_index) for key, edge, c in replaced] == [
+        ("c", "a>c", 1)
+    ]
 
 
 @pytest.mark.parametrize(

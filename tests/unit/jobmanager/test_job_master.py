@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher import job_messages as m
+from jobmanager.dispatcher.checkpoint_wiring import Coordinator
 from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_state import TRANSITIONS as JOB_TRANSITIONS
 from jobmanager.dispatcher.job_state import JobState, is_terminal
 from jobmanager.failover.failure_cause import FailureCause, more_telling
@@ -40,11 +43,11 @@ def deployed() -> JobMaster:
     master = JobMaster(PLAN)
     assert master.step(m.JobStarted()) == [m.RequestSlots(2)]
     assert master.step(m.SlotsGranted(SLOTS)) == [
-        m.AllocateSlots("a", ("a-0",)),
-        m.AllocateSlots("b", ("b-0",)),
+        m.AllocateSlots("a", ("a-0",), 1),
+        m.AllocateSlots("b", ("b-0",), 1),
     ]
-    assert master.step(m.SlotsAllocated("a", (Endpoint("a-0"),))) == []
-    effects = master.step(m.SlotsAllocated("b", (Endpoint("b-0"),)))
+    assert master.step(m.SlotsAllocated("a", (Endpoint("a-0"),), 1)) == []
+    effects = master.step(m.SlotsAllocated("b", (Endpoint("b-0"),), 1))
     assert [type(e) for e in effects] == [m.DeployTasks, m.DeployTasks]
     return master
 
@@ -203,8 +206,11 @@ def test_attempts_that_do_not_end_in_time_are_given_up() -> None:
     assert master.step(m.CancellationOverdue()) == []
     master.step(m.CancelRequested())
     effects = master.step(m.CancellationOverdue())
-    assert effects[0] == m.PublishState(JobState.CANCELED)
-    assert len(effects) == 3
+    assert effects == [
+        m.FreeSlots(SLOTS[:1]),
+        m.FreeSlots(SLOTS[1:]),
+        m.PublishState(JobState.CANCELED),
+    ]
 
 
 def test_a_lost_taskmanager_does_not_matter_to_a_job_that_has_nothing_there() -> None:
@@ -225,8 +231,8 @@ def test_slots_without_an_address_fail_the_job() -> None:
     master = JobMaster(PLAN)
     master.step(m.JobStarted())
     master.step(m.SlotsGranted(SLOTS))
-    master.step(m.SlotsAllocated("a", ()))
-    master.step(m.SlotsAllocated("b", (Endpoint("b-0"),)))
+    master.step(m.SlotsAllocated("a", (), 1))
+    master.step(m.SlotsAllocated("b", (Endpoint("b-0"),), 1))
     assert master.state is JobState.FAILED
     assert master.failure is not None
     assert "a-0" in master.failure.message
@@ -235,11 +241,22 @@ def test_slots_without_an_address_fail_the_job() -> None:
 def test_an_illegal_transition_tells_the_story() -> None:
     with pytest.raises(InvariantViolation, match="FINISHED cannot become RUNNING"):
         ExecutionAttempt(KEYS[0], AttemptState.FINISHED).become(AttemptState.RUNNING)
-    master = JobMaster(PLAN)
+    master = JobMaster(PLAN, JobOptions(coordinator=_no_coordinator))
     master.step(m.JobStarted())
-    master.step(m.SlotsGranted(SLOTS))
-    with pytest.raises(InvariantViolation, match=r"granted twice.*JobStarted"):
-        master.step(m.SlotsGranted(SLOTS))
+    with pytest.raises(InvariantViolation, match=r"before the job was prepared.*JobStarted"):
+        master.step(c.TimeReached(0))
+
+
+def _no_coordinator(*_: object) -> Coordinator:
+    raise AssertionError("there is none before the start is prepared")
+
+
+def test_slots_that_nobody_waits_for_are_given_back_at_once() -> None:
+    master = deployed()
+    stray = (Slot("a-1", "a", "1"),)
+    assert master.step(m.SlotsGranted(stray)) == [m.FreeSlots(stray)]
+    assert master.step(m.SlotsRefused(2, 1, 1, 1, 100)) == []
+    assert master.dropped_events == 1
 
 
 class _World:
@@ -270,8 +287,8 @@ class _World:
                 else:
                     self.granted = SLOTS
                     self.pending.append(m.SlotsGranted(SLOTS))
-            case m.AllocateSlots(taskmanager_id, slot_ids):
-                ok = m.SlotsAllocated(taskmanager_id, tuple(Endpoint(s) for s in slot_ids))
+            case m.AllocateSlots(taskmanager_id, slot_ids, call):
+                ok = m.SlotsAllocated(taskmanager_id, tuple(map(Endpoint, slot_ids)), call)
                 self.pending.append(self.or_failure(taskmanager_id, ok))
             case m.DeployTasks(taskmanager_id, tasks):
                 assert {t.slot_id for t in tasks} <= {s.slot_id for s in self.granted}
@@ -353,7 +370,10 @@ class _World:
         ]
         event = self.random.choice(disturbances)
         granted = self.granted and not any(isinstance(e, m.SlotsGranted) for e in self.pending)
-        if isinstance(event, m.TaskManagerLost) and granted and not self.master.ended:
+        gone = isinstance(event, m.TaskManagerLost) and not any(
+            slot.taskmanager_id == event.taskmanager_id for slot in self.freed
+        )
+        if isinstance(event, m.TaskManagerLost) and gone and granted and not self.master.ended:
             self.lost.add(event.taskmanager_id)
         return event
 

@@ -1,19 +1,10 @@
-"""Restarts and checkpoints in the machine of a job: stories by hand, and random interleavings.
-
-The random test plays cluster, store and clock against the real coordinator: it answers effects with the
-events that could come back, in any order but where one inbox or one lane keeps them in order, mixed with
-failures and losses.
-"""
+"""Restarts and checkpoints in the machine of a job whose subtasks begin again together: stories by hand."""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
@@ -22,11 +13,12 @@ from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.job_master import JobMaster
 from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_settings import job_settings
-from jobmanager.dispatcher.job_state import JobState, is_terminal
+from jobmanager.dispatcher.job_state import JobState
 from jobmanager.dispatcher.source_splits import SourceSplits
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSettings
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
+from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
 from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
@@ -47,8 +39,8 @@ def keys(attempt: int) -> list[AttemptKey]:
     return [AttemptKey(v, i, attempt) for v in ("v0", "v1") for i in (0, 1)]
 
 
-def slots(number: int = 0) -> tuple[Slot, ...]:
-    return (Slot("a-0", "a", str(number)), Slot("b-0", "b", str(number)))
+def slots() -> tuple[Slot, ...]:
+    return (Slot("a-0", "a", "0"), Slot("b-0", "b", "0"))
 
 
 def options(
@@ -68,14 +60,19 @@ def _coordinator(
     return CheckpointCoordinator(wanted, retained=retained, next_checkpoint_id=next_id)
 
 
-def deploy(master: JobMaster, number: int = 0, prepared: m.StartPrepared | None = None) -> None:
-    """From the prepared start to the deployment."""
-    assert master.step(prepared or m.StartPrepared(master.attempt)) == [m.RequestSlots(2)]
-    master.step(m.SlotsGranted(slots(number)))
-    for name in "ab":
-        answer = m.SlotsAllocated(name, (Endpoint(f"{name}-0"),), master.attempt)
+def deploy(master: JobMaster, prepared: m.StartPrepared | None = None) -> list[m.JobEffect]:
+    """From the prepared start to the deployment, whose effects it returns."""
+    effects = master.step(prepared or m.StartPrepared(master.attempt))
+    match effects:
+        case [m.RequestSlots(count)]:
+            effects = master.step(m.SlotsGranted(slots()[-count:]))
+    for effect in effects:
+        assert isinstance(effect, m.AllocateSlots)
+        endpoints = tuple(map(Endpoint, effect.slot_ids))
+        answer = m.SlotsAllocated(effect.taskmanager_id, endpoints, effect.call)
         effects = master.step(answer)
     assert m.DeployTasks in {type(effect) for effect in effects}
+    return effects
 
 
 def run_all(master: JobMaster) -> list[m.JobEffect]:
@@ -107,6 +104,7 @@ def test_a_failure_restarts_the_job_with_new_attempts_after_the_delay() -> None:
     master = running(options())
     effects = master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, CAUSE))
     assert effects == [
+        m.PostLater(500, m.RestartDue(1)),
         m.PublishState(JobState.RESTARTING),
         m.CancelTasks("b", (keys(0)[1], keys(0)[3])),
         m.CancelTasks("a", (keys(0)[2],)),
@@ -115,18 +113,18 @@ def test_a_failure_restarts_the_job_with_new_attempts_after_the_delay() -> None:
     # Consequences of it join the same restart.
     lost = m.TaskManagerLost("b", FailureCause("TaskManagerLost", "gone"))
     assert master.step(lost) == []
-    effects = master.step(m.AttemptReported(keys(0)[2], AttemptState.CANCELED))
-    assert effects == [m.FreeSlots(slots()[:1]), m.PostLater(500, m.RestartDue(0))]
+    assert master.step(m.AttemptReported(keys(0)[2], AttemptState.CANCELED)) == []
     assert master.restarts == 1
     assert master.step(m.FailureRequested(CAUSE)) == []
-    assert master.step(m.RestartDue(0)) == [m.PrepareStart(1)]
-    assert master.step(m.RestartDue(0)) == []
+    assert master.step(m.RestartDue(2)) == []
+    assert master.step(m.RestartDue(1)) == [m.PrepareStart(1)]
+    assert master.step(m.RestartDue(1)) == []
     assert master.step(m.StartPrepared(0)) == []
-    deploy(master, 1)
+    deploy(master)
     # Reports, answers and failed calls of the old attempts change nothing.
     for stale in (
         m.AttemptReported(keys(0)[1], AttemptState.RUNNING),
-        m.CallFailed("a", CAUSE, 0),
+        m.CallFailed("b", CAUSE, 0),
         m.CancellationOverdue(0),
         m.SlotsAllocated("a", (), 0),
     ):
@@ -140,11 +138,17 @@ def test_attempts_are_limited_and_the_end_says_so() -> None:
     master = running(options(1))
     master.step(m.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(0))
+    lost = m.TaskManagerLost("b", FailureCause("TaskManagerLost", "gone"))
+    assert master.step(lost) == []
+    master.step(m.RestartDue(1))
     # Refused slots are a failure like others.
-    master.step(m.StartPrepared(1))
+    assert master.step(m.StartPrepared(1)) == [m.RequestSlots(1)]
     effects = master.step(m.SlotsRefused(2, 1, 1, 1, 100), now_ms=500)
-    assert effects == [m.PublishState(JobState.FAILING), m.PublishState(JobState.FAILED)]
+    assert effects == [
+        m.PublishState(JobState.FAILING),
+        m.PublishState(JobState.FAILED),
+        m.FreeSlots(slots()[:1]),
+    ]
     assert master.failure is not None
     assert "restarted once before" in master.failure.message
 
@@ -153,10 +157,10 @@ def test_a_start_that_cannot_be_prepared_is_tried_again_or_hopeless() -> None:
     master = running(options())
     master.step(m.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(0))
-    effects = master.step(m.StartNotPrepared(1, CAUSE))
-    assert effects == [m.PostLater(500, m.RestartDue(1))]
     master.step(m.RestartDue(1))
+    effects = master.step(m.StartNotPrepared(1, CAUSE))
+    assert effects == [m.PostLater(500, m.RestartDue(2))]
+    master.step(m.RestartDue(2))
     master.step(m.StartNotPrepared(2, HOPELESS))
     assert master.state is JobState.FAILED
 
@@ -180,11 +184,11 @@ def test_causes_that_no_restart_mends_end_the_job(cause: FailureCause) -> None:
 def test_a_checkpoint_that_tasks_cannot_restore_is_not_tried_again() -> None:
     master = JobMaster(PLAN, options(checkpoints=True))
     master.step(m.JobStarted())
-    deploy(master, 0, m.StartPrepared(0, m.RestoredCheckpoint(7), (), 8))
+    deploy(master, m.StartPrepared(0, m.RestoredCheckpoint(7), (), 8))
     damaged = FailureCause("StoreCorrupt", "chk-7/x was altered", vertex="v0")
     master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, damaged))
     cancel_the_rest(master)
-    assert master.step(m.RestartDue(0)) == [m.PrepareStart(1, (7,))]
+    assert master.step(m.RestartDue(1)) == [m.PrepareStart(1, (7,))]
 
 
 @pytest.mark.parametrize(
@@ -221,16 +225,16 @@ def test_a_restart_can_be_cancelled_and_suspended(
     if when != "cancelling":
         cancel_the_rest(master)
     if when in ("preparing", "slots", "deployed"):
-        master.step(m.RestartDue(0))
+        master.step(m.RestartDue(1))
     if when == "slots":
         master.step(m.StartPrepared(1))
     if when == "deployed":
-        deploy(master, 1)
+        deploy(master)
     master.step(event)
     cancel_the_rest(master)
     assert master.state is end
     assert master.ended
-    assert master.step(m.RestartDue(0)) == []
+    assert master.step(m.RestartDue(1)) == []
     assert master.step(m.StartPrepared(1)) == []
     master.check()
 
@@ -259,8 +263,8 @@ def test_restored_splits_are_not_assigned_again() -> None:
     master = running(options(checkpoints=True))
     master.step(m.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(0))
-    deploy(master, 1, m.StartPrepared(1, restored(), (), 8))
+    master.step(m.RestartDue(1))
+    deploy(master, m.StartPrepared(1, restored(), (), 8))
     found = tuple(Split(id, size=2) for id in "xyz")
     effects = master.step(m.SplitsReported(AttemptKey("v0", 0, 1), "src", found, True))
     told = [cmd for e in effects if isinstance(e, m.SendCommands) for cmd in e.commands]
@@ -274,12 +278,8 @@ def test_readers_of_a_finished_discovery_are_told_that_nothing_comes() -> None:
     master = running(options(checkpoints=True))
     master.step(m.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(0))
-    prepared = m.StartPrepared(1, restored(SubtaskId("v0", 0)), (), 8)
-    master.step(prepared)
-    master.step(m.SlotsGranted(slots(1)))
-    master.step(m.SlotsAllocated("a", (Endpoint("a-0"),), 1))
-    effects = master.step(m.SlotsAllocated("b", (Endpoint("b-0"),), 1))
+    master.step(m.RestartDue(1))
+    effects = deploy(master, m.StartPrepared(1, restored(SubtaskId("v0", 0)), (), 8))
     final = m.AddSplits(AttemptKey("v0", 1, 1), "src", (), True)
     assert effects[-1] == m.SendCommands("b", (final,))
 
@@ -287,7 +287,8 @@ def test_readers_of_a_finished_discovery_are_told_that_nothing_comes() -> None:
 def test_what_finished_readers_have_read_is_kept() -> None:
     splits = SourceSplits(PLAN)
     found = (Split("x", size=2), Split("y", size=1))
-    splits.assign(m.SplitsReported(AttemptKey("v0", 0, 0), "src", found, True), 0)
+    event = m.SplitsReported(AttemptKey("v0", 0, 0), "src", found, True)
+    splits.assign(event, ExecutionGraph(PLAN))
     assert splits.done_by(SubtaskId("v0", 1)) == [("src", ("y",))]
     assert splits.done_by(SubtaskId("v1", 0)) == []
 
@@ -328,8 +329,8 @@ def test_the_cause_that_comes_after_its_consequence_tells_of_the_restarts_as_wel
             failed = m.AttemptReported(keys(master.attempt)[0], AttemptState.FAILED, CAUSE)
             master.step(failed, now_ms=500 * number)
             cancel_the_rest(master)
-            master.step(m.RestartDue(master.attempt))
-            deploy(master, master.attempt)
+            master.step(m.RestartDue(master.attempt + 1))
+            deploy(master)
             run_all(master)
         consequence = FailureCause("PartitionUnavailable", "a connection was lost", vertex="v1")
         original = FailureCause("TaskFailure", "the process exited", vertex="v0")
@@ -339,202 +340,3 @@ def test_the_cause_that_comes_after_its_consequence_tells_of_the_restarts_as_wel
         master.step(m.AttemptReported(second, AttemptState.FAILED, original))
         assert master.failure is not None
         assert master.failure.message.startswith("the process exited (restarted")
-
-
-# ---------------------------------------------------------------- random interleavings
-
-
-class _World:
-    """A cluster, a store and a clock."""
-
-    def __init__(self, seed: int, mishaps: float, attempts: int) -> None:
-        self.random = random.Random(seed)
-        self.mishaps = mishaps
-        self.now_ms = 1_000_000
-        self.master = JobMaster(PLAN, options(attempts, checkpoints=True))
-        self.inbox: list[m.JobEvent] = [m.JobStarted()]
-        self.loose: list[m.JobEvent] = []
-        self.alive: dict[AttemptKey, AttemptState] = {}
-        self.ended_at: dict[AttemptKey, int] = {}
-        self.grants = 0
-        self.granted: list[Slot] = []
-        self.freed: Counter[Slot] = Counter()
-        self.lost: set[Slot] = set()
-        self.published: list[JobState] = []
-        self.used: set[AttemptKey] = set()
-        self.call_at_ms = 0
-        self.triggered: dict[int, set[AttemptKey]] = {}
-        self.completed: list[int] = []
-
-    def deliver(self, event: m.JobEvent) -> None:
-        for effect in self.master.step(event, self.now_ms):
-            self.perform(effect)
-        self.master.check()
-
-    def mishap(self) -> bool:
-        return self.random.random() < self.mishaps
-
-    def perform(self, effect: m.JobEffect) -> None:
-        attempt = self.master.attempt
-        match effect:
-            case m.PrepareStart(number):
-                bad = self.mishap()
-                retained = tuple(
-                    c.CompletedCheckpoint(id, 0, 0, 0, f"chk-{id}/manifest", ())
-                    for id in self.completed[-1:]
-                )
-                next_id = max(self.completed, default=0) + 1
-                ok = m.StartPrepared(number, None, retained, next_id, not retained)
-                self.inbox.append(m.StartNotPrepared(number, CAUSE) if bad else ok)
-            case m.RequestSlots():
-                if self.mishap():
-                    self.inbox.append(m.SlotsRefused(2, 1, 1, 1, 100))
-                else:
-                    self.grants += 1
-                    self.granted += slots(self.grants)
-                    self.inbox.append(m.SlotsGranted(slots(self.grants)))
-            case m.AllocateSlots(name, slot_ids):
-                ok_ = m.SlotsAllocated(name, tuple(Endpoint(s) for s in slot_ids), attempt)
-                self.loose.append(m.CallFailed(name, CAUSE, attempt) if self.mishap() else ok_)
-            case m.DeployTasks(_, tasks):
-                for task in tasks:
-                    assert task.attempt not in self.used, "a number is used once"
-                    self.used.add(task.attempt)
-                    self.alive[task.attempt] = AttemptState.DEPLOYING
-            case m.SendCommands(name, commands):
-                for command in commands:
-                    self.obey(command)
-                if self.mishap():
-                    self.loose.append(m.CallFailed(name, CAUSE, attempt))
-            case m.CancelTasks(_, own):
-                for key in own:
-                    self.alive.pop(key, None)
-                    self.loose.append(m.AttemptReported(key, AttemptState.CANCELED))
-            case m.AwaitCancellation():
-                self.loose.append(m.CancellationOverdue(attempt))
-            case m.FreeSlots(own_slots):
-                self.freed.update(own_slots)
-            case m.PublishState(state):
-                self.published.append(state)
-            case m.PostLater(delay_ms, event):
-                self.now_ms += delay_ms
-                self.inbox.append(event)
-            case m.StoreCheckpoint(stored):
-                id = stored.checkpoint_id
-                if self.mishap():
-                    self.inbox.append(c.CheckpointNotStored(id, "disk full", self.now_ms))
-                else:
-                    self.completed.append(id)
-                    path = f"chk-{id}/manifest"
-                    self.inbox.append(c.CheckpointStored(id, path, self.now_ms))
-            case c.DeleteFiles():
-                self.loose.append(c.FilesDeleted((), self.now_ms))
-            case c.CallAt(at_ms):
-                self.call_at_ms = at_ms
-            case _:
-                pass
-
-    def obey(self, command: m.Command) -> None:
-        match command:
-            case m.TriggerCheckpoint(_, id, _):
-                for key, state in self.alive.items():
-                    if state is AttemptState.RUNNING and key not in self.triggered.setdefault(
-                        id, set()
-                    ):
-                        self.triggered[id].add(key)
-                        ack = c.AckReceived(key, id, object(), (), c.SnapshotSummary(), self.now_ms)
-                        self.loose.append(ack)
-                        if key in self.ended_at:
-                            self.ended_at[key] = min(self.ended_at[key], id)
-            case m.CompleteCheckpoint(key, id):
-                if self.ended_at.get(key, id + 1) <= id and key in self.alive:
-                    del self.alive[key]
-                    self.loose.append(m.AttemptReported(key, AttemptState.FINISHED))
-            case m.CommitOutput():
-                raise AssertionError("jobs with checkpoints commit by them")
-            case _:
-                pass
-
-    def progress(self) -> list[m.JobEvent]:
-        events: list[m.JobEvent] = []
-        for key, state in self.alive.items():
-            if state is not AttemptState.RUNNING:
-                events.append(m.AttemptReported(key, AttemptState.RUNNING))
-            elif key not in self.ended_at:
-                events.append(m.EndOfDataReported(key))
-        return events
-
-    def turn(self) -> bool:
-        """One event; False when nothing is left to do but to wait for the clock."""
-        choices: list[m.JobEvent] = [*self.inbox[:1], *self.loose, *self.progress()]
-        if not choices:
-            if not self.call_at_ms or self.master.ended:
-                return False
-            self.now_ms, self.call_at_ms = max(self.now_ms, self.call_at_ms), 0
-            self.deliver(c.TimeReached(self.now_ms))
-            return True
-        event = self.disturbance() if self.mishap() else self.random.choice(choices)
-        if event in self.inbox[:1]:
-            self.inbox.pop(0)
-        elif event in self.loose:
-            self.loose.remove(event)
-        elif isinstance(event, m.AttemptReported) and event.key in self.alive:
-            if event.state is AttemptState.FAILED:
-                del self.alive[event.key]
-            else:
-                self.alive[event.key] = event.state
-        elif isinstance(event, m.EndOfDataReported):
-            self.ended_at[event.key] = 1 << 60
-        self.now_ms += 1
-        self.deliver(event)
-        return True
-
-    def disturbance(self) -> m.JobEvent:
-        key = self.random.choice(keys(self.master.attempt))
-        name = self.random.choice("ab")
-        event = self.random.choice(
-            [
-                m.TaskManagerLost(name, CAUSE),
-                m.FailureRequested(CAUSE),
-                m.AttemptReported(key, AttemptState.FAILED, CAUSE),
-                c.CheckpointRequested(str(self.now_ms), self.now_ms),
-                c.DeclineReceived(key, 1, "busy", self.now_ms),
-            ]
-        )
-        if isinstance(event, m.TaskManagerLost):
-            current = {slot for slot in self.granted[-2:] if not self.freed[slot]}
-            waiting = any(isinstance(e, m.SlotsGranted) for e in self.inbox)
-            if not waiting:
-                self.lost |= {slot for slot in current if slot.taskmanager_id == name}
-            for gone in [k for k in self.alive if k.subtask_index == "ab".index(name)]:
-                del self.alive[gone]
-        return event
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.02, 0.1]), st.sampled_from([0, 2, NO_LIMIT]))
-def test_any_interleaving_with_restarts_ends_once_and_leaks_nothing(
-    seed: int, mishaps: float, attempts: int
-) -> None:
-    world = _World(seed, mishaps, attempts)
-    for _ in range(400):
-        if world.master.ended or not world.turn():
-            break
-    world.mishaps = 0.0
-    for _ in range(2_000):
-        if world.master.ended or not world.turn():
-            break
-    while world.inbox or world.loose:
-        world.deliver(world.inbox.pop(0) if world.inbox else world.loose.pop(0))
-    assert world.master.ended, (world.master.state, list(world.master.story)[-10:])
-    assert [is_terminal(state) for state in world.published].count(True) == 1
-    if mishaps == 0.0:
-        assert world.published == [JobState.RUNNING, JobState.FINISHED]
-        assert world.completed
-    if attempts == NO_LIMIT:
-        assert world.published[-1] is JobState.FINISHED
-    if attempts == 2:
-        assert world.master.restarts <= 2
-    for slot in world.granted:
-        assert world.freed[slot] + (slot in world.lost) >= 1, slot
-        assert world.freed[slot] <= 1, slot

@@ -164,6 +164,8 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint(
             labels = {"job_id": JOB, "job_name": "test"}
             value = registry.get_sample_value
             assert value("penstock_job_restarts_total", labels) == 1.0
+            of_region = {**labels, "region": "v0/0"}
+            assert value("penstock_job_region_restarts_total", of_region) == 1.0
             assert value("penstock_job_checkpoints_completed_total", labels) == 3.0
             await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
             await cluster.wait_for(JOB, "CANCELED")

@@ -190,6 +190,25 @@ def test_a_replaced_producer_begins_at_the_completed_checkpoint() -> None:
     assert consumer.channel.position == position_after(30)
 
 
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_rows_from_behind_a_barrier_are_left_out_only_if_they_come_again_as_they_were(
+    reproducible: bool,
+) -> None:
+    """At least once: other channels' barriers come later, and rows are taken meanwhile."""
+    consumer = Consumer(reproducible=reproducible)
+    consumer.send(numbers(0, 5), CheckpointBarrier(1, 0), numbers(5, 3))
+    consumer.take()
+    mark = consumer.channel.mark(1)
+    assert mark.rows == (8 if reproducible else 5)
+    consumer.channel.checkpoint_completed(1)
+    if reproducible:
+        consumer.replace()
+        assert consumer.channel.stream_row == 8
+    else:
+        with pytest.raises(PartitionUnavailable, match="rows 5 to 7"):
+            consumer.replace()
+
+
 def test_control_elements_are_not_told_twice() -> None:
     consumer = Consumer()
     consumer.send(

@@ -7,6 +7,7 @@ from which one or two other operators go on.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,8 +28,11 @@ from penstock.windows import Window, session, sliding, tumbling
 from taskmanager.operators.factory import build_operator
 from taskmanager.state.backend import BackendEnvironment, KeyedStateBackend
 from taskmanager.state.hashmap.store import HashMapStateBackend
+from taskmanager.state.memory import ManagedMemory
+from taskmanager.state.rocksdb import window_rows
 from taskmanager.state.rocksdb.store import RocksDBStateBackend
 from tests.support.operator_harness import OperatorHarness
+from tests.support.rocksdb_cluster import starved_backend
 from tests.support.table_backend import TableBackend
 
 TIME = pa.field(EVENT_TIME, pa.int64(), nullable=False)
@@ -339,13 +343,17 @@ def test_session_join_is_the_sql_join_of_each_session(how: str) -> None:
         assert comparable(harness.rows(event_time=True)) == comparable(expected)
 
 
-@pytest.mark.parametrize("backend", [TableBackend, HashMapStateBackend, RocksDBStateBackend])
+@pytest.mark.parametrize(
+    "backend", [TableBackend, HashMapStateBackend, RocksDBStateBackend, starved_backend]
+)
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_joins_go_on_from_a_snapshot(
     parallelism: int,
     backend: Callable[[BackendEnvironment], KeyedStateBackend],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(window_rows, "PART_ROWS", 10)
     for seed, kind in enumerate(("number", "two")):
         rng = random.Random(f"{kind}{parallelism}")
         keys = KEYS[kind]
@@ -441,3 +449,31 @@ def test_late_rows_of_a_window_join_are_counted() -> None:
     harness.end()
     assert harness.counters.late_records == 2
     assert pairs(harness) == [(1, 1)]
+
+
+def test_an_interval_join_many_times_as_large_as_memory_stays_within_it(tmp_path: Path) -> None:
+    """100,000 rows of 400 bytes are 40 MB, the slot's memory is 16; every row finds its partner."""
+    memory, number, size = ManagedMemory(16 << 20), 50_000, 1000
+
+    def small(environment: BackendEnvironment) -> KeyedStateBackend:
+        return RocksDBStateBackend(dataclasses.replace(environment, memory=memory))
+
+    spec = join_spec(KEYS["number"], within=(-(1 << 30), 1 << 30))
+    harness = OperatorHarness(
+        build_operator(spec), backend=small, work_directory=tmp_path / "state"
+    )
+    found = 0
+    for side in range(2):
+        for start in range(0, number, size):
+            rows = [
+                {**row(side, key, key, key), **({} if side else {"v": f"{key:0400}"})}
+                for key in range(start, start + size)
+            ]
+            harness.push(batch_of(spec, side, rows), side)
+            memory.check()
+            for joined in harness.take_rows():
+                assert joined["v"] == f"{joined['k']:0400}"
+                assert joined["x"] == joined["x_right"] == joined["k"]
+                found += 1
+    assert found == number
+    harness.close()

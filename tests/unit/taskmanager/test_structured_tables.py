@@ -164,19 +164,6 @@ def test_rows_are_only_added() -> None:
     ]  # fmt: skip
 
 
-def test_rows_that_were_handed_out_are_not_exported() -> None:
-    table = RowTable(ROWS)
-    batch = pa.record_batch([pa.array([1, 2, 1]), pa.array(["a", "b", "c"])], schema=ROWS.schema)
-    table.add(batch, np.arange(3))
-    table.seal(0, GROUPS)
-    table.replace(table.all_rows().take(pa.array([0, 2, 1])))
-    table.emitted_rows = 2
-    assert table.is_changed(1)
-    sealed = table.seal(1, GROUPS)
-    assert sealed.since_version == 0
-    assert [row["x"] for batch in sealed.batches() for row in batch.to_pylist()] == ["b"]
-
-
 def test_dictionary_columns_come_back_as_they_were() -> None:
     kind = pa.dictionary(pa.int8(), pa.string())
     descriptor = RowDescriptor(pa.schema([("k", kind)]), ("k",))

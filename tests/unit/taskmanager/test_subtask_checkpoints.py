@@ -81,6 +81,8 @@ class FakeInput:
 class FakePartition:
     """Notes what it gets; takes ``room`` batches."""
 
+    is_complete = True
+
     def __init__(self) -> None:
         self.elements: list[Any] = []
         self.room = 10**9
@@ -96,6 +98,9 @@ class FakePartition:
 
     def emit_control(self, element: ControlElement) -> None:
         self.elements.append(element)
+
+    def end_data(self) -> None:
+        self.emit_control(EndOfData())
 
     def finish(self) -> None:
         self.elements.append(EndOfPartition())

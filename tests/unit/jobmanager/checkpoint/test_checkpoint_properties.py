@@ -94,11 +94,11 @@ class CoordinatorModel(RuleBasedStateMachine):
             case m.StoreCheckpoint():
                 self.apply_store(effect)
             case m.NotifyCompleted():
-                for key in effect.keys:
-                    assert not self.tasks[key].finished
-                    self.tasks[key].notices.append(effect.checkpoint_id)
+                for task in self.known(effect.keys):
+                    assert not task.finished
+                    task.notices.append(effect.checkpoint_id)
             case m.NotifyAborted():
-                assert all(not self.tasks[key].finished for key in effect.keys)
+                assert all(not task.finished for task in self.known(effect.keys))
             case m.ReportAborted():
                 del self.pending[effect.checkpoint_id]
                 if self.storing == effect.checkpoint_id:
@@ -174,6 +174,11 @@ class CoordinatorModel(RuleBasedStateMachine):
             paths |= checkpoint.resolved
             paths |= {reference.location.path for reference in checkpoint.final}
         return paths
+
+    def known(self, keys: tuple[AttemptKey, ...]) -> list[ModelTask]:
+        """The tasks of these keys; some may have been stopped, which the coordinator tells all the same."""
+        assert set(keys) <= {*self.tasks, *self.old_keys}
+        return [self.tasks[key] for key in keys if key in self.tasks]
 
     def running(self) -> list[AttemptKey]:
         return [key for key, task in self.tasks.items() if not task.finished]

@@ -1,15 +1,12 @@
 """Regions and restart sets of random jobs against a model that names every channel.
 
-The model knows no groups, no order and no worklist. Regions are the classes of subtasks that reach each other when
-joined ones are linked both ways. A restart set is the least of all sets of regions, tried one by one, that the
-rules leave as it is; that there is a least one is checked as well.
+The model (``tests.support.failover_model``) knows no groups, no order and no worklist. A restart set is the least of
+all sets of regions, tried one by one, that the rules leave as it is; that there is a least one is checked as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -22,175 +19,13 @@ from jobmanager.failover.failover_strategy import (
     strategy_problem,
     tasks_to_restart,
 )
-from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
-from jobmanager.scheduler.deployment import producers_of
+from tests.support.failover_model import Failure, Model, Regions, closure, demanded
 
 FULL, REGION, INDIVIDUAL = FailoverStrategyName
-CACHING = (Exchange.CACHING, Exchange.CACHING_MEMORY)
 SUBTASKS_MAX = 8
-
-Regions = frozenset[frozenset[SubtaskId]]
-
-
-@dataclass(frozen=True)
-class Channel:
-    edge: EdgePlan
-    producer: SubtaskId
-    consumer: SubtaskId
-
-    @property
-    def partition(self) -> KeptPartition:
-        return KeptPartition(self.edge.id, self.producer)
-
-
-@dataclass(frozen=True)
-class Model:
-    """The job as subtasks and channels."""
-
-    plan: JobPlan
-
-    @cached_property
-    def subtasks(self) -> list[SubtaskId]:
-        return [SubtaskId(v.id, i) for v in self.plan.vertices for i in range(v.parallelism)]
-
-    @cached_property
-    def channels(self) -> list[Channel]:
-        return [
-            Channel(edge, SubtaskId(edge.source, producer), SubtaskId(edge.target, consumer))
-            for edge in self.plan.edges
-            for consumer in range(self.plan.vertex(edge.target).parallelism)
-            for producer, _ in producers_of(
-                edge.partitioning,
-                self.plan.vertex(edge.source).parallelism,
-                self.plan.vertex(edge.target).parallelism,
-                consumer,
-            )
-        ]
-
-    @cached_property
-    def kept(self) -> list[Channel]:
-        return [one for one in self.channels if one.edge.exchange is not Exchange.PIPELINED]
-
-    @cached_property
-    def regions(self) -> Regions:
-        reached = {subtask: {subtask} for subtask in self.subtasks}
-        links = {(channel.producer, channel.consumer) for channel in self.channels}
-        links |= {
-            (channel.consumer, channel.producer)
-            for channel in self.channels
-            if channel.edge.exchange is Exchange.PIPELINED
-        }
-        group = {vertex.id: vertex.colocation_group for vertex in self.plan.vertices}
-        links |= {
-            (one, other)
-            for one in self.subtasks
-            for other in self.subtasks
-            if one.subtask_index == other.subtask_index
-            and group[one.vertex] == group[other.vertex] != ""
-        }
-        for _ in self.subtasks:
-            for source, target in links:
-                for subtask in self.subtasks:
-                    if source in reached[subtask]:
-                        reached[subtask] |= reached[target]
-        return frozenset(
-            frozenset(other for other in reached[one] if one in reached[other])
-            for one in self.subtasks
-        )
-
-    @cached_property
-    def region_of(self) -> dict[SubtaskId, frozenset[SubtaskId]]:
-        return {subtask: region for region in self.regions for subtask in region}
-
-    @cached_property
-    def read_by(self) -> dict[frozenset[SubtaskId], list[Channel]]:
-        """Region -> its channels from other regions."""
-        return {
-            region: [
-                one for one in self.kept if one.consumer in region and one.producer not in region
-            ]
-            for region in self.regions
-        }
-
-
-@dataclass(frozen=True)
-class Failure:
-    failed: frozenset[SubtaskId]
-    started: frozenset[SubtaskId]
-    finished: frozenset[SubtaskId]
-    available: frozenset[KeptPartition]
-    missing: frozenset[KeptPartition]
-
-    @property
-    def view(self) -> FailoverView:
-        return FailoverView(self.started, self.finished, self.available.__contains__)
-
-    def is_readable(self, partition: KeptPartition) -> bool:
-        return partition in self.available and partition not in self.missing
-
-
-def promises(edge: EdgePlan, *, order: bool) -> bool:
-    return edge.is_reproducible if order else edge.is_deterministic
-
-
-def reads_changed(model: Model, restart: Regions, *, order: bool) -> Regions:
-    """Restarted regions that may get other rows than before, or (``order``) the same in another order."""
-    changed = {
-        region
-        for region in restart
-        for one in model.read_by[region]
-        if model.region_of[one.producer] in restart and not promises(one.edge, order=order)
-    }
-    for _ in model.regions:
-        changed |= {
-            region
-            for region in restart
-            for one in model.read_by[region]
-            if model.region_of[one.producer] in changed
-        }
-    return frozenset(changed)
-
-
-def is_closed(model: Model, restart: Regions, failure: Failure) -> bool:
-    """Whether the rules demand nothing more."""
-    union = frozenset[SubtaskId]().union(*restart)
-    other_rows = reads_changed(model, restart, order=False)
-    other_order = reads_changed(model, restart, order=True)
-
-    def may_stay(region: frozenset[SubtaskId]) -> bool:
-        return region in restart or not region & failure.started
-
-    return (
-        all(may_stay(model.region_of[subtask]) for subtask in failure.failed)
-        and all(
-            may_stay(model.region_of[channel.producer])
-            for region in restart
-            for channel in model.read_by[region]
-            if not failure.is_readable(channel.partition)
-        )
-        and all(
-            may_stay(region)
-            or (
-                is_protected(channel, region, failure)
-                and model.region_of[channel.producer]
-                not in (other_order if channel.edge.exchange in CACHING else other_rows)
-            )
-            for region in model.regions
-            for channel in model.read_by[region]
-            if channel.producer in union
-        )
-    )
-
-
-def is_protected(channel: Channel, reader: frozenset[SubtaskId], failure: Failure) -> bool:
-    """Whether this channel from a restarted producer lets its reader stay."""
-    if channel.edge.exchange in CACHING:
-        return channel.edge.is_reproducible
-    return channel.edge.is_deterministic and (
-        reader <= failure.finished or failure.is_readable(channel.partition)
-    )
 
 
 def subsets(those: Iterable[frozenset[SubtaskId]]) -> Iterator[Regions]:
@@ -201,7 +36,7 @@ def subsets(those: Iterable[frozenset[SubtaskId]]) -> Iterator[Regions]:
 
 def least_restart(model: Model, failure: Failure) -> frozenset[SubtaskId]:
     started = [region for region in model.regions if region & failure.started]
-    closed = [restart for restart in subsets(started) if is_closed(model, restart, failure)]
+    closed = [restart for restart in subsets(started) if not demanded(model, restart, failure)]
     least = closed[0].intersection(*closed)
     assert least in closed, "the rules leave a choice"
     return frozenset[SubtaskId]().union(*least) & failure.started
@@ -342,6 +177,7 @@ def test_startable_regions_are_those_of_the_model(case: tuple[Model, Failure]) -
 def test_restart_sets_are_the_least_that_the_rules_allow(case: tuple[Model, Failure]) -> None:
     model, failure = case
     expected = least_restart(model, failure)
+    assert closure(model, failure) == expected
     graph = RegionGraph(model.plan)
     got = tasks_to_restart(REGION, graph, failure.failed, failure.missing, failure.view)
     assert got == expected

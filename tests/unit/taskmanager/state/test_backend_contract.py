@@ -30,6 +30,7 @@ from taskmanager.state.group_columns import group_column
 from taskmanager.state.hashmap import cell_columns
 from taskmanager.state.instances import InstanceTable
 from taskmanager.state.row_table import RowDescriptor
+from tests.support.backend_history import Inputs
 from tests.support.backend_job import BACKENDS
 from tests.support.one_backend import KEYS, Cells, OneBackend, add_counts, counts_of
 from tests.support.rocksdb_cluster import fast_directory
@@ -477,12 +478,12 @@ def _fill(table: Any) -> None:
     """One entry for whatever state it is."""
     keys, one_row = encode_keys([pa.array([5], pa.int64())]), np.zeros(1, np.int64)
     match type(table).__name__:
-        case "HashMapTimerTable":
+        case "HashMapTimerTable" | "StoredTimerTable":
             table.register(keys, one_row)
-        case "RowTable":
+        case "RowTable" | "StoredRowTable":
             batch = pa.record_batch({"k": pa.array([5]), "x": pa.array([5])})
             table.add(batch, one_row)
-        case "SessionTable":
+        case "SessionTable" | "StoredSessionTable":
             table.add(table.key_indices(keys), one_row)
         case _:
             raise AssertionError(table)
@@ -686,20 +687,42 @@ def test_close_removes_everything_and_may_be_called_again(one: OneBackend) -> No
     assert counts_of(restored, COUNTS) == dict.fromkeys(range(10), 1)
 
 
-def test_states_above_the_limit_end_the_job_and_say_which_is_largest(one: OneBackend) -> None:
-    backend = one.open(memory_bytes=16 << 20)
-    schema = pa.schema([("k", pa.int64()), ("text", pa.string())])
-    descriptor = RowDescriptor(schema, ("k",))
-    batch = pa.record_batch([pa.array(range(1000)), pa.array(["x" * 1000] * 1000)], schema=schema)
-    add_counts(backend, COUNTS, range(10))
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64()], ids=str)
+def test_keys_of_dictionaries_keep_their_type(one: OneBackend, kind: pa.DataType) -> None:
+    """Restored ones beside new ones too."""
+    types, values = [pa.dictionary(pa.int32(), kind)], pa.array([1, 2, 3, 4]).cast(kind)
 
-    def fill() -> None:
-        for number in range(40):
-            one.clock.time_ms += 1000
-            table = backend.row_table("large rows", 0, descriptor)
-            table.add(batch, np.arange(1000) + number * 1000)
+    def contents() -> InstanceTable:
+        return InstanceTable([COUNT], [])
 
-    message = r"its limit is 16 MB .*the largest is operator: state large rows with 1\d MB"
-    with pytest.raises(Unrecoverable, match=message):
-        fill()
-    backend.close()
+    def add(first: int, stop: int) -> None:
+        part = values.slice(first, stop - first)
+        keys = encode_keys([part.dictionary_encode().cast(types[0])])
+        inputs = Inputs([None], [None], [], None)
+        sessions = backend.session_table("sessions", types, 10, contents)
+        update = sessions.add(sessions.key_indices(keys), np.arange(len(part)))
+        sessions.contents.update(update.of_row, inputs)
+        counts = backend.count_table("counts", types, contents)
+        indices = counts.key_indices(keys)
+        counts.window_index[indices] += 1
+        counts.changed(indices)
+
+    backend = one.open()
+    add(0, 2)
+    backend = one.open(one.checkpoint(backend))
+    add(1, 3)
+    if one.kind == "rocksdb":
+        backend._shrink(everything=True)
+    add(2, 4)
+    sessions = backend.session_table("sessions", types, 10, contents)
+    due: list[Any] = []
+    while len(some := sessions.due(100)):
+        (keys,) = sessions.keys(some)
+        assert keys.type == types[0]
+        due += zip(keys.to_pylist(), sessions.contents.rows(some, []).accumulators[0], strict=True)
+        sessions.contents.clear(some)
+        sessions.remove(some)
+    assert sorted(due) == list(zip(values.to_pylist(), [1, 2, 2, 1], strict=True))
+    counts = backend.count_table("counts", types, contents)
+    indices = counts.key_indices(encode_keys([values.dictionary_encode().cast(types[0])]))
+    assert counts.window_index[indices].tolist() == [1, 2, 2, 1]

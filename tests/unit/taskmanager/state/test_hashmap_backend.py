@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from tests.support.hashmap_backend import (
     environment,
     take_snapshot,
 )
+from tests.support.one_backend import KEYS, OneBackend
 
 INT = codec_of(pa.int64())
 TEXT = codec_of("msgpack/1")
@@ -479,3 +481,24 @@ def test_exports_and_changes_on_two_threads(monkeypatch: pytest.MonkeyPatch) -> 
         found = counts(restored.group_table("counts", 0, COUNTS))
         assert found == (dict.fromkeys(range(3000), expected) if expected else {})
         assert values(restored) == (dict.fromkeys(range(1000), expected) if expected else {})
+
+
+def test_states_above_the_limit_end_the_job_and_say_which_is_largest(tmp_path: Path) -> None:
+    kept = GroupColumnSpec("all", "collect_list", "s", pa.string(), pa.list_(pa.string()))
+    one = OneBackend("hashmap", tmp_path)
+    backend = one.open(memory_bytes=16 << 20)
+    texts = AggregateDescriptor(KEYS, (), lambda: [group_column(kept)])
+    inputs = Inputs()
+    inputs.values, inputs.valid, inputs.sequence = [], [], np.arange(1000)
+    inputs.columns = [pa.array(["x" * 1000] * 1000)]
+
+    def fill() -> None:
+        for _ in range(40):
+            one.clock.time_ms += 1000
+            table = backend.group_table("large lists", 0, texts)
+            table.update(encode_keys([pa.array(range(1000))]), inputs)
+
+    message = r"its limit is 16 MB .*the largest is operator: state large lists with 1\d MB"
+    with pytest.raises(Unrecoverable, match=message):
+        fill()
+    backend.close()

@@ -54,7 +54,7 @@ def counts(backend: RocksDBStateBackend, namespace: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_timers_in_memory_are_part_of_the_snapshot(directory: Path, parallelism: int) -> None:
+def test_timers_go_to_the_subtasks_of_their_keys(directory: Path, parallelism: int) -> None:
     cluster = Cluster(directory)
     cluster.start(1)
     backend = cluster.backends[0]
@@ -65,7 +65,7 @@ def test_timers_in_memory_are_part_of_the_snapshot(directory: Path, parallelism:
     backend.timer_table("timers", INT_KEY).register(keys, np.full(50, 100))
     checkpoint = cluster.checkpoint()
     (snapshot,) = checkpoint.snapshots
-    assert {table.kind for table in snapshot.tables} == {"rocksdb.group", "timers"}
+    assert {table.kind for table in snapshot.tables} == {"rocksdb.group", "rocksdb.timers"}
     for _ in range(2):  # and once more from what was restored
         cluster.start(parallelism, checkpoint.snapshots)
         found: list[tuple[int, int]] = []
@@ -88,8 +88,8 @@ def test_names_of_all_files_are_unique_and_known_to_one_instance(directory: Path
     cluster = Cluster(directory)
     cluster.start(1)
     count(cluster.backends[0], 0, [1])
-    keys = encode_keys([pa.array([1])])
-    cluster.backends[0].timer_table("timers", INT_KEY).register(keys, np.array([1]))
+    former = cluster.backends[0]._inner.timer_table("timers", INT_KEY)
+    former.register(encode_keys([pa.array([1])]), np.array([1]))
     (snapshot,) = cluster.checkpoint().snapshots
     names = [file.name for file in snapshot.files]
     assert len(names) == len(set(names))

@@ -1,0 +1,76 @@
+"""What tables of the database share: where they read, who owns their budget, what is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
+
+
+class EntryReader(Protocol):
+    """What a table reads its entries from (``Database``)."""
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """The values of sorted keys."""
+
+    def scan(
+        self, begin: bytes, end: bytes, rows_max: int = ...
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Keys and values of a range, in parts of at most ``rows_max``."""
+
+
+class PrefixReader(EntryReader, Protocol):
+    """What a table reads the entries of keys from that have several."""
+
+    def scan_prefixes(self, prefixes: list[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Keys and values that begin with sorted prefixes of one length, in parts."""
+
+
+class CacheHost(Protocol):
+    """What a table tells the owner of the cache's budget."""
+
+    def cache_resized(self, difference_bytes: int) -> None:
+        """A cache takes more or less than before; it may be asked to shrink before this returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableHome:
+    """Where tables of an operator are.
+
+    Attributes:
+        reader: the database.
+        host: owns the budget.
+        key_groups: of the subtask.
+        max_parallelism: number of key-groups.
+    """
+
+    reader: PrefixReader
+    host: CacheHost
+    key_groups: range
+    max_parallelism: int
+
+
+class StoredTable(Protocol):
+    """A table of the database behind its cache, as the backend sees it."""
+
+    @property
+    def is_stored(self) -> bool:
+        """The database holds something of it, or will."""
+
+    @property
+    def known_row_count(self) -> int:
+        """Number of rows where it is known without reading, else 0."""
+
+    def memory_bytes(self) -> int:
+        """Approximate size of what is in memory."""
+
+    def freeze(self) -> FrozenPart | None:
+        """Ends a version: what the database must be given; None = nothing."""
+
+    def evict(self, *, everything: bool) -> None:
+        """Forgets about half of what is in memory, or all; all changes have been written."""
+
+    def close(self) -> list[int]:
+        """The table is not used any more; the partitions whose entries may go."""

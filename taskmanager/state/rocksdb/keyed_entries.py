@@ -1,0 +1,156 @@
+"""Tables that keep one row per key, or several known by key and a number, as entries of the database.
+
+An entry's key is that of the row's key (``entry_keys``), then the number where there is one (8 bytes,
+such that their order is that of the numbers); its value is the rest of the row (``row_values``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of
+from penstock.storage.key_types import BoolArray, Int64Array
+from taskmanager.kernels import distinct, encode_keys
+from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.state.keyed_rows import SealedKeyedRows
+from taskmanager.state.rocksdb.entry_batches import concat_strings
+from taskmanager.state.rocksdb.entry_keys import decoded_keys, entry_keys, entry_order
+from taskmanager.state.rocksdb.row_values import decoded_values, encoded_values
+from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
+
+NUMBER_BYTES: Final = 8
+_SIGN: Final = np.uint64(1 << 63)
+
+
+def keyed_entries(
+    partition: int,
+    keys: KeyBatch,
+    numbers: Int64Array | None,
+    values: ByteStrings,
+    deleted: BoolArray,
+    max_parallelism: int,
+) -> SstEntries:
+    """The entries of n rows, sorted; of several rows of one identity the last one counts."""
+    loops, count = process_kernels(), len(keys)
+    first, key_of = distinct(keys)
+    different = keys.take(first)
+    rank = np.empty(len(first), np.int64)
+    rank[entry_order(different, max_parallelism)] = np.arange(len(first))
+    place = rank[key_of]
+    within = np.zeros(count, np.int64) if numbers is None else numbers
+    order = np.lexsort((np.arange(count), within, place))
+    is_last = np.ones(count, np.bool_)
+    is_last[:-1] = (np.diff(place[order]) != 0) | (np.diff(within[order]) != 0)
+    order = order[is_last]
+    names = entry_keys(partition, keys.take(order), max_parallelism)
+    if numbers is not None:
+        names = _with_numbers(names, numbers[order], loops)
+    gone = deleted[order]
+    return SstEntries(names, values.take(order, loops), gone if gone.any() else None)
+
+
+def split_numbers(names: list[bytes]) -> tuple[list[bytes], Int64Array]:
+    """The entry keys of the rows' keys, and the rows' numbers."""
+    words = np.frombuffer(b"".join([name[-NUMBER_BYTES:] for name in names]), ">u8")
+    return [name[:-NUMBER_BYTES] for name in names], (words.astype(np.uint64) ^ _SIGN).view(
+        np.int64
+    )
+
+
+def keyed_batch(
+    schema: pa.Schema,
+    key_types: tuple[pa.DataType, ...],
+    names: list[bytes],
+    values: list[bytes],
+    *,
+    with_numbers: bool,
+) -> pa.RecordBatch:
+    """Entries as rows of a ``keyed_schema``; key-groups are left at 0."""
+    loops = process_kernels()
+    identity: list[pa.Array] = []
+    if with_numbers:
+        names, numbers = split_numbers(names)
+        identity.append(pa.array(numbers))
+    keys = decoded_keys(key_types, ByteStrings.of(names), loops).to_arrays()
+    first = 2 + len(keys) + len(identity)
+    content = decoded_values(schema.types[first:], ByteStrings.of(values), loops)
+    count = len(names)
+    heads = [pa.array(np.zeros(count, np.uint16)), pa.repeat(False, count)]
+    return pa.RecordBatch.from_arrays([*heads, *keys, *identity, *content], schema=schema)
+
+
+class FrozenKeyedRows:
+    """The changes of a table up to a freeze (``FrozenPart``).
+
+    Args:
+        partition: of the database.
+        sealed: the changes.
+        key_count: how many columns the key has.
+        written: told the version when the database has them.
+        also: makes more entries of each batch of rows, of another partition.
+    """
+
+    dropped_range: tuple[bytes, bytes] | None = None
+
+    def __init__(
+        self,
+        partition: int,
+        sealed: SealedKeyedRows,
+        key_count: int,
+        max_parallelism: int,
+        written: Callable[[int], None],
+        *,
+        with_numbers: bool,
+    ) -> None:
+        self.partition = partition
+        self._sealed = sealed
+        self._key_count = key_count
+        self._max_parallelism = max_parallelism
+        self._written = written
+        self._with_numbers = with_numbers
+
+    def entries(self) -> list[SstEntries]:
+        """What is to be written, sorted."""
+        batches = list(self._sealed.batches())
+        return [self.entries_of(batches)] if batches else []
+
+    def entries_of(self, batches: list[pa.RecordBatch]) -> SstEntries:
+        """The entries of at least one batch."""
+        key_stop = 2 + self._key_count
+        content_start = key_stop + int(self._with_numbers)
+        loops = process_kernels()
+        columns = [_joined(batches, place) for place in range(2, content_start)]
+        keys = encode_keys(columns[: self._key_count])
+        numbers = columns[-1].to_numpy() if self._with_numbers else None
+        content = [encoded_values(batch.columns[content_start:], loops) for batch in batches]
+        deleted = _joined(batches, 1).to_numpy(zero_copy_only=False)
+        values = concat_strings(content)
+        return keyed_entries(self.partition, keys, numbers, values, deleted, self._max_parallelism)
+
+    def written(self) -> None:
+        """The entries are in the database."""
+        self._written(self._sealed.version)
+
+    def release(self) -> None:
+        """Nothing of it will be written (any more); repeatable."""
+        self._sealed.release()
+
+
+def _joined(batches: list[pa.RecordBatch], place: int) -> Any:
+    return pa.concat_arrays([batch.column(place) for batch in batches])
+
+
+def _with_numbers(names: ByteStrings, numbers: Int64Array, loops: KeyLoops) -> ByteStrings:
+    lengths = names.lengths()
+    offsets = bounds_of(lengths + NUMBER_BYTES)
+    data = np.empty(int(offsets[-1]), np.uint8)
+    loops.copy_ranges(names.data, names.offsets[:-1], data, offsets[:-1], lengths)
+    words = (numbers.view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8)
+    starts = np.arange(len(names), dtype=np.int64) * NUMBER_BYTES
+    widths = np.full(len(names), NUMBER_BYTES, np.int64)
+    loops.copy_ranges(words, starts, data, offsets[:-1] + lengths, widths)
+    return ByteStrings(data, offsets)

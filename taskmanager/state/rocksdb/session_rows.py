@@ -1,0 +1,328 @@
+"""Open sessions in the database, with those of the keys that were in use lately in memory.
+
+The table in memory is that of every backend. A batch first brings all sessions of the keys that it has and
+memory has not in; when memory is short, all is written and everything is forgotten. Both happen where
+nobody holds numbers of sessions: before a batch looks at its keys, and before sessions that are over are
+asked for.
+
+When sessions end is written besides, as entries in the order of their ends (``timer_entries``): of those
+up to the watermark the keys are brought into memory, which then knows what is over. An entry whose session
+has grown meanwhile, or is no more, only makes a key be read. Entries that have been looked at are dropped:
+those before the end up to which sessions have fired, or have expired where they outlive their firing.
+
+Invariants: what is in memory of a key is right whatever the database says, and what is not in memory is
+right in the database but for keys without sessions whose removal is not written yet (``_removed``); a
+session that is in the database alone has an entry of its end behind the places up to which they have been
+looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import Int64Array, value_type
+from taskmanager.kernels import RecordTable, encode_keys
+from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.state.instances import InstanceState
+from taskmanager.state.keyed_rows import SealedKeyedRows
+from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.entry_keys import (
+    decoded_keys,
+    entry_keys,
+    entry_order,
+    partition_bounds,
+)
+from taskmanager.state.rocksdb.keyed_entries import FrozenKeyedRows, keyed_batch, split_numbers
+from taskmanager.state.rocksdb.row_values import check_storable
+from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
+from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
+from taskmanager.state.session_table import SessionTable
+from taskmanager.state.snapshot_table import RestoredPart
+
+PART_ROWS: Final = 1 << 13
+"""About so many ends are looked at at once."""
+_LOADED_VERSION: Final = 1
+_NEVER: Final = 2**63 - 1
+
+
+@dataclass(slots=True)
+class _Ends:
+    """How far the stored ends have been looked at for one purpose.
+
+    Attributes:
+        read_from: the next entry.
+        first: no end from there on is before it; None = not known.
+    """
+
+    read_from: bytes
+    first: int | None
+
+
+class StoredSessionTable(SessionTable):
+    """See ``SessionTable``.
+
+    Args:
+        partition: of the sessions.
+        end_partition: of their ends.
+        new_contents: makes the contents of a table without sessions.
+        is_complete: the database holds nothing of it.
+    """
+
+    def __init__(
+        self,
+        partition: int,
+        end_partition: int,
+        key_types: Sequence[pa.DataType],
+        gap_ms: int,
+        new_contents: Callable[[], InstanceState],
+        home: TableHome,
+        *,
+        is_complete: bool,
+    ) -> None:
+        super().__init__(key_types, gap_ms, new_contents())
+        for column in self.schema():
+            check_storable(column.type)
+        self.partition = partition
+        self.end_partition = end_partition
+        self.is_stored = not is_complete
+        self._plain_types = tuple(value_type(kind) for kind in key_types)
+        self._new_contents = new_contents
+        self._home = home
+        self._is_complete = is_complete
+        self._version = _LOADED_VERSION + 1
+        self._written_version = _LOADED_VERSION
+        self._needs_room = False
+        self._accounted_bytes = 0
+        begin = partition_bounds(end_partition)[0]
+        self._fire = _Ends(begin, _NEVER if is_complete else None)
+        self._expire = _Ends(begin, _NEVER if is_complete else None)
+        self._dropped_to = begin
+        # By version: keys that have no session any more.
+        self._removed: dict[int, RecordTable] = {}
+        self._outlive_firing = False
+
+    @property
+    def known_row_count(self) -> int:
+        """Number of sessions where it is known without reading, else 0."""
+        return len(self) if self._is_complete else 0
+
+    @override
+    def key_indices(self, keys: KeyBatch) -> Int64Array:
+        self._make_room()
+        if not self._is_complete:
+            self._load(keys)
+        return super().key_indices(keys)
+
+    @override
+    def due(self, watermark_ms: int) -> Int64Array:
+        """Some of the sessions that are over; none = there are no more."""
+        self._make_room()
+        while True:
+            found = super().due(watermark_ms)
+            if len(found) or not self._load_ended(self._fire, watermark_ms + 1):
+                return found
+
+    @override
+    def expired(self, watermark_ms: int, lateness_ms: int) -> Int64Array:
+        """Some of the fired sessions that take no rows any more; none = there are no more."""
+        self._make_room()
+        while True:
+            found = super().expired(watermark_ms, lateness_ms)
+            if len(found) or not self._load_ended(self._expire, watermark_ms - lateness_ms + 1):
+                return found
+
+    @override
+    def mark_fired(self, sessions: Int64Array) -> None:
+        self._outlive_firing = True
+        super().mark_fired(sessions)
+
+    @override
+    def remove(self, sessions: Int64Array) -> None:
+        if len(sessions) and not self._is_complete:
+            latest = sessions[self._later[sessions] < 0]
+            removed = self._removed.get(self._version)
+            if removed is None:
+                removed = RecordTable(self._plain_types, [], with_index=True)
+                self._removed[self._version] = removed
+            removed.lookup_or_insert(encode_keys(self.keys(latest)))
+        super().remove(sessions)
+
+    @override
+    def memory_bytes(self) -> int:
+        removed = sum(keys.memory_bytes() for keys in self._removed.values())
+        return super().memory_bytes() + removed
+
+    @override
+    def next_end(self) -> int | None:
+        in_memory = super().next_end()
+        stored = self._first_stored(self._fire)
+        first = stored if in_memory is None else min(in_memory, stored)
+        return None if first == _NEVER else first
+
+    @override
+    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+        super().load(batches, part)
+        self._outlive_firing = self._outlive_firing or bool(self._fired.any())
+
+    def freeze(self) -> FrozenSessions | None:
+        """What the database must be given; None = nothing."""
+        self.forget(self._written_version)
+        seen = self._expire if self._outlive_firing else self._fire
+        is_dropping = seen.read_from > self._dropped_to
+        if not is_dropping and not self.is_changed(self._written_version):
+            return None
+        self.is_stored = True
+        limit = self._home.max_parallelism
+        sealed = self.seal(self._written_version, limit)
+        dropped = None
+        if is_dropping:
+            self._dropped_to = seen.read_from
+            dropped = partition_bounds(self.end_partition)[0], self._dropped_to
+        return FrozenSessions(self, sealed, len(self._types), limit, dropped)
+
+    def evict(self, *, everything: bool) -> None:
+        """Forgets what is in memory, where nobody holds numbers of sessions."""
+        self._needs_room = True
+
+    def close(self) -> list[int]:
+        """The table is not used any more; the partitions whose entries may go."""
+        accounted, self._accounted_bytes = self._accounted_bytes, 0
+        self._home.host.cache_resized(-accounted)
+        return [self.partition, self.end_partition] if self.is_stored else []
+
+    def written(self, version: int) -> None:
+        """The database has the changes up to the version; on any thread."""
+        self._written_version = max(self._written_version, version)
+
+    def load_all(self) -> None:
+        """Brings all sessions into memory, for tests and tools."""
+        if not self._is_complete:
+            for names, _ in self._home.reader.scan(*partition_bounds(self.partition)):
+                keys, _ = split_numbers(names)
+                self._load(decoded_keys(self._plain_types, ByteStrings.of(keys), process_kernels()))
+
+    def adopt(self, other: SessionTable) -> None:
+        """Takes over the sessions of a table that was restored in memory; this one has none."""
+        limit = self._home.max_parallelism
+        self.load(other.seal(0, limit).batches(), RestoredPart(range(limit), 0, 1, len(other)))
+        self._touch(np.flatnonzero(self._end[: self._numbers.bound] != _NEVER))
+
+    def _make_room(self) -> None:
+        self._account()
+        if self._needs_room and not self.is_changed(self._written_version):
+            self._needs_room = False
+            if len(self):
+                self._is_complete = False
+                for ends, first in (
+                    (self._fire, self._first_end_to_fire),
+                    (self._expire, self._first_end_to_expire),
+                ):
+                    ends.first = None if ends.first is None else min(ends.first, first)
+            self._begin(self._new_contents())
+            self._account()
+
+    def _first_stored(self, ends: _Ends) -> int:
+        """No stored end that has not been looked at is before it."""
+        if ends.first is None:
+            bound = partition_bounds(self.end_partition)[1]
+            part = next(self._home.reader.scan(ends.read_from, bound, 1), None)
+            ends.first = _NEVER if part is None else timer_place(part[0][0])[0]
+        return ends.first
+
+    def _load_ended(self, ends: _Ends, last_end: int) -> bool:
+        """Brings the keys of the next sessions that end up to then into memory; False = there are none."""
+        if self._is_complete or self._first_stored(ends) > last_end:
+            return False
+        bound = partition_bounds(self.end_partition)[1]
+        part = next(self._home.reader.scan(ends.read_from, bound, PART_ROWS), None)
+        if part is None:
+            ends.first = _NEVER
+            return False
+        keys, times = decoded_timers(self._plain_types, part[0], process_kernels())
+        count = int(np.searchsorted(times, last_end, side="right"))
+        ends.first = int(times[count]) if count < len(times) else None
+        if not count:
+            return False
+        ends.read_from = part[0][count - 1] + b"\0"
+        self._load(keys.slice(0, count))
+        return True
+
+    def _load(self, keys: KeyBatch) -> None:
+        missing = self._keys.missing(keys)
+        for version, removed in list(self._removed.items()):
+            if version <= self._written_version:
+                del self._removed[version]
+            elif len(missing):
+                missing = missing.take(np.flatnonzero(removed.lookup(missing) < 0))
+        if not len(missing):
+            return
+        limit = self._home.max_parallelism
+        missing = missing.take(entry_order(missing, limit))
+        prefixes = entry_keys(self.partition, missing, limit).to_list()
+        batches = [
+            keyed_batch(self.schema(), self._plain_types, names, values, with_numbers=True)
+            for names, values in self._home.reader.scan_prefixes(prefixes)
+        ]
+        if batches:
+            rows = sum(batch.num_rows for batch in batches)
+            self.load(batches, RestoredPart(range(limit), 0, 1, rows))
+
+    def _account(self) -> None:
+        size = self.memory_bytes()
+        difference = size - self._accounted_bytes
+        if difference:
+            self._accounted_bytes = size
+            self._home.host.cache_resized(difference)
+
+
+class FrozenSessions:
+    """The changes of a table of sessions up to a freeze (``FrozenPart``)."""
+
+    def __init__(
+        self,
+        table: StoredSessionTable,
+        sealed: SealedKeyedRows,
+        key_count: int,
+        max_parallelism: int,
+        dropped: tuple[bytes, bytes] | None,
+    ) -> None:
+        self.partition = table.partition
+        self.dropped_range = dropped
+        self._end_partition = table.end_partition
+        self._key_count = key_count
+        self._sealed = sealed
+        self._rows = FrozenKeyedRows(
+            table.partition, sealed, key_count, max_parallelism, table.written, with_numbers=True
+        )
+
+    def entries(self) -> list[SstEntries]:
+        """What is to be written: sessions, and when they end."""
+        batches = list(self._sealed.batches())
+        if not batches:
+            return []
+        parts = [self._rows.entries_of(batches)]
+        living = [batch for batch in batches if not batch.column(1).true_count]
+        if living:
+            stop = 2 + self._key_count
+            columns = [
+                pa.concat_arrays([batch.column(place) for batch in living])
+                for place in (*range(2, stop), stop + 1)
+            ]
+            keys, ends = encode_keys(columns[:-1]), columns[-1].to_numpy()
+            parts.append(timer_entries(self._end_partition, keys, ends))
+        return parts
+
+    def written(self) -> None:
+        """The entries are in the database."""
+        self._rows.written()
+
+    def release(self) -> None:
+        """Nothing of it will be written (any more); repeatable."""
+        self._rows.release()

@@ -1,0 +1,118 @@
+"""Watches what a job's failures restart, and compares it with an independent model.
+
+Nothing but what was decided is cancelled or deployed again: who is to be restarted is known by the decisions,
+each of which has to be what ``failover_model`` comes to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+from jobmanager.dispatcher.failover import ALL, Failover, Recovery
+from jobmanager.failover.failover_strategy import FailoverStrategyName
+from jobmanager.failover.regions import KeptPartition
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.graph.job_plan import JobPlan
+from jobmanager.partitions.partition_tracker import PartitionTracker
+from tests.support.failover_model import Failure, Model, closure
+
+
+class FailoverAudit:
+    """The failures of one job.
+
+    Args:
+        plan: its shape.
+        strategy: how much a failure restarts.
+        tell_story: takes what is decided, for people.
+
+    Attributes:
+        restarts: decisions to restart something.
+        spared: of these, those that left something running or finished.
+        backtracked: those that restarted a producer for a partition that is missing.
+    """
+
+    def __init__(
+        self, plan: JobPlan, strategy: FailoverStrategyName, tell_story: Callable[[str], None]
+    ) -> None:
+        self._model = Model(plan)
+        self._tell_story = tell_story
+        self._strategy = strategy
+        self._decided: set[SubtaskId] = set()
+        self._attempts: dict[SubtaskId, int] = {}
+        self.restarts = 0
+        self.spared = 0
+        self.backtracked = 0
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Checks every decision that is made meanwhile."""
+        decide = Failover.decide
+
+        def audited(
+            failover: Any,
+            cause: Any,
+            failed: Iterable[SubtaskId] | None,
+            missing: Iterable[KeptPartition],
+            now_ms: int,
+            *,
+            joins: bool,
+        ) -> Recovery:
+            failed = failed if failed is ALL else frozenset(failed)
+            missing = frozenset(missing)
+            recovery = decide(failover, cause, failed, missing, now_ms, joins=joins)
+            if recovery.delay_ms is not None:
+                graph, partitions = failover._graph, failover._partitions
+                self._check(recovery, failed, missing, graph, partitions)
+            return recovery
+
+        with mock.patch.object(Failover, "decide", audited):
+            yield
+
+    def _check(
+        self,
+        recovery: Recovery,
+        failed: frozenset[SubtaskId] | None,
+        missing: frozenset[KeptPartition],
+        graph: ExecutionGraph,
+        partitions: PartitionTracker,
+    ) -> None:
+        expected = graph.started
+        if failed is not ALL and self._strategy is FailoverStrategyName.REGION:
+            held = {channel.partition for channel in self._model.kept}
+            failure = Failure(
+                failed=failed,
+                started=graph.started,
+                finished=graph.in_state(AttemptState.FINISHED),
+                available=frozenset(filter(partitions.is_available, held)),
+                missing=missing,
+            )
+            expected = closure(self._model, failure)
+        restarted = recovery.subtasks
+        assert restarted == expected, f"{restarted} instead of {expected} for {recovery.cause}"
+        self._tell_story(f"restart of {' '.join(map(str, sorted(restarted)))}")
+        self._decided |= restarted
+        self.restarts += 1
+        self.spared += restarted < graph.started
+        self.backtracked += bool(missing)
+
+    def cancelled(self, keys: Iterable[AttemptKey]) -> None:
+        """Attempts are told to end, although the job goes on."""
+        for key in keys:
+            assert key.subtask in self._decided, f"{key} is cancelled for nothing"
+
+    def deployed(self, keys: Iterable[AttemptKey]) -> None:
+        """Attempts begin."""
+        for key in keys:
+            last = self._attempts.get(key.subtask)
+            assert last is None or key.subtask in self._decided, f"{key} begins for nothing"
+            assert last is None or key.attempt > last, f"{key} begins again"
+            self._attempts[key.subtask] = key.attempt
+        self._decided -= {key.subtask for key in keys}
+
+    def begin_again(self) -> None:
+        """Another JobManager deploys everything anew."""
+        self._decided = set(self._attempts)

@@ -1,0 +1,71 @@
+"""The machine of a job under random interleavings of random plans.
+
+PENSTOCK_HISTORIES sets how many stories there are, in the place of the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobmanager.dispatcher.job_state import JobState, is_terminal
+from jobmanager.failover.restart_settings import NO_LIMIT
+from jobmanager.graph.job_plan import JobPlan
+from tests.support.job_world import World
+
+HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 250)
+
+
+@settings(max_examples=HISTORIES, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.02, 0.05, 0.1]),
+    st.sampled_from([0, 2, NO_LIMIT]),
+    st.booleans(),
+)
+def test_any_interleaving_ends_once_and_leaks_nothing(
+    seed: int, mishaps: float, attempts: int, checkpoints: bool
+) -> None:
+    world = World(seed, mishaps, attempts, checkpoints=checkpoints)
+    for _ in range(400):
+        if not world.turn():
+            break
+    world.mishaps = 0.0
+    for _ in range(3_000):
+        if not world.turn():
+            break
+    master = world.master
+    assert master.ended, (master.state, master._phase, list(master.story)[-10:])
+    world.drain()
+    assert [is_terminal(state) for state in world.published].count(True) == 1
+    end = world.published[-1]
+    if mishaps == 0.0:
+        assert world.published == [JobState.RUNNING, JobState.FINISHED]
+    if end is JobState.FAILED and attempts == NO_LIMIT:
+        assert master.failure is not None
+        assert master.failure.error_class == "Unrecoverable", master.failure
+    if attempts == 2:
+        assert master.restarts <= 2
+    assert set(world.commits.values()) <= {1}
+    if end is JobState.FINISHED:
+        check_splits(world, world.plan)
+    assert not world.held, "slots are given back"
+    for slot in world.granted:
+        assert world.freed[slot] + (slot in world.lost) >= 1, slot
+        assert world.freed[slot] <= 1, slot
+
+
+def check_splits(world: World, plan: JobPlan) -> None:
+    """Each split was read by one subtask."""
+    for vertex in plan.vertices:
+        if vertex.source_uids:
+            owners = Counter(
+                split
+                for subtask, splits in world.finished_splits.items()
+                if subtask.vertex == vertex.id
+                for split in splits
+            )
+            assert owners == Counter({f"s{number}": 1 for number in range(5)}), owners

@@ -1,0 +1,643 @@
+"""Restarts of a part of a job: stories by hand.
+
+``Story`` plays a cluster in which all goes well: calls are answered, cancelled attempts end at once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.coordinator import CheckpointCoordinator
+from jobmanager.checkpoint.settings import CheckpointSettings
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.dispatcher.checkpoint_wiring import Coordinator
+from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.dispatcher.job_options import JobOptions
+from jobmanager.dispatcher.job_state import JobState
+from jobmanager.failover.failover_strategy import FailoverStrategyName
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSettings
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
+from jobmanager.graph.job_plan import JobPlan, VertexPlan
+from jobmanager.scheduler.deployment import Endpoint
+from jobmanager.scheduler.slots import Slot
+from penstock.connectors.source import Split
+from tests.support.drawn_plans import drawn, in_words, subtask, subtasks
+
+CAUSE = FailureCause("TaskFailure", "it broke")
+LOST = FailureCause("TaskManagerLost", "it is gone")
+RUNNING, FINISHED = AttemptState.RUNNING, AttemptState.FINISHED
+
+
+def with_source(plan: JobPlan, vertex: str) -> JobPlan:
+    """The plan with a source in a vertex."""
+    vertices = tuple(
+        VertexPlan(v.id, v.parallelism, v.slot_group, ("src",) if v.id == vertex else ())
+        for v in plan.vertices
+    )
+    return JobPlan(vertices, plan.edges)
+
+
+class Story:
+    """A job and its cluster: slot i is on TaskManager ``t<i>``, unless it is said otherwise."""
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        *,
+        attempts: int = NO_LIMIT,
+        checkpoints: bool = False,
+        strategy: FailoverStrategyName = FailoverStrategyName.REGION,
+        slots_per_taskmanager: int = 1,
+    ) -> None:
+        make = partial(_coordinator, CheckpointSettings(interval_ms=1_000)) if checkpoints else None
+        restart = RestartSettings(FixedDelay(attempts, 500))
+        self.master = JobMaster(plan, JobOptions(restart, strategy, make))
+        self.effects: list[m.JobEffect] = []
+        self.restored: m.RestoredCheckpoint | None = None
+        self.per_taskmanager = slots_per_taskmanager
+        self.slot_count = 0
+        self.processes: dict[str, str] = {}
+        self.answers_calls = True
+        self.prepares = True
+        self.do(m.JobStarted())
+
+    def do(self, event: m.JobEvent, now_ms: int = 0) -> list[m.JobEffect]:
+        """One event, and what the cluster answers; returns all effects."""
+        done: list[m.JobEffect] = []
+        events = [event]
+        while events:
+            effects = self.master.step(events.pop(0), now_ms)
+            self.master.check()
+            done += effects
+            for effect in effects:
+                events += self.answers(effect)
+        self.effects += done
+        return done
+
+    def answers(self, effect: m.JobEffect) -> list[m.JobEvent]:
+        match effect:
+            case m.PrepareStart(attempt) if self.prepares:
+                return [m.StartPrepared(attempt, self.restored)]
+            case m.RequestSlots(count) if self.answers_calls:
+                return [m.SlotsGranted(tuple(self.new_slot() for _ in range(count)))]
+            case m.AllocateSlots(name, slot_ids, call) if self.answers_calls:
+                found = tuple(Endpoint(id, self.processes.get(id, "p0")) for id in slot_ids)
+                return [m.SlotsAllocated(name, found, call, Endpoint("", name))]
+            case m.CancelTasks(_, keys) if self.answers_calls:
+                return [m.AttemptReported(key, AttemptState.CANCELED) for key in keys]
+            case m.NoteCommit():
+                return [m.CommitNoted()]
+        return []
+
+    def new_slot(self) -> Slot:
+        name = f"t{self.slot_count // self.per_taskmanager}"
+        self.slot_count += 1
+        return Slot(f"{name}-{self.slot_count - 1}", name, "1")
+
+    # ------------------------------------------------------------ what happens
+
+    def key(self, text: str) -> AttemptKey:
+        return self.master.graph.current_of(subtask(text)).key
+
+    def report(self, text: str, state: AttemptState = RUNNING) -> list[m.JobEffect]:
+        return [
+            effect
+            for name in text.split()
+            for effect in self.do(m.AttemptReported(self.key(name), state))
+        ]
+
+    def fail(self, text: str, missing: m.MissingPartition | None = None) -> list[m.JobEffect]:
+        event = m.AttemptReported(self.key(text), AttemptState.FAILED, CAUSE, missing)
+        return self.do(event)
+
+    def lose(self, text: str) -> list[m.JobEffect]:
+        """The TaskManager of a subtask is lost."""
+        name = self.master.graph.current_of(subtask(text)).taskmanager_id
+        return self.do(m.TaskManagerLost(name, LOST))
+
+    def due(self) -> list[m.JobEffect]:
+        """The delay of the restart is over."""
+        return self.do(m.RestartDue(self.master.attempt + 1))
+
+    def run(self, text: str) -> None:
+        self.report(text, RUNNING)
+
+    # ------------------------------------------------------------ what can be seen
+
+    def attempts(self, text: str) -> list[int]:
+        return [self.key(name).attempt for name in text.split()]
+
+    def state(self, text: str) -> AttemptState:
+        return self.master.graph.current_of(subtask(text)).state
+
+
+def _coordinator(
+    wanted: CheckpointSettings, retained: tuple[c.CompletedCheckpoint, ...], next_id: int
+) -> Coordinator:
+    return CheckpointCoordinator(wanted, retained=retained, next_checkpoint_id=next_id)
+
+
+def cancelled(effects: list[m.JobEffect]) -> str:
+    return in_words(k.subtask for e in effects if isinstance(e, m.CancelTasks) for k in e.keys)
+
+
+def deployed(effects: list[m.JobEffect]) -> str:
+    return in_words(
+        t.attempt.subtask for e in effects if isinstance(e, m.DeployTasks) for t in e.tasks
+    )
+
+
+def commands(effects: list[m.JobEffect], kind: type[m.Command]) -> list[m.Command]:
+    sent = (e.commands for e in effects if isinstance(e, m.SendCommands))
+    return [command for own in sent for command in own if isinstance(command, kind)]
+
+
+def told(effects: list[m.JobEffect], kind: type[m.Command]) -> str:
+    return in_words(command.key.subtask for command in commands(effects, kind))
+
+
+def dues(effects: list[m.JobEffect]) -> list[m.PostLater]:
+    return [e for e in effects if isinstance(e, m.PostLater)]
+
+
+# ---------------------------------------------------------------- who restarts
+
+
+def test_of_eight_pipelines_one_fails_and_the_others_hear_nothing() -> None:
+    story = Story(drawn("a:8 b:8", "a>b forward pipelined"))
+    everyone = " ".join(f"{v}{i}" for v in "ab" for i in range(8))
+    story.run(everyone)
+    effects = [*story.fail("b3"), *story.due()]
+    assert cancelled(effects) == "a3"
+    assert deployed(effects) == "a3 b3"
+    assert not [e for e in effects if isinstance(e, m.PublishState | m.SendCommands)]
+    assert len([e for e in effects if isinstance(e, m.AllocateSlots)]) == 1
+    assert not [e for e in effects if isinstance(e, m.RequestSlots)]
+    assert story.attempts("a3 b3 a2 b2 a4 b4") == [1, 1, 0, 0, 0, 0]
+    assert story.master.state is JobState.RUNNING
+
+
+CACHING = drawn("a:2 b:2", "a>b hash caching reproducible")
+
+
+def test_behind_a_caching_shuffle_only_what_ran_on_a_lost_taskmanager_restarts() -> None:
+    story = Story(with_source(CACHING, "a"))
+    story.run("a0 a1 b0 b1")
+    found = tuple(Split(f"s{n}", size=1) for n in range(4))
+    story.do(m.SplitsReported(story.key("a0"), "src", found, True))
+    effects = story.lose("a1")
+    assert cancelled(effects) == ""
+    assert dues(effects) == [m.PostLater(500, m.RestartDue(1))]
+    effects = story.due()
+    assert deployed(effects) == "a1 b1"
+    assert story.attempts("a0 a1 b0 b1") == [0, 1, 0, 1]
+    [replaced] = commands(effects, m.ReplaceProducer)
+    assert isinstance(replaced, m.ReplaceProducer)
+    assert (replaced.key, replaced.edge_id) == (story.key("b0"), "a>b")
+    assert replaced.channel.producer_attempt == story.key("a1")
+    assert replaced.channel.producer.slot_id == "t2-2"
+    # Told again in the same order; nobody else gets them.
+    [splits] = commands(effects, m.AddSplits)
+    assert splits == m.AddSplits(story.key("a1"), "src", (found[1], found[3]), True)
+    assert story.master.state is JobState.RUNNING
+    assert not [e for e in story.effects if e == m.PublishState(JobState.RESTARTING)]
+
+
+def test_splits_that_the_checkpoint_names_are_not_told_again() -> None:
+    story = Story(with_source(CACHING, "a"), checkpoints=True)
+    story.run("a0 a1 b0 b1")
+    found = tuple(Split(f"s{n}", size=1) for n in range(4))
+    story.do(m.SplitsReported(story.key("a0"), "src", found, False))
+    story.restored = m.RestoredCheckpoint(
+        1, splits=(m.RestoredSplit("a", "src", 1, "s1", 1, done=False),)
+    )
+    story.fail("a1")
+    [splits] = commands(story.due(), m.AddSplits)
+    assert splits == m.AddSplits(story.key("a1"), "src", (found[3],), False)
+
+
+def test_behind_a_second_shuffle_what_is_not_reproducible_restarts_as_well() -> None:
+    plan = drawn("a:2 b:2 c:2", "a>b hash caching reproducible", "b>c hash caching")
+    story = Story(plan)
+    story.run("a0 a1 b0 b1 c0 c1")
+    assert cancelled(story.fail("b1")) == "c0 c1"
+    effects = story.due()
+    assert deployed(effects) == "b1 c0 c1"
+    assert told(effects, m.ReplaceProducer) == ""
+    story.run("b1 c0 c1")
+    assert cancelled(story.fail("a0")) == ""
+    assert told(story.due(), m.ReplaceProducer) == "b0 b1"
+
+
+def test_a_blamed_partition_restarts_its_producer_and_a_stale_blame_does_not() -> None:
+    story = Story(CACHING)
+    story.run("a0 a1 b0 b1")
+    first = story.key("a1")
+    effects = story.fail("b0", m.MissingPartition("a>b", first))
+    assert cancelled(effects) == "a1"
+    effects = story.due()
+    assert deployed(effects) == "a1 b0"
+    assert told(effects, m.ReplaceProducer) == "b1"
+    story.run("a1 b0")
+    effects = story.fail("b1", m.MissingPartition("a>b", first))
+    assert cancelled(effects) == ""
+    assert deployed(story.due()) == "b1"
+
+
+def test_a_blame_of_what_is_not_kept_is_no_loss() -> None:
+    story = Story(drawn("a:1 b:1 c:1", "a>b forward pipelined", "b>c hash caching"))
+    story.run("a0 b0 c0")
+    story.answers_calls = False
+    story.fail("b0", m.MissingPartition("a>b", story.key("a0")))
+    story.lose("c0")
+    assert story.master.restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "again"), [("full", "a0 b0 a1 b1"), ("region", "a1 b1"), ("individual", "a1")]
+)
+def test_how_much_restarts_is_a_matter_of_the_strategy(strategy: str, again: str) -> None:
+    plan = drawn("a:2 b:2", "a>b forward pipelined")
+    if strategy == "individual":
+        plan = drawn("a:2 b:2", "a>b forward caching reproducible")
+    story = Story(plan, strategy=FailoverStrategyName(strategy))
+    story.run("a0 a1 b0 b1")
+    effects = [*story.fail("a1"), *story.due()]
+    assert deployed(effects) == in_words(subtasks(again))
+
+
+# ---------------------------------------------------------------- stages
+
+
+CHAIN = drawn("a:2 b:2 c:1", "a>b hash blocking", "b>c hash blocking deterministic")
+
+
+def finished_stage(story: Story, text: str) -> None:
+    story.run(text)
+    story.report(text, FINISHED)
+
+
+def test_a_chain_of_blocking_edges_begins_stage_by_stage() -> None:
+    story = Story(CHAIN)
+    assert deployed(story.effects) == "a0 a1"
+    story.run("a0 a1")
+    assert deployed(story.report("a0", FINISHED)) == ""
+    effects = story.report("a1", FINISHED)
+    assert deployed(effects) == "b0 b1"
+    [task, _] = [t for e in effects if isinstance(e, m.DeployTasks) for t in e.tasks]
+    assert [channel.producer.host_id for channel in task.inputs[0].channels] == ["t0", "t1"]
+    finished_stage(story, "b0 b1")
+    # What a failure of the last stage might need again stays to the end.
+    story.report("c0")
+    assert not [e for e in story.effects if isinstance(e, m.ReleasePartitions)]
+    effects = story.report("c0", FINISHED)
+    released = [p for e in effects if isinstance(e, m.ReleasePartitions) for p in e.partitions]
+    assert in_words(key.subtask for _, key in released) == "a0 a1 b0 b1"
+    assert story.master.state is JobState.FINISHED
+
+
+def test_a_stage_that_fails_reads_again_what_is_there() -> None:
+    story = Story(CHAIN)
+    finished_stage(story, "a0 a1")
+    story.run("b0 b1")
+    effects = [*story.fail("b1"), *story.due()]
+    assert (cancelled(effects), deployed(effects)) == ("", "b1")
+    # Of what is lost with its TaskManager, the producers run again, and their readers.
+    story.run("b1")
+    effects = [*story.lose("a1"), *story.due()]
+    assert deployed(effects) == "a1"
+    assert story.state("b0") is AttemptState.CREATED
+    story.run("a1")
+    assert story.master.state is JobState.RUNNING
+    assert deployed(story.report("a1", FINISHED)) == "b0 b1"
+
+
+def test_finished_readers_of_a_deterministic_edge_are_left_alone() -> None:
+    plan = drawn(
+        "a:1 b:1 c:1 d:1",
+        "a>b hash blocking deterministic",
+        "a>c hash blocking deterministic",
+        "c>d hash blocking",
+    )
+    story = Story(plan, slots_per_taskmanager=1)
+    finished_stage(story, "a0")
+    story.run("b0 c0")
+    story.report("b0", FINISHED)
+    effects = [*story.fail("c0", m.MissingPartition("a>c", story.key("a0"))), *story.due()]
+    assert deployed(effects) == "a0"
+    assert story.state("b0") is FINISHED
+
+
+def test_a_lost_partition_that_all_have_read_restarts_nobody() -> None:
+    """The reader waits for the commit: only if it fails itself is its input needed again."""
+    plan = JobPlan(
+        (VertexPlan("a", 1, "one"), VertexPlan("b", 1, "two")),
+        drawn("a:1 b:1", "a>b hash blocking").edges,
+    )
+    story = Story(plan)
+    finished_stage(story, "a0")
+    story.run("b0")
+    story.do(m.EndOfDataReported(story.key("b0")))
+    story.lose("a0")
+    assert story.master.restarts == 0
+    story.report("b0", FINISHED)
+    assert story.master.state is JobState.FINISHED
+
+
+def test_a_reader_that_begins_again_keeps_what_it_reads_from_being_released() -> None:
+    plan = drawn("a:1 b:1 c:1", "a>b hash blocking", "b>c hash pipelined")
+    story = Story(plan)
+    finished_stage(story, "a0")
+    story.run("b0 c0")
+    story.report("c0", FINISHED)
+    story.answers_calls = False
+    story.do(m.FailureRequested(CAUSE))
+    # It finishes while it is cancelled.
+    effects = story.report("b0", FINISHED)
+    assert not [e for e in effects if isinstance(e, m.ReleasePartitions) and e.partitions]
+
+
+def test_what_was_released_is_made_again_where_it_is_needed_again() -> None:
+    plan = drawn("a:1 x:1 c:1 d:1", "a>c hash blocking", "x>c hash blocking", "x>d hash blocking")
+    story = Story(plan)
+    finished_stage(story, "a0 x0")
+    story.run("c0 d0")
+    effects = story.report("c0", FINISHED)
+    released = [p for e in effects if isinstance(e, m.ReleasePartitions) for p in e.partitions]
+    assert released == [("a>c", story.key("a0")), ("x>c", story.key("x0"))]
+    blame = m.MissingPartition("x>d", story.key("x0"))
+    assert deployed([*story.fail("d0", blame), *story.due()]) == "a0 x0"
+
+
+def test_a_later_stage_gets_the_number_of_the_attempts_it_begins_with() -> None:
+    """Rows of a collect sink with an older number would be taken for those of a dead attempt."""
+    story = Story(CHAIN)
+    story.run("a0 a1")
+    story.fail("a0")
+    effects = story.due()
+    prepared = [e for e in story.effects if isinstance(e, m.PrepareStart)][-1]
+    assert prepared.subtasks is not None
+    assert deployed(effects) == "a0"
+    story.run("a0")
+    story.do(m.FailureRequested(CAUSE))
+    story.due()
+    prepared = [e for e in story.effects if isinstance(e, m.PrepareStart)][-1]
+    assert prepared == m.PrepareStart(2)
+    assert set(story.attempts("a0 a1 b0 b1 c0")) == {2}
+
+
+# ---------------------------------------------------------------- failures while a restart is under way
+
+
+@pytest.mark.parametrize("when", ["stopping", "waiting", "preparing", "slots", "allocating"])
+def test_a_failure_joins_the_restart_under_way_or_makes_it_larger(when: str) -> None:
+    story = Story(drawn("a:3 b:3", "a>b forward pipelined"))
+    story.run("a0 a1 a2 b0 b1 b2")
+    story.answers_calls = when not in ("stopping", "slots", "allocating")
+    story.prepares = when != "preparing"
+    if when == "slots":
+        story.lose("a0")
+    else:
+        story.fail("a0")
+    if when not in ("stopping", "waiting"):
+        if when == "allocating":
+            story.report("b0", AttemptState.CANCELED)
+        story.due()
+    before = len(story.effects)
+    story.fail("a1")
+    posted = dues(story.effects[before:])
+    joins = when in ("stopping", "waiting")
+    assert posted == ([] if joins else [m.PostLater(500, m.RestartDue(2))])
+    assert (m.WithdrawRequest() in story.effects) == (when == "slots")
+    story.answers_calls = story.prepares = True
+    story.report("b0 b1" if when == "stopping" else "b1", AttemptState.CANCELED)
+    assert deployed(story.due()) == "a0 a1 b0 b1"
+    newest = 1 if joins else 2
+    assert story.attempts("a0 b0 a1 b1 a2 b2") == [newest] * 4 + [0, 0]
+
+
+def test_slots_that_are_lost_while_others_are_awaited_are_asked_for_as_well() -> None:
+    story = Story(drawn("a:2 b:2", "a>b hash pipelined"))
+    story.run("a0 a1 b0 b1")
+    story.lose("a1")
+    story.answers_calls = False
+    assert story.due()[-1] == m.RequestSlots(1)
+    assert story.do(m.TaskManagerLost("t0", LOST)) == []
+    effects = story.do(m.SlotsGranted((Slot("t2-0", "t2", "1"),)))
+    assert effects == [m.RequestSlots(1)]
+    story.answers_calls = True
+    assert deployed(story.do(m.SlotsGranted((Slot("t3-0", "t3", "1"),)))) == "a0 a1 b0 b1"
+    assert story.master.restarts == 1
+
+
+def test_an_answer_of_an_earlier_call_does_not_stand_for_slots_that_are_awaited() -> None:
+    story = Story(drawn("a:2 b:2", "a>b hash pipelined"))
+    story.run("a0 a1 b0 b1")
+    story.fail("a0")
+    story.answers_calls = False
+    [_, first, second] = story.due()
+    assert isinstance(first, m.AllocateSlots)
+    assert isinstance(second, m.AllocateSlots)
+    story.do(m.CallFailed("t1", CAUSE, 1))
+    assert story.due()[-1] == m.RequestSlots(1)
+    late = m.SlotsAllocated("t0", (Endpoint("t0-0", "p0"),), first.call)
+    assert story.do(late) == []
+    story.answers_calls = True
+    effects = story.do(m.SlotsGranted((Slot("t2-2", "t2", "1"),)))
+    assert deployed(effects) == "a0 a1 b0 b1"
+
+
+def test_an_overdue_cancellation_takes_the_slot_and_all_in_it() -> None:
+    plan = drawn("a:1 b:1 c:1 d:1", "b>c forward caching reproducible", "a>d forward pipelined")
+    story = Story(plan)
+    story.run("a0 b0 c0 d0")
+    story.report("b0", FINISHED)
+    story.answers_calls = False
+    effects = story.fail("a0")
+    assert cancelled(effects) == "d0"
+    # All share a slot: c0, which ran, ends as well, and b0 has kept its rows there.
+    effects = story.do(m.CancellationOverdue(0))
+    assert [e for e in effects if isinstance(e, m.FreeSlots)] == [
+        m.FreeSlots((Slot("t0-0", "t0", "1"),))
+    ]
+    story.answers_calls = True
+    assert deployed(story.due()) == "a0 b0 c0 d0"
+    assert story.master.restarts == 1
+
+
+def test_a_slot_process_that_was_replaced_has_lost_what_finished_producers_kept_in_it() -> None:
+    plan = JobPlan(
+        (VertexPlan("a", 1), VertexPlan("b", 1), VertexPlan("c", 1, "other")),
+        drawn("a:1 b:1 c:1", "a>c forward caching reproducible").edges,
+    )
+    story = Story(plan)
+    story.run("a0 b0 c0")
+    story.report("a0", FINISHED)
+    story.processes["t0-0"] = "p1"
+    story.fail("b0")
+    effects = story.due()
+    assert deployed(effects) == ""
+    effects = story.due()
+    assert deployed(effects) == "a0 b0"
+    assert told(effects, m.ReplaceProducer) == "c0"
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def trigger(story: Story) -> list[m.JobEffect]:
+    return story.do(c.CheckpointRequested("r", 0))
+
+
+def ack(story: Story, text: str, checkpoint_id: int) -> list[m.JobEffect]:
+    return [
+        effect
+        for name in text.split()
+        for effect in story.do(
+            c.AckReceived(story.key(name), checkpoint_id, object(), (), c.SnapshotSummary(), 0)
+        )
+    ]
+
+
+def test_survivors_hear_that_a_checkpoint_is_void_and_none_is_taken_until_all_run() -> None:
+    story = Story(CACHING, checkpoints=True)
+    story.run("a0 a1 b0 b1")
+    assert told(trigger(story), m.TriggerCheckpoint) == "a0 a1"
+    assert told(story.fail("a1"), m.AbortCheckpoint) == "a0 b0 b1"
+    [answer] = [e for e in trigger(story) if isinstance(e, c.AnswerRequest)]
+    assert answer.refused is c.RequestRefused.NOT_RUNNING
+    story.due()
+    assert told(trigger(story), m.TriggerCheckpoint) == ""
+    story.run("a1")
+    assert told(trigger(story), m.TriggerCheckpoint) == "a0 a1"
+
+
+def test_survivors_hear_of_a_checkpoint_that_was_being_stored_before_producers_are_replaced() -> (
+    None
+):
+    story = Story(CACHING, checkpoints=True)
+    story.run("a0 a1 b0 b1")
+    trigger(story)
+    effects = ack(story, "a0 a1 b0 b1", 1)
+    assert [e for e in effects if isinstance(e, m.StoreCheckpoint)]
+    assert told(story.fail("a1"), m.AbortCheckpoint) == ""
+    effects = story.do(c.CheckpointStored(1, "chk-1/manifest", 0))
+    assert told(effects, m.CompleteCheckpoint) == "a0 b0 b1"
+    story.restored = m.RestoredCheckpoint(1)
+    assert told(story.due(), m.ReplaceProducer) == "b0 b1"
+
+
+def test_a_checkpoint_waits_for_what_has_begun_before_and_waits_for_its_input() -> None:
+    plan = drawn("a:1 b:1 c:1", "a>b hash blocking reproducible", "b>c hash caching reproducible")
+    story = Story(plan, checkpoints=True)
+    finished_stage(story, "a0")
+    story.run("b0 c0")
+    blame = m.MissingPartition("a>b", story.key("a0"))
+    story.fail("b0", blame)
+    assert deployed(story.due()) == "a0"
+    story.run("a0")
+    assert story.state("c0") is RUNNING
+    assert told(trigger(story), m.TriggerCheckpoint) == ""
+    story.report("a0", FINISHED)
+    story.run("b0")
+    assert told(trigger(story), m.TriggerCheckpoint) == "b0"
+
+
+def test_a_checkpoint_waits_for_what_the_restored_one_holds() -> None:
+    plan = drawn("a:1 b:1 c:1", "a>b hash blocking reproducible")
+    story = Story(plan, checkpoints=True)
+    story.prepares = False
+    story.do(m.FailureRequested(CAUSE))
+    story.due()
+    held = subtasks("b0 c0")
+    story.do(m.StartPrepared(1, m.RestoredCheckpoint(7, subtasks=held), (), 8))
+    story.run("a0 c0")
+    assert told(trigger(story), m.TriggerCheckpoint) == ""
+    story.report("a0", FINISHED)
+    story.run("b0")
+    assert told(trigger(story), m.TriggerCheckpoint) == "b0 c0"
+
+
+def test_a_damaged_checkpoint_restarts_everything() -> None:
+    story = Story(CACHING, checkpoints=True)
+    story.run("a0 a1 b0 b1")
+    story.restored = m.RestoredCheckpoint(3)
+    story.fail("a1")
+    story.due()
+    damaged = FailureCause("StoreCorrupt", "chk-3/x was altered", vertex="a")
+    effects = story.do(m.AttemptReported(story.key("a1"), AttemptState.FAILED, damaged))
+    assert cancelled(effects) == "a0 b0 b1"
+    effects = story.due()
+    assert effects[0] == m.PrepareStart(2, (3,))
+    assert deployed(effects) == "a0 a1 b0 b1"
+
+
+def test_a_job_that_is_found_cannot_go_on_in_the_middle_of_rows_that_are_gone() -> None:
+    plan = drawn("a:1 b:1", "a>b hash blocking")
+    story = Story(plan, checkpoints=True)
+    story.prepares = False
+    master = JobMaster(plan, story.master.options)
+    master.step(m.JobStarted())
+    read = m.RestoredRead(SubtaskId("b", 0), "a>b", 0, 0, rows=5)
+    master.step(m.StartPrepared(0, m.RestoredCheckpoint(4, reads=(read,)), (), 5))
+    assert master.state is JobState.FAILED
+    assert master.failure is not None
+    assert "cannot go on from checkpoint 4" in master.failure.message
+
+
+def test_head_that_was_claimed_again_is_heard_of_even_where_the_start_is_void() -> None:
+    story = Story(CACHING, checkpoints=True)
+    story.run("a0 a1 b0 b1")
+    old = story.master.coordinator
+    story.prepares = False
+    story.do(m.FailureRequested(CAUSE))
+    story.due()
+    story.do(m.FailureRequested(CAUSE))
+    story.do(m.StartPrepared(1, None, (), 1, is_new_claim=True))
+    assert story.master.coordinator is not old
+
+
+def test_splits_wait_for_readers_that_begin_later() -> None:
+    """Subtask 1 of the source is in a region that waits for the input of another stage."""
+    plan = with_source(drawn("a:2 s:2 b:2", "a>b forward blocking", "s>b forward pipelined"), "s")
+    story = Story(plan)
+    story.run("a0 a1")
+    assert deployed(story.report("a0", FINISHED)) == "b0 s0"
+    story.run("s0 b0")
+    found = (Split("x", size=2), Split("y", size=1))
+    assert (
+        told(story.do(m.SplitsReported(story.key("s0"), "src", found, True)), m.AddSplits) == "s0"
+    )
+    [late] = commands(story.report("a1", FINISHED), m.AddSplits)
+    assert late == m.AddSplits(story.key("s1"), "src", (found[1],), True)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_after_the_commit_has_begun_a_failure_ends_the_job() -> None:
+    story = Story(drawn("a:2"))
+    story.run("a0 a1")
+    story.do(m.EndOfDataReported(story.key("a0")))
+    effects = story.do(m.EndOfDataReported(story.key("a1")))
+    assert effects[0] == m.NoteCommit()
+    assert told(effects, m.CommitOutput) == "a0 a1"
+    story.report("a0", FINISHED)
+    story.fail("a1")
+    assert story.master.state is JobState.FAILED
+    assert story.master.failure is not None
+    assert "output had begun to be committed" in story.master.failure.message
+
+
+def test_all_partitions_are_released_at_the_end() -> None:
+    story = Story(CHAIN, checkpoints=False)
+    finished_stage(story, "a0 a1")
+    effects = story.do(m.CancelRequested())
+    assert [e for e in effects if isinstance(e, m.ReleasePartitions)] == [
+        m.ReleasePartitions("t0"),
+        m.ReleasePartitions("t1"),
+    ]
