@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+
+from typing_extensions import override
 
 from common.pb import internal_pb2
+from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader, SnapshotWriter
 from penstock.storage.object_store import ObjectStore
@@ -22,6 +26,7 @@ class CheckpointFiles:
         store: the job's directory; None = snapshots travel inline.
         inline_max_bytes: snapshots up to this size travel inline anyway.
         jobmanager_max_bytes: what the JobManager holds at most, where all travel inline.
+        has_ended: asked before each read; nothing is read for an attempt that has ended.
     """
 
     def __init__(
@@ -30,12 +35,13 @@ class CheckpointFiles:
         attempt: internal_pb2.AttemptId,
         inline_max_bytes: int,
         jobmanager_max_bytes: int | None = None,
+        has_ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._attempt = attempt
         self._inline_max_bytes = inline_max_bytes
         self._jobmanager_max_bytes = jobmanager_max_bytes
-        self.reader: SnapshotReader = StoreSnapshotReader(self._store)
+        self.reader: SnapshotReader = _EndingReader(StoreSnapshotReader(self._store), has_ended)
 
     def writer(self, checkpoint_id: int) -> SnapshotWriter:
         """A writer for the snapshot that a checkpoint takes of the attempt."""
@@ -74,3 +80,25 @@ class CheckpointFiles:
                 found.ClearField("handle")
             lists.append(found)
         return lists
+
+
+class _EndingReader(SnapshotReader):
+    """Reads until the attempt has ended."""
+
+    def __init__(self, reader: SnapshotReader, has_ended: Callable[[], bool]) -> None:
+        self._reader = reader
+        self._has_ended = has_ended
+
+    @override
+    def read(self, handle: checkpoint_pb2.StateHandle) -> bytes:
+        self._check()
+        return self._reader.read(handle)
+
+    @override
+    def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
+        self._check()
+        return self._reader.read_range(handle, offset, size_bytes)
+
+    def _check(self) -> None:
+        if self._has_ended():
+            raise TaskFailure("the attempt ended while its state was being read")
