@@ -70,6 +70,11 @@ class Failover:
         self._strategy = RestartStrategy(
             options.restart, jitter=options.jitter, is_recovered=options.is_recovered
         )
+        self._caching_readers = frozenset(
+            edge.target
+            for edge in regions.plan.edges
+            if edge.exchange in (Exchange.CACHING, Exchange.CACHING_MEMORY)
+        )
         self._rebuilds = frozenset(
             region.index
             for region in regions.regions
@@ -156,6 +161,14 @@ class Failover:
         self.restarts_by_region = self.restarts_by_region + begun
 
     # ------------------------------------------------------------ what can begin
+
+    def will_read_from_the_start(self, waiting: frozenset[SubtaskId]) -> bool:
+        """Whether subtasks that wait for blocking partitions will also read caching edges.
+
+        A checkpoint without them would have the producers of these drop, and after a restart never write again,
+        rows that they are still to read.
+        """
+        return any(subtask.vertex in self._caching_readers for subtask in waiting)
 
     def startable(self) -> frozenset[SubtaskId]:
         """Subtasks whose input is there, and that have no attempt under way."""

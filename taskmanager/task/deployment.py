@@ -134,7 +134,7 @@ class Deployment:
                     self.counters,
                     self._schedule,
                     execution.fail_later,
-                    self._deployment.restore,
+                    self._deployment.restore.outputs,
                 )
             )
 

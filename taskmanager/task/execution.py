@@ -422,7 +422,7 @@ def _readable(text: str) -> str:
 def _origin(error: StreamError) -> StreamError:
     """Of a failure that only names the operator, the error of ours that came out of it."""
     cause = error.__cause__
-    return cause if isinstance(error, TaskFailure) and isinstance(cause, StreamError) else error
+    return cause if type(error) is TaskFailure and isinstance(cause, StreamError) else error
 
 
 def _missing_partition(error: BaseException) -> internal_pb2.PartitionId | None:
