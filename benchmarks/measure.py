@@ -87,12 +87,16 @@ class JobSettings:
     def counterparts(self) -> list[JobSettings]:
         """What these settings are compared with in pairs.
 
-        A kept exchange is compared with the pipelined one, as it is planned and with the pre-aggregation that
-        kept exchanges go without left out; checkpoints otherwise with none.
+        A kept exchange goes without pre-aggregation unless it is made to. So it is compared with the
+        pipelined one with and without, and with itself with pre-aggregation; checkpoints otherwise with none.
         """
         if self.exchange != "pipelined":
             pipelined = replace(self, exchange="pipelined")
-            return [pipelined, replace(pipelined, pre_aggregation="never")]
+            return [
+                pipelined,
+                replace(self, pre_aggregation="always"),
+                replace(pipelined, pre_aggregation="never"),
+            ]
         return [replace(self, checkpoint_interval="none")]
 
     @property
