@@ -395,7 +395,7 @@ class Configuration(BaseModel):
     )
     # -- exchange: partitions that keep their rows
     taskmanager_memory_exchange_cache_bytes: SizeBytes = Field(
-        64 << 20,
+        256 << 20,
         ge=1,
         alias="taskmanager.memory.exchange-cache.size",
         description="Memory for rows that exchanges keep (blocking, caching), per slot; what does not fit is spilled.",
