@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from common.pb import internal_pb2
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.client import Client
 from penstock.partition_id import PartitionId
@@ -74,7 +75,8 @@ def promote(client: Client, job_id: str, name: str, partition: PartitionId) -> N
             silence_max_ms=10_000,
         )
         try:
-            await taskmanager.promote_partitions(job_id, [partition_message(partition)], name)
+            promoted = internal_pb2.PromotedSet(name=name, job_id=job_id, partition_count=1)
+            await taskmanager.promote_partitions(promoted, [partition_message(partition)])
         finally:
             await taskmanager.close()
 

@@ -48,6 +48,9 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.on_deploy: Callable[[internal_pb2.TaskDeployment], Any] = self.run_to_running
         self.all_freed = asyncio.Event()
         self.held: list[internal_pb2.HeldPartition] = []
+        self.promoted: list[internal_pb2.PromotedSet] = []
+        self.version = 0
+        self.refuse_promotion = False
         self.released: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         self.refuse_releasing = False
         self._jobmanager_port = jobmanager_port
@@ -74,9 +77,23 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
                 cloudpickle_version="3.1.2",
                 incarnation=self.incarnation,
                 packages=self.packages,
+                partition_endpoint=internal_pb2.DataEndpoint(
+                    slot_id="partitions", host_id="h", unix_path=f"/{self.id}"
+                ),
+                holdings=self.holdings(),
             )
         )
         self.leader_epoch = response.leader_epoch
+
+    def holdings(self) -> internal_pb2.Holdings:
+        self.version += 1
+        return internal_pb2.Holdings(
+            partitions=self.held,
+            count=len(self.held),
+            size_bytes=sum(one.size_bytes for one in self.held),
+            promoted=self.promoted,
+            version=self.version,
+        )
 
     async def beat(self, held: Sequence[tuple[str, str]] = ()) -> bool:
         """A heartbeat that names these slots and jobs; whether it is known."""
@@ -85,9 +102,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
             incarnation=self.incarnation,
             leader_epoch=self.leader_epoch,
             held_slots=[internal_pb2.HeldSlot(slot_id=slot, job_id=job) for slot, job in held],
-            held_partitions=self.held,
-            held_partitions_count=len(self.held),
-            held_partitions_bytes=sum(one.size_bytes for one in self.held),
+            holdings=self.holdings(),
         )
         known: bool = (await self.jobmanager.Heartbeat(request)).known
         return known
@@ -191,10 +206,29 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         return internal_pb2.ReleasePartitionsResponse()
 
     @override
+    async def PromotePartitions(self, request: Any, context: Any) -> Any:
+        if self.refuse_promotion:
+            raise RuntimeError("no inodes left")
+        for partition in request.partitions:
+            self.held.append(
+                internal_pb2.HeldPartition(
+                    job_id=request.set.job_id, partition=partition, promoted_as=request.set.name
+                )
+            )
+        self.promoted.append(request.set)
+        return internal_pb2.PromotePartitionsResponse(holdings=self.holdings())
+
+    @override
     async def DropPromotedPartitions(self, request: Any, context: Any) -> Any:
-        kept = [one for one in self.held if one.promoted_as != request.name]
+        def is_dropped(name: str, job_id: str) -> bool:
+            return name == request.name and request.job_id in ("", job_id)
+
+        kept = [one for one in self.held if not is_dropped(one.promoted_as, one.job_id)]
         dropped, self.held = len(self.held) - len(kept), kept
-        return internal_pb2.DropPromotedPartitionsResponse(dropped=dropped)
+        self.promoted = [one for one in self.promoted if not is_dropped(one.name, one.job_id)]
+        return internal_pb2.DropPromotedPartitionsResponse(
+            dropped=dropped, holdings=self.holdings()
+        )
 
     @override
     async def ReadTaskLogs(self, request: Any, context: Any) -> Any:

@@ -49,7 +49,7 @@ def held(c: Any) -> set[tuple[str, PartitionId, str]]:
     return {
         (one.job_id, partition_id_of(one.partition), one.promoted_as)
         for beat in c.jobmanager.heartbeats[-1:]
-        for one in beat.held_partitions
+        for one in beat.holdings.partitions
     }
 
 
@@ -65,11 +65,12 @@ async def release(c: Any, job: str, *partitions: PartitionId) -> None:
 async def promote(c: Any, job: str, name: str, *partitions: PartitionId) -> None:
     request = internal_pb2.PromotePartitionsRequest(
         leader_epoch=c.jobmanager.epoch,
-        job_id=job,
         partitions=[partition_message(one) for one in partitions],
-        name=name,
+        set=internal_pb2.PromotedSet(name=name, job_id=job, schema=b"columns", partition_count=2),
     )
-    await c.call("PromotePartitions", request)
+    answer = await c.call("PromotePartitions", request)
+    told = [one for one in answer.holdings.partitions if one.promoted_as == name]
+    assert {partition_id_of(one.partition) for one in told} >= {*partitions}
 
 
 async def deploy_writer(c: Any, job: str = "job") -> None:
@@ -95,11 +96,11 @@ def test_they_are_told_and_released_one_by_one(tmp_path: Path, cluster: Any, go:
             other = seal_rows(spill, "other", ONE, 1)
             await c.jobmanager.until(lambda: len(held(c)) == 3)
             beat = c.jobmanager.heartbeats[-1]
-            assert beat.held_partitions_count == 3
-            assert beat.held_partitions_bytes == sum(
+            assert beat.holdings.count == 3
+            assert beat.holdings.size_bytes == sum(
                 path.stat().st_size for path in spill.rglob("*.arrow")
             )
-            assert {one.rows for one in beat.held_partitions} == {5, 1}
+            assert {one.rows for one in beat.holdings.partitions} == {5, 1}
 
             await release(c, "job", ONE)
             assert [path.exists() for path in (*paths, other)] == [False, True, True]
@@ -136,21 +137,31 @@ def test_promoted_ones_outlive_their_job(tmp_path: Path, cluster: Any, go: Any) 
                 lambda: held(c) == {("job", ONE, ""), ("job", TWO, ""), ("job", ONE, "mine")}
             )
             # It takes no space of its own.
-            assert c.jobmanager.heartbeats[-1].held_partitions_count == 2
+            assert c.jobmanager.heartbeats[-1].holdings.count == 2
             await release(c, "job")
             await c.jobmanager.until(lambda: held(c) == {("job", ONE, "mine")})
             assert len(list(spill.rglob("*.arrow"))) == 1
             with pytest.raises(JobRejected, match="not usable"):
                 await promote(c, "job", "../x", ONE)
 
-            async def drop() -> int:
+            # What the partitions are together is told once, and goes with the last of them.
+            seal_rows(spill, "later", ONE, 5)
+            await promote(c, "later", "mine", ONE)
+            await c.jobmanager.until(lambda: len(c.jobmanager.heartbeats[-1].holdings.promoted) == 2)
+            told = {one.job_id: one for one in c.jobmanager.heartbeats[-1].holdings.promoted}
+            assert (told["job"].schema, told["job"].partition_count) == (b"columns", 2)
+
+            async def drop(job: str = "") -> int:
                 request = internal_pb2.DropPromotedPartitionsRequest(
-                    leader_epoch=c.jobmanager.epoch, name="mine"
+                    leader_epoch=c.jobmanager.epoch, name="mine", job_id=job
                 )
                 answer = await c.call("DropPromotedPartitions", request)
+                left = {one.job_id for one in answer.holdings.promoted}
+                assert left == ({"later"} if job else set())
                 return int(answer.dropped)
 
-            assert [await drop(), await drop()] == [1, 0]
+            assert [await drop("job"), await drop("job"), await drop(), await drop()] == [1, 0, 1, 0]
+            await release(c, "later")
             await c.jobmanager.until(lambda: not held(c))
             assert list(spill.rglob("*.arrow")) == []
 
@@ -263,7 +274,7 @@ def test_they_are_kept_for_a_jobmanager_that_comes_back(
             path = seal_rows(spill_of(tmp_path), "job", ONE, 5)
             await c.jobmanager.until(lambda: held(c))
             await c.jobmanager.until_registered_again()
-            (told,) = c.jobmanager.registrations[-1].held_partitions
+            (told,) = c.jobmanager.registrations[-1].holdings.partitions
             assert (told.job_id, partition_id_of(told.partition)) == ("job", ONE)
             assert path.exists()
 
