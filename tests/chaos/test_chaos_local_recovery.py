@@ -48,8 +48,10 @@ def restart_a_taskmanager(job: LedgerJob, taken: int) -> None:
     job.await_restart(taken)
 
 
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-@pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "damaged"])
+@pytest.mark.parametrize("backend", ["hashmap", pytest.param("rocksdb", marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(
+    "is_damaged", [False, pytest.param(True, marks=pytest.mark.chaos)], ids=["whole", "damaged"]
+)
 def test_a_taskmanager_is_killed_and_replaced(
     job: LedgerJob, backend: str, is_damaged: bool
 ) -> None:

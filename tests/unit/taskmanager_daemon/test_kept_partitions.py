@@ -147,7 +147,9 @@ def test_promoted_ones_outlive_their_job(tmp_path: Path, cluster: Any, go: Any) 
             # What the partitions are together is told once, and goes with the last of them.
             seal_rows(spill, "later", ONE, 5)
             await promote(c, "later", "mine", ONE)
-            await c.jobmanager.until(lambda: len(c.jobmanager.heartbeats[-1].holdings.promoted) == 2)
+            await c.jobmanager.until(
+                lambda: len(c.jobmanager.heartbeats[-1].holdings.promoted) == 2
+            )
             told = {one.job_id: one for one in c.jobmanager.heartbeats[-1].holdings.promoted}
             assert (told["job"].schema, told["job"].partition_count) == (b"columns", 2)
 
@@ -160,7 +162,12 @@ def test_promoted_ones_outlive_their_job(tmp_path: Path, cluster: Any, go: Any) 
                 assert left == ({"later"} if job else set())
                 return int(answer.dropped)
 
-            assert [await drop("job"), await drop("job"), await drop(), await drop()] == [1, 0, 1, 0]
+            assert [await drop("job"), await drop("job"), await drop(), await drop()] == [
+                1,
+                0,
+                1,
+                0,
+            ]
             await release(c, "later")
             await c.jobmanager.until(lambda: not held(c))
             assert list(spill.rglob("*.arrow")) == []
