@@ -6,6 +6,7 @@ Method: the ledger job with local recovery; one of two TaskManagers is killed an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -62,7 +63,9 @@ def test_a_taskmanager_is_killed_and_replaced(
     assert held
     if is_damaged:
         for path in held:
-            path.write_bytes(path.read_bytes()[:-1] + b"?")
+            # The next checkpoint may have made some superfluous by now.
+            with contextlib.suppress(FileNotFoundError):
+                path.write_bytes(path.read_bytes()[:-1] + b"?")
     restart_a_taskmanager(job, taken)
     local, stored = restored_bytes(job)
     if is_damaged:
