@@ -78,7 +78,7 @@ _COLUMNS = (
 @click.option(
     "--rate",
     type=click.IntRange(1),
-    default=400_000,
+    default=200_000,
     show_default=True,
     help="Of recovery: rows/s.",
 )
