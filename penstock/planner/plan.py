@@ -22,6 +22,7 @@ from penstock.logical import (
     reachable,
 )
 from penstock.pb import graph_pb2
+from penstock.persisted import persist_sinks
 from penstock.planner.planner import Planner
 from penstock.state import declared_states
 from penstock.user_code import cloudpickle_version, python_version, shipping
@@ -79,12 +80,25 @@ def plan_job(
             artifacts.update({artifact.id: artifact for artifact in node.operation.artifacts})
     graph.name = name
     graph.config.update(config.to_mapping())
+    _leave_checkpoints_out(graph, config)
     graph.artifacts.extend(artifact.to_proto() for artifact in artifacts.values())
     graph.python_version = python_version()
     graph.cloudpickle_version = cloudpickle_version()
     graph.requirements.extend(requirements)
     validate(graph)
     return PlannedJob(graph, tuple(artifacts.values()), warnings)
+
+
+def _leave_checkpoints_out(graph: graph_pb2.JobGraph, config: Configuration) -> None:
+    """What is persisted is made in one go: such a job takes no checkpoints, unless it was told to."""
+    if not persist_sinks(graph):
+        return
+    if config.execution_checkpointing_interval_ms:
+        raise JobRejected(
+            "what the job persists is made in one go, so it cannot go on from a checkpoint: leave "
+            "execution.checkpointing.interval out, or set it to none"
+        )
+    graph.config["execution.checkpointing.interval"] = "none"
 
 
 def _check_runtime_mode(nodes: Sequence[Node], config: Configuration) -> None:
