@@ -50,7 +50,9 @@ def environment(cluster: DaemonCluster, parallelism: int = 4, **config: object) 
     return ps.Environment(cluster.jobmanager, parallelism=parallelism, config=config)
 
 
-def persist(cluster: DaemonCluster, name: str, *, rows: int = ROWS, overwrite: bool = False) -> None:
+def persist(
+    cluster: DaemonCluster, name: str, *, rows: int = ROWS, overwrite: bool = False
+) -> None:
     # Four subtasks: both TaskManagers hold some.
     with environment(cluster) as env:
         env.generate(numbers, rows=rows).filter(col("n") >= 0).persist(name, overwrite=overwrite)
@@ -76,9 +78,7 @@ def test_other_jobs_read_it(cluster: DaemonCluster) -> None:
     assert listed(cluster) == {"numbers": ROWS}
     # In batch with more subtasks than partitions, and streaming with fewer, checkpoints and event time.
     with environment(cluster, 6, **{"execution.runtime-mode": "batch"}) as env:
-        totals = (
-            env.read_persisted("numbers").key_by("key").aggregate(n=ps.sum("n")).collect()
-        )
+        totals = env.read_persisted("numbers").key_by("key").aggregate(n=ps.sum("n")).collect()
         env.execute("batch")
         last = {row["key"]: row["n"] for row in totals}
         assert last == {key: sum(range(key, ROWS, KEYS)) for key in range(KEYS)}
@@ -165,10 +165,12 @@ def test_what_a_lost_taskmanager_held_is_named(cluster: DaemonCluster, tmp_path:
         job = env.submit("reader")
         cluster.wait_for_log("jobmanager", "job.state_changed", job_id=job.job_id, state="RUNNING")
         os.kill(cluster.pid("taskmanager"), signal.SIGKILL)
-        with pytest.raises(JobFailed, match="2 of the 4 partitions .* as 'gone' are gone") as failed:
+        with pytest.raises(
+            JobFailed, match=r"2 of the 4 partitions .* as 'gone' are gone"
+        ) as failed:
             job.wait()
         assert "run the job that persists it again" in str(failed.value)
-        with pytest.raises(JobRejected, match="2 of the 4 partitions"):
+        with pytest.raises(JobRejected, match=r"2 of the 4 partitions"):
             env.read_persisted("gone")
     with Client(cluster.jobmanager) as client:
         assert {one.promoted_as for one in client.partitions(promoted=True)} == {"gone"}

@@ -270,7 +270,9 @@ def test_a_job_with_checkpoints_cannot_persist(cluster_of: Any, make_graph: Any)
             graph = persisting(make_graph)
             graph.config["execution.checkpointing.interval"] = "1s"
             graph.config["execution.checkpointing.storage"] = "jobmanager"
-            with pytest.raises(grpc.aio.AioRpcError, match=r"set execution\.checkpointing\.interval"):
+            with pytest.raises(
+                grpc.aio.AioRpcError, match=r"set execution\.checkpointing\.interval"
+            ):
                 await cluster.submit(graph)
 
     run(scenario)
