@@ -55,10 +55,11 @@ lint: setup ## Lint, and check who imports whom
 type: setup ## Check the types
 	@$(BIN)/mypy penstock common jobmanager taskmanager
 
-test: setup servers ## Run the tests
-	@$(BIN)/python -m pytest
+test: setup servers ## Run the tests: two processes for those without daemons of their own, one for the others
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/simulation
+	@$(BIN)/python -m pytest tests/integration tests/chaos
 
-chaos: setup ## Kill the processes of ledger jobs 50 times; SEED=n repeats a run
+chaos: setup servers ## Kill, pause and cut off the processes of jobs; SEED=n repeats a run
 	@PENSTOCK_CHAOS_SEED="$(SEED)" $(BIN)/python -m pytest -s -m chaos tests/chaos
 
 check: format-check lint type proto-check docs-check test ## What CI runs

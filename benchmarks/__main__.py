@@ -12,6 +12,7 @@ from rich.table import Table
 
 from benchmarks import measure, state_benchmarks
 from benchmarks.measure import JobSettings
+from benchmarks.recovery import RecoverySettings, run_recovery
 from benchmarks.state_benchmarks import StateSettings
 from benchmarks.workloads import WORKLOADS
 
@@ -48,6 +49,8 @@ _COLUMNS = (
     "parallelism",
     "backend",
     "checkpoint_interval_s",
+    "exchange",
+    "pre_aggregation",
     "seconds",
     "rows_per_s",
     "limit_rows_per_s",
@@ -55,21 +58,47 @@ _COLUMNS = (
 
 
 @click.command()
-@click.argument("workload", type=click.Choice([*WORKLOADS, *_STATE_WORKLOADS, "limit", "all"]))
+@click.argument(
+    "workload", type=click.Choice([*WORKLOADS, *_STATE_WORKLOADS, "recovery", "limit", "all"])
+)
 @click.option("--rows", type=click.IntRange(1), default=20_000_000, show_default=True)
-@click.option("--keys", type=click.IntRange(1), help="1000; of state, about 1 GB of it.")
 @click.option(
-    "--parallelism", type=click.IntRange(1), help="1; checkpoint, restore 2; alignment 4."
+    "--keys", type=click.IntRange(1), help="1000; of state, about 1 GB of it, of recovery 500 MB."
+)
+@click.option(
+    "--parallelism", type=click.IntRange(1), help="1; checkpoint, restore 2; alignment, recovery 4."
 )
 @click.option("--backend", type=click.Choice(["hashmap", "rocksdb"]), default="hashmap")
-@click.option("--checkpoint-interval", help='"1s", or "none" (alignment: 1s).')
+@click.option("--checkpoint-interval", help='"1s", or "none" (alignment, recovery: 1s).')
 @click.option("--state", type=click.Choice(list(_STATE_KEYS)), default="numbers", show_default=True)
 @click.option(
     "--load", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of alignment."
 )
 @click.option("--skew", type=click.FloatRange(0), default=0.0, show_default=True)
+@click.option(
+    "--rate",
+    type=click.IntRange(1),
+    default=200_000,
+    show_default=True,
+    help="Of recovery: rows/s.",
+)
+@click.option(
+    "--pipelines",
+    type=click.IntRange(2),
+    help="Of recovery: so many independent ones, instead of a keyed job with state.",
+)
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--pairs", is_flag=True, help="Run each time without checkpoints, too.")
+@click.option(
+    "--exchange",
+    type=click.Choice(["pipelined", "caching", "caching-memory"]),
+    help="Type of the exchanges: pipelined; of recovery caching.",
+)
+@click.option(
+    "--pairs",
+    is_flag=True,
+    help="Run each time without checkpoints, too; with --exchange, pipelined with and without"
+    " pre-aggregation.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
 def main(
     workload: str,
@@ -81,7 +110,10 @@ def main(
     state: str,
     load: float,
     skew: float,
+    rate: int,
+    pipelines: int | None,
     repeat: int,
+    exchange: str | None,
     pairs: bool,
     as_json: bool,
 ) -> None:
@@ -93,8 +125,18 @@ def main(
         )
         of_state = keys or (_ALIGNED_KEYS if is_aligned else _STATE_KEYS[state])
         found = _STATE_WORKLOADS[workload](StateSettings(settings, of_state, state, load), repeat)
+    elif workload == "recovery":
+        settings = JobSettings(
+            pipelines or parallelism or 4,
+            backend,
+            checkpoint_interval or "1s",
+            exchange or "caching",
+        )
+        found = run_recovery(RecoverySettings(settings, keys, rate, pipelines), repeat)
     else:
-        settings = JobSettings(parallelism or 1, backend, checkpoint_interval or "none")
+        settings = JobSettings(
+            parallelism or 1, backend, checkpoint_interval or "none", exchange or "pipelined"
+        )
         found = _results(workload, rows, keys or 1000, settings, skew, repeat, pairs=pairs)
     results: list[dict[str, Any]] = []
     for result in found:
@@ -107,7 +149,7 @@ def main(
 
 def _print_table(results: list[dict[str, Any]]) -> None:
     """One line per result; results with fields of their own one line per field."""
-    if results[0]["workload"] in _STATE_WORKLOADS:
+    if results[0]["workload"] in {*_STATE_WORKLOADS, "recovery"}:
         table = Table("field", *(f"run {number + 1}" for number in range(len(results))), box=None)
         for name, first in results[0].items():
             if first is not None:

@@ -25,6 +25,7 @@ from penstock.storage.hashing import mix
 SCHEMA = pa.schema([("key", pa.int64()), ("first", pa.float64()), ("second", pa.float64())])
 
 _POLL_MS = 2
+_COUNTED_ROWS = 1 << 22
 
 
 class Gate:
@@ -131,7 +132,11 @@ class GatedReader(ps.Reader):
         self._gate.note_read(self._part, self._next)
         noise = mix(rows.view(np.uint64))
         numbers = noise.astype(np.float64)
-        columns = [self._keys_of(rows, noise), numbers, 1.0 / (1.0 + numbers)]
+        columns = [
+            _keys_of(rows, noise, self._source.keys, self._touched),
+            numbers,
+            1.0 / (1.0 + numbers),
+        ]
         return pa.RecordBatch.from_arrays([*map(pa.array, columns)], schema=SCHEMA)
 
     @override
@@ -144,22 +149,34 @@ class GatedReader(ps.Reader):
         """Rows of the split that have been read."""
         return str(self._next).encode()
 
-    def _keys_of(
-        self, rows: npt.NDArray[np.int64], noise: npt.NDArray[np.uint64]
-    ) -> npt.NDArray[np.int64]:
-        keys = self._source.keys
-        if rows[-1] < keys:
-            return rows
-        touched = self._touched
-        touched_stop = keys + (0 if touched is None else len(touched))
-        found = (noise % np.uint64(keys)).astype(np.int64)
-        if rows[0] < touched_stop:
-            is_first = rows < keys
-            found[is_first] = rows[is_first]
-            is_touched = ~is_first & (rows < touched_stop)
-            if touched is not None:
-                found[is_touched] = touched[rows[is_touched] - keys]
-        return found
+
+def _keys_of(
+    rows: npt.NDArray[np.int64],
+    noise: npt.NDArray[np.uint64],
+    keys: int,
+    touched: npt.NDArray[np.int64] | None = None,
+) -> npt.NDArray[np.int64]:
+    """Keys of ascending rows."""
+    if rows[-1] < keys:
+        return rows
+    touched_stop = keys + (0 if touched is None else len(touched))
+    found = (noise % np.uint64(keys)).astype(np.int64)
+    if rows[0] < touched_stop:
+        is_first = rows < keys
+        found[is_first] = rows[is_first]
+        is_touched = ~is_first & (rows < touched_stop)
+        if touched is not None:
+            found[is_touched] = touched[rows[is_touched] - keys]
+    return found
+
+
+def rows_per_key(rows: int, keys: int) -> npt.NDArray[np.int64]:
+    """How often each key is among the first rows of a source that touches none on purpose."""
+    found = np.zeros(keys, dtype=np.int64)
+    for start in range(0, rows, _COUNTED_ROWS):
+        numbers = np.arange(start, min(start + _COUNTED_ROWS, rows), dtype=np.int64)
+        found += np.bincount(_keys_of(numbers, mix(numbers.view(np.uint64)), keys), minlength=keys)
+    return found
 
 
 class CountingSink(ps.Sink):

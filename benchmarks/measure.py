@@ -35,12 +35,15 @@ def memory_directory() -> Iterator[Path]:
 
 
 @contextmanager
-def bench_cluster(slots: int, overrides: Mapping[str, str] | None = None) -> Iterator[LocalCluster]:
-    """A cluster with one TaskManager of this many slots."""
+def bench_cluster(
+    slots: int, overrides: Mapping[str, str] | None = None, *, taskmanagers: int = 1
+) -> Iterator[LocalCluster]:
+    """A cluster with TaskManagers of this many slots each."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         cluster = LocalCluster(Path(name))
         options = {"jobmanager.rpc.port": "0", **(overrides or {})}
-        cluster.start(taskmanagers=1, slots=slots, overrides=options)
+        cluster.configure({**options, "taskmanager.numberOfTaskSlots": slots})
+        cluster.start(taskmanagers=taskmanagers)
         try:
             yield cluster
         finally:
@@ -62,18 +65,39 @@ class JobSettings:
     Attributes:
         backend: where its state lives.
         checkpoint_interval: a duration, "none" = no checkpoints.
+        exchange: type of the exchanges.
+        pre_aggregation: in front of keyed exchanges: "auto" | "always" | "never".
     """
 
     parallelism: int
     backend: str = "hashmap"
     checkpoint_interval: str = "none"
+    exchange: str = "pipelined"
+    pre_aggregation: str = "auto"
 
     def config(self) -> dict[str, str]:
         """The job's configuration."""
         return {
             "state.backend.type": self.backend,
             "execution.checkpointing.interval": self.checkpoint_interval,
+            "execution.exchange.default": self.exchange,
+            "execution.pre-aggregation": self.pre_aggregation,
         }
+
+    def counterparts(self) -> list[JobSettings]:
+        """What these settings are compared with in pairs.
+
+        A kept exchange goes without pre-aggregation unless it is made to. So it is compared with the
+        pipelined one with and without, and with itself with pre-aggregation; checkpoints otherwise with none.
+        """
+        if self.exchange != "pipelined":
+            pipelined = replace(self, exchange="pipelined")
+            return [
+                pipelined,
+                replace(self, pre_aggregation="always"),
+                replace(pipelined, pre_aggregation="never"),
+            ]
+        return [replace(self, checkpoint_interval="none")]
 
     @property
     def checkpoint_interval_s(self) -> float | None:
@@ -134,11 +158,9 @@ def run(
     repeat: int,
     pairs: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """One result per repetition; with ``pairs`` one without checkpoints before each."""
+    """One result per repetition; with ``pairs`` those of the counterparts before each."""
     parallelism = settings.parallelism
-    variants = [settings]
-    if pairs:
-        variants.insert(0, replace(settings, checkpoint_interval="none"))
+    variants = [*(settings.counterparts() if pairs else ()), settings]
     with memory_directory() as directory, bench_cluster(parallelism) as cluster:
         paths = write_parts(directory, rows, keys, parallelism, skew)
         measure_job(workload, cluster, directory, settings)  # warms cluster and page tables
@@ -174,11 +196,15 @@ def result(
         "skew": None,
         "backend": settings.backend,
         "checkpoint_interval_s": settings.checkpoint_interval_s,
+        "exchange": settings.exchange,
+        "pre_aggregation": settings.pre_aggregation,
         "seconds": None if seconds is None else round(seconds, 3),
         "rows_per_s": None if rows is None or seconds is None else round(rows / seconds),
         "cpu_s_per_million": None if cpu_s_per_million is None else round(cpu_s_per_million, 4),
         "checkpoints": None,
         "limit_rows_per_s": None,
+        "recovery_s": None,
+        "other_subtasks_gap_s": None,
     }
 
 

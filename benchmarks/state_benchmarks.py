@@ -12,8 +12,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,17 @@ import numpy as np
 import pyarrow as pa
 
 import penstock as ps
-from benchmarks.gated_source import TOTALS_SCHEMA, CountingSink, Gate, GatedSource, Totals
+from benchmarks.gated_job import ENDLESS, TIMEOUT_S, GatedJob
+from benchmarks.gated_source import TOTALS_SCHEMA, Totals
 from benchmarks.measure import (
     JobSettings,
-    await_free_slots,
     bench_cluster,
     result,
     slot_pids,
-    slots_cpu_s,
     summarize,
 )
 from penstock import col
-from penstock.client import Client
-from penstock.errors import JobCanceled
-from penstock.job import JobHandle
 from penstock.job_checkpoints import Checkpoint
-from penstock.local_cluster import LocalCluster
 from penstock.pb import client_pb2
 from penstock.storage.hashing import hash_columns
 from penstock.storage.key_groups import default_max_parallelism, key_group_of, key_group_range
@@ -45,11 +40,6 @@ from penstock.storage.key_groups import default_max_parallelism, key_group_of, k
 TOUCHED_SHARE = 0.01
 STEADY_S = 5.0
 ALIGNED_S = 15.0
-_POLL_S = 0.005
-_FEED_S = 0.02
-"""Between two portions of rows; a portion of a reader is a batch or less."""
-_ENDLESS = 1 << 61
-_TIMEOUT_S = 600.0
 _NUMBER_BYTES = 8
 _GROUPS = 1000
 
@@ -83,86 +73,6 @@ class StateSettings:
         return 64 * self.state_bytes if self.state == "objects" else 8 * self.state_bytes
 
 
-class GatedJob:
-    """A running job behind a gate.
-
-    Args:
-        directory: for the gate.
-        build: adds the job to an environment, from its input stream and to its sink.
-    """
-
-    def __init__(
-        self,
-        cluster: LocalCluster,
-        directory: Path,
-        settings: StateSettings,
-        config: dict[str, str],
-        build: Callable[[ps.Stream], ps.Stream],
-        touched: str = "",
-    ) -> None:
-        self.cluster = cluster
-        parts = settings.job.parallelism
-        self.parts = parts
-        self.gate = Gate.create(directory / "gate", parts)
-        path = str(directory / "gate")
-        env = ps.Environment(
-            cluster.address,
-            parallelism=parts,
-            config={"state.backend.type": settings.job.backend, **config},
-        )
-        source = GatedSource(path, parts, settings.keys, touched)
-        rows = env.source(source).uid("gate")
-        build(rows).sink(CountingSink(path)).uid("counting")
-        self._cpu_before = slots_cpu_s(cluster)
-        self.handle: JobHandle = env.submit("state")
-        self.client = Client(cluster.address)
-
-    def let(self, rows: int) -> None:
-        """Lets the job go on to a row, and waits until it is read."""
-        rows -= rows % self.parts
-        self.gate.limit = rows
-        deadline = time.monotonic() + _TIMEOUT_S
-        while self.gate.rows_read < rows:
-            self.check(deadline)
-
-    def check(self, deadline: float) -> None:
-        """Waits a moment.
-
-        Raises:
-            JobFailed: the job has failed.
-            TimeoutError: the deadline has passed.
-        """
-        time.sleep(_POLL_S)
-        if time.monotonic() > deadline:
-            raise TimeoutError("the job makes no progress")
-        if self.details().summary.ended_at_ms:
-            self.handle.wait(1.0)
-
-    def details(self) -> client_pb2.JobDetails:
-        """The job as the JobManager sees it."""
-        return self.client.job(self.handle.job_id)
-
-    def checkpoint(self) -> Checkpoint:
-        """Takes one."""
-        taken = self.handle.checkpoint(_TIMEOUT_S)
-        return next(one for one in self.handle.checkpoints() if one.id == taken)
-
-    def rate(self, seconds: float) -> float:
-        """Rows per second that are read."""
-        started, before = time.monotonic(), self.gate.rows_read
-        time.sleep(seconds)
-        return (self.gate.rows_read - before) / (time.monotonic() - started)
-
-    def close(self) -> float:
-        """Cancels the job; CPU seconds that its slot processes took."""
-        self.handle.cancel()
-        with suppress(JobCanceled):
-            self.handle.wait(_TIMEOUT_S)
-        with closing(self.client) as client:
-            await_free_slots(client)
-        return slots_cpu_s(self.cluster) - self._cpu_before
-
-
 # ---------------------------------------------------------------- checkpoint and restore
 
 
@@ -171,7 +81,7 @@ def run_checkpoint(settings: StateSettings, repeat: int) -> Iterator[dict[str, A
     for _ in range(repeat):
         with _filled_job(settings) as filled:
             job = filled.job
-            job.gate.limit = _ENDLESS
+            job.gate.limit = ENDLESS
             started, before = time.monotonic(), job.gate.rows_read
             alone = job.rate(STEADY_S)
             seconds, rows = time.monotonic() - started, job.gate.rows_read - before
@@ -199,7 +109,7 @@ def run_restore(settings: StateSettings, repeat: int) -> Iterator[dict[str, Any]
             job = filled.job
             checkpoints = summarize(job.handle.checkpoints())
             before = job.gate.rows_written
-            job.gate.limit = _ENDLESS
+            job.gate.limit = ENDLESS
             killed_at = time.monotonic()
             for pid in slot_pids(job.cluster):
                 os.kill(pid, signal.SIGKILL)
@@ -207,7 +117,7 @@ def run_restore(settings: StateSettings, repeat: int) -> Iterator[dict[str, Any]
             initializing_at = _when(job, client_pb2.ATTEMPT_STATE_INITIALIZING)
             before = job.gate.rows_written
             running_at = _when(job, client_pb2.ATTEMPT_STATE_RUNNING)
-            deadline = time.monotonic() + _TIMEOUT_S
+            deadline = time.monotonic() + TIMEOUT_S
             while any(now <= then for now, then in zip(job.gate.rows_written, before, strict=True)):
                 job.check(deadline)
             emitting_at = time.monotonic()
@@ -250,7 +160,7 @@ class _Filled:
 
 @contextmanager
 def _filled_job(settings: StateSettings) -> Iterator[_Filled]:
-    build = _numbers if settings.state == "numbers" else _objects
+    build = numbers if settings.state == "numbers" else _objects
     config = {
         "execution.checkpointing.interval": "1h",
         "restart-strategy.type": "fixed-delay",
@@ -266,7 +176,15 @@ def _filled_job(settings: StateSettings) -> Iterator[_Filled]:
         touched = _touched_keys(settings)
         np.save(directory / "touched.npy", touched)
         started = time.monotonic()
-        job = GatedJob(cluster, directory, settings, config, build, str(directory / "touched.npy"))
+        job = GatedJob(
+            cluster,
+            directory,
+            settings.job,
+            settings.keys,
+            config,
+            build,
+            touched=str(directory / "touched.npy"),
+        )
         job.let(settings.keys)
         fill_s = time.monotonic() - started
         full = job.checkpoint()
@@ -291,7 +209,8 @@ def _touched_keys(settings: StateSettings) -> np.ndarray[Any, Any]:
     return touched[: len(touched) - len(touched) % parallelism]
 
 
-def _numbers(rows: ps.Stream) -> ps.Stream:
+def numbers(rows: ps.Stream) -> ps.Stream:
+    """Seven numbers of state per key."""
     return (
         rows.key_by("key")
         .aggregate(
@@ -313,7 +232,7 @@ def _objects(rows: ps.Stream) -> ps.Stream:
 
 def _when(job: GatedJob, state: client_pb2.AttemptState.ValueType) -> float:
     """When all attempts of the restarted job have come this far."""
-    deadline = time.monotonic() + _TIMEOUT_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         details = job.details()
         states = [
@@ -333,24 +252,21 @@ def _when(job: GatedJob, state: client_pb2.AttemptState.ValueType) -> float:
 
 def run_alignment(settings: StateSettings, repeat: int) -> Iterator[dict[str, Any]]:
     """Alignment with three shuffles at half load, one result per repetition."""
-    interval = settings.job.checkpoint_interval
     for _ in range(repeat):
         with (
             tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
             bench_cluster(settings.job.parallelism) as cluster,
         ):
             directory = Path(name)
-            config = {"execution.checkpointing.interval": interval}
-            job = GatedJob(cluster, directory, settings, config, _three_shuffles)
+            job = GatedJob(cluster, directory, settings.job, settings.keys, {}, _three_shuffles)
             job.let(settings.keys)
-            job.gate.limit = _ENDLESS
+            job.gate.limit = ENDLESS
             most = job.rate(STEADY_S)
-            first = job.gate.rows_read
-            job.gate.limit = first
-            _feed(job, first, most * settings.load, 1.0)
+            job.gate.limit = job.gate.rows_read
+            job.feed(most * settings.load, 1.0)
             begun_ms = time.time_ns() // 1_000_000
             started, before = time.monotonic(), job.gate.rows_read
-            _feed(job, job.gate.limit, most * settings.load, ALIGNED_S)
+            job.feed(most * settings.load, ALIGNED_S)
             seconds, rows = time.monotonic() - started, job.gate.rows_read - before
             taken = [one for one in job.handle.checkpoints() if one.triggered_at_ms >= begun_ms]
             completed = [one for one in taken if one.status == "COMPLETED"]
@@ -380,14 +296,6 @@ def _three_shuffles(rows: ps.Stream) -> ps.Stream:
         .aggregate(updates=ps.count(), total=ps.sum("total"))
         .uid("per-group")
     )
-
-
-def _feed(job: GatedJob, first: int, rate: float, seconds: float) -> None:
-    """Moves the limit steadily."""
-    started = time.monotonic()
-    while (passed := time.monotonic() - started) < seconds:
-        job.gate.limit = first + int(rate * passed)
-        time.sleep(_FEED_S)
 
 
 # ---------------------------------------------------------------- shared

@@ -36,6 +36,14 @@ _COUNTERS: tuple[tuple[str, str, str, float], ...] = (
     ("back_pressured_ms", "back_pressured_seconds", "Time the subtask's output was full.", 1e-3),
     ("late_records", "late_records", "Rows that came too late for their window.", 1),
     ("bad_records", "bad_records", "Records skipped or sent to a side output.", 1),
+    ("restored_local_bytes", "restored_local_bytes", "State restored from local copies.", 1),
+    ("restored_store_bytes", "restored_store_bytes", "State read from the checkpoint store.", 1),
+    (
+        "local_backup_failures",
+        "local_backup_failures",
+        "Snapshots without a local copy: it could not be written.",
+        1,
+    ),
 )
 
 

@@ -24,7 +24,7 @@ GROUPS = {
         "execution.exchange",
         "execution.runtime-",
     ),
-    "Checkpoints": ("execution.checkpointing.",),
+    "Checkpoints": ("execution.checkpointing.", "execution.state-recovery."),
     "State": ("state.",),
     "Restarts": ("restart-strategy.",),
     "JobManager": ("jobmanager.",),

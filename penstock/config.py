@@ -207,6 +207,21 @@ class Configuration(BaseModel):
         alias="execution.checkpointing.unaligned.enabled",
         description="Let barriers overtake rows.",
     )
+    execution_checkpointing_local_backup: bool | None = Field(
+        None,
+        alias="execution.checkpointing.local-backup.enabled",
+        description="Also write snapshots to the TaskManager's own disk; not set: as `execution.state-recovery.from-local`.",
+    )
+    execution_checkpointing_local_backup_dirs: str = Field(
+        "",
+        alias="execution.checkpointing.local-backup.dirs",
+        description="Directories of these copies, separated by commas, apart from the spill directory; empty: `local-state` next to the TaskManager's work directory.",
+    )
+    execution_state_recovery_from_local: bool = Field(
+        False,
+        alias="execution.state-recovery.from-local",
+        description="Restore from local copies where they are undamaged.",
+    )
 
     # -- state
     state_backend_type: Literal["hashmap", "rocksdb"] = Field(
@@ -380,10 +395,15 @@ class Configuration(BaseModel):
     )
     # -- exchange: partitions that keep their rows
     taskmanager_memory_exchange_cache_bytes: SizeBytes = Field(
-        64 << 20,
+        256 << 20,
         ge=1,
         alias="taskmanager.memory.exchange-cache.size",
         description="Memory for rows that exchanges keep (blocking, caching), per slot; what does not fit is spilled.",
+    )
+    taskmanager_local_state_retention_ms: DurationMs = Field(
+        3_600_000,
+        alias="taskmanager.local-state.retention",
+        description="How long local copies of snapshots are kept whose subtask completes no checkpoint there.",
     )
     taskmanager_spill_dir: str = Field(
         "",
@@ -488,6 +508,13 @@ class Configuration(BaseModel):
                 "taskmanager.spill.hard-min-free must not be more than taskmanager.spill.min-free"
             )
         return self
+
+    @property
+    def writes_local_copies(self) -> bool:
+        """Whether snapshots are also written to the TaskManager's own disk."""
+        if self.execution_checkpointing_local_backup is None:
+            return self.execution_state_recovery_from_local
+        return self.execution_checkpointing_local_backup
 
     @property
     def checkpoint_interval_ms(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import JobRejected
 from penstock.exchanges import BLOCKING, is_known
-from penstock.graph_operators import operator_where
+from penstock.graph_operators import is_narrowing, is_partial, operator_where
 from penstock.pb import graph_pb2
 
 
@@ -27,10 +27,11 @@ def check_exchanges(graph: graph_pb2.JobGraph) -> None:
             continue
         endless = endless_source(graph, source)
         if endless is not None:
+            declared = _declared_operator(source, edge.source_output.operator_index)
             raise JobRejected(
-                f"{where}: its output is read over a blocking exchange, so it must be complete first, "
-                f"and it never is: source {endless!r} reads without end. Use .exchange('caching') "
-                f"(or 'pipelined') on {source.operators[edge.source_output.operator_index].name!r}, "
+                f"{operator_where(source, declared)}: its output is read over a blocking exchange, so it "
+                f"must be complete first, and it never is: source {endless!r} reads without end. Use "
+                f".exchange('caching') (or 'pipelined') on {source.operators[declared].name!r}, "
                 "or where it has none: execution.exchange.default"
             )
 
@@ -56,6 +57,13 @@ def check_colocation(graph: graph_pb2.JobGraph) -> None:
                     f"{vertex.colocation_group!r}, but its {what} is {mine} and the other's {theirs}: "
                     f"give both the same with .{call}, or leave .colocate(...) out"
                 )
+
+
+def _declared_operator(vertex: graph_pb2.Vertex, index: int) -> int:
+    """The job's own operator in front of an exchange, before what the planner has put between them."""
+    while is_partial(vertex.operators[index]) or is_narrowing(vertex.operators[index]):
+        index = vertex.operators[index].input.operator_index
+    return index
 
 
 def endless_source(graph: graph_pb2.JobGraph, vertex: graph_pb2.Vertex) -> str | None:

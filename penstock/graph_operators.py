@@ -26,6 +26,9 @@ SOURCE_ERROR_SCHEMA = pa.schema(
 _BROADCAST_KINDS = frozenset(
     {graph_pb2.PROCESS_KIND_BROADCAST, graph_pb2.PROCESS_KIND_KEYED_BROADCAST}
 )
+NARROWING = "narrow"
+"""Name of the projection that the planner puts in front of an exchange."""
+
 _TWO_INPUT_KINDS = _BROADCAST_KINDS | {
     graph_pb2.PROCESS_KIND_CO,
     graph_pb2.PROCESS_KIND_KEYED_CO,
@@ -124,6 +127,11 @@ def is_partial(operator: graph_pb2.Operator) -> bool:
     if kind == "window_aggregate":
         return operator.window_aggregate.phase == partial
     return kind == "running_aggregate" and operator.running_aggregate.phase == partial
+
+
+def is_narrowing(operator: graph_pb2.Operator) -> bool:
+    """True for what the planner puts in front of an exchange to leave out columns."""
+    return operator.uid_is_generated and operator.name == NARROWING
 
 
 def shown_name(operator: graph_pb2.Operator) -> str:

@@ -51,6 +51,7 @@ from taskmanager.daemon.background import Background
 from taskmanager.daemon.disk_guard import DiskLimits
 from taskmanager.daemon.disk_guard_runner import DiskGuardRunner
 from taskmanager.daemon.identity import identify, new_taskmanager_id
+from taskmanager.daemon.local_state_runner import LocalStateKeeper, local_state_roots
 from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
 from taskmanager.daemon.partition_server_runner import PartitionServerRunner
 from taskmanager.daemon.slot_environment import slot_variables
@@ -179,6 +180,9 @@ class TaskManagerDaemon:
         services.push_async_callback(client.close)
         packages = await asyncio.to_thread(installed_packages)
         table = SlotTable(config.taskmanager_slots)
+        local_state = local_state_roots(
+            config.execution_checkpointing_local_backup_dirs, self._directory, self._id
+        )
 
         def report_event(event: internal_pb2.TaskEvent) -> None:
             registration.report(event)
@@ -192,6 +196,7 @@ class TaskManagerDaemon:
                 socket_directory=directories.runtime,
                 work_directory=directories.work,
                 spill_directory=directories.spill,
+                local_state=local_state,
                 packages=packages,
                 terminal_fd=self._terminal(),
                 token=token,
@@ -224,6 +229,12 @@ class TaskManagerDaemon:
             is_registered=lambda: registration.registration is not None,
             writing=supervisor.writing,
         )
+        local_state_keeper = LocalStateKeeper(
+            local_state,
+            clock,
+            config.taskmanager_local_state_retention_ms,
+            has_slots=lambda job_id: any(holder == job_id for _, holder in table.holders()),
+        )
         guard = DiskGuardRunner(
             directories.spill,
             DiskLimits(
@@ -239,7 +250,9 @@ class TaskManagerDaemon:
             interceptors=[*server_interceptors(token), ErrorServerInterceptor()],
         )
         add_TaskManagerInternalServicer_to_server(
-            TaskManagerServicer(supervisor, keeper, partition_endpoint, enter, logs / "jobs"),
+            TaskManagerServicer(
+                supervisor, keeper, partition_endpoint, local_state_keeper, enter, logs / "jobs"
+            ),
             rpc_server,
         )
         port = self._bind(rpc_server)
@@ -304,6 +317,7 @@ class TaskManagerDaemon:
             start("registration", registration.run()),
             start("partitions", keeper.run()),
             start("disk guard", guard.run()),
+            start("local state", local_state_keeper.run()),
         ]
 
         async def end() -> None:

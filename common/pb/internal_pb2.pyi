@@ -1709,6 +1709,7 @@ class SlotConfiguration(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     SPILL_DIRECTORY_FIELD_NUMBER: _builtins.int
+    LOCAL_STATE_DIRECTORIES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     slot_id: _builtins.str
     taskmanager_id: _builtins.str
@@ -1733,6 +1734,10 @@ class SlotConfiguration(_message.Message):
 
     @_builtins.property
     def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def local_state_directories(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The TaskManager's directories for copies of snapshots."""
+
     def __init__(
         self,
         *,
@@ -1751,10 +1756,11 @@ class SlotConfiguration(_message.Message):
         config: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         token: _builtins.str = ...,
         spill_directory: _builtins.str = ...,
+        local_state_directories: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_paths", b"artifact_paths", "code_paths", b"code_paths", "config", b"config", "host_id", b"host_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "log_directory", b"log_directory", "slot_id", b"slot_id", "spill_directory", b"spill_directory", "taskmanager_id", b"taskmanager_id", "tcp_advertised_host", b"tcp_advertised_host", "tcp_bind_host", b"tcp_bind_host", "token", b"token", "unix_socket_path", b"unix_socket_path", "work_directory", b"work_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_paths", b"artifact_paths", "code_paths", b"code_paths", "config", b"config", "host_id", b"host_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "local_state_directories", b"local_state_directories", "log_directory", b"log_directory", "slot_id", b"slot_id", "spill_directory", b"spill_directory", "taskmanager_id", b"taskmanager_id", "tcp_advertised_host", b"tcp_advertised_host", "tcp_bind_host", b"tcp_bind_host", "token", b"token", "unix_socket_path", b"unix_socket_path", "work_directory", b"work_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,7 @@ from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failover_strategy import FailoverView, tasks_to_restart
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.rebuilt_regions import rebuilt_regions
 from jobmanager.failover.regions import KeptPartition, RegionGraph
 from jobmanager.failover.restart_strategy import RestartStrategy
 from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
@@ -70,14 +71,12 @@ class Failover:
         self._strategy = RestartStrategy(
             options.restart, jitter=options.jitter, is_recovered=options.is_recovered
         )
-        self._rebuilds = frozenset(
-            region.index
-            for region in regions.regions
-            if any(
-                regions.exchange_of(partition.edge_id).exchange is Exchange.BLOCKING
-                for partition in regions.produced_by(region)
-            )
+        self._caching_readers = frozenset(
+            edge.target
+            for edge in regions.plan.edges
+            if edge.exchange in (Exchange.CACHING, Exchange.CACHING_MEMORY)
         )
+        self._rebuilds = rebuilt_regions(regions)
 
     @property
     def restarts(self) -> int:
@@ -157,6 +156,14 @@ class Failover:
 
     # ------------------------------------------------------------ what can begin
 
+    def will_read_from_the_start(self, waiting: frozenset[SubtaskId]) -> bool:
+        """Whether subtasks that wait for blocking partitions will also read caching edges.
+
+        A checkpoint without them would have the producers of these drop, and after a restart never write again,
+        rows that they are still to read.
+        """
+        return any(subtask.vertex in self._caching_readers for subtask in waiting)
+
     def startable(self) -> frozenset[SubtaskId]:
         """Subtasks whose input is there, and that have no attempt under way."""
         ready = self._regions.startable(self._graph.started, self._partitions.is_complete)
@@ -188,9 +195,5 @@ class Failover:
         return None
 
     def begins_from_nothing(self, subtask: SubtaskId) -> bool:
-        """Whether no checkpoint is of use to a subtask.
-
-        Blocking partitions are made in one go: what a dead attempt had written of one is gone, so its whole
-        region has to do all its work again.
-        """
+        """Whether no checkpoint is of use to a subtask: its whole region does all its work again."""
         return self._regions.region_of(subtask).index in self._rebuilds

@@ -18,6 +18,7 @@ from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_settings import JobSettings, job_settings
 from jobmanager.failover.failover_strategy import FailoverStrategyName, strategy_problem
 from jobmanager.failover.failure_enricher import FailureLabels
+from jobmanager.failover.rebuilt_regions import rebuild_problem
 from jobmanager.failover.regions import RegionGraph
 from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.graph.job_plan import JobPlan, plan_problem
@@ -143,10 +144,13 @@ def describe(
         raise JobRejected(f"job {graph.name!r}: {problem}")
     validate(graph)
     config = over_cluster(cluster_config, dict(graph.config))
-    problem = strategy_problem(FailoverStrategyName(config.failover_strategy), RegionGraph(plan))
+    settings = job_settings(config)
+    regions = RegionGraph(plan)
+    problem = strategy_problem(FailoverStrategyName(config.failover_strategy), regions)
+    if problem is None and settings.checkpoints is not None:
+        problem = rebuild_problem(regions)
     if problem is not None:
         raise JobRejected(f"job {graph.name!r}: {problem}")
-    settings = job_settings(config)
     if settings.checkpoints is not None and persist_sinks(graph):
         raise JobRejected(
             f"job {graph.name!r}: what it persists is made in one go, so it cannot go on from a checkpoint: "

@@ -432,11 +432,7 @@ class JobMaster:
                 self._finish()
             elif self.graph.all_done_or_waiting:
                 self._complete_output()
-        if (
-            self._phase is Phase.DEPLOYED
-            and self.graph.has_unstarted
-            and self._failover.startable()
-        ):
+        if self._phase is Phase.DEPLOYED and self.graph.unstarted and self._failover.startable():
             self._all_started = False
             self._schedule()
         elif self._phase is Phase.STOPPING and self.graph.all_terminal(self._moving):
@@ -450,6 +446,7 @@ class JobMaster:
             self._wiring is not None
             and not self.graph.all_finished
             and not self.graph.waits_to_resume
+            and not self._failover.will_read_from_the_start(self.graph.unstarted)
         ):
             self._perform(self._wiring.started(self._splits, self._now_ms))
 

@@ -132,9 +132,9 @@ class ExecutionGraph:
         )
 
     @property
-    def has_unstarted(self) -> bool:
-        """True while some subtask has never been scheduled."""
-        return any(attempt.state is AttemptState.CREATED for attempt in self.current())
+    def unstarted(self) -> frozenset[SubtaskId]:
+        """Subtasks whose current attempt waits for what it reads."""
+        return self.in_state(AttemptState.CREATED)
 
     def in_state(self, state: AttemptState) -> frozenset[SubtaskId]:
         """Subtasks whose current attempt is in a state."""

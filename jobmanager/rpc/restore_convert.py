@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from common.pb import internal_pb2
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.job_plan import JobPlan
+from jobmanager.rpc.graph_convert import plan_of
+from jobmanager.scheduler.deployment import producers_of
 from penstock.errors import Unrecoverable
 from penstock.pb import checkpoint_pb2, graph_pb2
 
@@ -41,6 +44,7 @@ def restored_tasks(
             f"{', '.join(map(str, foreign[:10]))}"
         )
     unions = _unions(manifest.subtasks)
+    ends = _ends_of_finished(plan_of(graph), snapshots)
     return {
         subtask: internal_pb2.RestoredTask(
             checkpoint_id=manifest.checkpoint_id,
@@ -52,9 +56,40 @@ def restored_tasks(
                 for operator in snapshot.operators
             ],
             inputs=snapshot.inputs,
-            outputs=snapshot.outputs,
+            outputs=snapshot.outputs or ends.get(subtask, ()),
         )
         for subtask, snapshot in snapshots.items()
+    }
+
+
+def _ends_of_finished(
+    plan: JobPlan, snapshots: Mapping[SubtaskId, checkpoint_pb2.SubtaskSnapshot]
+) -> dict[SubtaskId, list[checkpoint_pb2.ChannelPosition]]:
+    """Where subtasks stopped writing that had finished before the checkpoint, and so could not say it.
+
+    They had finished because their consumers had read everything: what these had taken was all.
+    """
+    ends: dict[SubtaskId, list[checkpoint_pb2.ChannelPosition]] = {}
+    for edge in plan.edges:
+        producers = plan.vertex(edge.source).parallelism
+        consumers = plan.vertex(edge.target).parallelism
+        for index in range(consumers):
+            snapshot = snapshots.get(SubtaskId(edge.target, index))
+            reads = snapshot.inputs if snapshot is not None else ()
+            rows = {read.index: read.rows for read in reads if read.edge_id == edge.id}
+            for producer, subpartition in producers_of(
+                edge.partitioning, producers, consumers, index
+            ):
+                if producer in rows:
+                    ends.setdefault(SubtaskId(edge.source, producer), []).append(
+                        checkpoint_pb2.ChannelPosition(
+                            edge_id=edge.id, index=subpartition, rows=rows[producer]
+                        )
+                    )
+    return {
+        subtask: own
+        for subtask, own in ends.items()
+        if subtask in snapshots and snapshots[subtask].finished
     }
 
 

@@ -355,6 +355,9 @@ class SubtaskMetrics(_message.Message):
     CHECKPOINT_ALIGNMENT_MS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_START_DELAY_MS_FIELD_NUMBER: _builtins.int
     STATE_BYTES_FIELD_NUMBER: _builtins.int
+    RESTORED_LOCAL_BYTES_FIELD_NUMBER: _builtins.int
+    RESTORED_STORE_BYTES_FIELD_NUMBER: _builtins.int
+    LOCAL_BACKUP_FAILURES_FIELD_NUMBER: _builtins.int
     records_in: _builtins.int
     records_out: _builtins.int
     bytes_in: _builtins.int
@@ -370,6 +373,11 @@ class SubtaskMetrics(_message.Message):
     """Of the last checkpoint."""
     checkpoint_start_delay_ms: _builtins.int
     state_bytes: _builtins.int
+    restored_local_bytes: _builtins.int
+    """What the attempt was restored from: copies on the TaskManager's own disk, and the checkpoint store."""
+    restored_store_bytes: _builtins.int
+    local_backup_failures: _builtins.int
+    """Snapshots of which no local copy could be written."""
     def __init__(
         self,
         *,
@@ -386,10 +394,13 @@ class SubtaskMetrics(_message.Message):
         checkpoint_alignment_ms: _builtins.int = ...,
         checkpoint_start_delay_ms: _builtins.int = ...,
         state_bytes: _builtins.int = ...,
+        restored_local_bytes: _builtins.int = ...,
+        restored_store_bytes: _builtins.int = ...,
+        local_backup_failures: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_pressured_ms", b"back_pressured_ms", "bad_records", b"bad_records", "busy_ms", b"busy_ms", "bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "checkpoint_alignment_ms", b"checkpoint_alignment_ms", "checkpoint_start_delay_ms", b"checkpoint_start_delay_ms", "idle_ms", b"idle_ms", "late_records", b"late_records", "records_in", b"records_in", "records_out", b"records_out", "state_bytes", b"state_bytes", "watermark_ms", b"watermark_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_pressured_ms", b"back_pressured_ms", "bad_records", b"bad_records", "busy_ms", b"busy_ms", "bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "checkpoint_alignment_ms", b"checkpoint_alignment_ms", "checkpoint_start_delay_ms", b"checkpoint_start_delay_ms", "idle_ms", b"idle_ms", "late_records", b"late_records", "local_backup_failures", b"local_backup_failures", "records_in", b"records_in", "records_out", b"records_out", "restored_local_bytes", b"restored_local_bytes", "restored_store_bytes", b"restored_store_bytes", "state_bytes", b"state_bytes", "watermark_ms", b"watermark_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

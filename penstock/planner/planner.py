@@ -17,6 +17,7 @@ from penstock.config import Configuration
 from penstock.determinism import is_deterministic
 from penstock.errors import JobRejected
 from penstock.exchanges import CACHING, CACHING_MEMORY
+from penstock.graph_operators import NARROWING
 from penstock.logical import (
     ANY_ROUTING,
     AssignEventTime,
@@ -221,7 +222,7 @@ class Planner:
         if key not in self._narrowed:
             uid = derived_uid("narrow", output.operator.proto.uid, output.tag, *schema.names)
             proto = graph_pb2.Operator(
-                uid=uid, uid_is_generated=True, name="narrow", deterministic=True
+                uid=uid, uid_is_generated=True, name=NARROWING, deterministic=True
             )
             select_spec(proto, schema)
             self._narrowed[key] = DraftOutput(self._draft.append(proto, output, schema), "")

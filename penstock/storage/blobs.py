@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from penstock.pb import checkpoint_pb2
@@ -37,6 +38,22 @@ class SnapshotWriter(Protocol):
         """
 
 
+class SnapshotCopy(Protocol):
+    """Takes what is written into a snapshot file, a second time. Raises nothing."""
+
+    def begin_blob(self, offset: int) -> None:
+        """What is written next is the blob at this offset of the file."""
+
+    def write(self, chunk: bytes | memoryview) -> None:
+        """Goes on with the blob."""
+
+    def commit(self) -> None:
+        """The file is safe."""
+
+    def abandon(self) -> None:
+        """There is no such file."""
+
+
 class SnapshotReader(Protocol):
     """Reads what a ``SnapshotWriter`` has written."""
 
@@ -51,3 +68,13 @@ class SnapshotReader(Protocol):
 
     def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
         """A part of the bytes of a handle; not checked against the checksum."""
+
+    def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:
+        """Puts the bytes of a handle, checked, into a file that is new and that nobody will change: it may
+        be a second name of another file.
+
+        Raises:
+            StoreNotFound, StoreCorrupt, StoreTransient: as ``read``.
+            OSError: the file cannot be written.
+        """
+        target.write_bytes(self.read(handle))

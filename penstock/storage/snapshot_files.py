@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from penstock.errors import InvariantViolation, StoreCorrupt, StoreFull, StoreNotFound
 from penstock.pb import checkpoint_pb2
-from penstock.storage.blobs import Blob, SnapshotReader, SnapshotWriter
+from penstock.storage.blobs import Blob, SnapshotCopy, SnapshotReader, SnapshotWriter
 from penstock.storage.object_paths import check_path
 from penstock.storage.object_store import ObjectStore
 
@@ -93,6 +93,7 @@ class PackedSnapshotWriter(SnapshotWriter):
         inline_max_bytes: with a store: all blobs are inline where they have no more than this together.
         total_inline_max_bytes: without a store: what all blobs may have together, else
             ``StoreFull``; None = no limit.
+        begin_copy: makes the taker of a second copy of the file, by its path; None = there is none.
 
     Attributes:
         uploaded_bytes: what ``write`` has put into the store; 0 where all is inline.
@@ -104,11 +105,13 @@ class PackedSnapshotWriter(SnapshotWriter):
         name: str,
         inline_max_bytes: int,
         total_inline_max_bytes: int | None = None,
+        begin_copy: Callable[[str], SnapshotCopy] | None = None,
     ) -> None:
         self._store = store
         self._path = f"{SHARED_DIRECTORY}/{name}"
         self._inline_max_bytes = inline_max_bytes
         self._total_inline_max_bytes = total_inline_max_bytes
+        self._begin_copy = begin_copy
         self.uploaded_bytes = 0
 
     @override
@@ -140,7 +143,8 @@ class PackedSnapshotWriter(SnapshotWriter):
         begun: tuple[str, Iterator[bytes | memoryview]],
         remaining: Iterator[Blob],
     ) -> Mapping[str, checkpoint_pb2.StateHandle]:
-        handles = _Handles(self._path)
+        copy = None if self._begin_copy is None else self._begin_copy(self._path)
+        handles = _Handles(self._path, copy)
 
         def stream() -> Iterator[bytes | memoryview]:
             inline_left = self._inline_max_bytes
@@ -154,7 +158,14 @@ class PackedSnapshotWriter(SnapshotWriter):
                 else:
                     yield from handles.add_packed(name, chunks)
 
-        self.uploaded_bytes = store.put(self._path, stream())
+        try:
+            self.uploaded_bytes = store.put(self._path, stream())
+        except BaseException:
+            if copy is not None:
+                copy.abandon()
+            raise
+        if copy is not None:
+            copy.commit()
         return handles.by_name
 
     def _check_total(self, size_bytes: int) -> None:
@@ -222,9 +233,10 @@ class StoreSnapshotReader(SnapshotReader):
 class _Handles:
     """Where the blobs of one write are, as they are written."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, copy: SnapshotCopy | None = None) -> None:
         self.by_name: dict[str, checkpoint_pb2.StateHandle] = {}
         self._path = path
+        self._copy = copy
         self._offset = 0
 
     def add_inline(self, name: str, content: bytes) -> None:
@@ -239,9 +251,13 @@ class _Handles:
         self, name: str, chunks: Iterable[bytes | memoryview]
     ) -> Iterator[bytes | memoryview]:
         """The chunks, on their way into the file."""
-        offset, checksum = self._offset, 0
+        offset, checksum, copy = self._offset, 0, self._copy
+        if copy is not None:
+            copy.begin_blob(offset)
         for chunk in chunks:
             checksum = zlib.crc32(chunk, checksum)
+            if copy is not None:
+                copy.write(chunk)
             self._offset += len(chunk)
             yield chunk
         self._add(

@@ -174,6 +174,7 @@ class HarnessRunner:
         for task in reversed(self._tasks):
             while task.parts.subtask is None and not task.execution.has_ended:
                 task.execution.step()
+                self._deliver_mail()
         self._settle()
 
     # ------------------------------------------------------------ running
@@ -246,16 +247,20 @@ class HarnessRunner:
         """Runs everything until nothing is left to do."""
         has_moved = True
         while has_moved:
-            has_moved = False
-            while self._mail:
-                self._mail.popleft()()
-                has_moved = True
+            has_moved = self._deliver_mail()
             for task in self._tasks:
                 if task.source and not with_sources:
                     continue
                 while task.execution.step() is Progress.MORE:
                     has_moved = True
             self._check()
+
+    def _deliver_mail(self) -> bool:
+        """Runs what was posted; False when there was nothing."""
+        has_mail = bool(self._mail)
+        while self._mail:
+            self._mail.popleft()()
+        return has_mail
 
     def _check(self) -> None:
         """Raises what has failed, again and again: nothing goes on behind it."""

@@ -64,13 +64,12 @@ class TappedDeployment(Deployment):
     @override
     def _open(
         self,
-        subtask: Subtask,
         execution: Execution,
         operators: list[Operator],
         specs: list[graph_pb2.Operator],
         parts: list[SnapshotPart],
     ) -> None:
-        super()._open(subtask, execution, operators, specs, parts)
+        super()._open(execution, operators, specs, parts)
         self.opened = tuple(zip(specs, operators, strict=True))
         for spec, operator in self.opened:
             for method in _EMITTING:

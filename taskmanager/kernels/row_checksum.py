@@ -26,6 +26,10 @@ from taskmanager.kernels.interface import Kernels
 CHECKSUM_MODULUS: Final = 2**64
 
 _NULL_WORD: Final = np.int64(NULL_HASH)
+_WORD_TYPES: Final = frozenset(
+    {pa.int64().id, pa.uint64().id, pa.float64().id, pa.timestamp("ms").id, pa.date64().id}
+)
+"""Types whose values are words as they are; most columns have one of them."""
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -50,6 +54,9 @@ def _seed(index: int) -> int:
 
 def _words(array: pa.Array, loops: Kernels) -> Int64Array:
     """int64[n] that stand for the values of a column; nulls are one word of their own."""
+    if array.type.id in _WORD_TYPES and len(array) and not array.null_count:
+        plain = np.frombuffer(array.buffers()[1], np.int64, len(array), 8 * array.offset)
+        return np.require(plain, requirements=["A"])
     if isinstance(array, pa.DictionaryArray):
         return _dictionary_words(array, loops)
     if isinstance(array, pa.ExtensionArray):

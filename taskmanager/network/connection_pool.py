@@ -185,15 +185,19 @@ class ConnectionPool(ConnectionOwner):
 
 
 def _endpoint_of(name: str) -> internal_pb2.DataEndpoint:
-    """Inverse of ``endpoint_name``, but for the host id."""
-    slot_id, _, addresses = name.partition("|")
-    unix_path, _, tcp = addresses.rpartition("|")
+    """Inverse of ``endpoint_name``."""
+    slot_id, host_id, unix_path, tcp = name.split("|")
     tcp_host, _, tcp_port = tcp.rpartition(":")
     return internal_pb2.DataEndpoint(
-        slot_id=slot_id, unix_path=unix_path, tcp_host=tcp_host, tcp_port=int(tcp_port)
+        slot_id=slot_id,
+        host_id=host_id,
+        unix_path=unix_path,
+        tcp_host=tcp_host,
+        tcp_port=int(tcp_port),
     )
 
 
 def endpoint_name(endpoint: internal_pb2.DataEndpoint) -> str:
     """Identity of a process: a slot id alone may come back in another one."""
-    return f"{endpoint.slot_id}|{endpoint.unix_path}|{endpoint.tcp_host}:{endpoint.tcp_port}"
+    place = f"{endpoint.unix_path}|{endpoint.tcp_host}:{endpoint.tcp_port}"
+    return f"{endpoint.slot_id}|{endpoint.host_id}|{place}"

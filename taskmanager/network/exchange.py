@@ -121,12 +121,12 @@ class DataExchange:
         counters: ExchangeCounters,
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
-        restore: internal_pb2.RestoredTask | None = None,
+        positions: Iterable[checkpoint_pb2.ChannelPosition] = (),
     ) -> ResultPartition:
         """The output of an attempt on one edge; unless it is blocking, consumers may read it from now on.
 
         Args:
-            restore: what the attempt starts from; None = from nothing.
+            positions: where the attempt goes on writing edges that keep their rows.
         """
         credit_bytes = self._config.network_credit_bytes
         partition_id = PartitionId(
@@ -145,7 +145,7 @@ class DataExchange:
             on_error=on_error,
             on_release=lambda: self.registry.forget(partition_id),
         )
-        partition = self._partitions.create(context, edge, restore or internal_pb2.RestoredTask())
+        partition = self._partitions.create(context, edge, positions)
         if partition.is_served_here:
             self.registry.register(partition)
         return partition

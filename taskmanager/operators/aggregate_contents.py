@@ -25,7 +25,7 @@ from taskmanager.operators.window_contents import (
     SliceContents,
     constant_time,
 )
-from taskmanager.state.backend import AggregateDescriptor
+from taskmanager.state.backend import AggregateDescriptor, KeyedStateBackend
 from taskmanager.state.group_table import GroupTable, TableRows
 from taskmanager.state.instances import InstanceState, InstanceTable
 
@@ -95,6 +95,12 @@ class AggregateSlices(SliceContents[AggregateRows]):
         aggregates: Sequence[graph_pb2.Aggregate],
     ) -> None:
         self._bound = BoundAggregation(operator, keys, aggregates)
+
+    @override
+    def restore(self, state: KeyedStateBackend) -> None:
+        for name in (_SLICES, _FIRING):
+            for namespace in state.namespaces(name):
+                state.group_table(name, namespace, self._bound.descriptor)
 
     @override
     def open(self, context: OperatorContext) -> None:

@@ -16,6 +16,7 @@ from penstock.schema import EVENT_TIME, schema_from_bytes
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.window_contents import FiredInstances, InstanceContents
+from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.count_table import CountTable
 
 Int64Array = npt.NDArray[np.int64]
@@ -40,13 +41,20 @@ class CountWindowOperator(Operator):
         self._contents = contents
 
     @override
+    def restore(self, context: OperatorContext) -> None:
+        self._counts_in(context.state)
+
+    @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._contents.open(context, lambda: self._counts.contents)
 
     @property
     def _counts(self) -> CountTable:
-        return self.context.state.count_table(_COUNTS, self._keys.types, self._contents.new_state)
+        return self._counts_in(self.context.state)
+
+    def _counts_in(self, state: KeyedStateBackend) -> CountTable:
+        return state.count_table(_COUNTS, self._keys.types, self._contents.new_state)
 
     @override
     def prepare_snapshot(self, checkpoint_id: int) -> None:

@@ -24,6 +24,7 @@ from taskmanager.operators.window_contents import (
     SliceContents,
 )
 from taskmanager.operators.window_function_runner import WindowRows, window_function_runner
+from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.row_table import RowDescriptor, RowTable, parts_of
 from taskmanager.state.value_log import GroupedLog
@@ -60,6 +61,12 @@ class FunctionSlices(SliceContents[SequencedRows]):
         self._keys = KeyColumns(keys, schema)
         self._descriptor = RowDescriptor(schema, tuple(keys))
         self._arrivals = ArrivalCounter()
+
+    @override
+    def restore(self, state: KeyedStateBackend) -> None:
+        for name in (_SLICES, _FIRING):
+            for namespace in state.namespaces(name):
+                state.row_table(name, namespace, self._descriptor)
 
     @override
     def open(self, context: OperatorContext) -> None:

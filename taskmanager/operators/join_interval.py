@@ -44,6 +44,7 @@ from taskmanager.operators.join_pairs import pieces, spread
 from taskmanager.operators.joined_rows import BoolArray, JoinedRows, JoinSide
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.operator_progress import ArrivalCounter, WatermarkState
+from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.operator_state import UNION
 from taskmanager.state.row_table import RowDescriptor, RowPiece, RowTable, concatenated
 
@@ -78,6 +79,11 @@ class IntervalJoinOperator(Operator):
         self._sides = [_Side(name, self._joined.side(i)) for i, name in enumerate(_NAMES)]
         self._arrivals = ArrivalCounter()
         self._watermark_ms = MIN_TIMESTAMP_MS
+
+    @override
+    def restore(self, context: OperatorContext) -> None:
+        for side in self._sides:
+            side.restore(context.state)
 
     @override
     def open(self, context: OperatorContext) -> None:
@@ -246,6 +252,11 @@ class _Side:
         self._side = side
         self._descriptor = RowDescriptor(side.schema, side.keys.names)
         self._indexes: dict[int, BucketIndex] = {}
+
+    def restore(self, state: KeyedStateBackend) -> None:
+        """Brings all buckets into memory, before ``open``; any thread."""
+        for start in state.namespaces(self._name):
+            state.row_table(self._name, start, self._descriptor)
 
     def open(self, context: OperatorContext) -> None:
         """Called once before anything else."""

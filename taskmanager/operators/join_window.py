@@ -32,6 +32,7 @@ from taskmanager.operators.window_contents import (
     times,
 )
 from taskmanager.operators.window_timing import instance_window_operator, sliced_window_operator
+from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.row_table import RowDescriptor, RowTable, part_rows
 from taskmanager.state.value_log import GroupedLog
@@ -73,6 +74,13 @@ class JoinSlices(SliceContents[_SidedRows]):
             for side in (self._joined.left, self._joined.right)
         )
         self._arrivals = ArrivalCounter()
+
+    @override
+    def restore(self, state: KeyedStateBackend) -> None:
+        for names in (_SLICES, _FIRING):
+            for name, descriptor in zip(names, self._descriptors, strict=True):
+                for namespace in state.namespaces(name):
+                    state.row_table(name, namespace, descriptor)
 
     @override
     def open(self, context: OperatorContext) -> None:

@@ -1,7 +1,7 @@
 """The contract between an operator and the chain that runs it.
 
-An operator is called on the mailbox thread only, never by two threads, never re-entrantly, and it
-never waits. Each call returns an iterable of what it emits; a call that may emit much or run long
+An operator is called on the mailbox thread only (but for ``restore``), never by two threads, never
+re-entrantly, and it never waits. Each call returns an iterable of what it emits; a call that may emit much or run long
 is a generator, so that the chain can stop between two elements: after every ``yield`` the operator's
 state must be consistent (a timer is removed as its rows are emitted).
 """
@@ -82,8 +82,16 @@ class Operator:
         """True once ``open`` has been called, even where it did not come to its end."""
         return hasattr(self, "context")
 
+    def load(self) -> None:
+        """Called first where keyed state is restored: loads the user's code that ``restore`` needs."""
+
+    def restore(self, context: OperatorContext) -> None:
+        """Called next, where keyed state is restored, on an I/O thread while other subtasks of the slot
+        run: asks ``context.state`` for what ``open`` and later calls will ask for, so that they find it in
+        memory. Calls no user code but what states are read with; may take long."""
+
     def open(self, context: OperatorContext) -> None:
-        """Called once, before anything else, in state INITIALIZING; may take its time."""
+        """Called once, before anything else that is called in every attempt, in state INITIALIZING."""
         self.context = context
 
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:

@@ -50,6 +50,7 @@ class StatefulOperator(Operator):
         self._keys: KeyColumns | None = None
         if self._info.is_keyed:
             self._keys = KeyColumns(spec.process.keys, schema_from_bytes(spec.input_schema))
+        self._is_bound = False
 
     @property
     def states(self) -> FunctionStates:
@@ -62,14 +63,35 @@ class StatefulOperator(Operator):
         return self._keys
 
     @override
+    def load(self) -> None:
+        self._handle.load()
+
+    @override
+    def restore(self, context: OperatorContext) -> None:
+        self._ctx = ProcessContext(context.clock.now_ms)
+        self._bind(context, self._handle.function)
+
+    @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._ctx = ProcessContext(context.clock.now_ms)
+        if not self._is_bound:
+            self._ctx = ProcessContext(context.clock.now_ms)
         self._handle.open(context, self._prepare)
 
     def _prepare(self, function: Any) -> None:
         """Binds the states of the function and lets it look at what was restored."""
-        context, keys = self.context, self._keys
+        context = self.context
+        if not self._is_bound:
+            self._bind(context, function)
+        self._absence = "" if self._keys is not None else "on an unkeyed stream"
+        self._ctx.absence = "in open()"
+        if context.restored_checkpoint_id:
+            self._call_hook("restore", self._checkpoint_context(context.restored_checkpoint_id))
+
+    def _bind(self, context: OperatorContext, function: Any) -> None:
+        """Gives the function its states."""
+        keys = self._keys
+        self._is_bound = True
         if not isinstance(function, self._info.base):
             raise JobRejected(
                 f"operator {self._name!r}: {self._handle.name} is no {self._info.base.__name__}"
@@ -80,10 +102,6 @@ class StatefulOperator(Operator):
             )
         except (StateError, JobRejected) as error:
             raise TaskFailure(f"operator {self._name!r}: {error}", operator=self._name) from error
-        self._absence = "" if keys is not None else "on an unkeyed stream"
-        self._ctx.absence = "in open()"
-        if context.restored_checkpoint_id:
-            self._call_hook("restore", self._checkpoint_context(context.restored_checkpoint_id))
 
     def _checkpoint_context(self, checkpoint_id: int) -> CheckpointContext:
         context = self.context
@@ -140,17 +158,17 @@ class TimerOperator(StatefulOperator):
         self._ask_for_wall_clock()
 
     @override
-    def _prepare(self, function: Any) -> None:
+    def _bind(self, context: OperatorContext, function: Any) -> None:
         output_schema, input_schema = self._output_schemas()
         self._out = ProcessCollector(output_schema, input_schema, self._ctx)
         self._output = ProcessOutput(self._spec, self._out)
         if self._keys is not None:
-            state, types, timers = self.context.state, self._keys.types, self._ctx.timers
+            state, types, timers = context.state, self._keys.types, self._ctx.timers
             self._event_timers = TimerService(state, EVENT_TIMERS, types, timers.event_changes)
             self._processing_timers = TimerService(
                 state, PROCESSING_TIMERS, types, timers.processing_changes
             )
-        super()._prepare(function)
+        super()._bind(context, function)
 
     def timers(self, domain: Literal["event", "processing"]) -> TimerService | None:
         """The timers of a domain; None = rows have no key."""

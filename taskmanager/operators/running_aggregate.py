@@ -37,6 +37,11 @@ class RunningAggregateOperator(Operator):
         self._bound = BoundAggregation(spec, keys, aggregates)
 
     @override
+    def restore(self, context: OperatorContext) -> None:
+        for namespace in context.state.namespaces(_STATE):
+            context.state.group_table(_STATE, namespace, self._bound.descriptor)
+
+    @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._bound.aggregation.open(context)

@@ -31,6 +31,7 @@ from taskmanager.operators.late_rows import handle_late_rows
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.operator_progress import WatermarkState
 from taskmanager.operators.window_contents import FiredInstances, InstanceContents
+from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.session_table import SessionTable
 
 Int64Array = npt.NDArray[np.int64]
@@ -58,6 +59,10 @@ class _SessionWindowOperator(Operator):
         self._watermark_ms = MIN_TIMESTAMP_MS
 
     @override
+    def restore(self, context: OperatorContext) -> None:
+        self._sessions_in(context.state)
+
+    @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._contents.open(context, lambda: self._sessions.contents)
@@ -75,7 +80,10 @@ class _SessionWindowOperator(Operator):
 
     @property
     def _sessions(self) -> SessionTable:
-        return self.context.state.session_table(
+        return self._sessions_in(self.context.state)
+
+    def _sessions_in(self, state: KeyedStateBackend) -> SessionTable:
+        return state.session_table(
             _SESSIONS, self._keys.types, self._gap_ms, self._contents.new_state
         )
 

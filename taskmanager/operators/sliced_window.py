@@ -44,6 +44,10 @@ class _SlicedWindowOperator(Operator):
         self._timeline = SliceTimeline(window)
 
     @override
+    def restore(self, context: OperatorContext) -> None:
+        self._contents.restore(context.state)
+
+    @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._contents.open(context)

@@ -29,6 +29,15 @@ class UserFunctionHandle:
         self._operator = operator
         self._pickled = function
 
+    def load(self) -> None:
+        """Loads the function, where that has not been done yet.
+
+        Raises:
+            TaskFailure: it cannot be loaded here.
+        """
+        if self.function is None:
+            self.function = load_function(self._pickled, self._operator)
+
     def open(self, context: OperatorContext, prepare: Callable[[Any], None] | None = None) -> None:
         """Loads the function and calls its ``open``, where it has one.
 
@@ -38,7 +47,7 @@ class UserFunctionHandle:
         Raises:
             TaskFailure: it cannot be loaded here, or its ``open`` raised.
         """
-        self.function = load_function(self._pickled, self._operator)
+        self.load()
         if prepare is not None:
             prepare(self.function)
         open_user_function(self.function, self.name, context)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from common.elements import OperatorOutput
 from penstock.window_schemas import WINDOW_TIME_TYPE
 from taskmanager.operators.operator import OperatorContext
+from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.instances import InstanceState
 
 Int64Array = npt.NDArray[np.int64]
@@ -30,6 +31,10 @@ class SliceContents(ABC, Generic[P]):
 
     ``P`` is what a batch becomes before it is taken apart by slice.
     """
+
+    @abstractmethod
+    def restore(self, state: KeyedStateBackend) -> None:
+        """Brings all slices and windows that are being fired into memory, before ``open``; any thread."""
 
     def open(self, context: OperatorContext) -> None:
         """Called once before anything else."""

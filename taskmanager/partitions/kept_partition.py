@@ -47,7 +47,6 @@ class KeptPartition(ResultPartition, Producer):
         files: of the partition.
         first_rows: subpartition -> offset of its first row, 0 where it is not named.
         unread: subpartitions that nobody will read.
-        is_over: the attempt had done all its work before the checkpoint that it starts from.
     """
 
     def __init__(
@@ -59,9 +58,7 @@ class KeptPartition(ResultPartition, Producer):
         *,
         first_rows: Mapping[int, int],
         unread: Collection[int] = (),
-        is_over: bool = False,
     ) -> None:
-        self._is_over = is_over
         self.retention = retention
         self.is_retired = False
         self._has_ended = False
@@ -83,7 +80,6 @@ class KeptPartition(ResultPartition, Producer):
                 self._load,
                 first_row=self._first_rows.get(index, 0),
                 is_unread=index in self._unread,
-                is_over=self._is_over,
                 on_sent=self._count_sent,
                 on_unblocked=self._subpartition_unblocked,
                 on_error=self._serving_failed,

@@ -76,7 +76,6 @@ class KeptSubpartition(Subpartition, CacheMember):
         load: of the partition; the subpartition adds its own.
         first_row: offset of the first row.
         is_unread: nobody will read it; rows are only counted.
-        is_over: all its rows were read before a checkpoint, so that consumers come for its end only.
         on_sent: called with the bytes of each batch sent.
         on_unblocked: called when no reader holds the producer back any more, or all has been consumed.
         on_error: called when rows cannot be kept.
@@ -92,7 +91,6 @@ class KeptSubpartition(Subpartition, CacheMember):
         *,
         first_row: int = 0,
         is_unread: bool = False,
-        is_over: bool = False,
         on_sent: Callable[[int], None],
         on_unblocked: Callable[[], None],
         on_error: Callable[[Exception], None],
@@ -108,7 +106,6 @@ class KeptSubpartition(Subpartition, CacheMember):
         self._files = files
         self._load = load
         self._is_unread = is_unread
-        self._is_over = is_over
         self._on_sent = on_sent
         self._on_unblocked = on_unblocked
         self._on_error = on_error
@@ -236,7 +233,7 @@ class KeptSubpartition(Subpartition, CacheMember):
         log = self.log
         if self._is_unread:
             raise PartitionUnavailable("its consumer has finished, so that its rows are not kept")
-        is_beyond = self._is_finished and first_row > log.end_row and not self._is_over
+        is_beyond = self._is_finished and first_row > log.end_row
         if self._is_released or first_row < log.first_row or is_beyond:
             raise PartitionUnavailable(
                 f"it has the rows {log.first_row} to {log.end_row}, and cannot be read from row"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import InvariantViolation
-from penstock.pb import graph_pb2
+from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.network.result_partition import PartitionContext, ResultPartition
 from taskmanager.partitions.exchange_cache import ExchangeCache
 from taskmanager.partitions.kept_partition import BlockingPartition, KeptPartition, NoFiles
@@ -37,12 +39,12 @@ class PartitionFactory:
         self,
         context: PartitionContext,
         edge: internal_pb2.OutputEdge,
-        restore: internal_pb2.RestoredTask,
+        positions: Iterable[checkpoint_pb2.ChannelPosition] = (),
     ) -> ResultPartition:
         """The output of an attempt on an edge.
 
         Args:
-            restore: what the attempt starts from; it goes on at row 0 where no position is named.
+            positions: where the attempt goes on, of this edge and others; from 0 where not named.
         """
         kind = edge.edge.partition_type
         if kind == graph_pb2.RESULT_PARTITION_TYPE_PIPELINED:
@@ -50,7 +52,7 @@ class PartitionFactory:
         retention = Retention(kind)
         first_rows = {
             position.index: position.rows
-            for position in restore.outputs
+            for position in positions
             if position.edge_id == edge.edge.id
         }
         unread = frozenset(edge.finished_subpartitions)
@@ -65,11 +67,5 @@ class PartitionFactory:
                 context, self._cache, files, first_rows=first_rows, unread=unread
             )
         return KeptPartition(
-            context,
-            retention,
-            self._cache,
-            files,
-            first_rows=first_rows,
-            unread=unread,
-            is_over=restore.finished,
+            context, retention, self._cache, files, first_rows=first_rows, unread=unread
         )

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from common.pb import internal_pb2, internal_pb2_grpc
 from penstock.pb import client_pb2
+from taskmanager.daemon.local_state_runner import LocalStateKeeper
 from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
 from taskmanager.daemon.task_logs import read_logs
 from taskmanager.slots.slot_supervisor_runner import SlotSupervisor
@@ -29,6 +30,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         supervisor: runs the slots.
         partitions: keeps what finished attempts have left behind.
         partition_endpoint: where that is served.
+        local_state: keeps copies of snapshots.
         enter: checks the epoch of a call; returns when a registration holds.
         logs: holds one directory of task logs per job.
     """
@@ -38,12 +40,14 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         supervisor: SlotSupervisor,
         partitions: PartitionKeeper,
         partition_endpoint: internal_pb2.DataEndpoint,
+        local_state: LocalStateKeeper,
         enter: Callable[[int], Awaitable[None]],
         logs: Path,
     ) -> None:
         self._supervisor = supervisor
         self._partitions = partitions
         self._partition_endpoint = partition_endpoint
+        self._local_state = local_state
         self._enter = enter
         self._logs = logs
 
@@ -92,6 +96,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         """Ends slots; answered when their processes have ended."""
         await self._enter(request.leader_epoch)
         await self._supervisor.free(request.job_id, request.slot_ids)
+        await self._local_state.slots_freed(request.job_id)
         return internal_pb2.FreeSlotsResponse()
 
     @override

@@ -47,6 +47,7 @@ class SlotEnvironment:
         log_directory: holds one directory per job.
         socket_directory: private, with a short path.
         work_directory: holds one directory per slot.
+        local_state: directories for copies of snapshots.
         spill_directory: takes partitions that do not fit into memory, or outlive their slot.
         terminal_fd: where print sinks write besides their log, None = nowhere.
         token: the cluster's secret, "" without one.
@@ -60,6 +61,7 @@ class SlotEnvironment:
     work_directory: Path
     spill_directory: Path
     packages: Mapping[str, str]
+    local_state: Sequence[Path] = ()
     terminal_fd: int | None = None
     token: str = ""
 
@@ -252,6 +254,7 @@ class SlotSupervisor:
             config=slot.config.to_mapping(),
             token=own.token,
             spill_directory=str(own.spill_directory),
+            local_state_directories=map(str, own.local_state),
         )
 
     def _job_logs(self, job_id: str) -> Path:

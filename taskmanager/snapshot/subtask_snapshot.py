@@ -96,6 +96,7 @@ class SubtaskSnapshotter:
         new_writer: makes the writer for a checkpoint.
         submit: runs a function on an I/O thread.
         inline_max_bytes: larger lists of operators go to the file.
+        on_written: told of each snapshot before it is acknowledged, on an I/O thread.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class SubtaskSnapshotter:
         clock: Clock,
         counters: SubtaskCounters,
         inline_max_bytes: int,
+        on_written: Callable[[int, checkpoint_pb2.SubtaskSnapshot], None] | None = None,
     ) -> None:
         self._vertex = vertex
         self._subtask_index = subtask_index
@@ -120,6 +122,7 @@ class SubtaskSnapshotter:
         self._clock = clock
         self._counters = counters
         self._inline_max_bytes = inline_max_bytes
+        self._on_written = on_written
 
     def take(
         self,
@@ -209,6 +212,8 @@ class SubtaskSnapshotter:
             elapsed_ns = self._clock.monotonic_ns() - started_ns
             snapshot.metrics.async_ms = elapsed_ns // _NANOS_PER_MS
             self._counters.state_bytes = snapshot.metrics.state_bytes
+            if self._on_written is not None:
+                self._on_written(checkpoint_id, snapshot)
             self._listener.acknowledge(checkpoint_id, snapshot)
 
     def _write(

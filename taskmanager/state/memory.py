@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from penstock.errors import Unrecoverable
 
+UsedBytes = dict[str, Callable[[], int]]
+"""By the name of a user of the memory, how much it takes now."""
+
 
 class ManagedMemory:
-    """One ledger per slot. Used on the mailbox thread.
+    """One ledger per slot. Used on the mailbox thread; ``apart`` is for others.
 
     Args:
         limit_bytes: for all states of the slot.
@@ -16,7 +21,34 @@ class ManagedMemory:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._users: dict[str, Callable[[], int]] = {}
+        self._users: UsedBytes = {}
+        self._used_bytes = 0
+        """Of all users, when they were last asked."""
+        self._apart = threading.local()
+
+    @contextmanager
+    def apart(self) -> Iterator[UsedBytes]:
+        """For a thread that opens states while others of the slot are in use: its users are kept apart
+        and checked alone, as nobody may ask a state of another thread for its size.
+
+        Yields:
+            The users it has registered; to be given to ``join`` on the mailbox thread.
+        """
+        users: UsedBytes = {}
+        self._apart.users = users
+        try:
+            yield users
+        finally:
+            del self._apart.users
+
+    def join(self, users: UsedBytes) -> None:
+        """Adds users that were registered apart."""
+        self._users |= users
+
+    @property
+    def _own_users(self) -> UsedBytes:
+        users: UsedBytes | None = getattr(self._apart, "users", None)
+        return self._users if users is None else users
 
     def register(self, name: str, used_bytes: Callable[[], int]) -> None:
         """Adds a user, with how much it takes now.
@@ -24,11 +56,11 @@ class ManagedMemory:
         Args:
             name: operator and state, for the message; unique within the slot.
         """
-        self._users[name] = used_bytes
+        self._own_users[name] = used_bytes
 
     def unregister(self, name: str) -> None:
         """Removes a user; none is no error."""
-        self._users.pop(name, None)
+        self._own_users.pop(name, None)
 
     def used_bytes(self) -> int:
         """What all users take together."""
@@ -41,8 +73,13 @@ class ManagedMemory:
             Unrecoverable: the states are larger than the limit; names the largest. A restart would only
                 come here again.
         """
-        sizes = {name: used() for name, used in self._users.items()}
+        users = self._own_users
+        sizes = {name: used() for name, used in users.items()}
         total = sum(sizes.values())
+        if users is self._users:
+            self._used_bytes = total
+        else:
+            total += self._used_bytes
         if total <= self.limit_bytes:
             return
         name, largest = max(sizes.items(), key=lambda item: item[1])

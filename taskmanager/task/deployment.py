@@ -1,7 +1,8 @@
 """From a deployment to a running subtask: builds its outputs, its input, its operators.
 
-Outputs are made at once, so that consumers can subscribe; input and operators follow in state
-INITIALIZING. Everything shared by the subtasks of a slot comes from ``SlotServices``.
+Outputs are made at once, so that consumers can subscribe. In state INITIALIZING the operators get their
+state, on an I/O thread (``open_state``); then the mailbox thread opens the input and the operators
+(``build``). Everything shared by the subtasks of a slot comes from ``SlotServices``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+
+import structlog
 
 from common.clock import Clock
 from common.elements import CheckpointBarrier
@@ -32,6 +35,7 @@ from taskmanager.operators.persisted import reads_partitions
 from taskmanager.operators.source import SourceOperator
 from taskmanager.operators.user_failure import failure_of_operator
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
+from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.snapshot.subtask_snapshot import (
     Alignment,
     ChannelPositions,
@@ -46,7 +50,10 @@ from taskmanager.task.execution import Execution
 from taskmanager.task.inputs import EndedInput, GateInput, Input, SourceInput
 from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.operator_chain import SOURCE, OperatorChain, Output
+from taskmanager.task.state_opening import StateOpening
 from taskmanager.task.subtask import Subtask
+
+_log = structlog.get_logger()
 
 NO_STATE = cast("KeyedStateBackend", None)
 """What operators without keyed state have in its place."""
@@ -59,11 +66,13 @@ class SlotServices:
     Attributes:
         post: adds mail; any thread.
         executor: the slot's I/O threads.
-        snapshot_executor: threads that write snapshots, apart from those that others wait for.
+        snapshot_executor: threads that write snapshots and read them again, apart from those that others
+            wait for.
         memory: what the states of the slot may take together.
         work_directory: the slot's own, for databases.
         report: sends a report to the daemon.
         open_store: opens the checkpoint directory of a job.
+        local_copies: of the job's snapshots on this TaskManager; None = nowhere to keep them.
     """
 
     config: Configuration
@@ -77,6 +86,7 @@ class SlotServices:
     report: Callable[[internal_pb2.SlotReport], None]
     artifact_paths: dict[str, str]
     open_store: Callable[[str], ObjectStore]
+    local_copies: LocalCopies | None = None
 
 
 class Deployment:
@@ -97,7 +107,12 @@ class Deployment:
         self.collects: list[CollectOperator] = []
         self._partitions: list[ResultPartition] = []
         self._gate: InputGate | None = None
-        self._backends: list[KeyedStateBackend] = []
+        self._state = StateOpening(
+            services.memory, services.snapshot_executor.submit, services.post
+        )
+        self._operators: list[Operator] = []
+        self._contexts: dict[int, OperatorContext] = {}
+        self._subtask: Subtask | None = None
         self._restored = {
             operator.operator_uid: operator for operator in deployment.restore.operators
         }
@@ -107,7 +122,18 @@ class Deployment:
             deployment.attempt,
             services.config.state_inline_max_bytes,
             services.config.execution_checkpointing_jobmanager_max_bytes,
+            has_ended=lambda: self._state.is_closed,
+            backups=services.local_copies if services.config.writes_local_copies else None,
+            local=services.local_copies
+            if services.config.execution_state_recovery_from_local
+            else None,
+            counters=self.counters,
         )
+        vertex = deployment.vertex
+        self._has_source = _reads_splits(vertex)
+        self._first = 1 if self._has_source else 0
+        """Index within the vertex of the chain's first operator."""
+        self._specs = list(vertex.operators[self._first :])
         self._is_waking = False
 
     def create_partitions(self, execution: Execution) -> None:
@@ -121,24 +147,73 @@ class Deployment:
                     self.counters,
                     self._schedule,
                     execution.fail_later,
-                    self._deployment.restore,
+                    self._deployment.restore.outputs,
                 )
             )
 
+    def open_state(self, execution: Execution, when_open: Callable[[], None]) -> None:
+        """Gives the operators their state, restored where there is something to restore.
+
+        Args:
+            execution: fails where that fails.
+            when_open: called on the mailbox thread, before this returns where there is no state.
+        """
+        restore = self._deployment.restore
+        if restore.finished:
+            when_open()
+            return
+        self._operators = [build_operator(spec) for spec in self._specs]
+        for operator, spec in zip(self._operators, self._specs, strict=True):
+            if self._restored_operator(spec).keyed:
+                with _named(spec.name):
+                    operator.load()
+        if restore.operators or any(map(keeps_keyed_state, self._specs)):
+            self._state.start(
+                lambda: self._open_contexts(execution),
+                lambda: execution.run(when_open),
+                execution.fail_later,
+            )
+        else:
+            self._open_contexts(execution)
+            when_open()
+
+    def _open_contexts(self, execution: Execution) -> None:
+        """Opens and restores the state of all operators, the last first; any thread."""
+        started_ns = self._services.clock.monotonic_ns()
+        for node in reversed(range(len(self._operators))):
+            spec = self._specs[node]
+            with _named(spec.name):
+                context = self._contexts[node] = self._context(execution, node, spec)
+                if self._restored_operator(spec).keyed:
+                    self._operators[node].restore(context)
+        if self._has_source:
+            spec = self._deployment.vertex.operators[0]
+            self._contexts[SOURCE] = self._context(execution, SOURCE, spec)
+        if self._deployment.restore.operators:
+            local_bytes, store_bytes = self._files.count_restored()
+            attempt = self._deployment.attempt
+            _log.info(
+                "state.restored",
+                job_id=attempt.job_id,
+                vertex=attempt.vertex,
+                subtask_index=attempt.subtask_index,
+                attempt=attempt.attempt,
+                checkpoint_id=self._deployment.restore.checkpoint_id,
+                local_bytes=local_bytes,
+                store_bytes=store_bytes,
+                duration_ms=(self._services.clock.monotonic_ns() - started_ns) // 1_000_000,
+            )
+
     def build(self, execution: Execution) -> Subtask:
-        """Opens the input and the operators."""
+        """Opens the input and the operators, once their state is open."""
         if self._deployment.restore.finished:
             return self._build_finished(execution)
-        vertex = self._deployment.vertex
-        has_source = _reads_splits(vertex)
-        specs = list(vertex.operators[1:] if has_source else vertex.operators)
-        first = 1 if has_source else 0  # index of specs[0] within the vertex
-        operators = [build_operator(spec) for spec in specs]
+        vertex, operators, first = self._deployment.vertex, self._operators, self._first
         parents = [
             (spec.input.operator_index - first, spec.input.side_tag)
             if spec.HasField("input")
             else (SOURCE, "")
-            for spec in specs
+            for spec in self._specs
         ]
         outputs: list[tuple[int, str, Output]] = [
             (
@@ -151,7 +226,7 @@ class Deployment:
         names = dict(enumerate((spec.name for spec in vertex.operators), start=-first))
         chain = OperatorChain(operators, parents, outputs, names)
         chain_input: Input
-        if has_source:
+        if self._has_source:
             self.source = SourceOperator(
                 vertex.operators[0], _event_time_column(list(vertex.operators))
             )
@@ -159,10 +234,10 @@ class Deployment:
         else:
             chain_input = self._open_gate(execution)
         parts: list[SnapshotPart] = []
-        subtask = self._subtask(execution, chain, operators, chain_input, parts)
+        subtask = self._subtask = self._new_subtask(execution, chain, operators, chain_input, parts)
         self.collects = [op for op in operators if isinstance(op, CollectOperator)]
         try:
-            self._open(subtask, execution, operators, specs, parts)
+            self._open(execution, operators, self._specs, parts)
         except BaseException:
             subtask.close()
             raise
@@ -170,10 +245,8 @@ class Deployment:
 
     def _build_finished(self, execution: Execution) -> Subtask:
         """A subtask that had done all its work: it ends its outputs, and that is all."""
-        vertex = self._deployment.vertex
-        has_source = _reads_splits(vertex)
         chain = OperatorChain([], [], [(SOURCE, "", output) for output in self._partitions])
-        chain_input = EndedInput() if has_source else self._open_gate(execution)
+        chain_input = EndedInput() if self._has_source else self._open_gate(execution)
         # A checkpoint that finds it still ending its outputs gets back what it was restored with.
         parts = [
             SnapshotPart(
@@ -185,9 +258,9 @@ class Deployment:
             )
             for restored in self._deployment.restore.operators
         ]
-        return self._subtask(execution, chain, [], chain_input, parts)
+        return self._new_subtask(execution, chain, [], chain_input, parts)
 
-    def _subtask(
+    def _new_subtask(
         self,
         execution: Execution,
         chain: OperatorChain,
@@ -206,6 +279,7 @@ class Deployment:
             clock=services.clock,
             counters=self.counters,
             inline_max_bytes=services.config.state_inline_max_bytes,
+            on_written=self._files.written,
         )
         has_finished = self._deployment.restore.finished
 
@@ -232,7 +306,6 @@ class Deployment:
 
     def _open(
         self,
-        subtask: Subtask,
         execution: Execution,
         operators: list[Operator],
         specs: list[graph_pb2.Operator],
@@ -240,8 +313,8 @@ class Deployment:
     ) -> None:
         """Opens the operators, the last first; ``parts`` gets what each adds to a snapshot."""
         for node in reversed(range(len(operators))):
+            context = self._contexts[node]
             with _named(specs[node].name):
-                context = self._context(subtask, execution, node, specs[node])
                 operators[node].open(context)
             backend = context.state if keeps_keyed_state(specs[node]) else None
             parts.append(
@@ -250,7 +323,7 @@ class Deployment:
         source = self.source
         if source is not None:
             spec = self._deployment.vertex.operators[0]
-            context = self._context(subtask, execution, SOURCE, spec)
+            context = self._contexts[SOURCE]
             source.open(context, execution.report_splits, self._restored_operator(spec).splits)
             parts.append(
                 SnapshotPart(spec.uid, None, context.operator_state, None, source.split_snapshots)
@@ -263,7 +336,7 @@ class Deployment:
     def _backend(self, spec: graph_pb2.Operator) -> KeyedStateBackend:
         services, vertex = self._services, self._deployment.vertex
         attempt = self._deployment.attempt
-        name = f"{attempt.vertex}-{attempt.subtask_index}-{attempt.attempt}-{len(self._backends)}"
+        name = f"{attempt.vertex}-{attempt.subtask_index}-{attempt.attempt}-{len(self._state.backends)}"
         backend = open_backend(
             services.config,
             BackendEnvironment(
@@ -280,7 +353,7 @@ class Deployment:
                 reader=self._files.reader,
             ),
         )
-        self._backends.append(backend)
+        self._state.backends.append(backend)
         return backend
 
     def _open_gate(self, execution: Execution) -> GateInput:
@@ -311,7 +384,7 @@ class Deployment:
         )
 
     def _context(
-        self, subtask: Subtask, execution: Execution, node: int, spec: graph_pb2.Operator
+        self, execution: Execution, node: int, spec: graph_pb2.Operator
     ) -> OperatorContext:
         services, vertex = self._services, self._deployment.vertex
         attempt = self._deployment.attempt
@@ -327,6 +400,10 @@ class Deployment:
                     services.post(lambda: execution.run(lambda: on_done(result)))
 
             services.executor.submit(work)
+
+        def register_timer(at_ms: int) -> None:
+            assert self._subtask is not None, "timers are for operators that are being opened"
+            self._subtask.register_timer(node, at_ms)
 
         def send_results(collect_id: str, chunk: client_pb2.ResultChunk) -> None:
             results = internal_pb2.SlotResults(attempt=attempt, collect_id=collect_id, chunk=chunk)
@@ -349,7 +426,7 @@ class Deployment:
             operator_state=OperatorStateStore(
                 self._files.restored_lists(self._restored_operator(spec))
             ),
-            register_timer=lambda at_ms: subtask.register_timer(node, at_ms),
+            register_timer=register_timer,
             wake=self._wake,
             run_in_background=run_in_background,
             send_results=send_results,
@@ -387,27 +464,24 @@ class Deployment:
         """Tells the backends, the gate and the outputs that a checkpoint is complete."""
         if self._gate is not None:
             self._gate.checkpoint_completed(checkpoint_id)
-        for backend in self._backends:
+        for backend in self._state.backends:
             backend.checkpoint_completed(checkpoint_id)
+        remove_older = self._files.completed(checkpoint_id)
+        if remove_older is not None:
+            self._services.snapshot_executor.submit(remove_older)
         for partition in self._partitions:
             partition.checkpoint_completed(checkpoint_id)
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Tells the backends and the outputs that a checkpoint will not complete."""
-        for backend in self._backends:
+        for backend in self._state.backends:
             backend.checkpoint_aborted(checkpoint_id)
         for partition in self._partitions:
             partition.checkpoint_aborted(checkpoint_id)
 
     def close(self) -> list[BaseException]:
         """Closes the backends, after the operators; returns what went wrong on the way."""
-        errors: list[BaseException] = []
-        for backend in self._backends:
-            try:
-                backend.close()
-            except BaseException as error:  # noqa: BLE001 - a task's boundary: the others must be closed too
-                errors.append(error)
-        return errors
+        return self._state.close()
 
     def _wake(self) -> None:
         """Asks for a step, from any thread; one request is under way at most."""

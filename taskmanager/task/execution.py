@@ -42,12 +42,16 @@ _TEXT_LENGTH_MAX = 16_384
 
 
 class SubtaskParts(Protocol):
-    """What a deployment is turned into, in two steps."""
+    """What a deployment is turned into, step by step."""
 
     counters: SubtaskCounters
 
     def create_partitions(self, execution: Execution) -> None:
         """Makes the outputs."""
+
+    def open_state(self, execution: Execution, when_open: Callable[[], None]) -> None:
+        """Gives the operators their state (state INITIALIZING), on an I/O thread where that may take
+        long; ``when_open`` is then called on the mailbox thread, unless the attempt has ended."""
 
     def build(self, execution: Execution) -> Subtask:
         """Opens gate and operators (state INITIALIZING)."""
@@ -70,7 +74,7 @@ class SubtaskParts(Protocol):
         """Tells the backends and the outputs that a checkpoint will not complete."""
 
     def close(self) -> list[BaseException]:
-        """Closes the backends, after the operators; returns what went wrong on the way."""
+        """Closes the state, after the operators; returns what went wrong on the way."""
 
     def release(self) -> None:
         """Releases the outputs: the attempt has not finished."""
@@ -105,6 +109,7 @@ class Execution:
         self._log_file: TextIO | None = None
         self._lifecycle = Lifecycle()
         self._subtask: Subtask | None = None
+        self._is_opening_state = False
         self._early: list[internal_pb2.TaskCommand] = []
         self._has_reported_end = False
 
@@ -131,12 +136,10 @@ class Execution:
                 self._move_to(ATTEMPT_STATE_INITIALIZING)
                 return Progress.MORE
             if self._subtask is None:
-                self._subtask = self._parts.build(self)
-                self._move_to(ATTEMPT_STATE_RUNNING)
-                early, self._early = self._early, []
-                for command in early:
-                    self.handle(command)
-                return Progress.MORE
+                if not self._is_opening_state:
+                    self._is_opening_state = True
+                    self._parts.open_state(self, self._build)
+                return Progress.IDLE
             progress = self._subtask.step()
             if progress is Progress.WAITING and not self._has_reported_end:
                 self._has_reported_end = True
@@ -145,6 +148,14 @@ class Execution:
                 self._finish()
             return progress
         return Progress.ENDED
+
+    def _build(self) -> None:
+        self._subtask = self._parts.build(self)
+        self._move_to(ATTEMPT_STATE_RUNNING)
+        early, self._early = self._early, []
+        for command in early:
+            self.handle(command)
+        self._schedule()
 
     def run(self, action: Callable[[], None]) -> None:
         """Runs an action for this attempt within its boundary; nothing once it has ended."""
@@ -411,7 +422,7 @@ def _readable(text: str) -> str:
 def _origin(error: StreamError) -> StreamError:
     """Of a failure that only names the operator, the error of ours that came out of it."""
     cause = error.__cause__
-    return cause if isinstance(error, TaskFailure) and isinstance(cause, StreamError) else error
+    return cause if type(error) is TaskFailure and isinstance(cause, StreamError) else error
 
 
 def _missing_partition(error: BaseException) -> internal_pb2.PartitionId | None:

@@ -25,6 +25,9 @@ class SubtaskCounters:
     checkpoint_alignment_ms: int = 0
     checkpoint_start_delay_ms: int = 0
     state_bytes: int = 0
+    restored_local_bytes: int = 0
+    restored_store_bytes: int = 0
+    local_backup_failures: int = 0
 
     def to_proto(self) -> client_pb2.SubtaskMetrics:
         """The counters as they are reported."""
@@ -42,4 +45,7 @@ class SubtaskCounters:
             checkpoint_alignment_ms=self.checkpoint_alignment_ms,
             checkpoint_start_delay_ms=self.checkpoint_start_delay_ms,
             state_bytes=self.state_bytes,
+            restored_local_bytes=self.restored_local_bytes,
+            restored_store_bytes=self.restored_store_bytes,
+            local_backup_failures=self.local_backup_failures,
         )

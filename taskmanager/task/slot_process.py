@@ -24,6 +24,7 @@ from penstock.storage.local_store import LocalStore
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.exchange import DataExchange, SlotIdentity
 from taskmanager.partitions.spill_runner import SpillRunner
+from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.control_channel import ControlChannel, read_command
 from taskmanager.task.deployment import Deployment, SlotServices
@@ -93,6 +94,7 @@ def run(connection: socket.socket) -> None:
         report=channel.send,
         artifact_paths=dict(configuration.artifact_paths),
         open_store=lambda directory: LocalStore(Path(directory)),
+        local_copies=_local_copies(configuration),
     )
     builder = _ExecutionBuilder(services, configuration, output)
     runtime = SlotRuntime(clock, mailbox, exchange, builder, channel.send)
@@ -145,6 +147,11 @@ class _ExecutionBuilder:
                 attempt.attempt,
             ),
         )
+
+
+def _local_copies(configuration: internal_pb2.SlotConfiguration) -> LocalCopies | None:
+    roots = [Path(root) for root in configuration.local_state_directories]
+    return LocalCopies(roots, configuration.job_id) if roots else None
 
 
 def _prepare_imports(configuration: internal_pb2.SlotConfiguration) -> None:

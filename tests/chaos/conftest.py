@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.client import Client
+from penstock.environment import Environment
 from penstock.errors import StreamError
 from penstock.local_cluster import LocalCluster
 from tests.support.ledger_job import LedgerJob
 from tests.support.processes import DaemonCluster, site
+from tests.support.watched_job import WatchedJob, submitted
 
 
 @pytest.fixture(scope="session")
@@ -43,4 +46,41 @@ def job(cluster: DaemonCluster, tmp_path: Path) -> Iterator[LedgerJob]:
         job = LedgerJob(cluster, client, tmp_path)
         yield job
         with contextlib.suppress(StreamError):
+            job.cancel()
+
+
+@pytest.fixture(scope="session")
+def wide_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
+    """Three TaskManagers with three slots each: room for what one of them has lost."""
+    with site(tmp_path_factory.mktemp("wide")) as place:
+        cluster = DaemonCluster(place)
+        cluster.start(taskmanagers=3, slots=3, heartbeat_interval="200ms", heartbeat_timeout="3s")
+        yield cluster
+        cluster.stop()
+        cluster.assert_nothing_left()
+        place.assert_nothing_left()
+
+
+@pytest.fixture
+def wide(wide_session: DaemonCluster) -> Iterator[DaemonCluster]:
+    """The cluster, whole again; a test leaves no slot process and no row on any disk."""
+    if not all(daemon.alive for daemon in LocalCluster(wide_session.directory).daemons()):
+        wide_session.start(taskmanagers=3)
+    yield wide_session
+    wide_session.assert_slots_ended()
+    wide_session.wait_for_no_spilled_rows()
+
+
+@pytest.fixture
+def submit(wide: DaemonCluster) -> Iterator[Callable[..., WatchedJob]]:
+    """``tests.support.watched_job.submitted`` on the wide cluster; what a failed test has left is cancelled."""
+    jobs: list[WatchedJob] = []
+    with Client(wide.jobmanager) as client:
+
+        def run(build: Callable[[Environment], None], **options: Any) -> WatchedJob:
+            jobs.append(submitted(wide, client, build, **options))
+            return jobs[-1]
+
+        yield run
+        for job in jobs:
             job.cancel()

@@ -7,9 +7,7 @@ what it should. Full disks are small file systems in memory, which need the righ
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from penstock.job import state_name
 from penstock.storage import head, manifest
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from tests.support.ledger_job import LedgerJob
+from tests.support.small_disk import fill, small_disk
 
 pytestmark = pytest.mark.integration
 
@@ -28,55 +27,38 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of a few megabytes."""
-    directory = tmp_path / "small"
-    directory.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(directory)]
-    with contextlib.ExitStack() as stack:
-        try:
-            subprocess.run(command, check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"needs the right to mount a tmpfs: {error}")
-        stack.callback(subprocess.run, ["umount", "-l", str(directory)], check=True)
+    with small_disk(tmp_path / "small") as directory:
         yield directory
 
 
-def fill(directory: Path) -> Path:
-    """Leaves no room; removing the file makes room again."""
-    path = directory / ".filler"
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
-    return path
-
-
-def test_the_disk_is_full_during_snapshots(job: LedgerJob, small_disk: Path) -> None:
+def test_the_disk_is_full_during_snapshots(job: LedgerJob, small: Path) -> None:
     job.submit(
         "200ms",
-        execution__checkpointing__dir=small_disk / "checkpoints",
+        execution__checkpointing__dir=small / "checkpoints",
         # Nothing is deleted that would make room.
         execution__checkpointing__num_retained=100,
     )
     job.await_checkpoints(lambda one: one.status == "COMPLETED")
-    filler = fill(small_disk)
+    filler = fill(small)
     failed = job.await_checkpoints(lambda one: one.status == "FAILED" and one.failure)
     assert "No space left on device" in failed.failure, failed.failure
-    assert str(small_disk) in failed.failure, failed.failure
+    assert str(small) in failed.failure, failed.failure
     filler.unlink()
     job.await_checkpoints(lambda one: one.status == "COMPLETED" and one.id > failed.id)
     assert job.handle.details().summary.restarts == 0
     job.finish()
 
 
-def test_the_disk_is_full_while_output_is_written(job: LedgerJob, small_disk: Path) -> None:
-    job.ledger = dataclasses.replace(job.ledger, output=small_disk / "out")
+def test_the_disk_is_full_while_output_is_written(job: LedgerJob, small: Path) -> None:
+    job.ledger = dataclasses.replace(job.ledger, output=small / "out")
     job.submit("200ms")
     job.await_checkpoints(lambda one: one.status == "COMPLETED")
-    filler = fill(small_disk)
+    filler = fill(small)
     failed = job.await_that(lambda details: details.summary.restarts > 0)
     assert "No space left on device" in failed.failure.message, failed.failure
-    assert str(small_disk) in failed.failure.message, failed.failure
+    assert str(small) in failed.failure.message, failed.failure
     filler.unlink()
     job.finish()
 

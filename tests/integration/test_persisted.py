@@ -158,7 +158,7 @@ def test_what_a_lost_taskmanager_held_is_named(cluster: DaemonCluster) -> None:
         ) as failed:
             job.wait()
         assert "run the job that persists it again" in str(failed.value)
-        with pytest.raises(JobRejected, match="2 of the 4 partitions"):
+        with pytest.raises(JobRejected, match=r"2 of the 4 partitions"):
             env.read_persisted("gone")
     with Client(cluster.jobmanager) as client:
         assert {one.promoted_as for one in client.partitions(promoted=True)} == {"gone"}

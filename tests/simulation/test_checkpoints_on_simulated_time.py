@@ -15,7 +15,7 @@ from tests.support.simulated_run import simulate
 SEEDS_PER_TEST = 10
 
 
-@pytest.mark.parametrize("first", range(0, 120, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", range(0, 60, SEEDS_PER_TEST))
 def test_whatever_fails_the_visible_output_is_that_of_a_run_without_failures(first):
     for seed in range(first, first + SEEDS_PER_TEST):
         simulate(seed)
@@ -27,7 +27,7 @@ def test_state_in_rocksdb_comes_back_too(seed):
 
 
 def test_the_seeds_cover_what_they_are_for():
-    clusters = [simulate(seed) for seed in range(120, 170)]
+    clusters = [simulate(seed) for seed in range(120, 160)]
     assert sum(cluster.states.count(JobState.RESTARTING) for cluster in clusters) >= 10
     assert sum(cluster.slot_deaths for cluster in clusters) >= 5
     assert sum(cluster.jobmanager_deaths for cluster in clusters) >= 5

@@ -123,7 +123,7 @@ class Slot:
             self.counters,
             self.wake,
             self.errors.append,
-            internal_pb2.RestoredTask(outputs=positions),
+            positions,
         )
 
     def gate(

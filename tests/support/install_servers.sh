@@ -7,6 +7,8 @@ declare -A commands=(
   [docker-compose]=docker-compose
   [systemd-analyze]=systemd
   [promtool]=prometheus
+  [ip]=iproute2
+  [nft]=nftables
 )
 
 missing=()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import random
 import select
@@ -42,6 +43,10 @@ TARGETS = {
     "jobmanager and taskmanager": 1,
     "everything": 1,
 }
+WITH_PAUSES = {**TARGETS, "paused slot": 3, "paused taskmanager": 3, "paused jobmanager": 2}
+"""Some are stopped for a while instead, for shorter or longer than ``heartbeat.timeout`` (SIGSTOP, SIGCONT)."""
+IN_BATCHES = {**TARGETS, "partition server": 6}
+PAUSE_S = (0.3, 5.0)
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,15 @@ class Kill:
         rows: transfers that readers must see before; None = it comes when the first new slot process
             has been seen after the last kill.
         delay_s: after that.
+        finished: subtasks that must have finished before.
+        pause_s: for which the target is stopped; 0 = it is killed.
     """
 
     target: str
     rows: int | None
     delay_s: float
+    finished: int = 0
+    pause_s: float = 0
 
 
 def plan(seed: int, kills: int, rows: int, targets: dict[str, int] | None = None) -> list[Kill]:
@@ -73,10 +82,28 @@ def plan(seed: int, kills: int, rows: int, targets: dict[str, int] | None = None
     in_restart = [index > 0 and chance.random() < RESTART_SHARE for index in range(kills)]
     points = iter(sorted(chance.randint(1, rows * 9 // 10) for _ in range(kills)))
     return [
-        Kill(name, None, chance.uniform(0, 0.4))
-        if hits_restart
-        else Kill(name, next(points), chance.uniform(0, 0.3))
+        Kill(
+            name,
+            None if hits_restart else next(points),
+            chance.uniform(0, 0.4 if hits_restart else 0.3),
+            pause_s=chance.uniform(*PAUSE_S) if name.startswith("paused") else 0,
+        )
         for name, hits_restart in zip(names, in_restart, strict=True)
+    ]
+
+
+def plan_of_batch(seed: int, kills: int, finished_max: int) -> list[Kill]:
+    """The kills of a run in batch mode, whose output is not visible before its end.
+
+    Args:
+        finished_max: subtasks that may have finished when a kill comes; fewer than ever do before the end.
+    """
+    chance = random.Random(seed)
+    names = chance.choices(list(IN_BATCHES), list(IN_BATCHES.values()), k=kills)
+    points = sorted(chance.randint(0, finished_max) for _ in range(kills))
+    return [
+        Kill(name, 0, chance.uniform(0, 0.8), finished)
+        for name, finished in zip(names, points, strict=True)
     ]
 
 
@@ -109,6 +136,8 @@ class LedgerRun:
         self._starting: Program | None = None
         self._killed: set[int] = set()
         self._slots_before: set[int] = set()
+        self._paused: list[tuple[float, int]] = []
+        """(when it goes on, process id)"""
         self.job_id = ""
 
     def _table(self, directory: str, *columns: str) -> Table:
@@ -116,11 +145,14 @@ class LedgerRun:
             return Table(directory)
         return Table(directory, lambda row: tuple(row[column] for column in columns))
 
-    def submit(self, parallelism: int, config: dict[str, str]) -> str:
+    def submit(
+        self, parallelism: int, config: dict[str, str], runtime_mode: str = "streaming"
+    ) -> str:
         """Submits the job; its id."""
         with ps.Environment(
             self._cluster.jobmanager, parallelism=parallelism, config=config
         ) as env:
+            env.set_runtime_mode(runtime_mode)
             self._ledger.build(env)
             self.job_id = env.submit("ledger").job_id
         return self.job_id
@@ -132,12 +164,13 @@ class LedgerRun:
         try:
             for number, kill in enumerate(kills, 1):
                 self._await_moment(kill, waiter, deadline)
-                self._kill(kill.target)
+                self._kill(kill)
                 print(f"kill {number}: {kill} at {len(self.transfers)} visible transfers")
             while not self._has_finished():
                 self._turn(waiter, deadline)
         finally:
             waiter.close()
+            self._resume(math.inf)
         self.look()
         check = check_exactly_once if self._is_exact else check_at_least_once
         check(self._ledger, self.bookings, self.transfers, self.totals)
@@ -173,6 +206,8 @@ class LedgerRun:
         self._turn(waiter, deadline)
 
     def _has_come(self, kill: Kill) -> bool:
+        if kill.finished and self._finished() < kill.finished:
+            return False
         if kill.rows is not None:
             return len(self.transfers) >= kill.rows
         return bool(set(self.slots()) - self._slots_before)
@@ -180,6 +215,7 @@ class LedgerRun:
     def _turn(self, waiter: _OutputWatch, deadline: Deadline, seconds: float = LOOK_S) -> None:
         """Waits for a change of the output, a moment at most; looks at it; starts what was killed."""
         waiter.wait(min(seconds, LOOK_S, deadline.left()))
+        self._resume(time.monotonic())
         self.look()
         self._revive()
 
@@ -212,6 +248,13 @@ class LedgerRun:
         assert state_name(details) == "FINISHED", details
         return True
 
+    def _finished(self) -> int:
+        """Subtasks that have finished, as far as anybody can be asked."""
+        details = self.details()
+        vertices = details.vertices if details is not None else ()
+        states = [subtask.state for vertex in vertices for subtask in vertex.subtasks]
+        return states.count(client_pb2.ATTEMPT_STATE_FINISHED)
+
     def details(self) -> client_pb2.JobDetails | None:
         """What the JobManager says of the job; None = there is none now."""
         with (
@@ -223,12 +266,24 @@ class LedgerRun:
 
     # ------------------------------------------------------------ kills
 
-    def _kill(self, target: str) -> None:
+    def _kill(self, kill: Kill) -> None:
         self._slots_before = set(self.slots())
-        for pid in self._victims(target):
-            self._killed.add(pid)
+        for pid in self._victims(kill.target):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                if kill.pause_s:
+                    os.kill(pid, signal.SIGSTOP)
+                    self._paused.append((time.monotonic() + kill.pause_s, pid))
+                else:
+                    self._killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+
+    def _resume(self, now: float) -> None:
+        """Lets go on whoever has been stopped for long enough."""
+        for at, pid in list(self._paused):
+            if at <= now:
+                self._paused.remove((at, pid))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def _victims(self, target: str) -> list[int]:
         managers = [d["pid"] for d in self._cluster.daemons("jobmanager")]
@@ -243,6 +298,9 @@ class LedgerRun:
             victims += slots
         elif "slot" in target and slots:
             victims.append(self._chance.choice(slots))
+        if target == "partition server" and workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victims += self._cluster.partition_server_pids(self._chance.choice(workers))
         return [pid for pid in victims if self._is_alive(pid)]
 
 

@@ -37,7 +37,7 @@ from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
 MARK_VARIABLE = "PENSTOCK_TEST_SITE"
 DEADLINE_S = 30.0
 
-_IN_MODIFY, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x2, 0x80, 0x100, 0x200
+_IN_MODIFY, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE, _IN_DELETE_SELF = 0x2, 0x80, 0x100, 0x200, 0x400
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -103,6 +103,16 @@ def wait_in_directory(
             wait_readable(watch, deadline)
             os.read(watch, 1 << 16)
         return result
+    finally:
+        os.close(watch)
+
+
+def wait_gone(path: Path, deadline: Deadline) -> None:
+    """Blocks until there is no such file or directory."""
+    watch = _LIBC.inotify_init1(os.O_CLOEXEC)
+    try:
+        if _LIBC.inotify_add_watch(watch, os.fsencode(path), _IN_DELETE_SELF) >= 0:
+            wait_readable(watch, deadline)
     finally:
         os.close(watch)
 
@@ -394,11 +404,32 @@ class DaemonCluster:
                     found.append(process.pid)
         return found
 
-    def assert_slots_ended(self, seconds: float = 10.0) -> None:
-        """No TaskManager has a slot process."""
+    def partition_server_pids(self, taskmanager_pid: int) -> list[int]:
+        """The process of a TaskManager that serves its complete partitions; [] while there is none."""
+        return [
+            process.pid
+            for process in psutil.Process(taskmanager_pid).children(recursive=True)
+            if process.name() == PARTITION_SERVER_NAME
+        ]
+
+    def wait_for_no_spilled_rows(self, seconds: float = DEADLINE_S) -> None:
+        """Blocks until no living TaskManager has rows of exchanges on its disk.
+
+        What one has left that was killed, the next removes that starts.
+        """
         for daemon in self.daemons("taskmanager"):
-            for pid in self.slot_pids(daemon["pid"]):
-                wait_ended(pid, seconds)
+            directory = self.directory / f"taskmanager-{daemon['id']}" / "spill"
+            deadline = Deadline(f"the end of all rows in {directory}", seconds)
+            while psutil.pid_exists(daemon["pid"]) and (left := list(directory.glob("*/*/part=*"))):
+                deadline = Deadline(f"the end of {left}", deadline.left())
+                wait_gone(left[0], deadline)
+
+    def assert_slots_ended(self, seconds: float = 10.0) -> None:
+        """No living TaskManager has a slot process."""
+        for daemon in self.daemons("taskmanager"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for pid in self.slot_pids(daemon["pid"]):
+                    wait_ended(pid, seconds)
 
     def wait_for_log(
         self,

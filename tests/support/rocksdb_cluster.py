@@ -66,6 +66,10 @@ class BlobStore:
         """See ``SnapshotReader``."""
         return self.read(handle)[offset : offset + size_bytes]
 
+    def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:
+        """See ``SnapshotReader``."""
+        target.write_bytes(self.read(handle))
+
 
 @dataclass
 class Checkpoint:

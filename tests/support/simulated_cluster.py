@@ -61,6 +61,7 @@ class SimulatedCluster:
         story: what happened, for whoever looks into a seed.
         orphan_checks: how often the store was seen at rest and compared with what HEAD names.
         failovers: what failures have restarted.
+        processed_at_restart: how many rows functions had processed when something was restarted last.
         has_noted_commit: a job without checkpoints is at its one commit.
     """
 
@@ -101,10 +102,12 @@ class SimulatedCluster:
         self.is_cancelled = False
         self.has_noted_commit = False
         self.failovers = FailoverAudit(
-            self._plan, FailoverStrategyName(self.config.failover_strategy), self._tell_story
+            self._plan, FailoverStrategyName(self.config.failover_strategy), self._restarting
         )
         self._commit_fails = False
         self._function_raises = False
+        self._processed = 0
+        self.processed_at_restart = 0
         self.has_leftovers = False
         self._changes_checked = 0
         self._wanted_slots = 0
@@ -124,6 +127,11 @@ class SimulatedCluster:
     def state(self) -> JobState:
         """The job's state."""
         return self.states[-1]
+
+    @property
+    def cause(self) -> FailureCause | None:
+        """Why the job has failed, as its JobManager sees it."""
+        return self._jobmanager.master.failure
 
     def run(self) -> None:
         """Runs until the job has ended; fails when nothing is left to wake before that."""
@@ -430,6 +438,10 @@ class SimulatedCluster:
                 self.is_cancelled = True
                 self._jobmanager.tell(m.CancelRequested())
 
+    def _restarting(self, what: str) -> None:
+        self._tell_story(what)
+        self.processed_at_restart = self._processed
+
     def _any(self, candidates: Iterable[_T]) -> list[_T]:
         """One of them, or none where there is none."""
         listed = list(candidates)
@@ -449,6 +461,7 @@ class SimulatedCluster:
             ValueError: it cannot, this time.
         """
         self.passed("row")
+        self._processed += 1
         if self._function_raises:
             self._function_raises = False
             raise ValueError("the simulated function fails, this once")
@@ -533,6 +546,7 @@ class SimulatedCluster:
         self.leader_epoch += 1
         self._tell_story(f"the JobManager of epoch {self.leader_epoch} takes over")
         self.failovers.begin_again()
+        self._restarting("everything begins again")
         self._jobmanager = self._new_jobmanager(is_recovered=True)
         for taskmanager in list(self._taskmanagers.values()):
             self.loop.call_later(

@@ -27,7 +27,7 @@ class FailoverAudit:
     Args:
         plan: its shape.
         strategy: how much a failure restarts.
-        tell_story: takes what is decided, for people.
+        on_restart: takes what is decided, in words.
 
     Attributes:
         restarts: decisions to restart something.
@@ -36,10 +36,10 @@ class FailoverAudit:
     """
 
     def __init__(
-        self, plan: JobPlan, strategy: FailoverStrategyName, tell_story: Callable[[str], None]
+        self, plan: JobPlan, strategy: FailoverStrategyName, on_restart: Callable[[str], None]
     ) -> None:
         self._model = Model(plan)
-        self._tell_story = tell_story
+        self._on_restart = on_restart
         self._strategy = strategy
         self._decided: set[SubtaskId] = set()
         self._attempts: dict[SubtaskId, int] = {}
@@ -93,7 +93,7 @@ class FailoverAudit:
             expected = closure(self._model, failure)
         restarted = recovery.subtasks
         assert restarted == expected, f"{restarted} instead of {expected} for {recovery.cause}"
-        self._tell_story(f"restart of {' '.join(map(str, sorted(restarted)))}")
+        self._on_restart(f"restart of {' '.join(map(str, sorted(restarted)))}")
         self._decided |= restarted
         self.restarts += 1
         self.spared += restarted < graph.started

@@ -73,6 +73,8 @@ class SimulatedJob:
         is_repeated: whether a row comes out the same where rows before it were processed twice.
         settings: that it is run with.
         compared: what of a row is compared.
+        noticed_rows: of a job that lies so that rows come twice or never: while no more rows than these have been
+            processed at its last restart, that is noticed; later no more, where consumers have read an end.
     """
 
     name: str
@@ -81,6 +83,7 @@ class SimulatedJob:
     is_repeated: Callable[[Row], bool]
     settings: Mapping[str, object] = field(default_factory=dict)
     compared: Callable[[Row], Row] = tuple
+    noticed_rows: int | None = None
 
     def check(self, written: Rows, *, is_exactly_once: bool, has_finished: bool) -> None:
         """Compares what came out with what had to."""

@@ -24,7 +24,7 @@ from penstock.storage.key_types import BoolArray
 from taskmanager.state.backend import BackendEnvironment
 from taskmanager.state.rocksdb.database_store import Database, ReadOnlyDatabase
 from taskmanager.state.rocksdb.entry_keys import group_bounds, moved_to, partition_bounds
-from taskmanager.state.rocksdb.file_ledger import FileLedger, local_name
+from taskmanager.state.rocksdb.file_ledger import SHARED_SUFFIX, FileLedger, local_name
 from taskmanager.state.rocksdb.inner_state import is_inner_file
 from taskmanager.state.rocksdb.partitions import TIMER_KIND, PartitionCatalog, stored_segments
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
@@ -141,7 +141,11 @@ def _download(
     directory.mkdir()
     for file in snapshot.files:
         if not is_inner_file(file):
-            (directory / local_name(file)).write_bytes(reader.read(file.handle))
+            target = directory / local_name(file)
+            if file.name.endswith(SHARED_SUFFIX):
+                reader.fetch(file.handle, target)
+            else:  # the database writes on in it
+                target.write_bytes(reader.read(file.handle))
 
 
 def _drop_unowned(database: Database, catalog: PartitionCatalog) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from threading import Lock
 from typing import Any, Final
 
 from rocksdict import Cache, WriteBufferManager
@@ -13,7 +14,7 @@ from taskmanager.state.rocksdb.memory_shares import memory_shares
 
 
 class SlotMemory:
-    """The memory of the databases of one slot. Used on the mailbox thread.
+    """The memory of the databases of one slot. Used by the mailbox thread and those that open state.
 
     Attributes:
         block_cache: shared by the databases.
@@ -26,15 +27,18 @@ class SlotMemory:
         self.write_buffers: Any = WriteBufferManager(shares.write_buffer_bytes, False)
         self.write_buffer_bytes = shares.write_buffer_bytes
         self._cache_bytes = shares.cache_bytes
+        self._lock = Lock()
         self._users = 0
 
     def join(self) -> None:
         """One more database."""
-        self._users += 1
+        with self._lock:
+            self._users += 1
 
     def leave(self) -> None:
         """One database less."""
-        self._users -= 1
+        with self._lock:
+            self._users -= 1
 
     @property
     def cache_bytes(self) -> int:
@@ -49,11 +53,13 @@ class SlotMemory:
 
 
 _SLOTS: Final[weakref.WeakKeyDictionary[ManagedMemory, SlotMemory]] = weakref.WeakKeyDictionary()
+_SLOTS_LOCK: Final = Lock()
 
 
 def slot_memory(memory: ManagedMemory) -> SlotMemory:
     """The one ``SlotMemory`` that belongs to a ledger."""
-    found = _SLOTS.get(memory)
-    if found is None:
-        found = _SLOTS[memory] = SlotMemory(memory)
-    return found
+    with _SLOTS_LOCK:
+        found = _SLOTS.get(memory)
+        if found is None:
+            found = _SLOTS[memory] = SlotMemory(memory)
+        return found

@@ -275,3 +275,24 @@ def test_subtasks_that_had_not_begun_have_no_state() -> None:
         checkpoint_id=3, subtasks=[checkpoint_pb2.SubtaskSnapshot(vertex="v0")]
     )
     assert set(restored_tasks(manifest, graph())) == {SubtaskId("v0", 0)}
+
+
+def test_what_had_finished_before_a_checkpoint_goes_on_where_its_consumers_had_read_to() -> None:
+    """It took no part, so it could not say where it had stopped writing."""
+    job = graph()
+    edge = job.edges.add(id="e0", source_vertex="v0", target_vertex="v1")
+    edge.partitioning = graph_pb2.PARTITIONING_HASH
+    edge.partition_type = graph_pb2.RESULT_PARTITION_TYPE_CACHING
+    reader = checkpoint_pb2.SubtaskSnapshot(vertex="v1", subtask_index=0)
+    reader.inputs.add(edge_id="e0", index=0, rows=40, checksum=5, producer_attempt=2)
+    reader.inputs.add(edge_id="e0", index=1, rows=7)
+    finished = checkpoint_pb2.SubtaskSnapshot(vertex="v0", subtask_index=0, finished=True)
+    running = checkpoint_pb2.SubtaskSnapshot(vertex="v0", subtask_index=1)
+    running.outputs.add(edge_id="e0", index=0, rows=6)
+    manifest = checkpoint_pb2.CheckpointManifest(
+        checkpoint_id=3, subtasks=[reader, finished, running]
+    )
+    tasks = restored_tasks(manifest, job)
+    position = checkpoint_pb2.ChannelPosition(edge_id="e0", index=0, rows=40)
+    assert list(tasks[SubtaskId("v0", 0)].outputs) == [position]
+    assert list(tasks[SubtaskId("v0", 1)].outputs) == list(running.outputs)

@@ -641,3 +641,15 @@ def test_all_partitions_are_released_at_the_end() -> None:
         m.ReleasePartitions("t0"),
         m.ReleasePartitions("t1"),
     ]
+
+
+def test_a_checkpoint_waits_for_who_will_read_a_caching_edge_from_the_start() -> None:
+    """Without it the producer would drop rows, and after a restart never write them again."""
+    plan = drawn("a:1 b:1 c:1", "a>c hash blocking", "b>c hash caching reproducible")
+    story = Story(plan, checkpoints=True)
+    story.run("a0 b0")
+    assert told(trigger(story), m.TriggerCheckpoint) == ""
+    story.report("a0", FINISHED)
+    assert told(trigger(story), m.TriggerCheckpoint) == ""
+    story.run("c0")
+    assert told(trigger(story), m.TriggerCheckpoint) == "b0"

@@ -132,9 +132,7 @@ def test_a_restored_attempt_numbers_on() -> None:
         slot.counters,
         slot.wake,
         slot.errors.append,
-        internal_pb2.RestoredTask(
-            outputs=[checkpoint_pb2.ChannelPosition(edge_id="e0", index=0, rows=500)]
-        ),
+        [checkpoint_pb2.ChannelPosition(edge_id="e0", index=0, rows=500)],
     )
     partition.emit(numbers(0, 10))
     partition.flush()

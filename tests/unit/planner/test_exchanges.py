@@ -209,6 +209,14 @@ def test_blocking_behind_a_source_without_end_names_both() -> None:
         env.plan()
 
 
+def test_blocking_without_end_names_the_operator_before_narrowing_and_pre_aggregation() -> None:
+    env = environment()
+    endless = bids(env, events=None).filter(col("price") > 1).name("dear").exchange("blocking")
+    endless.key_by("auction").aggregate(bids=ps.count()).name("totals").discard()
+    with pytest.raises(JobRejected, match=r"operator 'dear' \(vertex v0\).*on 'dear'"):
+        env.plan()
+
+
 def test_blocking_beside_a_source_without_end_is_fine() -> None:
     env = environment()
     bids(env).exchange("blocking").rebalance().filter(col("price") > 1).discard()

@@ -68,7 +68,7 @@ class Cluster:
             output_edge(partition_type=CACHING), attempt_id("v0")
         )
         self.host = Host(self.simulation, self.config, directory)
-        self.slot = SimulatedSlot(self.host, "s", "tm", "s", 3)
+        self.slot = SimulatedSlot(self.host, "s", "tm", "s", 3, directory / "spill")
         self.slot.listen()
         self.graph = keyed_process(world, ROWS, None, 1).graph
         self.attempt = -1
@@ -214,7 +214,10 @@ def test_a_running_attempt_reads_on_from_a_replaced_producer(tmp_path: Path) -> 
     cluster.simulation.kill(cluster.producer)
     cluster.run()
     unreachable = [e for e in cluster.host.events if e.HasField("peer_unreachable")]
-    assert [e.peer_unreachable.peer.slot_id for e in unreachable] == ["p"]
+    # All of it: the JobManager compares it with where processes have said that they listen.
+    lost = cluster.producer.endpoint
+    assert [e.peer_unreachable.peer for e in unreachable] == [lost]
+    assert lost.host_id
     assert unreachable[0].attempt == cluster.attempt_id()
     cluster.producer = cluster.simulation.slot("q", cluster.config, token="")
     attempt = attempt_id("v0", 0, 1)

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from common.pb import internal_pb2
+from penstock.errors import PartitionUnavailable
+from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 from taskmanager.task.execution import Execution
 from taskmanager.task.mailbox import Mailbox
@@ -68,6 +70,7 @@ class Slot:
         self.released = 0
         self.parts = SimpleNamespace(
             counters=SubtaskCounters(),
+            open_state=lambda execution, when_open: when_open(),
             build=build or (lambda execution: self.subtask),
             create_partitions=create_partitions,
             source=None,
@@ -134,6 +137,25 @@ def test_a_full_disk_under_the_log_hides_no_cause_and_leaks_nothing():
     slot.run()
     assert slot.states == ["INITIALIZING", "FAILED"]
     assert slot.released == 1
+
+
+def test_what_could_not_be_read_is_named_whatever_the_error_came_out_of():
+    slot = Slot()
+    partition = PartitionId("e0", "v7", 3, 2)
+
+    def step():
+        raise PartitionUnavailable("e0: rows are gone", partition=partition) from (
+            PartitionUnavailable("rows are gone")
+        )
+
+    slot.subtask.step = step
+    slot.run()
+    changed = slot.reports[-1].task_event.state_changed
+    assert changed.failure.error_class == "PartitionUnavailable"
+    missing = changed.missing_partition
+    assert missing == internal_pb2.PartitionId(
+        edge_id="e0", vertex="v7", subtask_index=3, attempt=2
+    )
 
 
 def test_a_log_that_cannot_be_opened_fails_the_attempt_only():

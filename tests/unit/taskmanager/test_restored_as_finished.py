@@ -69,6 +69,7 @@ def test_its_acknowledgement_holds_what_it_was_restored_with() -> None:
     )
     parts = Deployment(deployment, services, lambda: None)
     parts.create_partitions(execution)
+    parts.open_state(execution, lambda: None)
     subtask = parts.build(execution)
     while subtask.phase is not Phase.DRAINING:
         subtask.step()

@@ -409,9 +409,7 @@ class Mailbox:
             on_error=self.errors.append,
             on_release=self._release,
         )
-        return PartitionFactory(config, self.spill).create(
-            context, edge, internal_pb2.RestoredTask(outputs=positions)
-        )
+        return PartitionFactory(config, self.spill).create(context, edge, positions)
 
     def _wake(self) -> None:
         self.woken += 1

@@ -1,0 +1,109 @@
+"""Reads snapshots from the TaskManager's own disk where an undamaged copy is there, else from the store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import override
+
+from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import SnapshotReader
+from taskmanager.snapshot.local_copies_store import LocalCopies
+
+_READ_BYTES: Final = 4 << 20
+
+
+class LocalFirstReader(SnapshotReader):
+    """A copy counts where size and checksum are those that the checkpoint's manifest has; each is looked at
+    once. May be used from any thread.
+
+    Args:
+        store: reads everything else.
+        copies: of the job; None = there are none.
+
+    Attributes:
+        local_bytes: read from copies.
+        store_bytes: read from the checkpoint store.
+    """
+
+    def __init__(self, store: SnapshotReader, copies: LocalCopies | None) -> None:
+        self.local_bytes = 0
+        self.store_bytes = 0
+        self._store = store
+        self._copies = copies
+        self._undamaged: dict[tuple[str, int], Path | None] = {}
+
+    @override
+    def read(self, handle: checkpoint_pb2.StateHandle) -> bytes:
+        path = None if self._copies is None or not handle.path else self._copies.file_of(handle)
+        content = None if path is None else _part(path, 0, handle.size_bytes)
+        if content is not None and zlib.crc32(content) == handle.checksum:
+            self.local_bytes += len(content)
+            return content
+        self._count_store(handle, handle.size_bytes)
+        return self._store.read(handle)
+
+    @override
+    def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
+        path = self._copy(handle)
+        if path is not None and 0 <= offset <= offset + size_bytes <= handle.size_bytes:
+            content = _part(path, offset, size_bytes)
+            if content is not None:
+                self.local_bytes += size_bytes
+                return content
+        self._count_store(handle, size_bytes)
+        return self._store.read_range(handle, offset, size_bytes)
+
+    @override
+    def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:
+        path = self._copy(handle)
+        if path is None:
+            self._count_store(handle, handle.size_bytes)
+            self._store.fetch(handle, target)
+            return
+        try:
+            os.link(path, target)
+        except OSError:  # another file system
+            shutil.copyfile(path, target)
+        self.local_bytes += handle.size_bytes
+
+    def _count_store(self, handle: checkpoint_pb2.StateHandle, size_bytes: int) -> None:
+        if handle.path:
+            self.store_bytes += size_bytes
+
+    def _copy(self, handle: checkpoint_pb2.StateHandle) -> Path | None:
+        """The copy of a blob, where it is what was written."""
+        if self._copies is None or not handle.path:
+            return None
+        place = handle.path, handle.offset
+        if place not in self._undamaged:
+            path = self._copies.file_of(handle)
+            self._undamaged[place] = path if path is not None and _matches(path, handle) else None
+        return self._undamaged[place]
+
+
+def _matches(path: Path, handle: checkpoint_pb2.StateHandle) -> bool:
+    size, checksum = 0, 0
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                size += len(chunk)
+                checksum = zlib.crc32(chunk, checksum)
+    except OSError:
+        return False
+    return size == handle.size_bytes and checksum == handle.checksum
+
+
+def _part(path: Path, offset: int, size_bytes: int) -> bytes | None:
+    """Part of a copy; None = it is gone, or shorter than it was."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            content = file.read(size_bytes)
+    except OSError:
+        return None
+    return content if len(content) == size_bytes else None

@@ -1,0 +1,102 @@
+"""Aim: where the disk for rows of exchanges is full, producers wait or attempts fail with a clear cause; no row is
+lost without a word.
+
+Method: a spill directory on a small file system in memory, which needs the right to mount.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.clock import SystemClock
+from penstock.client import Client
+from tests.support.numbered_job import NumberedJob
+from tests.support.processes import DaemonCluster, site, wait_ended
+from tests.support.small_disk import fill, small_disk
+from tests.support.watched_job import submitted
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+CACHING = {
+    "execution.exchange.default": "caching",
+    "execution.pre-aggregation": "never",
+    "execution.checkpointing.interval": "3s",
+}
+PAD = 2_000
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with small_disk(tmp_path_factory.mktemp("disk") / "small", "300m") as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Iterator[DaemonCluster]:
+    """Two TaskManagers with a slot each, which keep a megabyte in memory and share the disk.
+
+    The space is looked at once a second: what can be written in that time must fit between both limits.
+    """
+    with site(tmp_path_factory.mktemp("spill")) as place:
+        cluster = DaemonCluster(place)
+        cluster.start(
+            "-D", f"taskmanager.spill.dir={small}",
+            "-D", "taskmanager.spill.min-free=160mb",
+            "-D", "taskmanager.spill.hard-min-free=4mb",
+            "-D", "taskmanager.memory.exchange-cache.size=1mb",
+            taskmanagers=2, slots=1,
+        )  # fmt: skip
+        yield cluster
+        cluster.start(taskmanagers=2)
+        cluster.stop()
+        cluster.assert_nothing_left()
+        place.assert_nothing_left()
+        assert list(small.iterdir()) == []
+
+
+def test_producers_wait_where_the_disk_is_full(
+    shared: DaemonCluster, small: Path, tmp_path: Path
+) -> None:
+    since = SystemClock().now_ms() / 1000
+    filler = fill(small, leave_bytes=200 << 20)
+    numbered = NumberedJob(60_000, None, tmp_path, PAD)
+    with (
+        Client(shared.jobmanager) as client,
+        submitted(shared, client, numbered.build, parallelism=2, config=CACHING) as job,
+    ):
+        shared.wait_for_log("taskmanager", "spill.stopped", since=since)
+        # Each checkpoint makes room: the job gets on.
+        job.finish()
+        numbered.check()
+        assert job.handle.exceptions() == []
+    filler.unlink()
+
+
+@pytest.mark.chaos
+def test_a_taskmanager_ends_at_the_hard_limit_and_the_job_goes_on_elsewhere(
+    shared: DaemonCluster, small: Path, tmp_path: Path
+) -> None:
+    since = SystemClock().now_ms() / 1000
+    numbered = NumberedJob(20_000, 2_000, tmp_path, PAD)
+    pids = [daemon["pid"] for daemon in shared.daemons("taskmanager")]
+    with (
+        Client(shared.jobmanager) as client,
+        submitted(shared, client, numbered.build, parallelism=2, config=CACHING) as job,
+    ):
+        job.await_running()
+        job.await_checkpoints()
+        filler = fill(small)
+        for pid in pids:
+            wait_ended(pid)
+        filler.unlink()
+        shared.start(taskmanagers=2)
+        job.finish()
+        numbered.check()
+        told = job.told()
+        assert "TaskManagerLost" in told
+    shared.wait_for_log("jobmanager", "taskmanager.lost", since=since)
+    outputs = [path.read_text() for path in (shared.directory / "logs").glob("taskmanager-*.out")]
+    assert any("taskmanager.spill.hard-min-free" in text for text in outputs)

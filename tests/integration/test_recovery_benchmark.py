@@ -1,0 +1,39 @@
+"""The benchmark of recovery, small: it runs, finds everything exact, and says who was restarted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.measure import JobSettings
+from benchmarks.output_log import NOTE, Notes, first_outputs, largest_pause_ns
+from benchmarks.recovery import RecoverySettings, run_recovery
+
+
+def test_a_lost_taskmanager_restarts_its_own_subtasks_where_rows_are_kept() -> None:
+    settings = RecoverySettings(
+        JobSettings(2, "hashmap", "200ms", "caching"),
+        state_keys=2_000,
+        rate=20_000,
+        warm_s=0.5,
+        after_s=2.0,
+    )
+    [result] = run_recovery(settings, 1)
+    assert result["is_exact"]
+    assert result["restarted_subtasks"] == result["other_subtasks"] == 1
+    assert result["other_subtasks_gap_s"] > 0
+    assert result["recovery_s"] > 0
+
+
+def notes(*times_and_attempts: tuple[int, int]) -> Notes:
+    return np.array([(time, attempt, 1) for time, attempt in times_and_attempts], NOTE)
+
+
+def test_what_notes_tell() -> None:
+    steady = notes((0, 0), (10, 0), (20, 0), (30, 0))
+    restarted = notes((0, 0), (10, 0), (27, 3), (30, 3))
+    gone = notes((0, 0), (10, 0))
+    found = first_outputs({0: steady, 1: restarted, 2: gone}, killed_at_ns=12)
+    assert found == {1: 27}
+    assert largest_pause_ns(steady, 0, 30) == 10
+    assert largest_pause_ns(restarted, 5, 30) == 17
+    assert largest_pause_ns(gone, 0, 30) == 20
