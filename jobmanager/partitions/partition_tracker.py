@@ -119,14 +119,13 @@ class PartitionTracker:
         """An attempt has done its work; harmless to repeat."""
         region = self._regions.region_of(attempt.key.subtask)
         for partition in self._regions.produced_by(region):
-            if partition.producer != attempt.key.subtask:
+            version = (partition, attempt.key.attempt)
+            if partition.producer != attempt.key.subtask or version in self._missing:
                 continue
             is_blocking = self._regions.exchange_of(partition.edge_id).exchange is Exchange.BLOCKING
             if is_blocking or attempt.terminal:
                 self._holders.add(attempt.taskmanager_id)
-                self._held[partition, attempt.key.attempt] = _Held(
-                    attempt.taskmanager_id, attempt.slot_id, is_blocking
-                )
+                self._held[version] = _Held(attempt.taskmanager_id, attempt.slot_id, is_blocking)
 
     def lose_taskmanager(self, taskmanager_id: str) -> None:
         """Whatever it held is gone."""

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
+from typing_extensions import override
 
 from common.elements import (
     MAX_TIMESTAMP_MS,
@@ -28,6 +29,7 @@ from common.elements import (
 from penstock.config import Configuration
 from penstock.pb import checkpoint_pb2
 from penstock.schema import EVENT_TIME
+from penstock.storage.blobs import SnapshotReader
 from taskmanager.harness.manual_clock import ManualClock
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.state.backend import BackendEnvironment, BackendSnapshot, KeyedStateBackend
@@ -45,10 +47,12 @@ class HarnessSnapshot:
     lists: tuple[bytes, ...]
 
 
-class _InlineReader:
+class _InlineReader(SnapshotReader):
+    @override
     def read(self, handle: checkpoint_pb2.StateHandle) -> bytes:
         return handle.inline
 
+    @override
     def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
         return handle.inline[offset : offset + size_bytes]
 

@@ -376,7 +376,7 @@ def test_another_slot_at_the_address_is_noticed() -> None:
     producer.endpoint.slot_id = "former"
     consumer.gate(input_edge([(producer.endpoint, A)]))
     simulation.loop.run()
-    assert "slot p (p|/p|:0) answered in its place" in str(consumer.errors[0])
+    assert "slot p (p|host|/p|:0) answered in its place" in str(consumer.errors[0])
 
 
 def test_nobody_listens() -> None:

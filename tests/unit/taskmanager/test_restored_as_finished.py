@@ -28,7 +28,9 @@ class AtOnce(Executor):
 def unread_partition() -> SimpleNamespace:
     return SimpleNamespace(
         is_available=lambda: True,
+        is_complete=True,
         emit_control=lambda element: None,
+        end_data=lambda: None,
         finish=lambda: None,
         is_drained=lambda: False,
         release=lambda: None,

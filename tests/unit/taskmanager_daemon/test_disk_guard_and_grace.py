@@ -83,9 +83,9 @@ def test_what_is_held_is_counted_once_and_listed_up_to_a_bound() -> None:
     held = summarize([("job", one, 5, 50), ("job", two, 3, 30)], [("name", ("job", one, 5, 50))])
     assert (held.count, held.size_bytes) == (2, 80)
     assert [(partition_id_of(p.partition), p.promoted_as) for p in held.listed] == [
+        (one, "name"),
         (one, ""),
         (two, ""),
-        (one, "name"),
     ]
     many = [("job", PartitionId("e0", "v0", index, 0), 1, 2) for index in range(LISTED_MAX + 9)]
     held = summarize(many, [])

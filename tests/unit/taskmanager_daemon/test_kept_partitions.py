@@ -198,11 +198,9 @@ def test_what_nobody_will_complete_is_removed(tmp_path: Path, cluster: Any, go: 
     go(work)
 
 
-def read_all(endpoint: internal_pb2.DataEndpoint, leader_epoch: int) -> list[int]:
-    """The rows of partition ONE of job "job", as a slot of the job reads them."""
-    consumer = ThreadedSlot(
-        "consumer", host_id=endpoint.host_id, leader_epoch=leader_epoch, token=""
-    )
+def read_all(endpoint: internal_pb2.DataEndpoint, leader_epoch: int, host_id: str) -> list[int]:
+    """The rows of partition ONE of job "job", as a slot of the job on this host reads them."""
+    consumer = ThreadedSlot("consumer", host_id=host_id, leader_epoch=leader_epoch, token="")
     try:
         attempt = internal_pb2.AttemptId(job_id="job", vertex="v0", subtask_index=0, attempt=0)
         gate = consumer.gate(input_edge([(endpoint, attempt)]))
@@ -247,11 +245,10 @@ def test_a_server_that_is_killed_is_found_again_where_it_was(
             assert endpoint.tcp_port
             request = internal_pb2.AllocateSlotsRequest(leader_epoch=1, job_id="job")
             assert (await c.call("AllocateSlots", request)).partition_endpoint == endpoint
-            if sockets == "false":
-                endpoint.host_id = "elsewhere"
+            host_id = endpoint.host_id if sockets == "true" else "elsewhere"
             seal_rows(spill_of(tmp_path), "job", ONE, 500)
             epoch = c.jobmanager.epoch
-            assert await asyncio.to_thread(read_all, endpoint, epoch) == list(range(500))
+            assert await asyncio.to_thread(read_all, endpoint, epoch, host_id) == list(range(500))
 
             (first,) = server_pids(os.getpid())
             os.kill(first, signal.SIGKILL)
@@ -259,7 +256,7 @@ def test_a_server_that_is_killed_is_found_again_where_it_was(
             async with asyncio.timeout(DEADLINE_S):
                 while not rows:
                     try:
-                        rows = await asyncio.to_thread(read_all, endpoint, epoch)
+                        rows = await asyncio.to_thread(read_all, endpoint, epoch, host_id)
                     except StreamError:
                         await asyncio.sleep(0.02)  # until it listens again
             assert rows == list(range(500))
@@ -268,7 +265,7 @@ def test_a_server_that_is_killed_is_found_again_where_it_was(
 
             await release(c, "job", ONE)
             with pytest.raises(StreamError, match="is not held here"):
-                await asyncio.to_thread(read_all, endpoint, epoch)
+                await asyncio.to_thread(read_all, endpoint, epoch, host_id)
 
     go(work)
 
