@@ -375,7 +375,7 @@ class JobMaster:
 
     def _blamed(self, event: m.AttemptReported) -> list[KeptPartition]:
         """The partition that a consumer could not read, unless it has been replaced meanwhile, is none that
-        is kept (then both are of one region), or is another job's.
+        is kept (then both are of one region), or is another job's; and what has gone with it.
         """
         missing, reader = event.missing, event.key.vertex
         if missing is None or not self.plan.has_edge(missing.edge_id, reader):
@@ -384,7 +384,7 @@ class JobMaster:
         if not self._partitions.is_kept(partition):
             return []
         is_current = self._partitions.miss(partition, missing.producer.attempt)
-        return [partition] if is_current else []
+        return self._partitions.gone_with(partition, event.key.subtask) if is_current else []
 
     def _take_end_of_data(self, key: AttemptKey) -> None:
         attempt = self._current(key)

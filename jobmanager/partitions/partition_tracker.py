@@ -154,6 +154,21 @@ class PartitionTracker:
         self._held.pop((partition, attempt), None)
         return attempt == self._producer(partition).key.attempt
 
+    def gone_with(self, partition: KeptPartition, reader: SubtaskId) -> list[KeptPartition]:
+        """What a reader will not find either where it has missed a partition.
+
+        Where memory is short, what else the reader has of it is as good as gone: were it asked for piece by
+        piece, what comes again of one producer would push out what has come again of another.
+        """
+        if self._regions.exchange_of(partition.edge_id).exchange is not Exchange.CACHING_MEMORY:
+            return [partition]
+        return [
+            KeptPartition(group.edge.id, producer)
+            for group in self._regions.read_by(reader)
+            if group.edge.exchange is Exchange.CACHING_MEMORY
+            for producer in group.producers
+        ]
+
     # ------------------------------------------------------------ release
 
     def release_unneeded(self, stopping: frozenset[SubtaskId]) -> list[m.JobEffect]:

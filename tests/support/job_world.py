@@ -265,6 +265,8 @@ class World:
         ends = {AttemptState.FAILED, AttemptState.CANCELED}
         while True:
             more = {s for one in concerned for s in self.regions.region_of(one).subtasks}
+            other_rows = self._reads_changed(concerned, order=False)
+            other_order = self._reads_changed(concerned, order=True)
             for subtask in concerned:
                 for group in self.regions.read_by(subtask):
                     more |= {
@@ -272,11 +274,16 @@ class World:
                     }
                 for group in self.regions.written_by(subtask):
                     edge = group.edge
-                    if edge.exchange is not Exchange.BLOCKING and edge.is_reproducible:
+                    if (
+                        edge.exchange is not Exchange.BLOCKING
+                        and edge.is_reproducible
+                        and subtask not in other_order
+                    ):
                         continue
                     if (
                         edge.exchange is Exchange.BLOCKING
                         and edge.is_deterministic
+                        and subtask not in other_rows
                         and before[subtask] not in ends
                         and subtask not in failed
                         and self._is_readable(edge, subtask, before)
@@ -286,6 +293,22 @@ class World:
             if more <= concerned:
                 return concerned
             concerned |= more
+
+    def _reads_changed(self, concerned: set[SubtaskId], *, order: bool) -> set[SubtaskId]:
+        """Those that may get other rows than before, or (``order``) the same in another order."""
+        changed: set[SubtaskId] = set()
+        while True:
+            more = set(changed)
+            for reader in concerned:
+                own = self.regions.region_of(reader).subtasks
+                for group in self.regions.read_by(reader):
+                    promised = group.edge.is_reproducible if order else group.edge.is_deterministic
+                    made_again = [p for p in group.producers if p in concerned and p not in own]
+                    if any(not promised or producer in changed for producer in made_again):
+                        more |= own
+            if more == changed:
+                return changed
+            changed = more
 
     def _is_readable(
         self, edge: EdgePlan, producer: SubtaskId, before: dict[SubtaskId, AttemptState]

@@ -70,7 +70,9 @@ def test_a_slot_may_not_read_for_another_job() -> None:
     consumer.gate(input_edge([(endpoint, producer)]))
     simulation.loop.run()
     assert len(consumer.errors) == 1
-    assert not shelf.requests
+    assert all(request.is_foreign for request in shelf.requests), (
+        "who serves it knows that it is foreign"
+    )
 
 
 def test_tokens_and_leaders_count_there_too() -> None:
