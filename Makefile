@@ -55,9 +55,8 @@ lint: setup ## Lint, and check who imports whom
 type: setup ## Check the types
 	@$(BIN)/mypy penstock common jobmanager taskmanager
 
-test: setup servers ## Run the tests: two processes for those without daemons of their own, one for the others
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/simulation
-	@$(BIN)/python -m pytest tests/integration tests/chaos
+test: setup servers ## Run the tests, in two processes
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 chaos: setup servers ## Kill, pause and cut off the processes of jobs; SEED=n repeats a run
 	@PENSTOCK_CHAOS_SEED="$(SEED)" $(BIN)/python -m pytest -s -m chaos tests/chaos
