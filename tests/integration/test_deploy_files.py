@@ -168,7 +168,10 @@ def test_dockerfile_copies_what_is_there() -> None:
 WITHOUT_DEFAULT = {
     "execution.checkpointing.interval": "10s",
     "execution.checkpointing.dir": "/var/lib/penstock/checkpoints",
+    "execution.checkpointing.local-backup.dirs": "/var/lib/penstock/copies",
+    "execution.checkpointing.local-backup.enabled": True,
     "restart-strategy.type": "fixed-delay",
+    "taskmanager.spill.dir": "/var/lib/penstock/spill",
     "jobmanager.failure-enrichers": "team",
     "jobmanager.storage.dir": "/var/lib/penstock",
     "taskmanager.id": "tm-1",
@@ -311,6 +314,9 @@ SUBTASK_METRICS = {
     "late_records_total",
     "bad_records_total",
     "watermark_timestamp_seconds",
+    "restored_local_bytes_total",
+    "restored_store_bytes_total",
+    "local_backup_failures_total",
 }
 JOB_METRICS = {
     "restarts_total",
@@ -320,6 +326,7 @@ JOB_METRICS = {
     "last_checkpoint_state_bytes",
     "last_checkpoint_uploaded_bytes",
     "work_at_risk_seconds",
+    "region_restarts_total",
 }
 JOBMANAGER_METRICS = {
     "jobs",
@@ -327,6 +334,7 @@ JOBMANAGER_METRICS = {
     "slots_free",
     "taskmanagers",
     "jobs_waiting_for_slots",
+    "taskmanagers_lost_total",
     "held_partitions",
     "held_partitions_bytes",
 }

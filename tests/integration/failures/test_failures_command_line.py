@@ -405,6 +405,9 @@ METRICS = {
     "checkpoint_alignment_ms",
     "checkpoint_start_delay_ms",
     "state_bytes",
+    "restored_local_bytes",
+    "restored_store_bytes",
+    "local_backup_failures",
 }
 INFO = SUMMARY | {
     "last_checkpoint_id",
