@@ -525,7 +525,8 @@ class JobMaster:
             attempt.become(AttemptState.FAILED)
         missing = self._partitions.needed_and_missing()
         failed |= {partition.producer for partition in missing}
-        if failed - self._stopped():
+        # What is being cancelled may be so for a consequence of what has happened now.
+        if attempts or failed - self._stopped():
             self._fail(cause, failed, missing)
         self._go_on()
 

@@ -13,7 +13,6 @@ from common.pb import internal_pb2
 from penstock.pb import client_pb2
 from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_CANCELED,
-    ATTEMPT_STATE_CANCELING,
     ATTEMPT_STATE_DEPLOYING,
     ATTEMPT_STATE_FAILED,
     AttemptState,
@@ -104,7 +103,13 @@ class AttemptTable:
         return True
 
     def process_ended(
-        self, cause: str, taskmanager_id: str, now_ms: int, *, is_asked_for: bool
+        self,
+        cause: str,
+        taskmanager_id: str,
+        now_ms: int,
+        *,
+        is_asked_for: bool,
+        is_overdue: bool = False,
     ) -> list[internal_pb2.TaskEvent]:
         """The terminal events of all attempts that the process took with it.
 
@@ -113,10 +118,12 @@ class AttemptTable:
             taskmanager_id: where it ran.
             now_ms: when.
             is_asked_for: the JobManager gave the slot up, so that nothing has failed.
+            is_overdue: it was killed because attempts had not obeyed their cancellation: these have not
+                failed either. A process that ends for another reason has failed with all that was in it.
         """
         events: list[internal_pb2.TaskEvent] = []
         for record in self._open():
-            if is_asked_for or record.is_cancelled or record.state == ATTEMPT_STATE_CANCELING:
+            if is_asked_for or (is_overdue and record.is_cancelled):
                 record.state = ATTEMPT_STATE_CANCELED
                 events.append(state_event(record.attempt, record.state))
                 continue

@@ -77,6 +77,7 @@ class SlotProcessRunner:
         )
         self._changed = asyncio.Condition()
         self._given_up = False
+        self._is_overdue = False
         self._is_silent = False
         self._cause = ""
         self.ended = asyncio.Event()
@@ -115,7 +116,11 @@ class SlotProcessRunner:
     async def _end(self, cause: str, tail: str) -> None:
         told = f"{cause}; its log ends with:\n{tail}" if tail else cause
         events = self.attempts.process_ended(
-            told, self._taskmanager_id, self._clock.now_ms(), is_asked_for=self._given_up
+            told,
+            self._taskmanager_id,
+            self._clock.now_ms(),
+            is_asked_for=self._given_up,
+            is_overdue=self._is_overdue,
         )
         if not self._is_silent:
             for event in events:
@@ -221,6 +226,7 @@ class SlotProcessRunner:
                     await self._changed.wait_for(lambda: self._have_ended(chosen))
         except TimeoutError:
             stuck = [describe(item) for item in chosen if not self.attempts.is_terminal(item)]
+            self._is_overdue = not self.ended.is_set()
             self.kill(
                 f"slot process {self.pid} was killed, because {', '.join(stuck)} did not react to "
                 f"its cancellation within {timeout_ms} ms (task.cancellation.timeout)"

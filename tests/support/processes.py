@@ -107,6 +107,14 @@ def wait_in_directory(
         os.close(watch)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that has just ended may still wait to be reaped."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        status: str = psutil.Process(pid).status()
+        return status != psutil.STATUS_ZOMBIE
+    return False
+
+
 def wait_gone(path: Path, deadline: Deadline) -> None:
     """Blocks until there is no such file or directory."""
     watch = _LIBC.inotify_init1(os.O_CLOEXEC)
@@ -420,7 +428,7 @@ class DaemonCluster:
         for daemon in self.daemons("taskmanager"):
             directory = self.directory / f"taskmanager-{daemon['id']}" / "spill"
             deadline = Deadline(f"the end of all rows in {directory}", seconds)
-            while psutil.pid_exists(daemon["pid"]) and (left := list(directory.glob("*/*/part=*"))):
+            while is_alive(daemon["pid"]) and (left := list(directory.glob("*/*/part=*"))):
                 deadline = Deadline(f"the end of {left}", deadline.left())
                 wait_gone(left[0], deadline)
 

@@ -25,7 +25,7 @@ import pytest
 import penstock as ps
 from penstock.client import Client
 from penstock.errors import StreamError
-from tests.support.processes import Beacon, DaemonCluster, site, tell, wait_ended
+from tests.support.processes import Beacon, DaemonCluster, is_alive, site, tell, wait_ended
 
 pytestmark = pytest.mark.integration
 
@@ -64,7 +64,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
 @pytest.fixture
 def cluster(shared: DaemonCluster) -> DaemonCluster:
     """The cluster, with what the last test has ended started again."""
-    if len([daemon for daemon in shared.daemons() if psutil.pid_exists(daemon["pid"])]) < 3:
+    if len([daemon for daemon in shared.daemons() if is_alive(daemon["pid"])]) < 3:
         shared.start(taskmanagers=2)
     return shared
 

@@ -15,14 +15,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pytest
 
 import penstock as ps
 from common.clock import SystemClock
 from penstock.errors import StreamError
-from tests.support.processes import Beacon, DaemonCluster, logged_at, site, tell, wait_ended
+from tests.support.processes import (
+    Beacon,
+    DaemonCluster,
+    is_alive,
+    logged_at,
+    site,
+    tell,
+    wait_ended,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -60,14 +67,6 @@ def cluster(shared: DaemonCluster) -> DaemonCluster:
     if len([daemon for daemon in shared.daemons() if is_alive(daemon["pid"])]) < 3:
         shared.start(taskmanagers=2)
     return shared
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that has just ended may still wait to be reaped."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        status: str = psutil.Process(pid).status()
-        return status != psutil.STATUS_ZOMBIE
-    return False
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from penstock.errors import StreamError
 from penstock.job import state_name
 from penstock.pb import client_pb2
 from tests.support.committed_files import Table
-from tests.support.processes import DaemonCluster, site, wait_ended
+from tests.support.processes import DaemonCluster, is_alive, site, wait_ended
 
 pytestmark = pytest.mark.integration
 
@@ -53,7 +53,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
 @pytest.fixture
 def cluster(shared: DaemonCluster) -> DaemonCluster:
     """The cluster, with what the last test has ended started again."""
-    if len([daemon for daemon in shared.daemons() if psutil.pid_exists(daemon["pid"])]) < 3:
+    if len([daemon for daemon in shared.daemons() if is_alive(daemon["pid"])]) < 3:
         shared.start(taskmanagers=2)
     return shared
 

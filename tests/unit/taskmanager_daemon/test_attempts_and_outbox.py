@@ -34,9 +34,10 @@ def attempt(subtask: int) -> internal_pb2.AttemptId:
         max_size=30,
     ),
     st.booleans(),
+    st.booleans(),
 )
 def test_each_attempt_gets_exactly_one_terminal_event(
-    steps: list[tuple[object, int]], is_asked_for: bool
+    steps: list[tuple[object, int]], is_asked_for: bool, is_overdue: bool
 ) -> None:
     table = AttemptTable()
     reported: list[internal_pb2.TaskEvent] = []
@@ -53,7 +54,9 @@ def test_each_attempt_gets_exactly_one_terminal_event(
             event = state_event(attempt(subtask), step)  # type: ignore[arg-type]
             if table.observe(event):
                 reported.append(event)
-    reported += table.process_ended("it died", "tm", 5, is_asked_for=is_asked_for)
+    reported += table.process_ended(
+        "it died", "tm", 5, is_asked_for=is_asked_for, is_overdue=is_overdue
+    )
     last = [
         event.attempt.subtask_index for event in reported if event.state_changed.state in TERMINAL
     ]
@@ -61,8 +64,8 @@ def test_each_attempt_gets_exactly_one_terminal_event(
     assert table.process_ended("again", "tm", 6, is_asked_for=False) == []
     for event in reported:
         if event.state_changed.failure.message:
-            assert event.attempt.subtask_index not in cancelled
             assert not is_asked_for
+            assert not (is_overdue and event.attempt.subtask_index in cancelled)
 
 
 def test_of_an_ended_attempt_only_written_snapshots_are_heard_of() -> None:
