@@ -47,6 +47,7 @@ from taskmanager.network.exchange import DataExchange
 from taskmanager.operators.operator import Operator
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import SlotServices
+from taskmanager.task.execution import Execution
 from taskmanager.task.subtask import Progress
 
 _JOB_ID = "test"
@@ -233,7 +234,7 @@ class HarnessRunner:
         before = self._rows()
         for task in self._tasks:
             while task.source and not task.has_ended_outputs:
-                progress = task.execution.step()
+                progress = _step(task.execution)
                 self._settle()
                 is_enough = rows_max is not None and self._rows() - before >= rows_max
                 if is_enough or progress is not Progress.MORE:
@@ -251,7 +252,7 @@ class HarnessRunner:
             for task in self._tasks:
                 if task.source and not with_sources:
                     continue
-                while task.execution.step() is Progress.MORE:
+                while _step(task.execution) is Progress.MORE:
                     has_moved = True
             self._check()
 
@@ -346,7 +347,7 @@ class HarnessRunner:
             self._send_barrier(task, barrier)
         for task in self._tasks:
             while task.source and task.vertex.id not in self._acknowledged and not self._declined:
-                if task.execution.step() is not Progress.MORE:
+                if _step(task.execution) is not Progress.MORE:
                     break
         self._settle()
         if self._declined:
@@ -419,3 +420,9 @@ class HarnessRunner:
 
 def _no_store(directory: str) -> Any:
     raise InvariantViolation(f"snapshots are inline, and {directory!r} was asked for")
+
+
+def _step(execution: Execution) -> Progress:
+    """A step; what it leaves held back is sent at once."""
+    progress = execution.step()
+    return execution.flush() if progress is Progress.IDLE else progress

@@ -149,6 +149,14 @@ class Execution:
             return progress
         return Progress.ENDED
 
+    def flush(self) -> Progress:
+        """Sends what is held back while the slot has something else to do."""
+        if self.has_ended or self._subtask is None or not self._subtask.holds_back:
+            return Progress.IDLE
+        with self._boundary():
+            return self._subtask.flush()
+        return Progress.ENDED
+
     def _build(self) -> None:
         self._subtask = self._parts.build(self)
         self._move_to(ATTEMPT_STATE_RUNNING)

@@ -15,6 +15,7 @@ from common.clock import Clock
 from common.pb import internal_pb2
 from penstock.partition_id import PartitionId
 from taskmanager.task.execution import Execution
+from taskmanager.task.flush_pacing import FlushPacing
 from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.subtask import Progress
 
@@ -67,6 +68,8 @@ class SlotRuntime:
         self._executions: dict[tuple[str, int, int], Execution] = {}
         self._ready: deque[tuple[str, int, int]] = deque()
         self._is_ready: set[tuple[str, int, int]] = set()
+        self._out_of_input: dict[tuple[str, int, int], None] = {}
+        self._pacing = FlushPacing(clock.monotonic_ns())
         self._next_metrics_at_ms = clock.now_ms() + _METRICS_INTERVAL_MS
         self._is_stopped = False
 
@@ -141,6 +144,12 @@ class SlotRuntime:
 
     def run_one(self) -> bool:
         """Does the next piece of work; False when there is none at this time."""
+        begun_ns = self._clock.monotonic_ns()
+        has_worked = self._work_once()
+        self._note_work(begun_ns)
+        return has_worked or self._flush_if_due()
+
+    def _work_once(self) -> bool:
         mail = self._mailbox.take()
         if mail is not None:
             mail()
@@ -155,6 +164,7 @@ class SlotRuntime:
     def run(self) -> None:
         """Works until ``stop``; waits for mail where there is nothing to do."""
         while not self._is_stopped:
+            begun_ns = self._clock.monotonic_ns()
             for _ in range(_MAIL_BEFORE_STEP_MAX):
                 mail = self._mailbox.take()
                 if mail is None:
@@ -163,10 +173,14 @@ class SlotRuntime:
             self._wake_due()
             if self._ready:
                 self._step_next()
-            elif not self._is_stopped:
+            self._note_work(begun_ns)
+            if not (self._flush_if_due() or self._ready or self._is_stopped):
                 mail = self._mailbox.wait(self._seconds_to_next_deadline())
                 if mail is not None:
                     mail()
+
+    def _note_work(self, begun_ns: int) -> None:
+        self._pacing.worked(begun_ns, self._clock.monotonic_ns(), has_more=bool(self._ready))
 
     def stop(self) -> None:
         """Ends the loop; every subtask that still runs is cancelled."""
@@ -181,9 +195,28 @@ class SlotRuntime:
         execution = self._executions.get(key)
         if execution is None:
             return
-        if execution.step() is Progress.MORE:
+        progress = execution.step()
+        if progress is Progress.MORE:
             self._schedule(key)
+        elif progress is Progress.IDLE:
+            self._out_of_input[key] = None
+            self._pacing.held(self._clock.monotonic_ns())
         self._forget_if_ended(key)
+
+    def _flush_if_due(self) -> bool:
+        """Has subtasks that ran out of input send what they hold back, unless it may wait for more."""
+        due_ns = self._pacing.due_ns(has_work=bool(self._ready))
+        if due_ns is None or due_ns > self._clock.monotonic_ns():
+            return False
+        keys, self._out_of_input = self._out_of_input, {}
+        for key in keys:
+            execution = self._executions.get(key)
+            if execution is not None:
+                if execution.flush() is Progress.MORE:
+                    self._schedule(key)
+                self._forget_if_ended(key)
+        self._pacing.flushed(self._clock.monotonic_ns())
+        return True
 
     def _wake_due(self) -> bool:
         """Schedules what a timer or the buffer timeout is due for."""
@@ -207,7 +240,7 @@ class SlotRuntime:
         """Wall-clock time at which there is something to do even without mail."""
         now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
         deadline_ms = self._next_metrics_at_ms
-        deadlines_ns = [self._exchange.next_deadline_ns]
+        deadlines_ns = [self._exchange.next_deadline_ns, self._pacing.due_ns(has_work=False)]
         for execution in self._executions.values():
             timer_ms = execution.next_deadline_ms()
             if timer_ms is not None:

@@ -109,9 +109,12 @@ class Subtask:
 
     def step(self) -> Progress:
         """Does one bounded piece of work."""
+        return self._timed(self._step)
+
+    def _timed(self, work: Callable[[], Progress]) -> Progress:
         self.settle_waiting()
         started_ns = self._last_settled_ns
-        progress = self._step()
+        progress = work()
         ended_ns = self._clock.monotonic_ns()
         self.counters.busy_ns += ended_ns - started_ns
         self._last_settled_ns, self._last_progress = ended_ns, progress
@@ -178,12 +181,6 @@ class Subtask:
             self._chain.start(SOURCE, (Watermark(MAX_TIMESTAMP_MS),))
             self._chain.start_end_of_data()
             return self._run_chain()
-        if not self._is_flushed:
-            self._is_flushed = True
-            self._chain.start_idle()
-            self._chain.run()
-            self.flush()
-            return Progress.MORE if self._chain.is_busy else Progress.IDLE
         return Progress.IDLE
 
     def _end_data(self) -> Progress:
@@ -297,10 +294,24 @@ class Subtask:
         for partition in self._partitions:
             partition.flush_if_due(now_ns)
 
-    def flush(self) -> None:
-        """Sends what is there: nothing more is coming for now."""
+    @property
+    def holds_back(self) -> bool:
+        """True while operators or outputs may keep rows waiting for company, and nothing is to be done."""
+        return not self._is_flushed and self.phase is Phase.READING and not self._chain.is_busy
+
+    def flush(self) -> Progress:
+        """Sends all that is held back: nothing more is coming for now."""
+        return self._timed(self._flush)
+
+    def _flush(self) -> Progress:
+        if not self._chain.can_emit():
+            return Progress.BLOCKED
+        self._is_flushed = True
+        self._chain.start_idle()
+        self._chain.run()
         for partition in self._partitions:
             partition.flush()
+        return Progress.MORE if self._chain.is_busy else Progress.IDLE
 
     def _fire_timers(self) -> bool:
         now_ms = self._clock.now_ms()

@@ -31,10 +31,18 @@ class FakeSubtask:
         self.closed = 0
         self.committed = 0
         self.is_discarded = False
+        self.holds_back = False
+        self.flushed_at_ns = []
+        self.work = lambda: Progress.IDLE
+
+    def flush(self):
+        self.holds_back = False
+        self.flushed_at_ns.append(self.now_ns())
+        return Progress.IDLE
 
     def step(self):
         if not self.is_waiting:
-            return Progress.IDLE
+            return self.work()
         return Progress.ENDED if self.committed else Progress.WAITING
 
     def commit_output(self):
@@ -67,6 +75,7 @@ class Slot:
     def __init__(self, build=None, open_log=None, create_partitions=lambda execution: None):
         self.loop, self.mailbox, self.reports = SimulatedLoop(), Mailbox(), []
         self.subtask = FakeSubtask()
+        self.subtask.now_ns = self.loop.monotonic_ns
         self.released = 0
         self.parts = SimpleNamespace(
             counters=SubtaskCounters(),
@@ -232,3 +241,39 @@ def test_output_is_discarded_where_the_cancellation_is_final(is_final):
     assert slot.states[-1] == "CANCELED"
     assert slot.subtask.closed == 1
     assert slot.subtask.is_discarded == is_final
+
+
+def test_a_slot_with_time_sends_what_is_held_back_at_once():
+    slot = Slot()
+    slot.run()
+    slot.subtask.flushed_at_ns.clear()
+    slot.loop.advance(50_000_000)
+    slot.subtask.holds_back = True
+    slot.execution._schedule()
+    slot.run()
+    assert slot.subtask.flushed_at_ns == [slot.loop.monotonic_ns()]
+
+
+def test_a_busy_slot_waits_for_company_but_not_for_long():
+    slot = Slot()
+    slot.run()
+    slot.loop.advance(50_000_000)
+
+    def work():
+        slot.loop.advance(4_000_000)
+        slot.subtask.holds_back = True
+        return Progress.IDLE
+
+    slot.subtask.work = work
+    for _ in range(30):
+        slot.subtask.flushed_at_ns.clear()
+        slot.execution._schedule()
+        slot.run()
+        if not slot.subtask.flushed_at_ns:
+            break
+    assert not slot.subtask.flushed_at_ns, "it has worked longer than it was idle"
+    held_ms = slot.loop.now_ms()
+    assert held_ms < slot.runtime.next_deadline_ms() <= held_ms + 10
+    slot.loop.advance(10_000_000)
+    slot.run()
+    assert slot.subtask.flushed_at_ns == [slot.loop.monotonic_ns()]

@@ -205,6 +205,8 @@ class Task:
     def run(self) -> Progress:
         for _ in range(1000):
             progress = self.subtask.step()
+            if progress is Progress.IDLE and self.subtask.holds_back:
+                progress = self.subtask.flush()
             if progress is not Progress.MORE:
                 return progress
         raise AssertionError("it runs on and on")

@@ -1,0 +1,61 @@
+"""When a slot sends what its subtasks hold back for company (pure).
+
+Rows wait for a batch to fill as long as there is something else to do. A slot that runs out of work sends them at
+once if it has been idle at least as long as it has worked since it did so last: nobody is kept waiting where there
+is time. A slot that is busier than that waits a little for more rows to come, since a small batch costs whoever reads
+it about as much as a large one: subtasks that answer small batches with small batches keep all cores busy at a
+fraction of their throughput.
+"""
+
+from __future__ import annotations
+
+LINGER_NS = 10_000_000
+"""So long a slot that has nothing to do waits at most for more rows."""
+BUSY_LINGER_NS = 100_000_000
+"""What has run out of input is sent after so long, however much the slot has to do."""
+
+
+class FlushPacing:
+    """Follows how busy a slot is.
+
+    Args:
+        now_ns: monotonic time.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._flushed_at_ns = now_ns
+        self._worked_ns = 0
+        self._held_since_ns: int | None = None
+        self._idle_since_ns: int | None = None
+
+    def held(self, now_ns: int) -> None:
+        """A subtask has run out of input, and may hold something back."""
+        if self._held_since_ns is None:
+            self._held_since_ns = now_ns
+
+    def worked(self, begun_ns: int, ended_ns: int, *, has_more: bool) -> None:
+        """The slot has been at work, and has more to do now or nothing."""
+        self._worked_ns += ended_ns - begun_ns
+        if not has_more and self._idle_since_ns is None:
+            self._idle_since_ns = ended_ns
+
+    def flushed(self, now_ns: int) -> None:
+        """Nothing is held back any more."""
+        self._flushed_at_ns = now_ns
+        self._worked_ns = 0
+        self._held_since_ns = self._idle_since_ns = None
+
+    def due_ns(self, *, has_work: bool) -> int | None:
+        """Monotonic time at which what is held back is to be sent; None = nothing is.
+
+        Args:
+            has_work: the slot has something else to do now.
+        """
+        if self._held_since_ns is None:
+            return None
+        latest_ns = self._held_since_ns + BUSY_LINGER_NS
+        if has_work:
+            return latest_ns
+        idle_since_ns = self._held_since_ns if self._idle_since_ns is None else self._idle_since_ns
+        even_ns = self._flushed_at_ns + 2 * self._worked_ns
+        return min(latest_ns, idle_since_ns + LINGER_NS, even_ns)
