@@ -241,7 +241,9 @@ class ClusterRunner:
         """
         taskmanager = self._taskmanagers.get(taskmanager_id)
         if taskmanager is None:
-            raise TaskManagerLost(f"TaskManager {taskmanager_id} is not registered any more")
+            raise TaskManagerLost(
+                f"TaskManager {taskmanager_id} is not registered any more: it was lost, or stopped"
+            )
         return taskmanager.client
 
     def facts(self, taskmanager_ids: Iterable[str] | None = None) -> list[TaskManagerFacts]:
@@ -314,7 +316,8 @@ class ClusterRunner:
         )
         cause = FailureCause(
             "TaskManagerLost",
-            f"TaskManager {taskmanager_id} at {taskmanager.address} was lost: {reason}",
+            f"TaskManager {taskmanager_id} at {taskmanager.address} was lost: {reason}"
+            f"{': ' if loss.advice else ''}{loss.advice}",
             taskmanager_id=taskmanager_id,
             timestamp_ms=self._clock.now_ms(),
         )

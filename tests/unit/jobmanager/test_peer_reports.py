@@ -83,6 +83,6 @@ def test_one_that_does_not_answer_may_be_silent_for_a_shorter_time(
                 beating.cancel()
             assert failure.error_class == "TaskManagerLost"
             assert "TaskManager tm2" in failure.message
-            assert "could not be reached by tm1" in failure.message
+            assert "could not be reached by tm1: its machine is down" in failure.message
 
     run(work)
