@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -35,8 +36,7 @@ RUNNING, FINISHED = AttemptState.RUNNING, AttemptState.FINISHED
 def with_source(plan: JobPlan, vertex: str) -> JobPlan:
     """The plan with a source in a vertex."""
     vertices = tuple(
-        VertexPlan(v.id, v.parallelism, v.slot_group, ("src",) if v.id == vertex else ())
-        for v in plan.vertices
+        replace(v, source_uids=("src",)) if v.id == vertex else v for v in plan.vertices
     )
     return JobPlan(vertices, plan.edges)
 
@@ -614,6 +614,15 @@ def test_splits_wait_for_readers_that_begin_later() -> None:
     )
     [late] = commands(story.report("a1", FINISHED), m.AddSplits)
     assert late == m.AddSplits(story.key("s1"), "src", (found[1],), True)
+
+
+def test_who_discovers_splits_does_not_wait_for_those_who_read_them() -> None:
+    """b0 goes with a0 and reads what a1 writes, who can write nothing before a0 has found splits."""
+    story = Story(with_source(drawn("a:4@x b:2@x", "a>b rescale blocking"), "a"))
+    story.run("a0 a1 a2 a3 b0 b1")
+    found = (Split("x", size=2), Split("y", size=1))
+    told_of = told(story.do(m.SplitsReported(story.key("a0"), "src", found, True)), m.AddSplits)
+    assert told_of == "a0 a1 a2 a3"
 
 
 # ---------------------------------------------------------------- the end
