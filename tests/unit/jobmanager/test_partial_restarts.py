@@ -576,6 +576,23 @@ def test_a_damaged_checkpoint_restarts_everything() -> None:
     assert deployed(effects) == "a0 a1 b0 b1"
 
 
+def test_an_older_checkpoint_that_is_damaged_leaves_the_newest_alone() -> None:
+    """a0 goes on from checkpoint 3, a1 from checkpoint 5."""
+    story = Story(drawn("a:2 b:2", "a>b forward pipelined"), checkpoints=True)
+    story.restored = m.RestoredCheckpoint(3)
+    story.do(m.FailureRequested(CAUSE))
+    story.due()
+    story.run("a0 a1 b0 b1")
+    story.restored = m.RestoredCheckpoint(5)
+    story.fail("a1")
+    story.due()
+    story.run("a1 b1")
+    damaged = FailureCause("StoreNotFound", "chk-3/x is not there", vertex="a")
+    effects = story.do(m.AttemptReported(story.key("a0"), AttemptState.FAILED, damaged))
+    assert cancelled(effects) == "b0"
+    assert story.due()[0] == m.PrepareStart(3, (3,), subtasks("a0 b0"))
+
+
 def test_a_job_that_is_found_cannot_go_on_in_the_middle_of_rows_that_are_gone() -> None:
     plan = drawn("a:1 b:1", "a>b hash blocking")
     story = Story(plan, checkpoints=True)
