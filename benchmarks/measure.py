@@ -17,6 +17,7 @@ import penstock as ps
 from benchmarks.input import read_batches, write_parts
 from benchmarks.workloads import Workload
 from penstock.client import Client
+from penstock.job import terminates_as_exception
 from penstock.job_checkpoints import Checkpoint
 from penstock.local_cluster import LocalCluster
 from penstock.units import duration_ms
@@ -38,13 +39,16 @@ def memory_directory() -> Iterator[Path]:
 def bench_cluster(
     slots: int, overrides: Mapping[str, str] | None = None, *, taskmanagers: int = 1
 ) -> Iterator[LocalCluster]:
-    """A cluster with TaskManagers of this many slots each."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+    """A cluster with TaskManagers of this many slots each; SIGTERM ends it as well."""
+    with (
+        terminates_as_exception(),
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
+    ):
         cluster = LocalCluster(Path(name))
         options = {"jobmanager.rpc.port": "0", **(overrides or {})}
         cluster.configure({**options, "taskmanager.numberOfTaskSlots": slots})
-        cluster.start(taskmanagers=taskmanagers)
         try:
+            cluster.start(taskmanagers=taskmanagers)
             yield cluster
         finally:
             cluster.stop()

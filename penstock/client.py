@@ -22,7 +22,7 @@ import pyarrow as pa
 from penstock.addresses import parse_addresses
 from penstock.credentials import token_metadata
 from penstock.errors import JobManagerUnreachable, JobRejected, ProtocolMismatch, StreamError
-from penstock.grpc_errors import ERROR_CLASS_KEY, error_from_rpc
+from penstock.grpc_errors import error_from_rpc, is_ours, unanswered
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 from penstock.protocol import (
     CHUNK_SIZE_BYTES,
@@ -360,18 +360,16 @@ class Client:
     def _translated(self, error: grpc.RpcError, prefix: str = "") -> StreamError:
         call: Any = error
         code = call.code()
-        ours = dict(call.trailing_metadata() or ()).get(ERROR_CLASS_KEY)
-        if ours is None and code in (
-            grpc.StatusCode.UNAVAILABLE,
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-        ):
+        if is_ours(error):
+            return error_from_rpc(error)
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             if code is grpc.StatusCode.UNAVAILABLE and not prefix:
                 # What answered may be gone for good: look for the leader at the next call.
                 self.close()
             where = prefix or f"the JobManager at {', '.join(self._addresses)} does not answer: "
             after = "" if prefix else "; is it running? `penstock cluster status` tells"
-            return JobManagerUnreachable(f"{where}{_plain(code, call.details())}{after}")
-        if ours is None and code is grpc.StatusCode.UNIMPLEMENTED:
+            return JobManagerUnreachable(f"{where}{unanswered(code, call.details())}{after}")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolMismatch(
                 f"{prefix}what answers there is no JobManager of this version ({call.details()}): "
                 "check the address, and install the same version on both sides"
@@ -386,17 +384,6 @@ def _greeting(python_version: str = "", cloudpickle_version: str = "") -> client
         python_version=python_version,
         cloudpickle_version=cloudpickle_version,
     )
-
-
-def _plain(code: grpc.StatusCode, details: str | None) -> str:
-    text = details or ""
-    if "http1" in text or "HTTP proxy" in text:
-        return "something that is not a JobManager listens there"
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return "no answer within the deadline"
-    if "refused" in text:
-        return "connection refused"
-    return text or code.name
 
 
 def _artifact_id(artifact: Uploadable) -> str:

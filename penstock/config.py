@@ -14,10 +14,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from penstock.errors import ConfigurationError
 from penstock.units import duration_ms, size_bytes
+
+_INFINITE = -1
 
 
 def _duration(value: object) -> object:
@@ -30,8 +44,17 @@ def _size(value: object) -> object:
     return _as_value_error(size_bytes, value) if isinstance(value, (str, int, float)) else value
 
 
-def _count_or_infinite(value: object) -> object:
-    return -1 if value in ("infinite", "unlimited") else value
+def _count_or_infinite(value: object, parse: ValidatorFunctionWrapHandler) -> int:
+    if value in ("infinite", "unlimited"):
+        return _INFINITE
+    count: int = parse(value)
+    if count < 0:
+        raise ValueError("is a number of at least 0, or `infinite` for no limit")
+    return count
+
+
+def _count_text(count: int) -> int | str:
+    return "infinite" if count == _INFINITE else count
 
 
 def _strategy_name(value: object) -> object:
@@ -74,8 +97,8 @@ RestartStrategyType = Literal[
     "exponential-delay",
     "exponentialdelay",
 ]
-Count = Annotated[int, BeforeValidator(_count_or_infinite), Field(ge=-1)]
-"""A number, or ``infinite`` (-1)."""
+Count = Annotated[int, WrapValidator(_count_or_infinite), PlainSerializer(_count_text)]
+"""A number from 0 on, or ``infinite`` (-1 in here, and refused from outside)."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 MetricsPort = Annotated[int, Field(ge=-1, le=65535)]
 
@@ -499,6 +522,15 @@ class Configuration(BaseModel):
         "info", alias="log.level", description="Least severe level that is logged."
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_as_number(cls, value: object, info: ValidationInfo) -> object:
+        """Python takes True for 1."""
+        is_number = cls.model_fields[str(info.field_name)].annotation in (int, float)
+        if is_number and isinstance(value, bool):
+            raise ValueError("is a number, not true or false")
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.heartbeat_timeout_ms <= self.heartbeat_interval_ms:
@@ -508,6 +540,21 @@ class Configuration(BaseModel):
                 "taskmanager.spill.hard-min-free must not be more than taskmanager.spill.min-free"
             )
         return self
+
+    def check_exponential_delay(self) -> None:
+        """Checks what the numbers of the exponential delay say together.
+
+        Raises:
+            ConfigurationError: the longest delay is shorter than the first.
+        """
+        prefix = "restart-strategy.exponential-delay."
+        initial_ms = self.restart_strategy_exponential_delay_initial_backoff_ms
+        max_ms = self.restart_strategy_exponential_delay_max_backoff_ms
+        if max_ms < initial_ms:
+            raise ConfigurationError(
+                f"{prefix}max-backoff ({max_ms} ms) is shorter than {prefix}initial-backoff "
+                f"({initial_ms} ms): the longest delay cannot be shorter than the first; change one of them"
+            )
 
     @property
     def writes_local_copies(self) -> bool:
@@ -577,10 +624,10 @@ class Configuration(BaseModel):
 
     def to_mapping(self) -> dict[str, str]:
         """The keys that were set, as text: where it is merged, one that says the default counts too."""
+        values = self.model_dump(exclude_unset=True, exclude_none=True)
         return {
             _KEY_BY_FIELD[name]: str(value).lower() if isinstance(value, bool) else str(value)
-            for name, value in self
-            if name in self.model_fields_set and value is not None
+            for name, value in values.items()
         }
 
 

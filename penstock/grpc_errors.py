@@ -63,6 +63,23 @@ CLASS_BY_STATUS: Final[dict[grpc.StatusCode, type[StreamError]]] = {
 }
 """Status code -> class where the other side named none; else ``StreamError``."""
 
+UNANSWERED: Final = frozenset({_Status.UNAVAILABLE, _Status.DEADLINE_EXCEEDED, _Status.CANCELLED})
+"""Codes that gRPC itself gives to a call that got no answer."""
+
+_REASONS: Final = (
+    (("http1", "HTTP proxy"), "something that is not Penstock listens there"),
+    (("refused",), "connection refused"),
+    (("DNS", "name resolution", "No address"), "its host name is not known"),
+    (("No route", "unreachable"), "there is no route to its host"),
+    (("ping", "keepalive", "timed out", "Timeout"), "the connection was silent for too long"),
+    (
+        ("Socket closed", "reset", "Broken pipe", "GOAWAY", "EOF", "shutdown"),
+        "the connection broke before an answer came",
+    ),
+)
+"""What gRPC writes -> what has happened, the first that fits."""
+_DETAILS_MAX: Final = 100
+
 _CLASS_BY_NAME: Final = {cls.__name__: cls for cls in STATUS_BY_CLASS}
 _FIELD_NAMES: Final = (
     "job_id",
@@ -120,6 +137,8 @@ def error_from_status(
     if cls is None:
         origin = f" ({name})" if name else ""
         fallback = CLASS_BY_STATUS.get(code, StreamError)
+        if code in UNANSWERED and not name:
+            return fallback(unanswered(code, details))
         return fallback(f"{code.name}{origin}: {details or 'no details'}")
     fields = json.loads(_text(by_key.get(ERROR_FIELDS_KEY, "")) or "{}")
     if issubclass(cls, errors.CheckpointAborted):
@@ -140,6 +159,27 @@ def error_from_rpc(error: grpc.RpcError) -> StreamError:
     """
     call: Any = error
     return error_from_status(call.code(), call.details() or "", call.trailing_metadata() or ())
+
+
+def is_ours(error: grpc.RpcError) -> bool:
+    """Whether the other side has answered with an error of ours."""
+    call: Any = error
+    return ERROR_CLASS_KEY in dict(call.trailing_metadata() or ())
+
+
+def unanswered(code: grpc.StatusCode, details: str | None) -> str:
+    """Why a call got no answer, in words; what gRPC says of it where there are none.
+
+    Args:
+        code: of ``UNANSWERED``.
+        details: message of the status.
+    """
+    if code is _Status.DEADLINE_EXCEEDED:
+        return "no answer within the deadline"
+    text = details or ""
+    found = (reason for marks, reason in _REASONS if any(mark in text for mark in marks))
+    last_error = text.rpartition("last error: ")[2][:_DETAILS_MAX]
+    return next(found, f"no connection ({code.name}: {last_error or 'no details'})")
 
 
 class ErrorServerInterceptor(grpc.aio.ServerInterceptor):

@@ -1,4 +1,5 @@
-"""Live progress of a job for people: rows per second, watermark, last checkpoint, restarts.
+"""Live progress of a job for people: rows per second, watermark, last checkpoint, restarts, and what holds
+it up: slots that it waits for, its last failure.
 
 On a terminal one line is redrawn; elsewhere a line is written at every change of the job's state and
 every few seconds.
@@ -14,10 +15,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from penstock.job import TERMINAL_STATES
 from penstock.pb import client_pb2
 
 REFRESH_MS = 250
 _LINE_INTERVAL_S = 2.0
+_FAILURE_MAX_CHARS = 120
 _REAL_WATERMARKS = range(-(2**62), 2**62)
 
 
@@ -77,12 +80,35 @@ class ProgressDisplay:
             clock = time.gmtime(watermark_ms / 1000)
             parts.append(f"watermark {time.strftime('%Y-%m-%d %H:%M:%S', clock)}")
         if details.last_checkpoint_id:
-            completed = time.gmtime(details.last_checkpoint_at_ms / 1000)
-            clock_time = time.strftime("%H:%M:%S", completed)
-            parts.append(f"checkpoint {details.last_checkpoint_id} at {clock_time}")
+            completed = _time_of_day(details.last_checkpoint_at_ms)
+            parts.append(f"checkpoint {details.last_checkpoint_id} at {completed}")
         if details.summary.restarts:
             parts.append(f"{details.summary.restarts} restarts")
+        if details.HasField("slot_wait"):
+            parts.append(slot_wait_text(details.slot_wait))
+        # How it ended is told in full when it has.
+        if details.HasField("failure") and details.summary.state not in TERMINAL_STATES:
+            parts.append(_last_failure(details.failure))
         return "  ".join(parts)
+
+
+def _last_failure(failure: client_pb2.FailureCause) -> str:
+    text = f"{failure.error_class}: {' '.join(failure.message.split())}"
+    if len(text) > _FAILURE_MAX_CHARS:
+        text = f"{text[: _FAILURE_MAX_CHARS - 3]}..."
+    return f"last failure at {_time_of_day(failure.timestamp_ms)}: {text}"
+
+
+def _time_of_day(timestamp_ms: int) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(timestamp_ms / 1000))
+
+
+def slot_wait_text(wait: client_pb2.SlotWait) -> str:
+    """What a job waits for, and how long already: "waits for 8 slots, 2 of 4 are free (12 s of 60 s)"."""
+    return (
+        f"waits for {wait.needed} slots, {wait.free} of {wait.total} are free "
+        f"({wait.waited_ms // 1000} s of {wait.timeout_ms / 1000:g} s)"
+    )
 
 
 def rows_read(details: client_pb2.JobDetails) -> int:

@@ -44,7 +44,7 @@ class RestartStrategies:
         """So many restarts in the life of the job.
 
         Args:
-            attempts: restarts before the job fails; ``"infinite"`` or -1 = no limit.
+            attempts: restarts before the job fails; ``"infinite"`` = no limit.
             delay: from a failure to its restart.
 
         Raises:
@@ -93,7 +93,7 @@ class RestartStrategies:
             reset_backoff_threshold: after so long without a failure the next delay is the first again.
             jitter_factor: part of a delay that is added or subtracted at random at most, 0 to 1.
             attempts_before_reset_backoff: restarts before the job fails, counted since the last reset;
-                ``"infinite"`` or -1 = no limit.
+                ``"infinite"`` = no limit.
 
         Raises:
             ConfigurationError: a value is wrong.
@@ -113,4 +113,6 @@ def _choice(kind: str, **values: object) -> RestartStrategyChoice:
     keys: dict[str, object] = {"restart-strategy.type": kind}
     for name, value in values.items():
         keys[f"restart-strategy.{kind}.{name.replace('_', '-')}"] = value
-    return RestartStrategyChoice(Configuration.from_mapping(keys).to_mapping())
+    config = Configuration.from_mapping(keys)
+    config.check_exponential_delay()
+    return RestartStrategyChoice(config.to_mapping())

@@ -166,8 +166,8 @@ class StreamOutputs:
             raise JobRejected(
                 f"sink: {sink!r} is no penstock.Sink; derive a class from ps.Sink and pass {hint}"
             )
-        is_two_phase(sink)
-        operation = WriteSink(graph_pb2.SinkSpec(custom=graph_pb2.Function()), function=sink)
+        spec = graph_pb2.SinkSpec(custom=graph_pb2.Function(), two_phase=is_two_phase(sink))
+        operation = WriteSink(spec, function=sink)
         return self._end(operation, type(sink).__name__)
 
     def _end(self, operation: WriteSink, label: str) -> StreamSink:

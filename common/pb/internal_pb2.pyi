@@ -248,6 +248,7 @@ class PromotedSet(_message.Message):
     SCHEMA_FIELD_NUMBER: _builtins.int
     PARTITION_COUNT_FIELD_NUMBER: _builtins.int
     PROMOTED_AT_MS_FIELD_NUMBER: _builtins.int
+    CONFIRMED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     job_id: _builtins.str
     schema: _builtins.bytes
@@ -255,6 +256,8 @@ class PromotedSet(_message.Message):
     partition_count: _builtins.int
     """Of all TaskManagers: with fewer it is not complete."""
     promoted_at_ms: _builtins.int
+    confirmed: _builtins.bool
+    """All TaskManagers have promoted their part: before one has been told so, there is no such set."""
     def __init__(
         self,
         *,
@@ -263,10 +266,11 @@ class PromotedSet(_message.Message):
         schema: _builtins.bytes = ...,
         partition_count: _builtins.int = ...,
         promoted_at_ms: _builtins.int = ...,
+        confirmed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "name", b"name", "partition_count", b"partition_count", "promoted_at_ms", b"promoted_at_ms", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "job_id", b"job_id", "name", b"name", "partition_count", b"partition_count", "promoted_at_ms", b"promoted_at_ms", "schema", b"schema"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

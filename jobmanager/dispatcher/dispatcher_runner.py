@@ -122,7 +122,7 @@ class DispatcherRunner:
             job = recovered(unfinished, self._config, self._artifacts)
         except JobEndedError as end:
             record = JobRecord(job_id, graph, None, unfinished.submitted_at_ms)
-            record.failure = cause_of_end(end, now_ms)
+            record.end_cause = cause_of_end(end, now_ms)
             record.enter(end.state, now_ms)
             self._jobs[job_id] = _Job(record, None)
             self._store.remove(job_id)
@@ -201,7 +201,12 @@ class DispatcherRunner:
             options,
         )
         record = JobRecord(
-            job_id, job.graph, runner.master, submitted_at_ms, job.checkpoint_directory
+            job_id,
+            job.graph,
+            runner.master,
+            submitted_at_ms,
+            job.checkpoint_directory,
+            slot_wait=lambda: self._cluster.slot_wait(job_id),
         )
         self._jobs[job_id] = _Job(record, runner)
         self._results.open(job_id, record.collect_limits, job.settings.checkpoints is not None)
@@ -233,16 +238,13 @@ class DispatcherRunner:
     async def _quarantine(self, job_id: str, error: Exception) -> None:
         record = self._jobs[job_id].record
         if not record.ended:
-            record.failure = quarantine_cause(error, self._clock.now_ms())
+            record.end_cause = quarantine_cause(error, self._clock.now_ms())
             self._publish(job_id, JobState.FAILED)
         for slots in self._cluster.held_slots(job_id).values():
             await free_slots(self._cluster, job_id, slots, self._log)
 
     def _publish(self, job_id: str, state: JobState) -> None:
-        job = self._jobs[job_id]
-        record = job.record
-        if job.runner is not None and job.runner.master.failure is not None:
-            record.failure = job.runner.master.failure
+        record = self._jobs[job_id].record
         record.enter(state, self._clock.now_ms())
         self._log.info(
             "job.state_changed",

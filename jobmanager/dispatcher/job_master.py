@@ -71,7 +71,7 @@ from penstock.errors import InvariantViolation
 
 _STORY_LENGTH = 64
 _DAMAGED = ("StoreCorrupt", "StoreNotFound")
-"""A task that fails so has found its checkpoint damaged: an older one is tried."""
+"""A task that fails so has found the checkpoint damaged that it goes on from: another one is tried."""
 
 
 class JobMaster:
@@ -326,11 +326,13 @@ class JobMaster:
         deployed, self._moving = self._moving, frozenset()
         self._phase = Phase.DEPLOYED
         tasks: dict[str, list[TaskPlan]] = {}
+        from_nothing = frozenset(filter(self._failover.begins_from_nothing, deployed))
         for attempt in self.graph.attempts_of(deployed):
             attempt.become(AttemptState.DEPLOYING)
+            if attempt.key.subtask not in from_nothing:
+                attempt.restored_from = self.restored_checkpoint_id
             task = self._deployments.task(attempt)
             tasks.setdefault(attempt.taskmanager_id, []).append(task)
-        from_nothing = frozenset(filter(self._failover.begins_from_nothing, deployed))
         for taskmanager_id, own in tasks.items():
             self._effects.append(m.DeployTasks(taskmanager_id, tuple(own), from_nothing))
         self._send(self._splits.told_again(deployed, self.graph))
@@ -361,7 +363,7 @@ class JobMaster:
         attempt.become(event.state)
         if event.state is AttemptState.FAILED:
             cause = event.failure or of_attempt(attempt, "it failed without a cause")
-            self._fail(cause, [event.key.subtask], self._blamed(event))
+            self._fail(cause, self._concerned(attempt, cause), self._blamed(event))
         elif event.state is AttemptState.CANCELED and not was_cancelled:
             # Nobody asked for it.
             cause = of_attempt(attempt, "its TaskManager cancelled it")
@@ -372,6 +374,18 @@ class JobMaster:
             if self._wiring is not None:
                 self._perform(self._wiring.finished(event.key, self._splits, self._now_ms))
         self._go_on()
+
+    def _concerned(
+        self, attempt: ExecutionAttempt, cause: FailureCause
+    ) -> Iterable[SubtaskId] | None:
+        """Whom the failure of an attempt concerns: itself, or all where their checkpoint is damaged."""
+        damaged = attempt.restored_from if cause.error_class in _DAMAGED else 0
+        if damaged:
+            self._unusable.add(damaged)
+        if damaged and damaged == self.restored_checkpoint_id:
+            # Others hold what follows the damaged checkpoint, and not what follows an older one.
+            return ALL
+        return [attempt.key.subtask]
 
     def _blamed(self, event: m.AttemptReported) -> list[KeptPartition]:
         """The partition that a consumer could not read, unless it has been replaced meanwhile, is none that
@@ -555,10 +569,6 @@ class JobMaster:
             # An original cause takes the place of a consequence of it.
             self.failure = more_telling(self.failure, self._failover.join_end(cause))
             return
-        if cause.vertex and cause.error_class in _DAMAGED and self.restored_checkpoint_id:
-            # Others hold what follows the damaged checkpoint, and not what follows an older one.
-            self._unusable.add(self.restored_checkpoint_id)
-            failed = ALL
         if self._committed:
             cause = committed_already(cause)
         joins = self._phase in (Phase.STOPPING, Phase.WAITING)

@@ -1,6 +1,8 @@
 """Lets what a job persists outlive it, on all TaskManagers or on none.
 
-What had the name before goes last, so that there is always something complete to read.
+It counts when all TaskManagers have their part and the first of them has been told so: what a JobManager that dies
+before leaves is nothing, and is removed. What had the name before goes last, so that there is always
+something complete to read.
 """
 
 from __future__ import annotations
@@ -68,12 +70,18 @@ class PromotionRunner:
                     self._held.check_free(output.promoted.name)
             try:
                 for output in outputs:
-                    for taskmanager_id, ids in output.partitions.items():
-                        await self._held.promote_on(taskmanager_id, output.promoted, ids)
+                    await self._promote(output)
+                for output in outputs:
+                    output.promoted.confirmed = True
+                    await self._promote(output)
             except StreamError:
                 await self._drop(names)
                 raise
             await self._drop_replaced(names)
+
+    async def _promote(self, output: _Output) -> None:
+        for taskmanager_id, ids in output.partitions.items():
+            await self._held.promote_on(taskmanager_id, output.promoted, ids)
 
     def _outputs(self, partitions: Iterable[m.PersistedPartition]) -> list[_Output]:
         """By sink.

@@ -2,7 +2,8 @@
 
 Pipelined edges join the subtasks that their channels connect, since what was read is gone; a colocation
 group joins its subtasks of equal index. Edges that keep their rows (blocking, caching) separate regions, unless
-regions depend on each other in a cycle over such edges: these are one region, which no order could start.
+regions depend on each other in a cycle over such edges: these are one region, which no order could start. The
+other subtasks of a source depend on its subtask 0, which discovers what they read, wherever it is.
 
 Invariants: each subtask is in exactly one region; a region's index is larger than those of all regions that
 it reads from. A kept edge may have both its ends in one region, where another way joins them: such
@@ -62,7 +63,7 @@ class RegionGraph:
                 self._read_by.setdefault(subtask, []).append(group)
             for subtask in group.producers:
                 self._written_by.setdefault(subtask, []).append(group)
-        parts = _without_cycles(_joined_subtasks(plan, groups), kept)
+        parts = _without_cycles(_joined_subtasks(plan, groups), kept, plan)
         self.regions = tuple(Region(index, frozenset(part)) for index, part in enumerate(parts))
         self._subtasks = parts
         self._region_of = {
@@ -185,9 +186,9 @@ def _joined_subtasks(plan: JobPlan, groups: Sequence[ChannelGroup]) -> list[list
 
 
 def _without_cycles(
-    parts: list[list[SubtaskId]], kept: Sequence[ChannelGroup]
+    parts: list[list[SubtaskId]], kept: Sequence[ChannelGroup], plan: JobPlan
 ) -> list[list[SubtaskId]]:
-    """Parts that depend on each other over kept edges merged into one; topological order.
+    """Parts that depend on each other, over kept edges or for splits, merged into one; topological order.
 
     Each group is a node of the searched graph, between its producers' parts and its consumers': a path for
     each pair of them, without an edge for each.
@@ -198,6 +199,10 @@ def _without_cycles(
         for part in dict.fromkeys(part_of[producer] for producer in group.producers):
             successors[part].append(node)
         successors.append(list(dict.fromkeys(part_of[consumer] for consumer in group.consumers)))
+    for vertex in plan.vertices:
+        if vertex.source_uids:
+            readers = (SubtaskId(vertex.id, index) for index in range(1, vertex.parallelism))
+            successors[part_of[SubtaskId(vertex.id, 0)]] += [part_of[reader] for reader in readers]
     merged = (
         [subtask for node in component if node < len(parts) for subtask in parts[node]]
         for component in strongly_connected(successors)

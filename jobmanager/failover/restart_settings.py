@@ -18,11 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.config import Configuration, is_of_restart_strategy
-from penstock.errors import JobRejected
 
 NO_LIMIT = -1
-
-_EXPONENTIAL = "restart-strategy.exponential-delay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,7 @@ def restart_settings(config: Configuration, takes_checkpoints: bool) -> RestartS
         takes_checkpoints: whether it has something to restart from.
 
     Raises:
-        JobRejected: the numbers of its strategy contradict each other.
+        ConfigurationError: the numbers of its strategy contradict each other.
     """
     is_default = config.restart_strategy_type in (None, "fallback")
     return RestartSettings(
@@ -172,17 +169,10 @@ def _strategy(config: Configuration, takes_checkpoints: bool) -> Strategy:
 
 
 def _exponential_delay(config: Configuration) -> ExponentialDelay:
-    initial_ms = config.restart_strategy_exponential_delay_initial_backoff_ms
-    max_ms = config.restart_strategy_exponential_delay_max_backoff_ms
-    if max_ms < initial_ms:
-        raise JobRejected(
-            f"{_EXPONENTIAL}.max-backoff ({max_ms} ms) is shorter than "
-            f"{_EXPONENTIAL}.initial-backoff ({initial_ms} ms): the longest delay cannot be shorter "
-            "than the first; change one of them"
-        )
+    config.check_exponential_delay()
     return ExponentialDelay(
-        initial_backoff_ms=initial_ms,
-        max_backoff_ms=max_ms,
+        initial_backoff_ms=config.restart_strategy_exponential_delay_initial_backoff_ms,
+        max_backoff_ms=config.restart_strategy_exponential_delay_max_backoff_ms,
         multiplier=config.restart_strategy_exponential_delay_backoff_multiplier,
         reset_threshold_ms=config.restart_strategy_exponential_delay_reset_backoff_threshold_ms,
         jitter_factor=config.restart_strategy_exponential_delay_jitter_factor,

@@ -88,13 +88,18 @@ class AttemptKey:
 
 @dataclass(slots=True)
 class ExecutionAttempt:
-    """State of one attempt."""
+    """State of one attempt.
+
+    Attributes:
+        restored_from: checkpoint that it goes on from, 0 = from none.
+    """
 
     key: AttemptKey
     state: AttemptState = field(default=_S.CREATED)
     taskmanager_id: str = ""
     slot_id: str = ""
     reached_end_of_data: bool = False
+    restored_from: int = 0
 
     @property
     def terminal(self) -> bool:

@@ -18,3 +18,18 @@ class LossReason(enum.Enum):
     """It said so."""
     RESTARTED = "restarted"
     """It has come back as another incarnation."""
+
+    @property
+    def advice(self) -> str:
+        """What somebody can do about it, "" = nothing is wrong."""
+        return _ADVICE.get(self, "")
+
+
+_SILENT = (
+    "its machine is down, overloaded or cut off; see its log, and start it again if it has ended"
+)
+_ADVICE = {
+    LossReason.CONNECTION_REFUSED: "its process has ended; see the end of its log, and start it again",
+    LossReason.HEARTBEAT_TIMEOUT: _SILENT,
+    LossReason.UNREACHABLE: _SILENT,
+}

@@ -6,7 +6,7 @@ forgotten, was told of by an earlier one, or could not release because a call fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobmanager.partitions.promoted import PromotedPart, PromotedPartitions, PromotedSet
@@ -82,6 +82,30 @@ class HeldPartitions:
         }
         return tuple(sorted(job_id for job_id in jobs if not needs_partitions(job_id)))
 
+    def unconfirmed(
+        self, taskmanager_id: str, needs_partitions: Callable[[str], bool]
+    ) -> tuple[tuple[str, str], ...]:
+        """Names and jobs under which a TaskManager holds what promotions have left that were broken off.
+
+        Args:
+            taskmanager_id: which.
+            needs_partitions: whether a job is known and has not ended: it may be just promoting.
+        """
+        holdings = self.of(taskmanager_id)
+        there = {(one.promoted_as, one.job_id) for one in holdings.partitions if one.promoted_as}
+        there |= {(one.name, one.job_id) for one in holdings.promoted}
+        left = there - self.confirmed().keys()
+        return tuple(sorted(key for key in left if not needs_partitions(key[1])))
+
+    def confirmed(self) -> Mapping[tuple[str, str], PromotedSet]:
+        """What was promoted as a whole, by name and job: it is enough that one TaskManager has been told."""
+        return {
+            (one.name, one.job_id): one
+            for holdings in self._holdings.values()
+            for one in holdings.promoted
+            if one.confirmed
+        }
+
     def all(self) -> Sequence[tuple[str, HeldPartition]]:
         """TaskManager and partition, in order."""
         return [
@@ -101,12 +125,8 @@ class HeldPartitions:
         )
 
     def promoted(self) -> list[PromotedPartitions]:
-        """What is promoted, by name and age; of each set what is still there of it."""
-        sets = {
-            (one.name, one.job_id): one
-            for holdings in self._holdings.values()
-            for one in holdings.promoted
-        }
+        """The sets that were promoted as a whole, by name and age; of each what is still there of it."""
+        sets = self.confirmed()
         parts: dict[tuple[str, str], list[PromotedPart]] = {}
         for taskmanager_id, held in self.all():
             if held.promoted_as:

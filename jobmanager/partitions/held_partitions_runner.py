@@ -44,7 +44,8 @@ class HeldPartitionsRunner:
         self._client = client
         self._start = start
         self._held = HeldPartitions()
-        self._releasing: set[tuple[str, str]] = set()
+        self._releasing: set[tuple[str, str, str]] = set()
+        """TaskManager, job, and the name it is promoted under, "" = none."""
         self._is_settled = is_settled
         self._claimed: set[str] = set()
         self._log = structlog.get_logger(__name__)
@@ -68,20 +69,31 @@ class HeldPartitionsRunner:
     def release_unneeded(
         self, taskmanager_id: str, needs_partitions: Callable[[str], bool]
     ) -> None:
-        """Begins to release what a TaskManager holds of jobs that do not need it.
+        """Begins to release what a TaskManager holds of jobs that do not need it, and what broken promotions
+        have left.
 
         Args:
             taskmanager_id: which.
             needs_partitions: whether a job is known and has not ended.
         """
         for job_id in self._held.unneeded_jobs(taskmanager_id, needs_partitions):
-            if (taskmanager_id, job_id) not in self._releasing:
-                self._releasing.add((taskmanager_id, job_id))
-                self._start(self._release(taskmanager_id, job_id))
+            self._begin_release(taskmanager_id, job_id)
+        if self._is_settled():  # who has been told that a set is whole may still have to register
+            for name, job_id in self._held.unconfirmed(taskmanager_id, needs_partitions):
+                self._begin_release(taskmanager_id, job_id, name)
 
-    async def _release(self, taskmanager_id: str, job_id: str) -> None:
+    def _begin_release(self, taskmanager_id: str, job_id: str, promoted_as: str = "") -> None:
+        key = (taskmanager_id, job_id, promoted_as)
+        if key not in self._releasing:
+            self._releasing.add(key)
+            self._start(self._release(*key))
+
+    async def _release(self, taskmanager_id: str, job_id: str, promoted_as: str) -> None:
         try:
-            await self._client(taskmanager_id).release_partitions(job_id, ())
+            if promoted_as:
+                await self.drop_on(taskmanager_id, promoted_as, job_id)
+            else:
+                await self._client(taskmanager_id).release_partitions(job_id, ())
         except StreamError as error:
             self._log.warning(
                 "partitions.not_released",
@@ -90,18 +102,20 @@ class HeldPartitionsRunner:
                 reason=str(error),
             )
         finally:
-            self._releasing.discard((taskmanager_id, job_id))
+            self._releasing.discard((taskmanager_id, job_id, promoted_as))
 
     def details(self, *, promoted: bool) -> list[client_pb2.PartitionDetails]:
-        """What clients see.
+        """What clients see: no part of what has not been promoted as a whole.
 
         Args:
             promoted: only those that outlive their job.
         """
+        confirmed = self._held.confirmed()
         return [
             partition_details(taskmanager_id, partition)
             for taskmanager_id, partition in self._held.all()
-            if partition.promoted_as or not promoted
+            if (partition.promoted_as, partition.job_id) in confirmed
+            or not (promoted or partition.promoted_as)
         ]
 
     async def drop(self, name: str) -> int:
@@ -194,7 +208,7 @@ class HeldPartitionsRunner:
         Raises:
             JobRejected: something has.
         """
-        if self._held.holders_of(name):
+        if any(found.whole.name == name for found in self.promoted()):
             raise JobRejected(name_taken(name))
 
     def check_persisted(self, graph: graph_pb2.JobGraph) -> None:

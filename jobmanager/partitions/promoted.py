@@ -23,6 +23,8 @@ class PromotedSet:
     Attributes:
         schema: of the rows, an Arrow IPC message.
         partition_count: of all TaskManagers.
+        confirmed: all of them have been promoted; without that they are what a promotion that was broken
+            off has left, or is just doing.
     """
 
     name: str
@@ -30,6 +32,7 @@ class PromotedSet:
     schema: bytes
     partition_count: int
     promoted_at_ms: int
+    confirmed: bool
 
 
 @dataclass(frozen=True, slots=True)

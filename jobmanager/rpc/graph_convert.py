@@ -42,6 +42,10 @@ _NOBODY = graph_pb2.Vertex(parallelism=1, max_parallelism=1)
 """Reads what outlives the job, as long as that runs."""
 
 
+def _commits(sink: graph_pb2.SinkSpec) -> bool:
+    return sink.two_phase or sink.WhichOneof("kind") in ("files", "collect")
+
+
 def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
     """The shape of a graph.
 
@@ -71,6 +75,7 @@ def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
                     if operator.HasField("source") and persisted_source(vertex) is None
                 ),
                 colocation_group=vertex.colocation_group,
+                commits_output=any(_commits(operator.sink) for operator in vertex.operators),
             )
             for vertex in graph.vertices
         ),

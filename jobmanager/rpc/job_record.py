@@ -7,6 +7,7 @@ written once.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from common.pb import internal_pb2
 from jobmanager.dispatcher.job_master import JobMaster
@@ -30,6 +31,7 @@ class JobRecord:
         master: its machine; None for a job that ended with an earlier JobManager.
         submitted_at_ms: when it was accepted.
         checkpoint_directory: its own in the checkpoint store, "" = none.
+        slot_wait: what it waits for of the slot pool; None = for nothing.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class JobRecord:
         master: JobMaster | None,
         submitted_at_ms: int,
         checkpoint_directory: str = "",
+        slot_wait: Callable[[], client_pb2.SlotWait | None] = lambda: None,
     ) -> None:
         self.job_id = job_id
         self.name = graph.name
@@ -46,7 +49,8 @@ class JobRecord:
         self.submitted_at_ms = submitted_at_ms
         self.running_at_ms = 0
         self.ended_at_ms = 0
-        self.failure: FailureCause | None = None
+        self.end_cause: FailureCause | None = None
+        """What ended it where that was not its machine."""
         self.artifact_ids = frozenset(artifact.id for artifact in graph.artifacts)
         self.metrics: dict[AttemptKey, internal_pb2.AttemptMetrics] = {}
         self.changed = asyncio.Event()
@@ -58,12 +62,20 @@ class JobRecord:
         }
         self._master = master
         self._checkpoint_directory = checkpoint_directory
+        self._slot_wait = slot_wait
         self._vertices = [_shown(vertex) for vertex in graph.vertices]
 
     @property
     def ended(self) -> bool:
         """True when the job has reached a terminal state."""
         return is_terminal(self.state)
+
+    @property
+    def failure(self) -> FailureCause | None:
+        """The last failure, whether or not it ended the job."""
+        if self.end_cause is not None or self._master is None:
+            return self.end_cause
+        return self._master.failure
 
     def enter(self, state: JobState, now_ms: int) -> None:
         """The job's state has changed."""
@@ -124,10 +136,8 @@ class JobRecord:
     def exceptions(self) -> client_pb2.ListExceptionsResponse:
         """The last failures, the newest first."""
         entries = self._master.exceptions.entries if self._master is not None else ()
-        is_told = bool(entries) and entries[0].ended_job
-        if self.state is JobState.FAILED and self.failure is not None and not is_told:
-            # It ended without its machine: with its JobManager, or by an error in the machine itself.
-            end = ExceptionEntry(self.failure, FailureLabels().of(self.failure))
+        if self.state is JobState.FAILED and self.end_cause is not None:
+            end = ExceptionEntry(self.end_cause, FailureLabels().of(self.end_cause))
             entries = (end, *entries)
         return exceptions_of(entries)
 
@@ -136,6 +146,8 @@ class JobRecord:
         details = client_pb2.JobDetails(summary=self.summary(), vertices=self._vertices)
         if self.failure is not None:
             details.failure.CopyFrom(cause_message(self.failure))
+        if (slot_wait := self._slot_wait()) is not None:
+            details.slot_wait.CopyFrom(slot_wait)
         if self._master is None:
             return details
         add_last_checkpoint(details, self._master)

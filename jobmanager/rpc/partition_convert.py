@@ -18,7 +18,14 @@ def holdings_of(holdings: internal_pb2.Holdings) -> Holdings:
         holdings.count,
         holdings.size_bytes,
         tuple(
-            PromotedSet(one.name, one.job_id, one.schema, one.partition_count, one.promoted_at_ms)
+            PromotedSet(
+                one.name,
+                one.job_id,
+                one.schema,
+                one.partition_count,
+                one.promoted_at_ms,
+                one.confirmed,
+            )
             for one in holdings.promoted
         ),
         holdings.version,

@@ -20,7 +20,7 @@ from common.grpc_options import channel_options
 from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.rpc.reachability_client import ReachabilityClient
 from penstock.errors import StreamError, TaskManagerLost
-from penstock.grpc_errors import error_from_rpc
+from penstock.grpc_errors import UNANSWERED, error_from_rpc, is_ours, unanswered
 from penstock.pb import client_pb2, graph_pb2
 from penstock.protocol import MESSAGE_SIZE_MAX_BYTES
 
@@ -271,13 +271,10 @@ class TaskManagerClient:
         )
 
     def _error(self, action: str, error: grpc.aio.AioRpcError) -> StreamError:
-        if error.code() in (
-            grpc.StatusCode.UNAVAILABLE,
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            grpc.StatusCode.CANCELLED,
-        ):
-            return TaskManagerLost(
-                f"TaskManager {self.taskmanager_id} at {self.address} did not {action}: "
-                f"{error.code().name}: {error.details()}; see its log"
-            )
-        return error_from_rpc(error)
+        if is_ours(error) or error.code() not in UNANSWERED:
+            return error_from_rpc(error)
+        return TaskManagerLost(
+            f"TaskManager {self.taskmanager_id} at {self.address} did not {action}: "
+            f"{unanswered(error.code(), error.details())}; it has ended, is cut off or overloaded: its "
+            "log tells"
+        )

@@ -241,7 +241,9 @@ class ClusterRunner:
         """
         taskmanager = self._taskmanagers.get(taskmanager_id)
         if taskmanager is None:
-            raise TaskManagerLost(f"TaskManager {taskmanager_id} is not registered any more")
+            raise TaskManagerLost(
+                f"TaskManager {taskmanager_id} is not registered any more: it was lost, or stopped"
+            )
         return taskmanager.client
 
     def facts(self, taskmanager_ids: Iterable[str] | None = None) -> list[TaskManagerFacts]:
@@ -314,7 +316,8 @@ class ClusterRunner:
         )
         cause = FailureCause(
             "TaskManagerLost",
-            f"TaskManager {taskmanager_id} at {taskmanager.address} was lost: {reason}",
+            f"TaskManager {taskmanager_id} at {taskmanager.address} was lost: {reason}"
+            f"{': ' if loss.advice else ''}{loss.advice}",
             taskmanager_id=taskmanager_id,
             timestamp_ms=self._clock.now_ms(),
         )
@@ -361,7 +364,7 @@ class ClusterRunner:
 
     def leave(self, job_id: str) -> None:
         """A job's actor has ended, one way or the other: it no longer waits for slots."""
-        if self._pool.waits(job_id):
+        if self._pool.open_request(job_id) is not None:
             self._step(s.RequestWithdrawn(job_id))
         self._inboxes.pop(job_id, None)
         self._wait_ms_by_job.pop(job_id, None)
@@ -370,6 +373,20 @@ class ClusterRunner:
         """Asks for slots; answered by ``SlotsGranted`` or ``SlotsRefused``."""
         self._wait_ms_by_job[job_id] = timeout_ms
         self._step(s.SlotsRequested(job_id, count, self._now_ms() + timeout_ms))
+
+    def slot_wait(self, job_id: str) -> client_pb2.SlotWait | None:
+        """What clients see of a job's open request; None = it waits for none."""
+        request = self._pool.open_request(job_id)
+        if request is None:
+            return None
+        timeout_ms = self._wait_ms_by_job[job_id]
+        return client_pb2.SlotWait(
+            needed=request.count,
+            free=self._pool.free,
+            total=self._pool.total,
+            waited_ms=timeout_ms - (request.deadline_ms - self._now_ms()),
+            timeout_ms=timeout_ms,
+        )
 
     def withdraw_request(self, job_id: str) -> None:
         """Asks no longer."""

@@ -148,9 +148,9 @@ class SlotPool:
         """Requests in the queue."""
         return len(self._queue)
 
-    def waits(self, job_id: str) -> bool:
-        """Whether a job has an open request."""
-        return job_id in self._queue
+    def open_request(self, job_id: str) -> SlotsRequested | None:
+        """What a job waits for; None = it does not."""
+        return self._queue.get(job_id)
 
     def counts(self, taskmanager_id: str) -> tuple[int, int]:
         """Total and free slots of one TaskManager; zeros where it is unknown."""

@@ -36,12 +36,21 @@ def summary_fields(summary: client_pb2.JobSummary) -> dict[str, Any]:
 
 def details_fields(details: client_pb2.JobDetails) -> dict[str, Any]:
     """``penstock info --json``."""
-    failure = details.failure
+    failure, wait = details.failure, details.slot_wait
     return {
         **summary_fields(details.summary),
         "last_checkpoint_id": details.last_checkpoint_id or None,
         "last_checkpoint_at_ms": details.last_checkpoint_at_ms or None,
         "failed_checkpoints": details.failed_checkpoints,
+        "slot_wait": {
+            "needed": wait.needed,
+            "free": wait.free,
+            "total": wait.total,
+            "waited_ms": wait.waited_ms,
+            "timeout_ms": wait.timeout_ms,
+        }
+        if details.HasField("slot_wait")
+        else None,
         "vertices": [_vertex_fields(vertex) for vertex in details.vertices],
         "failure": {
             "error_class": failure.error_class,

@@ -22,6 +22,7 @@ from penstock.cli.describe import (
     time_of,
 )
 from penstock.pb import client_pb2
+from penstock.progress import slot_wait_text
 
 
 @click.command("list")
@@ -71,6 +72,8 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
         click.echo(f"last checkpoint: {details.last_checkpoint_id}, {when}")
     if details.failed_checkpoints:
         click.echo(f"failed checkpoints: {details.failed_checkpoints}")
+    if details.HasField("slot_wait"):
+        click.echo(slot_wait_text(details.slot_wait))
     print_table(
         ["VERTEX", "NAME", "SUBTASK", "ATTEMPT", "STATE", "TASKMANAGER", "IN", "OUT"],
         [

@@ -522,6 +522,41 @@ class JobSummary(_message.Message):
 Global___JobSummary: _TypeAlias = JobSummary  # noqa: Y015
 
 @_typing.final
+class SlotWait(_message.Message):
+    """A job's request for slots that has not been granted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEEDED_FIELD_NUMBER: _builtins.int
+    FREE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    WAITED_MS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    needed: _builtins.int
+    free: _builtins.int
+    """Slots of the cluster now."""
+    total: _builtins.int
+    waited_ms: _builtins.int
+    timeout_ms: _builtins.int
+    """slot.request.timeout: when the wait becomes a failure."""
+    def __init__(
+        self,
+        *,
+        needed: _builtins.int = ...,
+        free: _builtins.int = ...,
+        total: _builtins.int = ...,
+        waited_ms: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "needed", b"needed", "timeout_ms", b"timeout_ms", "total", b"total", "waited_ms", b"waited_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlotWait: _TypeAlias = SlotWait  # noqa: Y015
+
+@_typing.final
 class JobDetails(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -531,6 +566,7 @@ class JobDetails(_message.Message):
     LAST_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     LAST_CHECKPOINT_AT_MS_FIELD_NUMBER: _builtins.int
     FAILED_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    SLOT_WAIT_FIELD_NUMBER: _builtins.int
     last_checkpoint_id: _builtins.int
     """0 = none yet."""
     last_checkpoint_at_ms: _builtins.int
@@ -540,7 +576,13 @@ class JobDetails(_message.Message):
     @_builtins.property
     def vertices(self) -> _containers.RepeatedCompositeFieldContainer[Global___VertexDetails]: ...
     @_builtins.property
-    def failure(self) -> Global___FailureCause: ...
+    def failure(self) -> Global___FailureCause:
+        """The last failure, whether or not it ended the job."""
+
+    @_builtins.property
+    def slot_wait(self) -> Global___SlotWait:
+        """Not set = it waits for none."""
+
     def __init__(
         self,
         *,
@@ -550,10 +592,11 @@ class JobDetails(_message.Message):
         last_checkpoint_id: _builtins.int = ...,
         last_checkpoint_at_ms: _builtins.int = ...,
         failed_checkpoints: _builtins.int = ...,
+        slot_wait: Global___SlotWait | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "slot_wait", b"slot_wait", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_checkpoints", b"failed_checkpoints", "failure", b"failure", "last_checkpoint_at_ms", b"last_checkpoint_at_ms", "last_checkpoint_id", b"last_checkpoint_id", "summary", b"summary", "vertices", b"vertices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_checkpoints", b"failed_checkpoints", "failure", b"failure", "last_checkpoint_at_ms", b"last_checkpoint_at_ms", "last_checkpoint_id", b"last_checkpoint_id", "slot_wait", b"slot_wait", "summary", b"summary", "vertices", b"vertices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

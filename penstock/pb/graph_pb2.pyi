@@ -1021,6 +1021,9 @@ class SinkSpec(_message.Message):
     COLLECT_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
+    TWO_PHASE_FIELD_NUMBER: _builtins.int
+    two_phase: _builtins.bool
+    """Custom only: checkpoints commit what it writes."""
     @_builtins.property
     def files(self) -> Global___FileSink: ...
     @_builtins.property
@@ -1042,10 +1045,11 @@ class SinkSpec(_message.Message):
         collect: Global___CollectSink | None = ...,
         custom: Global___Function | None = ...,
         persist: Global___PersistSink | None = ...,
+        two_phase: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print", "two_phase", b"two_phase"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["files", "print", "discard", "collect", "custom", "persist"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

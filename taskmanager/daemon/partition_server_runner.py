@@ -168,7 +168,8 @@ class PartitionServerRunner:
             )
         if self._endpoint is not None and report.ready != self._endpoint:
             raise TaskFailure(
-                f"port {self._endpoint.tcp_port} of the partition server is in use meanwhile"
+                f"port {self._endpoint.tcp_port} of the partition server has been taken by another"
+                " process: until it ends, nobody can read what finished attempts have left here"
             )
         return report.ready
 

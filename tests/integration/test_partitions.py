@@ -75,7 +75,9 @@ def promote(client: Client, job_id: str, name: str, partition: PartitionId) -> N
             silence_max_ms=10_000,
         )
         try:
-            promoted = internal_pb2.PromotedSet(name=name, job_id=job_id, partition_count=1)
+            promoted = internal_pb2.PromotedSet(
+                name=name, job_id=job_id, partition_count=1, confirmed=True
+            )
             await taskmanager.promote_partitions(promoted, [partition_message(partition)])
         finally:
             await taskmanager.close()

@@ -1,12 +1,25 @@
-"""The benchmark of recovery, small: it runs, finds everything exact, and says who was restarted."""
+"""The benchmark of recovery, small: it runs, finds everything exact, says who was restarted, and leaves nothing."""
 
 from __future__ import annotations
+
+import signal
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.measure import JobSettings
 from benchmarks.output_log import NOTE, Notes, first_outputs, largest_pause_ns
 from benchmarks.recovery import RecoverySettings, run_recovery
+from tests.support.processes import site
+
+ROOT = Path(__file__).parents[2]
+WAITS = """
+import signal
+from benchmarks.measure import bench_cluster
+with bench_cluster(1):
+    print("its cluster runs", flush=True)
+    signal.pause()
+"""
 
 
 def test_a_lost_taskmanager_restarts_its_own_subtasks_where_rows_are_kept() -> None:
@@ -37,3 +50,13 @@ def test_what_notes_tell() -> None:
     assert largest_pause_ns(steady, 0, 30) == 10
     assert largest_pause_ns(restarted, 5, 30) == 17
     assert largest_pause_ns(gone, 0, 30) == 20
+
+
+def test_a_benchmark_that_is_terminated_ends_its_cluster(tmp_path: Path) -> None:
+    with site(tmp_path) as place:
+        benchmark = place.start_python("-c", WAITS, directory=ROOT)
+        benchmark.wait_for_line("its cluster runs")
+        assert len(place.processes()) > 2
+        benchmark.send(signal.SIGTERM)
+        assert benchmark.wait().status == 128 + signal.SIGTERM
+        place.assert_nothing_left()

@@ -41,37 +41,7 @@ Partition = tuple[str, AttemptKey]
 
 
 def drawn_plan(draw: random.Random) -> JobPlan:
-    """A plan of two to four vertices, each of whose sources can be discovered from the start."""
-    while True:
-        plan = _any_plan(draw)
-        if _is_discoverable(plan):
-            return plan
-
-
-def _is_discoverable(plan: JobPlan) -> bool:
-    """Whether subtask 0 of each source begins without what its other subtasks read."""
-    regions = RegionGraph(plan)
-    for vertex in plan.vertices:
-        needed = {regions.region_of(SubtaskId(vertex.id, 0))}
-        while (
-            more := needed
-            | {
-                regions.region_of(p.producer)
-                for region in needed
-                for p in regions.consumed_by(region)
-            }
-        ) != needed:
-            needed = more
-        others = {SubtaskId(vertex.id, index) for index in range(1, vertex.parallelism)}
-        first = regions.region_of(SubtaskId(vertex.id, 0))
-        if vertex.source_uids and any(
-            others & region.subtasks for region in needed if region is not first
-        ):
-            return False
-    return True
-
-
-def _any_plan(draw: random.Random) -> JobPlan:
+    """A plan of two to four vertices."""
     vertices: list[VertexPlan] = []
     edges: list[EdgePlan] = []
     for number in range(draw.randint(2, 4)):

@@ -74,7 +74,9 @@ def draw_run(seed: int, backend: str, job: str = "") -> Run:
         "execution.checkpointing.max-concurrent-checkpoints": draws.choice((1, 2, 3)),
         "execution.checkpointing.num-retained": draws.choice((1, 1, 3)),
         "execution.checkpointing.incremental": draws.choice((True, False)),
-        "execution.checkpointing.tolerable-failed-checkpoints": draws.choice((-1, -1, 3)),
+        "execution.checkpointing.tolerable-failed-checkpoints": draws.choice(
+            ("infinite", "infinite", 3)
+        ),
         "state.backend.type": backend,
         "state.storage.fs.memory-threshold": draws.choice((0, 200, 20_000)),
         "execution.batch-rows": draws.choice((3, 16, 64)),

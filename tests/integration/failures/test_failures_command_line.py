@@ -413,6 +413,7 @@ INFO = SUMMARY | {
     "last_checkpoint_id",
     "last_checkpoint_at_ms",
     "failed_checkpoints",
+    "slot_wait",
     "vertices",
     "failure",
 }

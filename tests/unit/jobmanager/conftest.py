@@ -51,6 +51,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.promoted: list[internal_pb2.PromotedSet] = []
         self.version = 0
         self.refuse_promotion = False
+        self.promotions: list[tuple[str, bool]] = []
         self.released: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         self.refuse_releasing = False
         self._jobmanager_port = jobmanager_port
@@ -209,13 +210,16 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
     async def PromotePartitions(self, request: Any, context: Any) -> Any:
         if self.refuse_promotion:
             raise RuntimeError("no inodes left")
+        self.promotions.append((self.id, request.set.confirmed))
         for partition in request.partitions:
-            self.held.append(
-                internal_pb2.HeldPartition(
-                    job_id=request.set.job_id, partition=partition, promoted_as=request.set.name
-                )
+            held = internal_pb2.HeldPartition(
+                job_id=request.set.job_id, partition=partition, promoted_as=request.set.name
             )
-        self.promoted.append(request.set)
+            if held not in self.held:
+                self.held.append(held)
+        name = (request.set.name, request.set.job_id)
+        others = [one for one in self.promoted if (one.name, one.job_id) != name]
+        self.promoted = [*others, request.set]
         return internal_pb2.PromotePartitionsResponse(holdings=self.holdings())
 
     @override

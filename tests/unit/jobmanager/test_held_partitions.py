@@ -38,6 +38,10 @@ def message(job_id: str, promoted_as: str = "") -> internal_pb2.HeldPartition:
     )
 
 
+def whole(name: str, job_id: str) -> internal_pb2.PromotedSet:
+    return internal_pb2.PromotedSet(name=name, job_id=job_id, partition_count=1, confirmed=True)
+
+
 def test_what_no_job_needs() -> None:
     table = HeldPartitions()
     partitions = (held("a"), held("a", 1), held("b"), held("c", promoted_as="mine"))
@@ -61,6 +65,7 @@ def test_what_ended_and_unknown_jobs_left_is_released(cluster_of: Any, make_grap
             job = await cluster.submit(make_graph())
             await cluster.wait_for(job, "RUNNING")
             taskmanager.held = [message(job), message("gone"), message("old", "mine")]
+            taskmanager.promoted = [whole("mine", "old")]
             taskmanager.refuse_releasing = True
             slots = [(slot, job) for slot in taskmanager.allocated]
             async with asyncio.timeout(DEADLINE_S):
@@ -84,6 +89,7 @@ def test_clients_see_what_is_held(cluster_of: Any, make_graph: Any) -> None:
             taskmanager = await cluster.add("tm1")
             job = await cluster.submit(make_graph())
             taskmanager.held = [message(job), message(job, "mine"), message(job, "yours")]
+            taskmanager.promoted = [whole("mine", job), whole("yours", job)]
             assert await taskmanager.beat()
             details = await cluster.client.GetCluster(client_pb2.GetClusterRequest())
             (shown,) = details.taskmanagers

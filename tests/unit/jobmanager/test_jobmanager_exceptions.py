@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobmanager.dispatcher.job_master import JobMaster
 from penstock.errors import ConfigurationError
 from penstock.job_exceptions import JobException, exception_of
-from penstock.pb import client_pb2
+from penstock.pb import client_pb2, graph_pb2
 
 FAILED = client_pb2.ATTEMPT_STATE_FAILED
 JOB = "0" * 32
@@ -150,6 +152,86 @@ def test_a_job_that_ended_with_its_jobmanager_has_that_end_in_its_history(
             assert entry.ended_job
             assert "the JobManager ended while the job ran" in entry.root_cause.message
             assert entry.labels == {"type": "SYSTEM"}
+
+    run(scenario)
+
+
+async def told_last(cluster: Any, is_told: Callable[[Any], bool]) -> client_pb2.JobDetails:
+    """The job as a client that watches it sees it, once something holds."""
+    request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
+    watch = cluster.client.WatchJob(request, timeout=10)
+    async for details in watch:
+        if is_told(details):
+            watch.cancel()
+            return details
+    raise AssertionError("the job has ended")
+
+
+def test_a_job_that_goes_on_running_shows_its_last_failure(
+    cluster_of: Any, make_graph: Any
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(OFTEN) as cluster:
+            failing = Failing(await cluster.add("tm1"))
+            graph = make_graph()
+            graph.edges[0].partitioning = graph_pb2.PARTITIONING_FORWARD  # two regions
+            del graph.edges[0].key_columns[:]
+            await cluster.submit(graph)
+            await cluster.wait_for(JOB, "RUNNING")
+            for number in (1, 2):
+                failing.fail(f"failure {number}")
+                details = await told_last(cluster, lambda details: details.HasField("failure"))
+                assert details.summary.state == client_pb2.JOB_STATE_RUNNING
+                await restarted(cluster, number)
+                details = await cluster.wait_for(JOB, "RUNNING")
+                assert details.failure.message == f"failure {number}"
+
+    run(scenario)
+
+
+def test_a_job_that_waits_for_slots_shows_what_for_and_why_it_was_restarted(
+    cluster_of: Any, make_graph: Any
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of({**OFTEN, "slot.request.timeout": "60ms"}) as cluster:
+            await cluster.add("tm1")
+            await cluster.submit(make_graph(parallelism=4))
+
+            def waits_again(details: Any) -> bool:
+                return details.HasField("failure") and details.HasField("slot_wait")
+
+            details = await told_last(cluster, waits_again)
+            wait = details.slot_wait
+            assert (wait.needed, wait.free, wait.total, wait.timeout_ms) == (4, 2, 2, 60)
+            assert details.failure.error_class == "NoResourceAvailable"
+            await cluster.add("tm2")
+            assert not (await cluster.wait_for(JOB, "RUNNING")).HasField("slot_wait")
+
+    run(scenario)
+
+
+def test_a_bug_ends_a_job_whatever_had_restarted_it(
+    cluster_of: Any, make_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(OFTEN) as cluster:
+            failing = Failing(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            failing.fail("failure 1")
+            await restarted(cluster, 1)
+
+            def crash(self: JobMaster, event: Any) -> None:
+                raise ZeroDivisionError("a bug")
+
+            monkeypatch.setattr(JobMaster, "_take_report", crash)
+            failing.fail("failure 2")
+            details = await cluster.wait_for(JOB, "FAILED")
+            assert "a bug" in details.failure.message
+            newest, before = await exceptions(cluster)
+            assert newest.ended_job
+            assert "a bug" in newest.root_cause.message
+            assert before.root_cause.message == "failure 1"
 
     run(scenario)
 

@@ -182,7 +182,9 @@ def test_a_killed_taskmanager_fails_its_jobs_long_before_heartbeats_are_missed(
             await victim.kill()
             failure = (await cluster.wait_for(job_id, "FAILED")).failure
             assert failure.error_class == "TaskManagerLost"
-            assert "tm2" in failure.message
+            assert f"TaskManager tm2 at 127.0.0.1:{victim.port}" in failure.message
+            assert "has ended" in failure.message
+            assert "log" in failure.message
             await survivor.all_freed.wait()
 
     run(scenario)

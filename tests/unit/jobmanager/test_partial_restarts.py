@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -35,8 +36,7 @@ RUNNING, FINISHED = AttemptState.RUNNING, AttemptState.FINISHED
 def with_source(plan: JobPlan, vertex: str) -> JobPlan:
     """The plan with a source in a vertex."""
     vertices = tuple(
-        VertexPlan(v.id, v.parallelism, v.slot_group, ("src",) if v.id == vertex else ())
-        for v in plan.vertices
+        replace(v, source_uids=("src",)) if v.id == vertex else v for v in plan.vertices
     )
     return JobPlan(vertices, plan.edges)
 
@@ -576,6 +576,23 @@ def test_a_damaged_checkpoint_restarts_everything() -> None:
     assert deployed(effects) == "a0 a1 b0 b1"
 
 
+def test_an_older_checkpoint_that_is_damaged_leaves_the_newest_alone() -> None:
+    """a0 goes on from checkpoint 3, a1 from checkpoint 5."""
+    story = Story(drawn("a:2 b:2", "a>b forward pipelined"), checkpoints=True)
+    story.restored = m.RestoredCheckpoint(3)
+    story.do(m.FailureRequested(CAUSE))
+    story.due()
+    story.run("a0 a1 b0 b1")
+    story.restored = m.RestoredCheckpoint(5)
+    story.fail("a1")
+    story.due()
+    story.run("a1 b1")
+    damaged = FailureCause("StoreNotFound", "chk-3/x is not there", vertex="a")
+    effects = story.do(m.AttemptReported(story.key("a0"), AttemptState.FAILED, damaged))
+    assert cancelled(effects) == "b0"
+    assert story.due()[0] == m.PrepareStart(3, (3,), subtasks("a0 b0"))
+
+
 def test_a_job_that_is_found_cannot_go_on_in_the_middle_of_rows_that_are_gone() -> None:
     plan = drawn("a:1 b:1", "a>b hash blocking")
     story = Story(plan, checkpoints=True)
@@ -614,6 +631,15 @@ def test_splits_wait_for_readers_that_begin_later() -> None:
     )
     [late] = commands(story.report("a1", FINISHED), m.AddSplits)
     assert late == m.AddSplits(story.key("s1"), "src", (found[1],), True)
+
+
+def test_who_discovers_splits_does_not_wait_for_those_who_read_them() -> None:
+    """b0 goes with a0 and reads what a1 writes, who can write nothing before a0 has found splits."""
+    story = Story(with_source(drawn("a:4@x b:2@x", "a>b rescale blocking"), "a"))
+    story.run("a0 a1 a2 a3 b0 b1")
+    found = (Split("x", size=2), Split("y", size=1))
+    told_of = told(story.do(m.SplitsReported(story.key("a0"), "src", found, True)), m.AddSplits)
+    assert told_of == "a0 a1 a2 a3"
 
 
 # ---------------------------------------------------------------- the end

@@ -15,9 +15,12 @@ from common.pb import internal_pb2
 from penstock.pb import client_pb2
 
 
-def unreachable(task: internal_pb2.TaskDeployment, slot_id: str) -> internal_pb2.TaskEvent:
-    """An attempt's report about the process that serves a slot."""
-    peer = internal_pb2.DataEndpoint(slot_id=slot_id, host_id="h", unix_path=f"/{slot_id}")
+def unreachable(
+    task: internal_pb2.TaskDeployment, slot_id: str, unix_path: str = ""
+) -> internal_pb2.TaskEvent:
+    """An attempt's report about the process that serves a slot, or partitions."""
+    path = unix_path or f"/{slot_id}"
+    peer = internal_pb2.DataEndpoint(slot_id=slot_id, host_id="h", unix_path=path)
     report = internal_pb2.PeerUnreachable(peer=peer, reason="connection reset")
     return internal_pb2.TaskEvent(attempt=task.attempt, peer_unreachable=report)
 
@@ -34,8 +37,9 @@ def run() -> Any:
     return run_bounded
 
 
+@pytest.mark.parametrize("is_partition_server", [False, True])
 def test_a_taskmanager_that_answers_is_not_doubted(
-    cluster_of: Any, make_graph: Any, run: Any
+    cluster_of: Any, make_graph: Any, run: Any, is_partition_server: bool
 ) -> None:
     async def work() -> None:
         async with cluster_of() as cluster:
@@ -49,7 +53,8 @@ def test_a_taskmanager_that_answers_is_not_doubted(
             job_id = await cluster.submit(make_graph())
             await cluster.wait_for(job_id, "RUNNING")
             reporter.report(unreachable(reporter.deployed[0], "nobody"))
-            reporter.report(unreachable(reporter.deployed[0], accused.allocated[0]))
+            peer = ("partitions", "/tm2") if is_partition_server else (accused.allocated[0],)
+            reporter.report(unreachable(reporter.deployed[0], *peer))
             await probed.wait()
             assert await accused.beat()
             info = await cluster.client.GetCluster(client_pb2.GetClusterRequest())
@@ -83,6 +88,6 @@ def test_one_that_does_not_answer_may_be_silent_for_a_shorter_time(
                 beating.cancel()
             assert failure.error_class == "TaskManagerLost"
             assert "TaskManager tm2" in failure.message
-            assert "could not be reached by tm1" in failure.message
+            assert "could not be reached by tm1: its machine is down" in failure.message
 
     run(work)

@@ -135,8 +135,10 @@ def test_what_is_lost_before_the_end_is_made_again() -> None:
 # ---------------------------------------------------------------- what there is
 
 
-def promoted(job_id: str, count: int, at_ms: int, name: str = "mine") -> PromotedSet:
-    return PromotedSet(name, job_id, b"schema", count, at_ms)
+def promoted(
+    job_id: str, count: int, at_ms: int, name: str = "mine", *, confirmed: bool = True
+) -> PromotedSet:
+    return PromotedSet(name, job_id, b"schema", count, at_ms, confirmed)
 
 
 def held(job_id: str, subtask_index: int, name: str = "mine") -> HeldPartition:
@@ -171,6 +173,24 @@ def test_the_newest_complete_set_of_a_name_counts() -> None:
         of_job(table.promoted(), "mine", "other")
     with pytest.raises(JobRejected, match="the names there are: none"):
         newest_named([], "mine")
+
+
+def test_what_was_not_promoted_as_a_whole_is_nothing() -> None:
+    table = HeldPartitions()
+    begun = promoted("new", 2, 1, confirmed=False)
+    table.observe("a", Holdings((held("new", 0),), promoted=(begun,), version=1))
+    table.observe("b", Holdings((held("new", 1),), version=1))  # its description was not written
+    assert table.promoted() == []
+    assert table.unconfirmed("a", lambda job_id: job_id == "new") == ()
+    for name in ("a", "b"):
+        assert table.unconfirmed(name, lambda _: False) == (("mine", "new"),)
+        # Found, so that what a job tries again can be cleared before.
+        assert name in table.holders_of("mine", "new")
+    # One TaskManager has been told that all have their part.
+    told = promoted("new", 2, 1)
+    table.observe("b", Holdings((held("new", 1),), promoted=(told,), version=2))
+    assert newest_named(table.promoted(), "mine").missing == []
+    assert table.unconfirmed("a", lambda _: False) == ()
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
@@ -246,11 +266,15 @@ def test_all_taskmanagers_promote_or_none(cluster_of: Any, make_graph: Any) -> N
             assert (one.held, two.held) == ([], [])
 
             two.refuse_promotion = False
+            one.promotions = two.promotions = order = []
             job = await cluster.submit(persisting(make_graph), "2" * 32)
             await cluster.wait_for(job, "FINISHED")
             assert [held.promoted_as for held in (*one.held, *two.held)] == ["mine", "mine"]
             (told,) = one.promoted
             assert (told.job_id, told.partition_count) == (job, 2)
+            # Nobody is told that it counts before all have their part.
+            assert [confirmed for _, confirmed in order] == [False, False, True, True]
+            assert {name for name, _ in order[:2]} == {"tm1", "tm2"}
             find = client_pb2.FindPersistedRequest(name="mine")
             found = await cluster.client.FindPersisted(find)
             assert (found.job_id, found.partition_count) == (job, 2)
@@ -260,6 +284,36 @@ def test_all_taskmanagers_promote_or_none(cluster_of: Any, make_graph: Any) -> N
             later = await cluster.submit(persisting(make_graph, overwrite=True), "4" * 32)
             await cluster.wait_for(later, "FINISHED")
             assert {held.job_id for held in (*one.held, *two.held)} == {later}
+
+    run(scenario)
+
+
+def test_what_a_broken_promotion_has_left_takes_no_name_and_goes(
+    cluster_of: Any, make_graph: Any
+) -> None:
+    """As a JobManager that died after one of two TaskManagers had promoted its part leaves it."""
+    left = internal_pb2.HeldPartition(
+        job_id="dead",
+        partition=internal_pb2.PartitionId(edge_id="kept", vertex="v0", attempt=0),
+        promoted_as="mine",
+    )
+    begun = internal_pb2.PromotedSet(name="mine", job_id="dead", partition_count=2)
+
+    async def scenario() -> None:
+        async with cluster_of({"heartbeat.interval": 10, "heartbeat.timeout": 500}) as cluster:
+            one = await cluster.add("tm1", held=[left], promoted=[begun])
+            finish(one)
+            listing = client_pb2.ListPartitionsRequest()
+            assert not (await cluster.client.ListPartitions(listing)).partitions
+            with pytest.raises(grpc.aio.AioRpcError, match="nothing is persisted as 'mine'"):
+                await cluster.client.FindPersisted(client_pb2.FindPersistedRequest(name="mine"))
+            job = await cluster.submit(persisting(make_graph), "2" * 32)
+            await cluster.wait_for(job, "FINISHED")
+            while left in one.held:  # until TaskManagers that are not there are gone
+                assert await one.beat()
+                await asyncio.sleep(0.01)
+            assert {held.job_id for held in one.held} == {job}
+            assert [told.job_id for told in one.promoted] == [job]
 
     run(scenario)
 

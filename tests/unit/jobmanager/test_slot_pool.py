@@ -59,7 +59,7 @@ def test_a_request_that_the_cluster_is_too_small_for_holds_nobody_up() -> None:
     pool.check()
     # A TaskManager more, and it is first in line again.
     assert granted(pool.step(s.TaskManagerAdded("b", "1", 2)))[0].taskmanager_id == "b"
-    assert (pool.waits("huge"), pool.waits("large")) == (False, True)
+    assert [pool.open_request(job) is None for job in ("huge", "large")] == [True, False]
     pool.check()
     # Without it, the next in line may be too large as well.
     pool.step(s.TaskManagerRemoved("b"))

@@ -27,6 +27,7 @@ from penstock.grpc_errors import (
     STATUS_BY_CLASS,
     error_from_status,
     status_of,
+    unanswered,
 )
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 
@@ -96,13 +97,51 @@ def test_unlisted_subclasses_and_foreign_statuses() -> None:
         pass
 
     assert error_from_status(*_parts(Special("s"))).__class__ is errors.BadRecord
-    foreign = error_from_status(grpc.StatusCode.UNAVAILABLE, "refused", ())
+    foreign = error_from_status(grpc.StatusCode.UNAVAILABLE, "Socket closed", ())
     assert type(foreign) is errors.StoreTransient
-    assert "UNAVAILABLE: refused" in str(foreign)
+    assert str(foreign) == "the connection broke before an answer came"
     newer = error_from_status(
         grpc.StatusCode.ABORTED, "m", (("penstock-error-class", "FromTheFuture"),)
     )
     assert "FromTheFuture" in str(newer)
+
+
+ALL_FAILED = "failed to connect to all addresses; last error: "
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "words"),
+    [
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            f"{ALL_FAILED}UNKNOWN: ipv4:127.0.0.1:1: connect: Connection refused (111)",
+            "connection refused",
+        ),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Socket closed",
+            "the connection broke before an answer came",
+        ),
+        (grpc.StatusCode.UNAVAILABLE, "recvmsg:Connection reset by peer", "the connection broke "),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "DNS resolution failed for x:1",
+            "its host name is not known",
+        ),
+        (grpc.StatusCode.UNAVAILABLE, "ping timeout", "the connection was silent for too long"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", "no answer within the deadline"),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            f"{ALL_FAILED}INTERNAL: odd",
+            "no connection (UNAVAILABLE: INTERNAL: odd)",
+        ),
+        (grpc.StatusCode.CANCELLED, "", "no connection (CANCELLED: no details)"),
+    ],
+)
+def test_why_nobody_answered_is_said_in_words(
+    code: grpc.StatusCode, details: str, words: str
+) -> None:
+    assert unanswered(code, details).startswith(words)
 
 
 def _parts(error: errors.StreamError) -> tuple[Any, str, Any]:

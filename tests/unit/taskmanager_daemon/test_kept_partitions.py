@@ -11,12 +11,15 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from common.elements import EndOfData
 from common.pb import internal_pb2
@@ -219,6 +222,18 @@ def read_all(endpoint: internal_pb2.DataEndpoint, leader_epoch: int, host_id: st
         consumer.exchange.close()
 
 
+async def read_when_served(
+    endpoint: internal_pb2.DataEndpoint, leader_epoch: int, host_id: str
+) -> list[int]:
+    """The same, once the server listens again."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                return await asyncio.to_thread(read_all, endpoint, leader_epoch, host_id)
+            except StreamError:
+                await asyncio.sleep(0.02)
+
+
 def server_pids(daemon_pid: int) -> list[int]:
     def children(pid: int) -> list[int]:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -252,20 +267,52 @@ def test_a_server_that_is_killed_is_found_again_where_it_was(
 
             (first,) = server_pids(os.getpid())
             os.kill(first, signal.SIGKILL)
-            rows: list[int] = []
-            async with asyncio.timeout(DEADLINE_S):
-                while not rows:
-                    try:
-                        rows = await asyncio.to_thread(read_all, endpoint, epoch, host_id)
-                    except StreamError:
-                        await asyncio.sleep(0.02)  # until it listens again
-            assert rows == list(range(500))
+            assert await read_when_served(endpoint, epoch, host_id) == list(range(500))
             (second,) = server_pids(os.getpid())
             assert second != first
 
             await release(c, "job", ONE)
             with pytest.raises(StreamError, match="is not held here"):
                 await asyncio.to_thread(read_all, endpoint, epoch, host_id)
+
+    go(work)
+
+
+def take(listener: socket.socket, port: int) -> None:
+    """Listens there as soon as nobody else does; a daemon of this thread comes second."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            assert time.monotonic() < deadline_s
+        else:
+            listener.listen()
+            return
+
+
+def test_a_server_whose_port_was_taken_says_so_and_comes_back(
+    tmp_path: Path, cluster: Any, go: Any, environment: Any
+) -> None:
+    async def work() -> None:
+        arguments = ["--entry", "fake_slot:run", "--warm-up", "fake_slot:warm_up", "--preload", ""]
+        async with cluster(tmp_path, environment(), forkserver_arguments=arguments) as c:
+            endpoint = c.jobmanager.registrations[0].partition_endpoint
+            (first,) = server_pids(os.getpid())
+
+            def says_so(entries: list[Any]) -> bool:
+                taken = f"port {endpoint.tcp_port} of the partition server has been taken"
+                failed = [e for e in entries if e["event"] == "partition_server.failed"]
+                return len(failed) > 1 and all(taken in entry["reason"] for entry in failed)
+
+            with socket.socket() as other, structlog.testing.capture_logs() as logs:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                os.kill(first, signal.SIGKILL)
+                take(other, endpoint.tcp_port)
+                await until(lambda: says_so(logs))
+            seal_rows(spill_of(tmp_path), "job", ONE, 5)
+            rows = await read_when_served(endpoint, c.jobmanager.epoch, endpoint.host_id)
+            assert rows == list(range(5))
 
     go(work)
 

@@ -110,11 +110,14 @@ def test_durations_in_every_notation(notation: object) -> None:
     )
 
 
-@pytest.mark.parametrize("endless", ["infinite", "unlimited", -1, "-1"])
+@pytest.mark.parametrize("endless", ["infinite", "unlimited"])
 def test_counts_without_a_limit(endless: object) -> None:
     assert strategy({TYPE: "fixed-delay", f"{FIXED}attempts": endless}) == FixedDelay(NO_LIMIT)
     limited = settings({"restart-strategy.max-failures-total": endless})
     assert limited.failures_total_max == limited.failures_per_task_max == NO_LIMIT
+    # As it travels with the job.
+    set_there = Configuration.from_mapping({f"{FIXED}attempts": endless}).to_mapping()
+    assert strategy({TYPE: "fixed-delay", **set_there}) == FixedDelay(NO_LIMIT)
 
 
 def test_settings_that_allow_no_restart_say_so() -> None:
@@ -132,11 +135,20 @@ def test_settings_that_allow_no_restart_say_so() -> None:
 # ---------------------------------------------------------------- what is refused
 
 
+def test_who_wants_no_limit_is_told_its_name() -> None:
+    with pytest.raises(ConfigurationError, match="at least 0, or `infinite` for no limit"):
+        ps.RestartStrategies.fixed_delay(attempts=-1)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         (TYPE, "sometimes"),
-        (f"{FIXED}attempts", -2),
+        (f"{FIXED}attempts", -1),
+        (f"{FIXED}attempts", "-1"),
+        (f"{FIXED}attempts", True),
+        (f"{FIXED}delay", True),
+        (f"{RATE}max-failures-per-interval", True),
         (f"{FIXED}delay", "-1s"),
         (f"{FIXED}delay", "soon"),
         (f"{RATE}max-failures-per-interval", 0),
@@ -148,9 +160,12 @@ def test_settings_that_allow_no_restart_say_so() -> None:
         (f"{EXPONENTIAL}jitter-factor", 1.01),
         (f"{EXPONENTIAL}jitter-factor", -0.01),
         (f"{EXPONENTIAL}reset-backoff-threshold", 0),
-        (f"{EXPONENTIAL}attempts-before-reset-backoff", -2),
-        ("restart-strategy.max-failures-total", -2),
+        (f"{EXPONENTIAL}jitter-factor", True),
+        (f"{EXPONENTIAL}attempts-before-reset-backoff", -1),
+        ("restart-strategy.max-failures-total", -1),
+        ("restart-strategy.max-failures-total", False),
         ("restart-strategy.max-failures-per-task", "many"),
+        ("execution.checkpointing.tolerable-failed-checkpoints", -1),
     ],
 )
 def test_values_that_make_no_sense_are_named(key: str, value: object) -> None:
@@ -160,8 +175,11 @@ def test_values_that_make_no_sense_are_named(key: str, value: object) -> None:
 
 def test_the_longest_delay_is_no_shorter_than_the_first() -> None:
     wrong = {TYPE: "exponential-delay", f"{EXPONENTIAL}max-backoff": "999 ms"}
-    with pytest.raises(JobRejected, match=r"max-backoff \(999 ms\) is shorter than .* \(1000 ms\)"):
+    too_short = r"max-backoff \(999 ms\) is shorter than .* \(1000 ms\)"
+    with pytest.raises(ConfigurationError, match=too_short):
         settings(wrong)
+    with pytest.raises(ConfigurationError, match=too_short):
+        ps.RestartStrategies.exponential_delay(max_backoff="999 ms")
     assert strategy({**wrong, TYPE: "fixed-delay"}) == FixedDelay()
     equal = {TYPE: "exponential-delay", f"{EXPONENTIAL}max-backoff": "1 s"}
     assert strategy(equal) == ExponentialDelay(1_000, 1_000)

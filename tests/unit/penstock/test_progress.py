@@ -1,0 +1,59 @@
+"""Aim: the line of progress says what a job does, and why it does not.
+
+Method: details in, lines out, as they are written where there is no terminal.
+"""
+
+from __future__ import annotations
+
+import io
+
+from penstock.pb import client_pb2
+from penstock.progress import ProgressDisplay
+
+NOON_MS = 1_767_268_800_000  # 2026-01-01 12:00:00
+NO_SLOTS = client_pb2.FailureCause(
+    error_class="NoResourceAvailable",
+    message="the job needs 8 slots,\nbut within 60 s (slot.request.timeout) only 2 of 4 slots on "
+    "2 TaskManagers were free: start more TaskManagers",
+    timestamp_ms=NOON_MS,
+)
+
+
+def line(details: client_pb2.JobDetails) -> str:
+    written = io.StringIO()
+    with ProgressDisplay(written) as display:
+        display(details)
+    return written.getvalue()
+
+
+def details_of(state: client_pb2.JobState.ValueType, **fields: object) -> client_pb2.JobDetails:
+    summary = client_pb2.JobSummary(name="hot", state=state, restarts=3)
+    return client_pb2.JobDetails(summary=summary, **fields)  # type: ignore[arg-type]
+
+
+def test_a_job_that_runs_well() -> None:
+    details = details_of(
+        client_pb2.JOB_STATE_RUNNING, last_checkpoint_id=7, last_checkpoint_at_ms=NOON_MS
+    )
+    assert line(details) == (
+        "hot: RUNNING  0 rows read  0 rows/s  checkpoint 7 at 12:00:00  3 restarts\n"
+    )
+
+
+def test_a_job_that_is_restarted_again_and_again_says_why_in_one_line() -> None:
+    shown = line(details_of(client_pb2.JOB_STATE_RESTARTING, failure=NO_SLOTS))
+    before, _, cause = shown.partition("  last failure at 12:00:00: ")
+    assert before.endswith("3 restarts")
+    assert cause.startswith("NoResourceAvailable: the job needs 8 slots, but within 60 s (slot.")
+    assert len(cause) == 121
+    assert cause.endswith("...\n")
+
+
+def test_a_job_that_waits_for_slots_says_for_how_many_and_how_long() -> None:
+    wait = client_pb2.SlotWait(needed=8, free=2, total=4, waited_ms=12_345, timeout_ms=60_000)
+    shown = line(details_of(client_pb2.JOB_STATE_CREATED, slot_wait=wait))
+    assert shown.endswith("  waits for 8 slots, 2 of 4 are free (12 s of 60 s)\n")
+
+
+def test_the_failure_that_ended_a_job_is_left_to_the_error_that_follows() -> None:
+    assert "last failure" not in line(details_of(client_pb2.JOB_STATE_FAILED, failure=NO_SLOTS))
