@@ -451,6 +451,12 @@ class Configuration(BaseModel):
         description="Free space on that disk below which the TaskManager removes its spill directory and "
         "ends.",
     )
+    taskmanager_spill_wait_timeout_ms: DurationMs = Field(
+        60_000,
+        alias="taskmanager.spill.wait-timeout",
+        description="How long blocking exchanges wait for space on that disk before they fail; caching ones drop what "
+        "their consumers have read, and wait for those that have not.",
+    )
     taskmanager_partitions_grace_ms: DurationMs = Field(
         60_000,
         alias="taskmanager.partitions.grace",

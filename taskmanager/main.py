@@ -240,8 +240,10 @@ class TaskManagerDaemon:
             DiskLimits(
                 config.taskmanager_spill_min_free_bytes,
                 config.taskmanager_spill_hard_min_free_bytes,
+                config.taskmanager_spill_wait_timeout_ms,
             ),
-            supervisor.set_spill_allowed,
+            clock,
+            supervisor.set_spilling,
         )
         await guard.look()
 

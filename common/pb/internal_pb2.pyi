@@ -1853,16 +1853,20 @@ class SpillPressure(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STOP_FIELD_NUMBER: _builtins.int
+    GIVE_UP_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
     """True: write nothing more to it; who has no memory left waits."""
+    give_up: _builtins.bool
+    """True, with stop: it has been so for too long; what cannot go on without the disk fails."""
     def __init__(
         self,
         *,
         stop: _builtins.bool = ...,
+        give_up: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["give_up", b"give_up", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,9 +7,11 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from common.clock import Clock
 from common.log import get_logger
 from penstock.errors import StreamError
 from taskmanager.daemon.disk_guard import DiskGuard, DiskLimits, DiskState
+from taskmanager.partitions.spilling import Spilling
 
 _INTERVAL_S = 1.0
 
@@ -24,19 +26,22 @@ class DiskGuardRunner:
     Args:
         directory: the spill directory.
         limits: below which free space something is done.
-        set_spill_allowed: tells every slot whether it may write to the directory.
+        clock: measures how long slots have waited for space.
+        set_spilling: tells every slot whether it may write to the directory.
     """
 
     def __init__(
         self,
         directory: Path,
         limits: DiskLimits,
-        set_spill_allowed: Callable[[bool], Awaitable[None]],
+        clock: Clock,
+        set_spilling: Callable[[Spilling], Awaitable[None]],
     ) -> None:
         self._directory = directory
         self._limits = limits
         self._guard = DiskGuard(limits)
-        self._set_spill_allowed = set_spill_allowed
+        self._clock = clock
+        self._set_spilling = set_spilling
         self._log = get_logger(__name__)
         self.free_bytes = 0
 
@@ -59,7 +64,7 @@ class DiskGuardRunner:
         # One system call; a disk that does not answer holds up everything else as well.
         file_system = os.statvfs(self._directory)
         self.free_bytes = file_system.f_bavail * file_system.f_frsize
-        if not self._guard.observe(self.free_bytes):
+        if not self._guard.observe(self.free_bytes, self._clock.monotonic_ns() // 1_000_000):
             return
         match self._guard.state:
             case DiskState.FULL:
@@ -76,8 +81,17 @@ class DiskGuardRunner:
                     min_free_bytes=self._limits.min_free_bytes,
                     reason="less than taskmanager.spill.min-free is free",
                 )
+                await self._set_spilling(Spilling.STOPPED)
+            case DiskState.TOO_LONG:
+                self._log.error(
+                    "spill.given_up",
+                    directory=str(self._directory),
+                    free_bytes=self.free_bytes,
+                    reason="no space came within taskmanager.spill.wait-timeout: blocking exchanges fail",
+                )
+                await self._set_spilling(Spilling.GIVEN_UP)
             case DiskState.ROOM:
                 self._log.info(
                     "spill.resumed", directory=str(self._directory), free_bytes=self.free_bytes
                 )
-        await self._set_spill_allowed(self._guard.state is DiskState.ROOM)
+                await self._set_spilling(Spilling.ALLOWED)

@@ -35,6 +35,7 @@ from taskmanager.network.transport import Post, Transport
 from taskmanager.partitions.kept_partition import KeptPartition
 from taskmanager.partitions.partition_factory import PartitionFactory
 from taskmanager.partitions.spill_runner import SpillRunner
+from taskmanager.partitions.spilling import Spilling
 
 __all__ = ["DataExchange", "SlotIdentity"]
 
@@ -150,9 +151,9 @@ class DataExchange:
             self.registry.register(partition)
         return partition
 
-    def set_spill_allowed(self, is_allowed: bool) -> None:
+    def set_spilling(self, spilling: Spilling) -> None:
         """Whether kept partitions may be written to disk from now on."""
-        self._partitions.set_spill_allowed(is_allowed)
+        self._partitions.set_spilling(spilling)
 
     def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
         """Drops partitions that finished attempts have left behind; others are no affair of this call."""

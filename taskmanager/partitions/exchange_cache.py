@@ -11,7 +11,8 @@ At the bound producers wait
 A producer whose readers keep up never waits for the others' rows: its barriers have to get through, or
 no checkpoint would ever release anything. What it has sent is dropped instead.
 
-A blocking partition cannot be dropped in parts: it fails when the limit of the disk is reached.
+A blocking partition cannot be dropped in parts: it fails when the limit of the disk is reached, or when it has
+waited for the disk in vain.
 
 Invariant: ``memory_bytes`` is the sum over the members, and exceeds the bound by no more than what each
 producer emits in one step.
@@ -25,6 +26,7 @@ from typing import Protocol
 from penstock.errors import StreamError
 from taskmanager.partitions.retention import Retention
 from taskmanager.partitions.spill_layout import SpillFailed, SpillFile
+from taskmanager.partitions.spilling import Spilling
 from taskmanager.partitions.subpartition_log import LogFile, SpillRun, SubpartitionLog
 
 RUN_BYTES_MAX = 8 << 20
@@ -94,7 +96,7 @@ class ExchangeCache:
         self._run_bytes_max = max(1, min(RUN_BYTES_MAX, memory_max // 4))
         self._disk_max = disk_max
         self._can_spill = can_spill
-        self._is_spill_allowed = True
+        self._spilling = Spilling.ALLOWED
         self._writing_bytes = 0
         self._writes = 0
         self._members: list[CacheMember] = []
@@ -138,10 +140,10 @@ class ExchangeCache:
             self.make_room()
             self._wake()
 
-    def set_spill_allowed(self, is_allowed: bool) -> None:
+    def set_spilling(self, spilling: Spilling) -> None:
         """Whether anything may be written to disk from now on; what is being written goes on."""
-        self._is_spill_allowed = is_allowed
-        if is_allowed:
+        self._spilling = spilling
+        if spilling is not Spilling.STOPPED:
             self.make_room()
             self._wake()
 
@@ -155,7 +157,7 @@ class ExchangeCache:
 
     def _start_write(self) -> bool:
         is_wanted = self.memory_bytes - self._writing_bytes >= self._spill_above
-        if not (self._can_spill and self._is_spill_allowed) or self._writes >= WRITES_MAX:
+        if not self._can_spill or self._spilling is Spilling.STOPPED or self._writes >= WRITES_MAX:
             return False
         candidates = [
             member
@@ -167,10 +169,20 @@ class ExchangeCache:
         ]
         if not candidates:
             return False
+        if self._spilling is Spilling.GIVEN_UP:
+            return self._give_up(
+                candidates,
+                "the disk of the spill directory had less than taskmanager.spill.min-free left for longer than "
+                "taskmanager.spill.wait-timeout: free space there, or use another taskmanager.spill.dir",
+            )
         member = max(candidates, key=lambda m: (m.is_sealing, m.log.spillable_bytes))
         size_bytes = min(member.log.spillable_bytes, self._run_bytes_max)
         if self._disk_max and self.disk_bytes + self._writing_bytes + size_bytes > self._disk_max:
-            return self._disk_is_full(candidates)
+            return self._give_up(
+                candidates,
+                f"{self.disk_bytes} bytes are spilled, taskmanager.spill.max-size is"
+                f" {self._disk_max}; raise it, or set it to 0 for no limit",
+            )
         run = member.log.begin_run(self._run_bytes_max)
         assert run is not None, "a member with bytes to spill has batches"
         self._writing_bytes += run.size_bytes
@@ -180,17 +192,12 @@ class ExchangeCache:
         )
         return True
 
-    def _disk_is_full(self, candidates: list[CacheMember]) -> bool:
+    def _give_up(self, candidates: list[CacheMember], reason: str) -> bool:
+        """Fails what cannot go on without the disk; nothing is written."""
         for member in candidates:
             if member.retention is Retention.BLOCKING and (member.is_sealing or self.is_full):
                 self.leave(member)
-                member.fail(
-                    SpillFailed(
-                        f"a blocking result partition does not fit: {self.disk_bytes} bytes are"
-                        f" spilled, taskmanager.spill.max-size is {self._disk_max}; raise it, or set"
-                        " it to 0 for no limit"
-                    )
-                )
+                member.fail(SpillFailed(f"a blocking result partition does not fit: {reason}"))
         return False
 
     def _written(self, member: CacheMember, run: SpillRun, files: WrittenFiles) -> None:

@@ -13,6 +13,7 @@ from taskmanager.partitions.exchange_cache import ExchangeCache
 from taskmanager.partitions.kept_partition import BlockingPartition, KeptPartition, NoFiles
 from taskmanager.partitions.retention import Retention
 from taskmanager.partitions.spill_runner import SpillRunner
+from taskmanager.partitions.spilling import Spilling
 
 
 class PartitionFactory:
@@ -31,9 +32,9 @@ class PartitionFactory:
             can_spill=spill is not None,
         )
 
-    def set_spill_allowed(self, is_allowed: bool) -> None:
+    def set_spilling(self, spilling: Spilling) -> None:
         """Whether kept partitions may be written to disk from now on."""
-        self._cache.set_spill_allowed(is_allowed)
+        self._cache.set_spilling(spilling)
 
     def create(
         self,

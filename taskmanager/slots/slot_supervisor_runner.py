@@ -24,6 +24,7 @@ from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 from penstock.pb.client_pb2 import ATTEMPT_STATE_CANCELED, ATTEMPT_STATE_FAILED
 from taskmanager.daemon.background import Background, BackgroundWork
+from taskmanager.partitions.spilling import Spilling
 from taskmanager.slots.artifact_store import ArtifactStore, JobFiles
 from taskmanager.slots.attempt_table import AttemptKey, key_of, state_event
 from taskmanager.slots.forkserver_runner import ForkserverRunner
@@ -115,7 +116,7 @@ class SlotSupervisor:
         self._last_causes: dict[str, str] = {}
         self._closed: OrderedDict[AttemptKey, None] = OrderedDict()
         self._socket_count = 0
-        self._is_spill_allowed = True
+        self._spilling = Spilling.ALLOWED
         self._log = get_logger(__name__)
 
     # ------------------------------------------------------------ what it says
@@ -195,8 +196,8 @@ class SlotSupervisor:
             self._supervise(slot, runner, Path(configuration.unix_socket_path)), f"slot {slot_id}"
         )
         endpoint = await runner.configure(configuration, _READY_TIMEOUT_S)
-        if not self._is_spill_allowed:
-            await runner.send(_spill_pressure(is_allowed=False))
+        if self._spilling is not Spilling.ALLOWED:
+            await runner.send(_spill_pressure(self._spilling))
         return endpoint
 
     async def _fork(self, slot_id: str, slot: _Slot) -> SlotProcessRunner:
@@ -385,11 +386,11 @@ class SlotSupervisor:
             if runner.job_id == job_id:
                 await runner.send(internal_pb2.SlotCommand(release_partitions=release))
 
-    async def set_spill_allowed(self, is_allowed: bool) -> None:
+    async def set_spilling(self, spilling: Spilling) -> None:
         """Tells every slot, also those to come, whether it may write to the spill directory."""
-        self._is_spill_allowed = is_allowed
+        self._spilling = spilling
         for runner in self._runners():
-            await runner.send(_spill_pressure(is_allowed=is_allowed))
+            await runner.send(_spill_pressure(spilling))
 
     def _runners(self) -> list[SlotProcessRunner]:
         return [slot.runner for slot in self._slots.values() if slot.runner is not None]
@@ -456,5 +457,8 @@ class SlotSupervisor:
         await slot.gone.wait()
 
 
-def _spill_pressure(*, is_allowed: bool) -> internal_pb2.SlotCommand:
-    return internal_pb2.SlotCommand(spill_pressure=internal_pb2.SpillPressure(stop=not is_allowed))
+def _spill_pressure(spilling: Spilling) -> internal_pb2.SlotCommand:
+    pressure = internal_pb2.SpillPressure(
+        stop=spilling is not Spilling.ALLOWED, give_up=spilling is Spilling.GIVEN_UP
+    )
+    return internal_pb2.SlotCommand(spill_pressure=pressure)

@@ -14,6 +14,7 @@ from typing import Protocol
 from common.clock import Clock
 from common.pb import internal_pb2
 from penstock.partition_id import PartitionId
+from taskmanager.partitions.spilling import Spilling
 from taskmanager.task.execution import Execution
 from taskmanager.task.flush_pacing import FlushPacing
 from taskmanager.task.mailbox import Mailbox
@@ -42,7 +43,7 @@ class Exchange(Protocol):
     def tick(self, now_ns: int) -> None:
         """Ends the waits whose deadline has passed."""
 
-    def set_spill_allowed(self, is_allowed: bool) -> None:
+    def set_spilling(self, spilling: Spilling) -> None:
         """Whether kept partitions may be written to disk from now on."""
 
     def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
@@ -99,7 +100,7 @@ class SlotRuntime:
                 for named in command.release_partitions.partitions
             )
         elif kind == "spill_pressure":
-            self._exchange.set_spill_allowed(not command.spill_pressure.stop)
+            self._exchange.set_spilling(_spilling_of(command.spill_pressure))
         elif kind == "shutdown":
             self.stop()
 
@@ -262,6 +263,12 @@ class SlotRuntime:
                 attempts=[execution.metrics() for execution in executions]
             )
             self._report(internal_pb2.SlotReport(metrics=metrics))
+
+
+def _spilling_of(pressure: internal_pb2.SpillPressure) -> Spilling:
+    if not pressure.stop:
+        return Spilling.ALLOWED
+    return Spilling.GIVEN_UP if pressure.give_up else Spilling.STOPPED
 
 
 def _key(attempt: internal_pb2.AttemptId) -> tuple[str, int, int]:

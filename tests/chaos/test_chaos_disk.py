@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from common.clock import SystemClock
 from penstock.client import Client
 from tests.support.numbered_job import NumberedJob
-from tests.support.processes import DaemonCluster, site, wait_ended
+from tests.support.processes import DaemonCluster, site, wait_ended, wait_in_directory
 from tests.support.small_disk import fill, small_disk
 from tests.support.watched_job import submitted
 
@@ -46,6 +47,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Iterator[Da
             "-D", f"taskmanager.spill.dir={small}",
             "-D", "taskmanager.spill.min-free=160mb",
             "-D", "taskmanager.spill.hard-min-free=4mb",
+            "-D", "taskmanager.spill.wait-timeout=3s",
             "-D", "taskmanager.memory.exchange-cache.size=1mb",
             taskmanagers=2, slots=1,
         )  # fmt: skip
@@ -73,6 +75,42 @@ def test_producers_wait_where_the_disk_is_full(
         numbered.check()
         assert job.handle.exceptions() == []
     filler.unlink()
+
+
+def test_a_batch_job_waits_for_the_disk_and_fails_with_the_cause_when_no_space_comes(
+    shared: DaemonCluster, small: Path, tmp_path: Path
+) -> None:
+    filler = fill(small, leave_bytes=100 << 20)
+    await_spilling(shared, is_allowed=False)
+    numbered = NumberedJob(20_000, None, tmp_path, PAD)
+    how = {"parallelism": 2, "mode": "batch", "config": {"restart-strategy.type": "none"}}
+    with Client(shared.jobmanager) as client:
+        with (
+            submitted(shared, client, numbered.build_stages, **how) as job,
+            pytest.raises(ps.JobFailed, match=r"taskmanager\.spill\.wait-timeout"),
+        ):
+            job.finish()
+        shared.wait_for_no_spilled_rows()
+        filler.unlink()
+        await_spilling(shared, is_allowed=True)
+        with submitted(shared, client, numbered.build_stages, **how) as job:
+            job.finish()
+    numbered.check_stages()
+
+
+def await_spilling(shared: DaemonCluster, *, is_allowed: bool) -> None:
+    """Both TaskManagers have seen that there is space, or none."""
+    logs = shared.directory / "logs"
+
+    def have_seen() -> bool:
+        last = [
+            [line for line in path.read_text().splitlines() if '"event": "spill.' in line][-1:]
+            for path in logs.glob("taskmanager-tm-?.log")
+        ]
+        seen = [not told or "spill.resumed" in told[0] for told in last]
+        return seen == [is_allowed] * 2
+
+    wait_in_directory(logs, have_seen, f"spilling is allowed: {is_allowed}")
 
 
 @pytest.mark.chaos

@@ -79,7 +79,11 @@ def plan(seed: int, kills: int, rows: int, targets: dict[str, int] | None = None
     chance = random.Random(seed)
     weights = targets or TARGETS
     names = chance.choices(list(weights), list(weights.values()), k=kills)
-    in_restart = [index > 0 and chance.random() < RESTART_SHARE for index in range(kills)]
+    # A pause may be too short for anything to begin again.
+    in_restart = [
+        chance.random() < RESTART_SHARE and not before.startswith("paused")
+        for before in ("paused", *names[:-1])
+    ]
     points = iter(sorted(chance.randint(1, rows * 9 // 10) for _ in range(kills)))
     return [
         Kill(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common.clock import SystemClock
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
 from penstock.partition_id import PartitionId
@@ -23,8 +24,9 @@ from taskmanager.daemon.held_partitions import (
     summarize,
 )
 from taskmanager.daemon.spill_directory import own_spill_directory
+from taskmanager.partitions.spilling import Spilling
 
-LIMITS = DiskLimits(min_free_bytes=800, hard_min_free_bytes=100)
+LIMITS = DiskLimits(min_free_bytes=800, hard_min_free_bytes=100, wait_timeout_ms=3_000)
 MIB = 1 << 20
 
 
@@ -34,14 +36,18 @@ MIB = 1 << 20
         ([800, 799, 800, 899, 900], ["ROOM", *["NEARLY_FULL"] * 3, "ROOM"]),
         ([100, 99, 1000], ["NEARLY_FULL", "FULL", "FULL"]),
         ([0], ["FULL"]),
+        (
+            [700, 700, 700, 700, 899, 900, 700],
+            [*["NEARLY_FULL"] * 3, *["TOO_LONG"] * 2, "ROOM", "NEARLY_FULL"],
+        ),
     ],
 )
 def test_states_of_a_disk(free: list[int], states: list[str]) -> None:
     guard = DiskGuard(LIMITS)
     seen, changes = [], []
     before = guard.state
-    for free_bytes in free:
-        changes.append(guard.observe(free_bytes))
+    for second, free_bytes in enumerate(free, 1):
+        changes.append(guard.observe(free_bytes, 1_000 * second))
         seen.append(guard.state.name)
         assert changes[-1] is (guard.state is not before)
         before = guard.state
@@ -49,8 +55,8 @@ def test_states_of_a_disk(free: list[int], states: list[str]) -> None:
 
 
 def test_limits_of_zero_are_off() -> None:
-    guard = DiskGuard(DiskLimits(0, 0))
-    assert not guard.observe(0)
+    guard = DiskGuard(DiskLimits(0, 0, 4_000))
+    assert not guard.observe(0, 1_000)
     assert guard.state is DiskState.ROOM
 
 
@@ -126,22 +132,23 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_small_disk_is_watched(small_disk: Path) -> None:
-    allowed: list[bool] = []
+    told: list[Spilling] = []
 
-    async def note(is_allowed: bool) -> None:
-        allowed.append(is_allowed)
+    async def note(spilling: Spilling) -> None:
+        told.append(spilling)
 
-    runner = DiskGuardRunner(small_disk, DiskLimits(8 * MIB, 2 * MIB), note)
+    limits = DiskLimits(8 * MIB, 2 * MIB, 0)
+    runner = DiskGuardRunner(small_disk, limits, SystemClock(), note)
     file = small_disk / "file"
 
     def look_with(size_bytes: int) -> None:
         file.write_bytes(b"x" * size_bytes)
         asyncio.run(runner.look())
 
-    for size_mib in (1, 9, 7, 5, 5):
+    for size_mib in (1, 9, 9, 7, 5, 5):
         look_with(size_mib * MIB)
     # At 7 MiB 9 MiB are free: an eighth more than the limit, which is enough to go on.
-    assert allowed == [False, True]
+    assert told == [Spilling.STOPPED, Spilling.GIVEN_UP, Spilling.ALLOWED]
     assert runner.free_bytes == 11 * MIB
     with pytest.raises(
         DiskFullError, match=rf"bytes are free on the disk of {small_disk}.*hard-min"

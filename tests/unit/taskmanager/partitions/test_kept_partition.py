@@ -35,6 +35,7 @@ from taskmanager.partitions.retention import Retention
 from taskmanager.partitions.sealed_store import SealedStore
 from taskmanager.partitions.spill_layout import SpillFailed
 from taskmanager.partitions.spill_runner import SpillRunner
+from taskmanager.partitions.spilling import Spilling
 from taskmanager.task.metrics import SubtaskCounters
 from tests.support.exchange_slots import configuration, numbers
 from tests.support.kept_files import PendingFiles
@@ -312,13 +313,13 @@ def test_at_the_limit_of_the_disk_a_producer_waits_for_absent_readers_only() -> 
 
 def test_a_disk_that_is_nearly_full_makes_producers_wait_until_it_has_room() -> None:
     case = Case(memory_max=400)
-    case.cache.set_spill_allowed(False)
+    case.cache.set_spilling(Spilling.STOPPED)
     while case.is_available():
         case.emit()
     assert case.cache.is_full
     assert not case.files.pending
     woken = case.woken
-    case.cache.set_spill_allowed(True)
+    case.cache.set_spilling(Spilling.ALLOWED)
     assert case.files.pending
     case.files.run()
     assert case.woken > woken
@@ -520,6 +521,40 @@ def test_a_blocking_partition_beyond_the_limit_of_the_disk_fails(tmp_path: Path)
     assert isinstance(error, StreamError)
     assert "taskmanager.spill.max-size is 1000" in str(error)
     partition.release()
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_blocking_partition_fails_when_it_has_waited_for_the_disk_in_vain(
+    is_ended: bool,
+) -> None:
+    case = Case(Retention.BLOCKING, memory_max=400)
+    case.cache.set_spilling(Spilling.STOPPED)
+    if is_ended:
+        case.emit()
+        case.subpartition.seal()
+    else:
+        while case.is_available():
+            case.emit()
+    assert not case.errors
+    assert not case.files.pending
+    case.cache.set_spilling(Spilling.GIVEN_UP)
+    (error,) = case.errors
+    assert isinstance(error, SpillFailed)
+    assert "taskmanager.spill.wait-timeout" in str(error)
+    assert not case.files.pending
+
+
+def test_a_caching_partition_goes_on_waiting_for_its_reader_when_the_disk_stays_full() -> None:
+    case = Case(memory_max=400)
+    case.cache.set_spilling(Spilling.STOPPED)
+    while case.is_available():
+        case.emit()
+    case.cache.set_spilling(Spilling.GIVEN_UP)
+    assert not case.errors
+    assert not case.is_available()
+    reader, _ = case.attach()
+    assert reader.rows() == list(range(case.row))
+    assert case.is_available()
 
 
 def test_a_caching_partition_outlives_its_attempt(tmp_path: Path) -> None:
