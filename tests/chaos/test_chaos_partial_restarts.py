@@ -20,7 +20,7 @@ import pytest
 import penstock as ps
 from penstock.job import state_name
 from tests.chaos.test_chaos_ledger import seed_of
-from tests.support.numbered_job import NumberedJob, incarnations, longest_gap_ms
+from tests.support.numbered_job import NUMBERED, Number, NumberedJob, incarnations, longest_gap_ms
 from tests.support.processes import DaemonCluster, wait_ended
 from tests.support.watched_job import Placed, Subtask, WatchedJob, placed
 
@@ -240,6 +240,57 @@ def test_finished_stages_are_run_again_only_where_their_rows_are_lost(
     assert begun_again(before, job.placed()) & first == (held if victim == "taskmanager" else set())
     numbered.check_stages()
     assert "the gate is closed" in job.told()
+
+
+# ---------------------------------------------------------------- mixed jobs
+
+
+@pytest.mark.parametrize(
+    "victim", ["slot", "taskmanager", pytest.param("partition server", marks=pytest.mark.chaos)]
+)
+def test_behind_a_blocking_exchange_a_stream_with_checkpoints_goes_on_where_it_was(
+    wide: DaemonCluster, submit: Submit, tmp_path: Path, chance: random.Random, victim: str
+) -> None:
+    numbered = NumberedJob(8_000, None, tmp_path)
+    half, gate = tmp_path / "half", tmp_path / "gate"
+
+    def slowly(row: Any) -> None:
+        if row.n < 4_000 or gate.exists():
+            return
+        half.touch()
+        time.sleep(0.01)  # work that takes its time: checkpoints come in between
+
+    def build(env: ps.Environment) -> None:
+        rows = numbered.source(env).exchange("blocking").key_by("key")
+        rows = rows.process(Number(slowly), schema=NUMBERED).uid("number")
+        rows.rebalance().write_json(numbered.numbered).uid("sink")
+
+    # Between two batches checkpoints are taken.
+    job = submit(build, parallelism=4, config={"execution.batch-rows": 20})
+    job.await_that(lambda _: half.exists())
+    job.await_checkpoints(2)
+    before = job.placed()
+    first = {subtask for subtask in before if subtask[0] == "v0"}
+    assert {before[subtask].state for subtask in first} == {"FINISHED"}, before
+    running = used({subtask: one for subtask, one in before.items() if subtask not in first})
+    where = chance.choice(running)
+    (daemon,) = [one for one in wide.daemons("taskmanager") if one["id"] == where]
+    if victim == "partition server":
+        kill(wide.partition_server_pids(daemon["pid"])[0])
+        job.await_checkpoints(2)
+    else:
+        kill(
+            daemon["pid"]
+            if victim == "taskmanager"
+            else chance.choice(wide.slot_pids(daemon["pid"]))
+        )
+        job.await_that(lambda details: begun_again(before, placed(details)))
+    gate.touch()
+    job.finish()
+    numbered.check()
+    again = begun_again(before, job.placed()) & first
+    lost = {subtask for subtask in first if before[subtask].taskmanager_id == where}
+    assert again == (lost if victim == "taskmanager" else set())
 
 
 # ---------------------------------------------------------------- functions
