@@ -117,6 +117,21 @@ def test_a_damaged_copy_is_read_from_the_store(
     assert attempt.files.count_restored() == expected
 
 
+@pytest.mark.parametrize("damage", ["gone", "directory"])
+def test_a_copy_that_goes_after_it_was_looked_at_is_read_from_the_store(
+    attempt: Attempt, tmp_path: Path, damage: str
+) -> None:
+    """Copies are removed by others at any time: the daemon, a later attempt."""
+    handle = attempt.write(1, ["x"])["x"]
+    assert attempt.files.reader.read_range(handle, 0, 3) == content_of("x", 1)[:3]
+    only_file(attempt, handle).unlink()
+    if damage == "directory":
+        only_file(attempt, handle).mkdir()
+    attempt.files.reader.fetch(handle, tmp_path / "000012.sst")
+    assert (tmp_path / "000012.sst").read_bytes() == content_of("x", 1)
+    assert attempt.files.count_restored() == (3, handle.size_bytes)
+
+
 def test_a_disk_that_takes_no_copy_does_not_fail_the_snapshot(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("not a directory")
     attempt = Attempt(tmp_path / "root", MemoryStore(LIMIT_BYTES))
