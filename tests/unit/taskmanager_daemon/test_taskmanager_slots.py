@@ -105,6 +105,25 @@ def test_metrics_arrive_ahead_of_the_last_state(tmp_path: Path, cluster: Any, go
     go(work)
 
 
+def test_metrics_are_those_of_the_newest_attempts(tmp_path: Path, cluster: Any, go: Any) -> None:
+    """A slot process lives through many restarts: what a heartbeat carries must not grow with them."""
+
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            await c.allocate()
+            other = await c.deploy("finish", vertex="v1")
+            for number in range(5):
+                attempt = await c.deploy("finish", number=number)
+                await c.jobmanager.until_state(attempt, FINISHED)
+            await c.jobmanager.until_state(other, FINISHED)
+            count = len(c.jobmanager.heartbeats)
+            await c.jobmanager.until(lambda: len(c.jobmanager.heartbeats) > count + 1)
+            newest = c.jobmanager.heartbeats[-1]
+            assert [entry.attempt for entry in newest.metrics] == [other, attempt]
+
+    go(work)
+
+
 @pytest.mark.parametrize(
     ("behaviour", "told"),
     [
