@@ -92,6 +92,20 @@ def test_a_job_runs_and_its_slot_ends(tmp_path: Path, cluster: Any, go: Any) -> 
     go(work)
 
 
+def test_what_a_killed_process_leaves_in_its_work_directory_is_removed(
+    tmp_path: Path, cluster: Any, go: Any
+) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            await c.allocate()
+            failure = await c.jobmanager.until_state(await c.deploy("litter"), FAILED)
+            left = Path(failure.message.partition("left ")[2].strip())
+            await c.allocate()  # the next process of the slot need not wait for it
+            await c.jobmanager.until(lambda: not left.parent.parent.exists())
+
+    go(work)
+
+
 def test_metrics_arrive_ahead_of_the_last_state(tmp_path: Path, cluster: Any, go: Any) -> None:
     async def work() -> None:
         async with cluster(tmp_path) as c:
