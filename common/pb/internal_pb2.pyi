@@ -440,6 +440,7 @@ class TaskEvent(_message.Message):
     CHECKPOINT_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_DECLINED_FIELD_NUMBER: _builtins.int
     PEER_UNREACHABLE_FIELD_NUMBER: _builtins.int
+    KEPT_ROWS_LOST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -458,6 +459,8 @@ class TaskEvent(_message.Message):
     def checkpoint_declined(self) -> Global___CheckpointDeclined: ...
     @_builtins.property
     def peer_unreachable(self) -> Global___PeerUnreachable: ...
+    @_builtins.property
+    def kept_rows_lost(self) -> Global___KeptRowsLost: ...
     def __init__(
         self,
         *,
@@ -468,16 +471,39 @@ class TaskEvent(_message.Message):
         checkpoint_acknowledged: Global___CheckpointAcknowledged | None = ...,
         checkpoint_declined: Global___CheckpointDeclined | None = ...,
         peer_unreachable: Global___PeerUnreachable | None = ...,
+        kept_rows_lost: Global___KeptRowsLost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined", "peer_unreachable"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined", "peer_unreachable", "kept_rows_lost"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___TaskEvent: _TypeAlias = TaskEvent  # noqa: Y015
+
+@_typing.final
+class KeptRowsLost(_message.Message):
+    """The process of an attempt that has finished has ended: what it kept there for its consumers is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """How the process ended."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptRowsLost: _TypeAlias = KeptRowsLost  # noqa: Y015
 
 @_typing.final
 class PeerUnreachable(_message.Message):

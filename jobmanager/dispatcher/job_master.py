@@ -189,6 +189,9 @@ class JobMaster:
                 self._assign_splits(event)
             case m.EndOfDataReported():
                 self._take_end_of_data(event.key)
+            case m.KeptRowsLost():
+                if self._partitions.lose_attempt(event.key):
+                    self._give_up_on([], event.cause)
             case m.CommitNoted():
                 self._commit()
             case m.PartitionsPromoted() | m.PartitionsNotPromoted():

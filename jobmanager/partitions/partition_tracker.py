@@ -139,6 +139,17 @@ class PartitionTracker:
             v for v, held in self._held.items() if held.slot_id in gone and not held.is_blocking
         )
 
+    def lose_attempt(self, key: AttemptKey) -> bool:
+        """The process of one that has finished has ended; False = it kept nothing there."""
+        lost = [
+            version
+            for version, held in self._held.items()
+            if (version[0].producer, version[1]) == (key.subtask, key.attempt)
+            and not held.is_blocking
+        ]
+        self._lose(lost)
+        return bool(lost)
+
     def _lose(self, versions: Iterable[tuple[KeptPartition, int]]) -> None:
         for version in list(versions):
             del self._held[version]

@@ -144,6 +144,10 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
         case "checkpoint_declined":
             declined = event.checkpoint_declined
             return c.DeclineReceived(key, declined.checkpoint_id, declined.reason, now_ms)
+        case "kept_rows_lost":
+            reason = f"what {key} had left for its consumers is gone: {event.kept_rows_lost.reason}"
+            lost = client_pb2.FailureCause(error_class="PartitionUnavailable", message=reason)
+            return m.KeptRowsLost(key, cause_of(lost, key, now_ms))
         case _:
             return None
 

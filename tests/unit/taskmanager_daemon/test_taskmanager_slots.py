@@ -92,6 +92,26 @@ def test_a_job_runs_and_its_slot_ends(tmp_path: Path, cluster: Any, go: Any) -> 
     go(work)
 
 
+def test_rows_that_finished_attempts_kept_end_with_their_process(
+    tmp_path: Path, cluster: Any, go: Any
+) -> None:
+    """Nothing else would tell: their consumers wait for a process that is gone."""
+
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            await c.allocate()
+            attempt = await c.deploy("finish-and-die")
+            await c.jobmanager.until(
+                lambda: any(event.HasField("kept_rows_lost") for event in c.jobmanager.events)
+            )
+            (lost,) = [e for e in c.jobmanager.events if e.HasField("kept_rows_lost")]
+            assert lost.attempt == attempt
+            assert "was killed by SIGKILL" in lost.kept_rows_lost.reason
+            assert c.jobmanager.states(attempt) == [RUNNING, FINISHED]
+
+    go(work)
+
+
 def test_what_a_killed_process_leaves_in_its_work_directory_is_removed(
     tmp_path: Path, cluster: Any, go: Any
 ) -> None:
