@@ -311,8 +311,8 @@ class PrepareStart:
 
     Attributes:
         unusable: checkpoints that tasks could not restore.
-        subtasks: that begin again while others run; None = nothing of the job runs, so that what dead
-            attempts have uploaded is removed.
+        subtasks: that begin again while others run; None = nothing of the job runs. What their dead
+            attempts have uploaded for nothing is removed.
     """
 
     attempt: int

@@ -386,7 +386,7 @@ class SimulatedJobManager:
         self._restored = {}
         if self._runner is None:
             return m.StartPrepared(attempt)
-        found = self._runner.prepare(effect.unusable, others_run=effect.subtasks is not None)
+        found = self._runner.prepare(effect.unusable, alone=effect.subtasks)
         restored = None
         if found.newest is not None:
             self._restored = restored_tasks(found.newest, self._host.graph)
