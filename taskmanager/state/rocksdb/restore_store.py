@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Final
 from uuid import uuid4
 
@@ -105,7 +106,7 @@ def _open(
     if not snapshots:
         database = Database(path, files_in, memory, loops)
         undo.callback(database.close)
-        ledger = FileLedger(opening, opening, is_incremental=environment.is_incremental)
+        ledger = FileLedger(opening, opening, Lock(), is_incremental=environment.is_incremental)
         return OpenedState(database, catalog, ledger)
     assert environment.reader is not None, "a snapshot without a reader"
     base, others = snapshots[0], snapshots[1:]
@@ -116,7 +117,11 @@ def _open(
     _drop_unowned(database, catalog)
     if not others and _key_groups(base) == key_groups:
         ledger = FileLedger(
-            opening, base.instance, base.files, is_incremental=environment.is_incremental
+            opening,
+            base.instance,
+            Lock(),
+            base.files,
+            is_incremental=environment.is_incremental,
         )
         return OpenedState(database, catalog, ledger)
     scope = _Scope(key_groups, environment.max_parallelism, loops)
@@ -127,7 +132,7 @@ def _open(
         with closing(ReadOnlyDatabase(source)) as incoming:
             _copy(incoming, other, database, catalog, scope)
         shutil.rmtree(source)
-    ledger = FileLedger(opening, opening, is_incremental=environment.is_incremental)
+    ledger = FileLedger(opening, opening, Lock(), is_incremental=environment.is_incremental)
     return OpenedState(database, catalog, ledger)
 
 

@@ -19,8 +19,10 @@ from penstock.storage.key_groups import owners
 from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.descriptors import StateDescriptor, StateKind
+from taskmanager.state.rocksdb.file_ledger import FileLedger
 from taskmanager.state.rocksdb.store import RocksDBStateBackend
 from tests.support.rocksdb_cluster import MAX_PARALLELISM, Cluster, fast_directory
+from tests.support.two_threads import Interrupted
 
 INT_KEY = (pa.int64(),)
 COUNTS = AggregateDescriptor(INT_KEY, (AccumulatorKind.COUNT,), list)
@@ -148,6 +150,20 @@ def test_writing_on_another_thread_does_not_tear_snapshots(directory: Path) -> N
         assert all(items.values[slot] == list(range(1, turn + 1)) for slot in slots)
         space.leave()
     cluster.close()
+
+
+def test_a_snapshot_is_described_while_another_completes() -> None:
+    """They are described on I/O threads; completions come on the mailbox thread."""
+    ledger = FileLedger("opening", "opening", threading.Lock())
+    files = [checkpoint_pb2.StateFile(name=f"opening/{n}.sst", shared=True) for n in (1, 2)]
+    ledger.described(1, files[:1])
+    ledger.described(2, files[:1])
+    pending = Interrupted(ledger._pending, lambda: ledger.described(3, files))
+    ledger._pending = pending
+    ledger.completed(2)
+    pending.end()
+    ledger.completed(3)
+    assert list(ledger.to_upload(["1.sst", "2.sst"])[0]) == ["1.sst", "2.sst"]
 
 
 def test_what_a_killed_process_left_is_replaced(directory: Path) -> None:
