@@ -22,7 +22,7 @@ from taskmanager.network.connection_pool import (
     ignore_peer,
 )
 from taskmanager.network.handshake import SlotIdentity
-from taskmanager.network.input_connector import InputConnector, channel_spec
+from taskmanager.network.input_connector import Consumer, InputConnector, channel_spec
 from taskmanager.network.input_gate import InputGate
 from taskmanager.network.partition_registry import PartitionRegistry
 from taskmanager.network.partitioner import partitioner_of
@@ -190,7 +190,7 @@ class DataExchange:
             is_exactly_once=self._config.execution_checkpointing_mode == "exactly-once",
             now_ms=self._clock.now_ms,
         )
-        consumer = f"{attempt.vertex}/{attempt.subtask_index}"
+        consumer = Consumer(f"{attempt.vertex}/{attempt.subtask_index}", attempt.attempt)
         for (_, description), channel in zip(listed, gate.channels, strict=True):
             self._connector.connect(channel, description, consumer)
         return gate

@@ -130,10 +130,11 @@ class Slot:
         self,
         *inputs: internal_pb2.InputEdge,
         positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
+        attempt: int = 0,
     ) -> InputGate:
         """A gate of this slot."""
         return self.exchange.create_gate(
-            attempt_id("v1"),
+            attempt_id("v1", 0, attempt),
             inputs,
             self.counters,
             self.wake,
