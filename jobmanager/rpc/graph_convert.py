@@ -252,12 +252,16 @@ class DeploymentMessages:
         self._edges = {edge.id: edge for edge in (*graph.edges, *persisted_edges(graph))}
 
     def task(
-        self, plan: TaskPlan, restore: internal_pb2.RestoredTask | None = None
+        self,
+        plan: TaskPlan,
+        restore: internal_pb2.RestoredTask | None = None,
+        first_checkpoint_id: int = 0,
     ) -> internal_pb2.TaskDeployment:
         """One attempt's deployment.
 
         Args:
             restore: what it starts from; None = from nothing.
+            first_checkpoint_id: it takes no part in checkpoints before this one.
         """
         deployment = internal_pb2.TaskDeployment(
             attempt=attempt_id(self._job_id, plan.attempt),
@@ -268,6 +272,7 @@ class DeploymentMessages:
             restore=restore,
             takes_checkpoints=self._takes_checkpoints,
             checkpoint_directory=self._checkpoint_directory,
+            first_checkpoint_id=first_checkpoint_id,
         )
         for read in plan.inputs:
             edge = self._edges[read.edge_id]

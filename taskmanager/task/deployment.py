@@ -364,6 +364,7 @@ class Deployment:
             self._schedule,
             execution.fail_later,
             positions=self._deployment.restore.inputs,
+            first_checkpoint_id=self._deployment.first_checkpoint_id,
         )
         self._gate = gate
         for origin in gate.origins:

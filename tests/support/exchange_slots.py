@@ -131,6 +131,7 @@ class Slot:
         *inputs: internal_pb2.InputEdge,
         positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
         attempt: int = 0,
+        first_checkpoint_id: int = 0,
     ) -> InputGate:
         """A gate of this slot."""
         return self.exchange.create_gate(
@@ -141,6 +142,7 @@ class Slot:
             self.errors.append,
             lambda channel, element: self.announced.append((channel, element)),
             positions,
+            first_checkpoint_id,
         )
 
 

@@ -212,12 +212,15 @@ class SimulatedJobManager:
                 )
             case m.DeployTasks(taskmanager_id, tasks, from_nothing):
                 host.failovers.deployed([task.attempt for task in tasks])
+                coordinator = self.master.coordinator
+                first_checkpoint_id = 0 if coordinator is None else coordinator.next_checkpoint_id
                 deployments = [
                     self._messages.task(
                         task,
                         None
                         if task.attempt.subtask in from_nothing
                         else self._restored.get(task.attempt.subtask),
+                        first_checkpoint_id,
                     )
                     for task in tasks
                 ]

@@ -232,6 +232,28 @@ def test_a_consumer_that_hangs_holds_up_nobody_once_another_has_taken_its_place(
     assert partition.is_available()
 
 
+def test_a_barrier_that_is_void_does_not_block_a_restarted_consumer() -> None:
+    """One of its producers has not heard yet that the checkpoint was given up, the other sends no barrier."""
+    simulation = Simulation(1)
+    config = configuration(buffer_timeout_ms=0)
+    slots = [simulation.slot(name, config) for name in "pq"]
+    partitions = [slot.partition(EDGE, attempt_id("v0", i)) for i, slot in enumerate(slots)]
+    for partition in partitions:
+        partition.emit_control(CheckpointBarrier(5, 0))
+        partition.emit(numbers(0, 10))
+    partitions[1].checkpoint_aborted(5)
+    producers = [(slot.endpoint, attempt_id("v0", i)) for i, slot in enumerate(slots)]
+    edge = input_edge(producers, partition_type=CACHING)
+    consumer = simulation.slot("c", config)
+    gate = consumer.gate(edge, attempt=1, first_checkpoint_id=6)
+    simulation.pass_time(100 * MS)
+    assert sorted(rows_of(drain(gate))) == sorted([*range(10)] * 2)
+    for partition in partitions:
+        partition.emit_control(CheckpointBarrier(6, 0))
+    simulation.pass_time(100 * MS)
+    assert drain(gate) == [CheckpointBarrier(6, 0)]
+
+
 # ---------------------------------------------------------------- producers
 
 
