@@ -278,6 +278,33 @@ def test_a_producer_whose_process_ended_after_it_had_finished_runs_again_for_who
     assert "it was killed" in shown.cause.message
 
 
+def released(effects: list[m.JobEffect]) -> list[tuple[str, AttemptKey]]:
+    return [p for e in effects if isinstance(e, m.ReleasePartitions) for p in e.partitions]
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.parametrize("why", ["missed", "all"])
+def test_what_a_finished_attempt_has_left_in_its_process_goes_when_it_begins_again(
+    why: str, checkpoints: bool
+) -> None:
+    """The process stays, and would keep one more copy of the rows for each restart."""
+    story = Story(apart(CACHING), checkpoints=checkpoints)
+    story.run("a0 a1 b0 b1")
+    story.report("a0 a1", FINISHED)
+    left = [("a>b", story.key("a0")), ("a>b", story.key("a1"))]
+    if why == "missed":
+        story.fail("b0", m.MissingPartition("a>b", story.key("a0")))
+        left = left[:1]
+    else:
+        story.do(m.FailureRequested(CAUSE))
+    effects = story.due()
+    assert released(effects) == left
+    names = [type(effect) for effect in effects]
+    assert names.index(m.ReleasePartitions) < names.index(m.DeployTasks)
+    story.run("a0 a1 b0 b1")
+    assert released(story.report("a0", FINISHED)) == []
+
+
 def test_rows_that_everybody_has_read_are_made_again_when_they_are_needed_again() -> None:
     story = Story(apart(drawn("a:2 b:2 x:1", "a>b hash caching reproducible")))
     story.run("a0 a1 b0 b1 x0")
