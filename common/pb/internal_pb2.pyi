@@ -444,6 +444,7 @@ class TaskEvent(_message.Message):
     CHECKPOINT_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_DECLINED_FIELD_NUMBER: _builtins.int
     PEER_UNREACHABLE_FIELD_NUMBER: _builtins.int
+    KEPT_ROWS_LOST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -462,6 +463,8 @@ class TaskEvent(_message.Message):
     def checkpoint_declined(self) -> Global___CheckpointDeclined: ...
     @_builtins.property
     def peer_unreachable(self) -> Global___PeerUnreachable: ...
+    @_builtins.property
+    def kept_rows_lost(self) -> Global___KeptRowsLost: ...
     def __init__(
         self,
         *,
@@ -472,16 +475,39 @@ class TaskEvent(_message.Message):
         checkpoint_acknowledged: Global___CheckpointAcknowledged | None = ...,
         checkpoint_declined: Global___CheckpointDeclined | None = ...,
         peer_unreachable: Global___PeerUnreachable | None = ...,
+        kept_rows_lost: Global___KeptRowsLost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined", "peer_unreachable"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined", "peer_unreachable", "kept_rows_lost"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___TaskEvent: _TypeAlias = TaskEvent  # noqa: Y015
+
+@_typing.final
+class KeptRowsLost(_message.Message):
+    """The process of an attempt that has finished has ended: what it kept there for its consumers is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """How the process ended."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptRowsLost: _TypeAlias = KeptRowsLost  # noqa: Y015
 
 @_typing.final
 class PeerUnreachable(_message.Message):
@@ -1058,6 +1084,7 @@ class TaskDeployment(_message.Message):
     RESTORE_FIELD_NUMBER: _builtins.int
     TAKES_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_DIRECTORY_FIELD_NUMBER: _builtins.int
+    FIRST_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     slot_id: _builtins.str
     leader_epoch: _builtins.int
     job_name: _builtins.str
@@ -1065,6 +1092,10 @@ class TaskDeployment(_message.Message):
     """The job takes checkpoints: output is committed by them."""
     checkpoint_directory: _builtins.str
     """The job's directory in the checkpoint store; "" = snapshots travel inline (storage "jobmanager")."""
+    first_checkpoint_id: _builtins.int
+    """The attempt takes no part in checkpoints before this one; their barriers may still come from producers that
+    have not heard that they are void.
+    """
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -1090,10 +1121,11 @@ class TaskDeployment(_message.Message):
         restore: Global___RestoredTask | None = ...,
         takes_checkpoints: _builtins.bool = ...,
         checkpoint_directory: _builtins.str = ...,
+        first_checkpoint_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "restore", b"restore", "vertex", b"vertex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_directory", b"checkpoint_directory", "inputs", b"inputs", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "outputs", b"outputs", "restore", b"restore", "slot_id", b"slot_id", "takes_checkpoints", b"takes_checkpoints", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_directory", b"checkpoint_directory", "first_checkpoint_id", b"first_checkpoint_id", "inputs", b"inputs", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "outputs", b"outputs", "restore", b"restore", "slot_id", b"slot_id", "takes_checkpoints", b"takes_checkpoints", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

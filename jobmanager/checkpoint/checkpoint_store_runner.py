@@ -40,6 +40,7 @@ from penstock.storage.manifest import (
 )
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.snapshot_files import parse_snapshot_file_name
 
 _SWEPT_PREFIXES = ("chk-", "shared/")
 _SWAP_ATTEMPTS = 10
@@ -110,14 +111,15 @@ class CheckpointStoreRunner:
         unusable: Collection[int] = (),
         *,
         must_exist: bool = False,
-        others_run: bool = False,
+        alone: Collection[SubtaskId] | None = None,
     ) -> PreparedCheckpoints:
         """Claims HEAD, finds the newest checkpoint, and removes what dead attempts have uploaded.
 
         Args:
             unusable: checkpoints that tasks could not restore.
             must_exist: the job has been prepared before, if not by this instance.
-            others_run: attempts of the job run, which may be uploading: nothing is removed.
+            alone: subtasks that begin again while others of the job run, which may be uploading: nothing of
+                these is removed; None = nothing runs.
 
         Raises:
             Fenced: another leader has the job.
@@ -145,10 +147,13 @@ class CheckpointStoreRunner:
                 "a backup; nothing has been deleted"
             )
         completed = tuple(completed_of(retained, manifest) for retained, manifest in readable)
-        if len(readable) == len(head.retained) and not others_run:
+        if len(readable) == len(head.retained):
             # A leader that has been deposed meanwhile must not take what its successor has written.
             self._heads.verify()
-            self._sweep(sizes, completed)
+            of_dead = [path for path in sizes if alone is None or _writer_of(path) in alone]
+            self._sweep(of_dead, completed)
+            if alone is None:
+                self._sweep_temporaries()
         return PreparedCheckpoints(
             newest=readable[-1][1] if readable else None,
             retained=completed,
@@ -206,10 +211,12 @@ class CheckpointStoreRunner:
         swept = [path for path in present if path not in kept]
         for path in swept:
             self._store.delete(path)
-        if isinstance(self._store, LocalStore):
-            swept += self._store.sweep_temporaries()
         if swept:
             self._log.info("checkpoint.orphans_swept", count=len(swept))
+
+    def _sweep_temporaries(self) -> None:
+        if isinstance(self._store, LocalStore) and (swept := self._store.sweep_temporaries()):
+            self._log.info("checkpoint.temporaries_swept", count=len(swept))
 
     # ------------------------------------------------------------ a checkpoint
 
@@ -365,6 +372,12 @@ class CheckpointStoreRunner:
                     self._store.root.rmdir()
         except StreamError as error:
             self._log.warning("checkpoint.not_discarded", reason=str(error))
+
+
+def _writer_of(path: str) -> SubtaskId | None:
+    """Whose snapshot a file holds; None = it is no snapshot file."""
+    name = parse_snapshot_file_name(path)
+    return None if name is None else SubtaskId(name.vertex, name.subtask_index)
 
 
 def _check_files(

@@ -29,6 +29,10 @@ _FINAL_RETRY_DELAY_MS = 1_000
 class Coordinator(Protocol):
     """What the wiring needs of ``CheckpointCoordinator``."""
 
+    @property
+    def next_checkpoint_id(self) -> int:
+        """The id of the next checkpoint."""
+
     def step(self, event: c.CoordinatorEvent) -> list[c.CoordinatorEffect]:
         """Takes an event and returns what is to be done."""
 

@@ -199,9 +199,7 @@ class JobCheckpointsRunner:
             return m.StartPrepared(attempt)
         jobs, job_id = self._jobs, self._job_id
         must_exist = jobs is not None and jobs.has_checkpoints(job_id)
-        found = self._store.prepare(
-            effect.unusable, must_exist=must_exist, others_run=effect.subtasks is not None
-        )
+        found = self._store.prepare(effect.unusable, must_exist=must_exist, alone=effect.subtasks)
         if jobs is not None:
             jobs.note_checkpoints(job_id)
         restored = None

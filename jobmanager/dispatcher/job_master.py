@@ -189,6 +189,9 @@ class JobMaster:
                 self._assign_splits(event)
             case m.EndOfDataReported():
                 self._take_end_of_data(event.key)
+            case m.KeptRowsLost():
+                if self._partitions.lose_attempt(event.key):
+                    self._give_up_on([], event.cause)
             case m.CommitNoted():
                 self._commit()
             case m.PartitionsPromoted() | m.PartitionsNotPromoted():
@@ -667,6 +670,7 @@ class JobMaster:
         """Begins again, when the delay is over and all attempts are."""
         if self._phase is not Phase.WAITING or not self._is_due:
             return
+        self._effects += self._partitions.release_replaced(self._moving)
         self.graph.begin_again(self._moving)
         self._failover.count_regions(self._moving)
         self._prepare()

@@ -315,7 +315,9 @@ class JobMasterRunner:
         subtask = task.attempt.subtask
         is_new = subtask in effect.from_nothing
         restored = None if is_new else self.checkpoints.restored(subtask)
-        return self._messages.task(task, restored)
+        coordinator = self.master.coordinator
+        first_checkpoint_id = 0 if coordinator is None else coordinator.next_checkpoint_id
+        return self._messages.task(task, restored, first_checkpoint_id)
 
     async def _allocate(self, client: TaskManagerClient, effect: m.AllocateSlots) -> None:
         graph = self._job.graph

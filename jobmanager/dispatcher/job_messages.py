@@ -202,6 +202,14 @@ class EndOfDataReported:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRowsLost:
+    """The process of an attempt that has finished has ended, and what it kept for its consumers is gone."""
+
+    key: AttemptKey
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
 class CommitNoted:
     """``NoteCommit`` is done."""
 
@@ -280,6 +288,7 @@ JobEvent = (
     | AttemptReported
     | SplitsReported
     | EndOfDataReported
+    | KeptRowsLost
     | CommitNoted
     | PartitionsPromoted
     | PartitionsNotPromoted
@@ -302,8 +311,8 @@ class PrepareStart:
 
     Attributes:
         unusable: checkpoints that tasks could not restore.
-        subtasks: that begin again while others run; None = nothing of the job runs, so that what dead
-            attempts have uploaded is removed.
+        subtasks: that begin again while others run; None = nothing of the job runs. What their dead
+            attempts have uploaded for nothing is removed.
     """
 
     attempt: int

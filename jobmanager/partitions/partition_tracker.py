@@ -1,7 +1,8 @@
 """The kept partitions of a job: which can be read, which are lost, which nobody needs any more.
 
-A producer's attempt leaves one partition on each kept edge. A new attempt of it makes new ones; an old one
-stays as long as a consumer that was left alone may read it.
+A producer's attempt leaves one partition on each kept edge. A new attempt of it makes new ones. An old one
+on disk stays as long as a consumer that was left alone may read it; what an old one has left in its process
+goes at once, since all who read it read the new one.
 
 Partitions that outlive the job have no consumers in it: they are needed to its end.
 
@@ -13,7 +14,7 @@ Source: Flink, JobMasterPartitionTracker and FLIP-1's "partition life-cycle mana
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from jobmanager.dispatcher import job_messages as m
@@ -54,6 +55,8 @@ class PartitionTracker:
         self._graph = graph
         self._keeps_all = keeps_all
         self._held: dict[tuple[KeptPartition, int], _Held] = {}
+        self._missed: dict[tuple[KeptPartition, int], _Held] = {}
+        """Held, but a consumer could not read it."""
         self._missing: set[tuple[KeptPartition, int]] = set()
         self._released: set[tuple[KeptPartition, int]] = set()
         self._holders: set[str] = set()
@@ -130,6 +133,11 @@ class PartitionTracker:
     def lose_taskmanager(self, taskmanager_id: str) -> None:
         """Whatever it held is gone."""
         self._lose(v for v, held in self._held.items() if held.taskmanager_id == taskmanager_id)
+        self._missed = {
+            version: held
+            for version, held in self._missed.items()
+            if held.taskmanager_id != taskmanager_id
+        }
         self._holders.discard(taskmanager_id)
 
     def lose_slots(self, slot_ids: Iterable[str]) -> None:
@@ -138,6 +146,17 @@ class PartitionTracker:
         self._lose(
             v for v, held in self._held.items() if held.slot_id in gone and not held.is_blocking
         )
+
+    def lose_attempt(self, key: AttemptKey) -> bool:
+        """The process of one that has finished has ended; False = it kept nothing there."""
+        lost = [
+            version
+            for version, held in self._held.items()
+            if (version[0].producer, version[1]) == (key.subtask, key.attempt)
+            and not held.is_blocking
+        ]
+        self._lose(lost)
+        return bool(lost)
 
     def _lose(self, versions: Iterable[tuple[KeptPartition, int]]) -> None:
         for version in list(versions):
@@ -150,8 +169,10 @@ class PartitionTracker:
         Returns:
             False where the producer has been replaced meanwhile, which says nothing of the new one.
         """
-        self._missing.add((partition, attempt))
-        self._held.pop((partition, attempt), None)
+        version = (partition, attempt)
+        self._missing.add(version)
+        if version in self._held:
+            self._missed[version] = self._held.pop(version)
         return attempt == self._producer(partition).key.attempt
 
     def gone_with(self, partition: KeptPartition, reader: SubtaskId) -> list[KeptPartition]:
@@ -180,11 +201,27 @@ class PartitionTracker:
         if self._keeps_all:
             return []
         finished = self._graph.in_state(AttemptState.FINISHED) - stopping
+        unneeded = {
+            version: held
+            for version, held in self._held.items()
+            if not self._is_needed(version[0], finished)
+        }
+        return self._release(unneeded)
+
+    def release_replaced(self, subtasks: Collection[SubtaskId]) -> list[m.JobEffect]:
+        """What finished attempts of these subtasks, which begin again, have left in processes that live on."""
+        replaced = {
+            version: held
+            for version, held in (self._held | self._missed).items()
+            if version[0].producer in subtasks and not held.is_blocking
+        }
+        return self._release(replaced)
+
+    def _release(self, versions: Mapping[tuple[KeptPartition, int], _Held]) -> list[m.JobEffect]:
         by_taskmanager: dict[str, list[tuple[str, AttemptKey]]] = {}
-        for (partition, attempt), held in list(self._held.items()):
-            if self._is_needed(partition, finished):
-                continue
-            del self._held[partition, attempt]
+        for (partition, attempt), held in versions.items():
+            self._held.pop((partition, attempt), None)
+            self._missed.pop((partition, attempt), None)
             self._released.add((partition, attempt))
             producer = partition.producer
             by_taskmanager.setdefault(held.taskmanager_id, []).append(
@@ -212,6 +249,7 @@ class PartitionTracker:
         """The job has ended."""
         holders, self._holders = self._holders, set()
         self._held.clear()
+        self._missed.clear()
         return [m.ReleasePartitions(taskmanager_id) for taskmanager_id in sorted(holders)]
 
     def check(self) -> None:

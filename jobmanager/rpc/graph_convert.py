@@ -149,6 +149,10 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
         case "checkpoint_declined":
             declined = event.checkpoint_declined
             return c.DeclineReceived(key, declined.checkpoint_id, declined.reason, now_ms)
+        case "kept_rows_lost":
+            reason = f"what {key} had left for its consumers is gone: {event.kept_rows_lost.reason}"
+            lost = client_pb2.FailureCause(error_class="PartitionUnavailable", message=reason)
+            return m.KeptRowsLost(key, cause_of(lost, key, now_ms))
         case _:
             return None
 
@@ -253,12 +257,16 @@ class DeploymentMessages:
         self._edges = {edge.id: edge for edge in (*graph.edges, *persisted_edges(graph))}
 
     def task(
-        self, plan: TaskPlan, restore: internal_pb2.RestoredTask | None = None
+        self,
+        plan: TaskPlan,
+        restore: internal_pb2.RestoredTask | None = None,
+        first_checkpoint_id: int = 0,
     ) -> internal_pb2.TaskDeployment:
         """One attempt's deployment.
 
         Args:
             restore: what it starts from; None = from nothing.
+            first_checkpoint_id: it takes no part in checkpoints before this one.
         """
         deployment = internal_pb2.TaskDeployment(
             attempt=attempt_id(self._job_id, plan.attempt),
@@ -269,6 +277,7 @@ class DeploymentMessages:
             restore=restore,
             takes_checkpoints=self._takes_checkpoints,
             checkpoint_directory=self._checkpoint_directory,
+            first_checkpoint_id=first_checkpoint_id,
         )
         for read in plan.inputs:
             edge = self._edges[read.edge_id]

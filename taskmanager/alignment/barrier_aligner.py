@@ -75,16 +75,19 @@ class BarrierAligner:
         channels: those that carry barriers; the others (blocking ones) take no part, and where there are
             no such channels a checkpoint starts when it is triggered.
         is_exactly_once: block channels.
+        first_id: barriers of checkpoints before this one are ignored.
     """
 
-    def __init__(self, channels: Iterable[int], *, is_exactly_once: bool) -> None:
+    def __init__(
+        self, channels: Iterable[int], *, is_exactly_once: bool, first_id: int = 0
+    ) -> None:
         self._channels = frozenset(channels)
         self._is_exactly_once = is_exactly_once
         self._ended: set[int] = set()
         self._pending: dict[int, _Alignment] = {}
         self._blocked: set[int] = set()
         self._aborted: set[int] = set()
-        self._last_id = 0
+        self._last_id = max(0, first_id - 1)
 
     @property
     def is_aligning(self) -> bool:

@@ -73,6 +73,8 @@ class PartitionKeeper:
         self._clock = clock
         self._grace_ms = grace_ms
         self._grace = GracePeriod(grace_ms)
+        self._given_up: set[str] = set()
+        """Jobs whose partitions go, as soon as the disk lets them."""
         self._is_registered = is_registered
         self._writing = writing
         self._lock = asyncio.Lock()  # the stores are used by one thread at a time
@@ -107,18 +109,26 @@ class PartitionKeeper:
             if orphans:
                 await asyncio.to_thread(_remove, orphans)
                 self._log.info("partitions.orphans_removed", count=len(orphans))
-        now_ms = self._clock.monotonic_ns() // 1_000_000
-        if self._grace.observe(now_ms, is_present=self._is_registered()):
-            await self._drop_all({row[0] for row in found.own})
+        now_ms, is_present = self._clock.monotonic_ns() // 1_000_000, self._is_registered()
+        if self._grace.observe(now_ms, is_present=is_present):
+            self._given_up = {row[0] for row in found.own}
+        elif is_present:
+            self._given_up = set()
+        await self._drop_given_up()
 
-    async def _drop_all(self, job_ids: Iterable[str]) -> None:
-        for job_id in sorted(job_ids):
+    async def _drop_given_up(self) -> None:
+        for job_id in sorted(self._given_up):
+            try:
+                await self.release(job_id, ())
+            except StoreTransient as error:
+                self._log.warning("partitions.not_dropped", job_id=job_id, reason=str(error))
+                continue
+            self._given_up.discard(job_id)
             self._log.warning(
                 "partitions.dropped",
                 job_id=job_id,
                 reason=f"no JobManager for {self._grace_ms} ms (taskmanager.partitions.grace)",
             )
-            await self.release(job_id, ())
 
     # ------------------------------------------------------------ what the JobManager asks for
 

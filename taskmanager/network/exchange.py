@@ -22,7 +22,7 @@ from taskmanager.network.connection_pool import (
     ignore_peer,
 )
 from taskmanager.network.handshake import SlotIdentity
-from taskmanager.network.input_connector import InputConnector, channel_spec
+from taskmanager.network.input_connector import Consumer, InputConnector, channel_spec
 from taskmanager.network.input_gate import InputGate
 from taskmanager.network.partition_registry import PartitionRegistry
 from taskmanager.network.partitioner import partitioner_of
@@ -171,11 +171,13 @@ class DataExchange:
         on_error: Callable[[Exception], None],
         on_announcement: Callable[[int, ControlElement], None] | None = None,
         positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
+        first_checkpoint_id: int = 0,
     ) -> InputGate:
         """The input of an attempt; begins to fetch from all its producers.
 
         Args:
             positions: how far the restored state has read edges that keep their rows.
+            first_checkpoint_id: it takes no part in checkpoints before this one.
         """
         listed = [(edge, channel) for edge in inputs for channel in edge.channels]
         starts = {(start.edge_id, start.index): start for start in positions}
@@ -189,9 +191,10 @@ class DataExchange:
             on_announcement=on_announcement,
             on_release=self._connector.forget,
             is_exactly_once=self._config.execution_checkpointing_mode == "exactly-once",
+            first_checkpoint_id=first_checkpoint_id,
             now_ms=self._clock.now_ms,
         )
-        consumer = f"{attempt.vertex}/{attempt.subtask_index}"
+        consumer = Consumer(f"{attempt.vertex}/{attempt.subtask_index}", attempt.attempt)
         for (_, description), channel in zip(listed, gate.channels, strict=True):
             self._connector.connect(channel, description, consumer)
         return gate

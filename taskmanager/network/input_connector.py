@@ -35,12 +35,20 @@ PAUSE_MIN_NS = 50_000_000
 PAUSE_MAX_NS = 1_000_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Who reads: a subtask, as messages name it, and which attempt of it."""
+
+    name: str
+    attempt: int
+
+
 @dataclass(eq=False, slots=True)
 class _Supply:
     """What a kept channel reads, and what is done about it when it does not.
 
     Attributes:
-        consumer: who asks, for messages.
+        consumer: who asks.
         pause_ns: before the next try.
         retry_at_ns: when that is; None = the channel is connected, or only a new attempt can help.
         give_up_at_ns: when the channel fails; None = it is connected.
@@ -49,7 +57,7 @@ class _Supply:
 
     channel: KeptInputChannel
     description: internal_pb2.InputChannel
-    consumer: str
+    consumer: Consumer
     pause_ns: int = PAUSE_MIN_NS
     retry_at_ns: int | None = None
     give_up_at_ns: int | None = None
@@ -83,7 +91,7 @@ class InputConnector(SupplyListener):
         self._supplies: dict[InputChannel, _Supply] = {}
 
     def connect(
-        self, channel: InputChannel, description: internal_pb2.InputChannel, consumer: str
+        self, channel: InputChannel, description: internal_pb2.InputChannel, consumer: Consumer
     ) -> None:
         """Begins to fetch what a channel reads."""
         channel.partition = partition_of(description)
@@ -118,7 +126,7 @@ class InputConnector(SupplyListener):
             self._supplies.pop(channel, None)
 
     def _subscribe(
-        self, channel: InputChannel, description: internal_pb2.InputChannel, consumer: str
+        self, channel: InputChannel, description: internal_pb2.InputChannel, consumer: Consumer
     ) -> None:
         producer, partition = description.producer_attempt, partition_of(description)
         if description.producer.slot_id == self._connections.slot.slot_id:
@@ -126,7 +134,9 @@ class InputConnector(SupplyListener):
                 channel, self._credit_bytes, self._registry, self._connections.post
             )
             deadline_ns = self._connections.request_deadline_ns()
-            local.subscribe(partition, description.subpartition_index, deadline_ns)
+            local.subscribe(
+                partition, description.subpartition_index, consumer.attempt, deadline_ns
+            )
             return
         request = Subscribe(
             job_id=producer.job_id,
@@ -136,7 +146,8 @@ class InputConnector(SupplyListener):
             attempt=partition.attempt,
             subpartition_index=description.subpartition_index,
             credit_bytes=self._credit_bytes,
-            consumer=consumer,
+            consumer=consumer.name,
+            consumer_attempt=consumer.attempt,
             first_row=channel.stream_row,
         )
         self._connections.connection_to(description.producer).subscribe(channel, request)

@@ -82,6 +82,7 @@ class InputGate:
         on_announcement: a barrier or an end of data is on its way behind queued batches.
         on_release: called once with the channels when they have been closed.
         is_exactly_once: channels are blocked while barriers are being aligned.
+        first_checkpoint_id: barriers of checkpoints before this one are not meant for the subtask.
         now_ms: the wall clock, for the times of alignments.
     """
 
@@ -97,6 +98,7 @@ class InputGate:
         on_announcement: Callable[[int, ControlElement], None] | None = None,
         on_release: Callable[[Sequence[InputChannel]], None] = _ignore_release,
         is_exactly_once: bool = True,
+        first_checkpoint_id: int = 0,
         now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self._counters = counters
@@ -118,6 +120,7 @@ class InputGate:
         self._aligner = BarrierAligner(
             [index for index, spec in enumerate(specs) if spec.carries_barriers],
             is_exactly_once=is_exactly_once,
+            first_id=first_checkpoint_id,
         )
         self._now_ms = now_ms
         self.last_start: StartCheckpoint | None = None

@@ -33,7 +33,11 @@ class LocalChannel(SubpartitionReader, Upstream):
         self._request: PartitionRequest | None = None
 
     def subscribe(
-        self, partition_id: PartitionId, subpartition_index: int, deadline_ns: int
+        self,
+        partition_id: PartitionId,
+        subpartition_index: int,
+        reader_attempt: int,
+        deadline_ns: int,
     ) -> None:
         """Asks for the subpartition; waits for it until the deadline."""
         self._request = PartitionRequest(
@@ -44,6 +48,7 @@ class LocalChannel(SubpartitionReader, Upstream):
             self._attached,
             self._channel.fail,
             self._channel.stream_row,
+            reader_attempt,
         )
         self._channel.connected(self)
         self._channel.subscribed()

@@ -60,6 +60,7 @@ class Subscribe:
     Attributes:
         credit_bytes: the credit window.
         consumer: who asks, for messages.
+        consumer_attempt: which attempt of it.
         first_row: the first row it wants, counted from the start of the job.
     """
 
@@ -71,6 +72,7 @@ class Subscribe:
     subpartition_index: int
     credit_bytes: int
     consumer: str
+    consumer_attempt: int
     first_row: int
 
 

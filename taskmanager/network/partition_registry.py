@@ -31,6 +31,7 @@ class PartitionRequest:
         attached: called with its place in the subpartition, right before ``reader`` is fed.
         refused: called when it cannot be read; after ``attached``, when it cannot be read on.
         first_row: offset of the first row that is wanted.
+        reader_attempt: of the consumer.
         job_id: whose partition it is.
         is_foreign: the reader is of another job, so it may read what outlives jobs and nothing else.
     """
@@ -42,6 +43,7 @@ class PartitionRequest:
     attached: Callable[[SubpartitionView], None]
     refused: Refusal
     first_row: int = 0
+    reader_attempt: int = 0
     job_id: str = ""
     is_foreign: bool = False
 
@@ -96,7 +98,12 @@ class PartitionRegistry:
             if partition is None:
                 self._wait(request)
                 return
-            view = partition.view(request.subpartition_index, request.first_row, request.refused)
+            view = partition.view(
+                request.subpartition_index,
+                request.first_row,
+                request.refused,
+                request.reader_attempt,
+            )
         except PartitionUnavailable as error:
             request.refused(error)
             return

@@ -309,6 +309,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
             reader.attached,
             refuse,
             request.first_row,
+            request.consumer_attempt,
             request.job_id,
             is_foreign,
         )

@@ -170,7 +170,9 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
     # ------------------------------------------------------------ consumer's side
 
     @override
-    def view(self, first_row: int, on_unavailable: Refusal) -> SubpartitionView:
+    def view(
+        self, first_row: int, on_unavailable: Refusal, reader_attempt: int = 0
+    ) -> SubpartitionView:
         """The subpartition itself: it has one consumer, and can be read once."""
         if self.has_reader or self.has_sent or first_row:
             raise PartitionUnavailable(

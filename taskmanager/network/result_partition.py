@@ -195,7 +195,9 @@ class ResultPartition(ReadablePartition):
         self._context.on_release()
 
     @override
-    def view(self, index: int, first_row: int, on_unavailable: Refusal) -> SubpartitionView:
+    def view(
+        self, index: int, first_row: int, on_unavailable: Refusal, reader_attempt: int = 0
+    ) -> SubpartitionView:
         count = len(self.subpartitions)
         if not 0 <= index < count:
             raise PartitionUnavailable(
@@ -211,7 +213,7 @@ class ResultPartition(ReadablePartition):
 
         try:
             view = self.subpartitions[index].view(
-                first_row, lambda error: on_unavailable(named(error))
+                first_row, lambda error: on_unavailable(named(error)), reader_attempt
             )
         except PartitionUnavailable as error:
             raise named(error) from error

@@ -82,13 +82,16 @@ class ReadablePartition(Protocol):
 
     partition_id: PartitionId
 
-    def view(self, index: int, first_row: int, on_unavailable: Refusal) -> SubpartitionView:
+    def view(
+        self, index: int, first_row: int, on_unavailable: Refusal, reader_attempt: int = 0
+    ) -> SubpartitionView:
         """A consumer's place in one of the subpartitions.
 
         Args:
             index: which subpartition.
             first_row: offset of the first row it wants.
             on_unavailable: called when rows turn out to be gone later on; nothing follows then.
+            reader_attempt: of the consumer.
 
         Raises:
             PartitionUnavailable: it cannot be read from there.
@@ -115,7 +118,9 @@ class Subpartition(Protocol):
     def flush(self) -> None:
         """Makes what is collected readable now."""
 
-    def view(self, first_row: int, on_unavailable: Refusal) -> SubpartitionView:
+    def view(
+        self, first_row: int, on_unavailable: Refusal, reader_attempt: int = 0
+    ) -> SubpartitionView:
         """See ``ReadablePartition``."""
 
     def release(self) -> None:

@@ -188,7 +188,7 @@ class ExchangeCache:
         self._writing_bytes += run.size_bytes
         self._writes += 1
         member.write(
-            run, lambda files: self._written(member, run, files), lambda: self._write_ended(run)
+            run, lambda files: self._written(member, run, files), lambda: self._not_written(run)
         )
         return True
 
@@ -204,6 +204,11 @@ class ExchangeCache:
         self._write_ended(run)
         member.written(run, files)
         self.make_room()
+
+    def _not_written(self, run: SpillRun) -> None:
+        self._write_ended(run)
+        self.make_room()
+        self._wake()
 
     def _write_ended(self, run: SpillRun) -> None:
         self._writing_bytes -= run.size_bytes

@@ -7,6 +7,7 @@ then is the cache.
 Invariants:
     - every reader gets what was emitted, in order, without gaps, from the row it asked for,
     - nothing that an attached reader has not been sent is dropped,
+    - attached readers are of the newest attempt of the consumer that has asked,
     - nothing behind the barrier of the latest completed checkpoint is dropped, but to make room.
 """
 
@@ -110,6 +111,8 @@ class KeptSubpartition(Subpartition, CacheMember):
         self._on_unblocked = on_unblocked
         self._on_error = on_error
         self._views: list[LogView] = []
+        self._reader_attempt = 0
+        """The newest attempt of the consumer that has asked."""
         self._has_been_read = False
         self._is_consumed = is_unread
         self._is_finished = False
@@ -229,8 +232,10 @@ class KeptSubpartition(Subpartition, CacheMember):
     # ------------------------------------------------------------ consumers' side
 
     @override
-    def view(self, first_row: int, on_unavailable: Refusal) -> LogView:
+    def view(self, first_row: int, on_unavailable: Refusal, reader_attempt: int = 0) -> LogView:
         log = self.log
+        if reader_attempt < self._reader_attempt:
+            raise PartitionUnavailable("a later attempt of its consumer reads it")
         if self._is_unread:
             raise PartitionUnavailable("its consumer has finished, so that its rows are not kept")
         is_beyond = self._is_finished and first_row > log.end_row
@@ -240,9 +245,11 @@ class KeptSubpartition(Subpartition, CacheMember):
                 f" {first_row}; its producer must run again"
             )
         self._has_been_read = True
+        self._end_older_views(reader_attempt)
         return LogView(
             log,
             first_row,
+            reader_attempt=reader_attempt,
             read_file=self._files.read,
             on_sent=self._on_sent,
             on_progress=self._progressed,
@@ -250,6 +257,14 @@ class KeptSubpartition(Subpartition, CacheMember):
             on_detached=self._detached,
             on_unavailable=on_unavailable,
         )
+
+    def _end_older_views(self, reader_attempt: int) -> None:
+        """An attempt that has been replaced need not have ended: where its host is frozen, or cut off from
+        the JobManager alone, its connection lives on, and it would hold the producer back for ever."""
+        self._reader_attempt = reader_attempt
+        for view in [view for view in self._views if view.reader_attempt < reader_attempt]:
+            self._views.remove(view)
+            view.released()
 
     def _progressed(self) -> None:
         self._pump()

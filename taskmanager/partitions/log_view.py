@@ -50,6 +50,7 @@ class LogView(SubpartitionView):
     Args:
         log: of the subpartition.
         row: offset of the first row that is wanted; the log has it, or will have.
+        reader_attempt: of the consumer.
         read_file: reads a file of the log.
         on_sent: called with the bytes of each batch sent.
         on_progress: called after every turn of sending that the log did not start itself.
@@ -72,9 +73,11 @@ class LogView(SubpartitionView):
         on_detached: Callable[[LogView, bool], None],
         on_unavailable: Refusal,
         on_attached: Callable[[LogView], None],
+        reader_attempt: int = 0,
     ) -> None:
         self.index = log.index_of(row)
         self.is_live = False
+        self.reader_attempt = reader_attempt
         self.reader: SubpartitionReader | None = None
         self._log = log
         self._row = row
@@ -197,7 +200,7 @@ class LogView(SubpartitionView):
             reader.announce(element)
 
     def released(self) -> None:
-        """The log is no more."""
+        """The log is no more, or another has taken the reader's place."""
         reader = self.reader
         self.end()
         if reader is not None:

@@ -57,7 +57,9 @@ class SealedPartition(ReadablePartition):
         return len(self.index.subpartitions)
 
     @override
-    def view(self, index: int, first_row: int, on_unavailable: Refusal) -> SealedView:
+    def view(
+        self, index: int, first_row: int, on_unavailable: Refusal, reader_attempt: int = 0
+    ) -> SealedView:
         if not 0 <= index < self.subpartition_count:
             raise PartitionUnavailable(
                 f"partition {self.partition_id} has {self.subpartition_count} subpartitions, not"

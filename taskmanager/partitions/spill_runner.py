@@ -123,6 +123,13 @@ class _Files(PartitionFiles):
             ended()
 
         def failed(error: StreamError) -> None:
+            # An attempt that has finished does not fail with it: its rows stay in memory.
+            _log.warning(
+                "partition.not_written",
+                job_id=self._job_id,
+                partition_id=str(self._partition_id),
+                reason=str(error),
+            )
             on_failed(error)
             ended()
 

@@ -15,6 +15,7 @@ from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_CANCELED,
     ATTEMPT_STATE_DEPLOYING,
     ATTEMPT_STATE_FAILED,
+    ATTEMPT_STATE_FINISHED,
     AttemptState,
 )
 from taskmanager.task.lifecycle import TERMINAL
@@ -57,6 +58,7 @@ class AttemptTable:
 
     def __init__(self) -> None:
         self._records: dict[AttemptKey, _Record] = {}
+        self._has_ended = False
 
     def deployed(self, attempt: internal_pb2.AttemptId) -> bool:
         """Takes in an attempt; False when it is here already (a repeated call)."""
@@ -111,7 +113,10 @@ class AttemptTable:
         is_asked_for: bool,
         is_overdue: bool = False,
     ) -> list[internal_pb2.TaskEvent]:
-        """The terminal events of all attempts that the process took with it.
+        """What is to be said of the attempts that the process took with it, once.
+
+        Those that had finished have lost what they kept for their consumers; the others get their
+        terminal events.
 
         Args:
             cause: how the process ended.
@@ -122,6 +127,16 @@ class AttemptTable:
                 failed either. A process that ends for another reason has failed with all that was in it.
         """
         events: list[internal_pb2.TaskEvent] = []
+        if not (is_asked_for or self._has_ended):
+            # First: who restarts the others has to know what is gone.
+            events += [
+                internal_pb2.TaskEvent(
+                    attempt=record.attempt, kept_rows_lost=internal_pb2.KeptRowsLost(reason=cause)
+                )
+                for record in self._records.values()
+                if record.state == ATTEMPT_STATE_FINISHED
+            ]
+        self._has_ended = True
         for record in self._open():
             if is_asked_for or (is_overdue and record.is_cancelled):
                 record.state = ATTEMPT_STATE_CANCELED

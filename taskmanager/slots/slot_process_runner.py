@@ -62,6 +62,7 @@ class SlotProcessRunner:
         self.job_id = job_id
         self.attempts = AttemptTable()
         self.metrics: dict[AttemptKey, internal_pb2.AttemptMetrics] = {}
+        """Of the newest attempt of each subtask that was deployed here."""
         self.outputs: set[PartitionId] = set()
         """What attempts in it may be writing."""
         self._taskmanager_id = taskmanager_id
@@ -194,11 +195,17 @@ class SlotProcessRunner:
         """Starts an attempt in the slot; a repeated call does nothing."""
         attempt = deployment.attempt
         if self.attempts.deployed(attempt):
+            self._forget_metrics_of(attempt.vertex, attempt.subtask_index)
             self.outputs |= {
                 PartitionId(output.edge.id, attempt.vertex, attempt.subtask_index, attempt.attempt)
                 for output in deployment.outputs
             }
             await self.send(internal_pb2.SlotCommand(deploy=deployment))
+
+    def _forget_metrics_of(self, vertex: str, subtask_index: int) -> None:
+        """A process outlives many attempts, and each heartbeat carries all that is known."""
+        subtask = (self.job_id, vertex, subtask_index)
+        self.metrics = {key: entry for key, entry in self.metrics.items() if key[:3] != subtask}
 
     async def cancel(
         self,

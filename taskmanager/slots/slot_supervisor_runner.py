@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ class SlotEnvironment:
     Attributes:
         log_directory: holds one directory per job.
         socket_directory: private, with a short path.
-        work_directory: holds one directory per slot.
+        work_directory: holds one directory per slot process.
         local_state: directories for copies of snapshots.
         spill_directory: takes partitions that do not fit into memory, or outlive their slot.
         terminal_fd: where print sinks write besides their log, None = nowhere.
@@ -115,7 +116,7 @@ class SlotSupervisor:
         self._slots: dict[str, _Slot] = {}
         self._last_causes: dict[str, str] = {}
         self._closed: OrderedDict[AttemptKey, None] = OrderedDict()
-        self._socket_count = 0
+        self._process_count = 0
         self._spilling = Spilling.ALLOWED
         self._log = get_logger(__name__)
 
@@ -192,9 +193,7 @@ class SlotSupervisor:
             raise
         slot.runner = runner
         configuration = self._configuration(slot_id, slot, files)
-        self._background.start(
-            self._supervise(slot, runner, Path(configuration.unix_socket_path)), f"slot {slot_id}"
-        )
+        self._background.start(self._supervise(slot, runner, configuration), f"slot {slot_id}")
         endpoint = await runner.configure(configuration, _READY_TIMEOUT_S)
         if self._spilling is not Spilling.ALLOWED:
             await runner.send(_spill_pressure(self._spilling))
@@ -234,11 +233,13 @@ class SlotSupervisor:
         self, slot_id: str, slot: _Slot, files: JobFiles
     ) -> internal_pb2.SlotConfiguration:
         own = self._environment
+        self._process_count += 1
         unix_path = ""
         if own.config.taskmanager_local_sockets:
             # Numbered, not named after the slot: the path must stay short.
-            self._socket_count += 1
-            unix_path = str(own.socket_directory / f"{self._socket_count}.sock")
+            unix_path = str(own.socket_directory / f"{self._process_count}.sock")
+        # Of this process alone: what it leaves is removed while the next one may be running.
+        work_directory = own.work_directory / "slots" / f"{slot_id}-{self._process_count}"
         return internal_pb2.SlotConfiguration(
             job_id=slot.job_id,
             slot_id=slot_id,
@@ -251,7 +252,7 @@ class SlotSupervisor:
             code_paths=files.code_paths,
             artifact_paths=files.artifact_paths,
             log_directory=str(self._job_logs(slot.job_id)),
-            work_directory=str(own.work_directory / "slots" / slot_id),
+            work_directory=str(work_directory),
             config=slot.config.to_mapping(),
             token=own.token,
             spill_directory=str(own.spill_directory),
@@ -261,18 +262,25 @@ class SlotSupervisor:
     def _job_logs(self, job_id: str) -> Path:
         return self._environment.log_directory / require_name("job id", job_id)
 
-    async def _supervise(self, slot: _Slot, runner: SlotProcessRunner, unix_path: Path) -> None:
+    async def _supervise(
+        self,
+        slot: _Slot,
+        runner: SlotProcessRunner,
+        configuration: internal_pb2.SlotConfiguration,
+    ) -> None:
         self._log.info("slot.started", slot_id=runner.slot_id, job_id=slot.job_id, pid=runner.pid)
         cause = "its supervision ended"
         try:
             cause = await runner.run()
         finally:
             runner.kill(cause)
-            if unix_path.name:
-                unix_path.unlink(missing_ok=True)  # noqa: ASYNC240 - a socket's name
+            if configuration.unix_socket_path:
+                Path(configuration.unix_socket_path).unlink(missing_ok=True)  # noqa: ASYNC240 - a socket's name
             for key in runner.attempts.attempt_keys():
                 self._close_attempt(key)
             self._release(runner.slot_id, slot, cause)
+        # A process that was killed has left its databases there.
+        await asyncio.to_thread(shutil.rmtree, configuration.work_directory, ignore_errors=True)
 
     def _release(self, slot_id: str, slot: _Slot, cause: str) -> None:
         if self._slots.get(slot_id) is slot:

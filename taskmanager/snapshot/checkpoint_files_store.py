@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import structlog
 from typing_extensions import override
@@ -63,6 +64,7 @@ class CheckpointFiles:
         self._counters = counters or SubtaskCounters()
         self._places: dict[int, set[Place]] = {}
         """Of the snapshots that were written, by checkpoint: where their blobs are."""
+        self._places_lock = Lock()
         self._local_first = LocalFirstReader(StoreSnapshotReader(store), local)
         self.reader: SnapshotReader = _EndingReader(self._local_first, has_ended)
 
@@ -94,14 +96,16 @@ class CheckpointFiles:
     def written(self, checkpoint_id: int, snapshot: checkpoint_pb2.SubtaskSnapshot) -> None:
         """A snapshot is complete but for its acknowledgement; any thread."""
         if self._backups is not None:
-            self._places[checkpoint_id] = {
-                (handle.path, handle.offset) for handle in _handles(snapshot) if handle.path
-            }
+            places = {(handle.path, handle.offset) for handle in _handles(snapshot) if handle.path}
+            with self._places_lock:
+                self._places[checkpoint_id] = places
 
     def completed(self, checkpoint_id: int) -> Callable[[], None] | None:
         """A checkpoint is complete; what is left to do on an I/O thread: older copies go."""
-        needed = self._places.get(checkpoint_id)
-        self._places = {known: at for known, at in self._places.items() if known > checkpoint_id}
+        with self._places_lock:
+            needed = self._places.get(checkpoint_id)
+            for done in [known for known in self._places if known <= checkpoint_id]:
+                del self._places[done]
         if needed is None or self._backups is None:
             return None
         return partial(self._retain, self._backups, checkpoint_id, needed)

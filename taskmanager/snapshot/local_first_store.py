@@ -61,15 +61,11 @@ class LocalFirstReader(SnapshotReader):
     @override
     def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:
         path = self._copy(handle)
-        if path is None:
-            self._count_store(handle, handle.size_bytes)
-            self._store.fetch(handle, target)
+        if path is not None and _take(path, target):
+            self.local_bytes += handle.size_bytes
             return
-        try:
-            os.link(path, target)
-        except OSError:  # another file system
-            shutil.copyfile(path, target)
-        self.local_bytes += handle.size_bytes
+        self._count_store(handle, handle.size_bytes)
+        self._store.fetch(handle, target)
 
     def _count_store(self, handle: checkpoint_pb2.StateHandle, size_bytes: int) -> None:
         if handle.path:
@@ -96,6 +92,19 @@ def _matches(path: Path, handle: checkpoint_pb2.StateHandle) -> bool:
     except OSError:
         return False
     return size == handle.size_bytes and checksum == handle.checksum
+
+
+def _take(path: Path, target: Path) -> bool:
+    """Makes a file of a copy; False = the copy is gone, or cannot be read."""
+    try:
+        os.link(path, target)
+    except OSError:  # another file system
+        try:
+            shutil.copyfile(path, target)
+        except OSError:
+            target.unlink(missing_ok=True)
+            return False
+    return True
 
 
 def _part(path: Path, offset: int, size_bytes: int) -> bytes | None:

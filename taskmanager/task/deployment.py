@@ -47,7 +47,7 @@ from taskmanager.state.factory import keeps_keyed_state, open_backend
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.operator_state import OperatorStateStore
 from taskmanager.task.execution import Execution
-from taskmanager.task.inputs import EndedInput, GateInput, Input, SourceInput
+from taskmanager.task.inputs import EndedInput, GateInput, Input, SourceInput, TakenInput
 from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.operator_chain import SOURCE, OperatorChain, Output
 from taskmanager.task.state_opening import StateOpening
@@ -246,7 +246,9 @@ class Deployment:
     def _build_finished(self, execution: Execution) -> Subtask:
         """A subtask that had done all its work: it ends its outputs, and that is all."""
         chain = OperatorChain([], [], [(SOURCE, "", output) for output in self._partitions])
-        chain_input = EndedInput() if self._has_source else self._open_gate(execution)
+        chain_input: Input = EndedInput()
+        if not self._has_source:
+            chain_input = self._open_gate(execution, TakenInput)
         # A checkpoint that finds it still ending its outputs gets back what it was restored with.
         parts = [
             SnapshotPart(
@@ -356,7 +358,7 @@ class Deployment:
         self._state.backends.append(backend)
         return backend
 
-    def _open_gate(self, execution: Execution) -> GateInput:
+    def _open_gate(self, execution: Execution, kind: type[GateInput] = GateInput) -> GateInput:
         gate = self._services.exchange.create_gate(
             self._deployment.attempt,
             list(self._deployment.inputs),
@@ -364,6 +366,7 @@ class Deployment:
             self._schedule,
             execution.fail_later,
             positions=self._deployment.restore.inputs,
+            first_checkpoint_id=self._deployment.first_checkpoint_id,
         )
         self._gate = gate
         for origin in gate.origins:
@@ -373,7 +376,7 @@ class Deployment:
             operator.WhichOneof("spec") == "event_time"
             for operator in self._deployment.vertex.operators
         )
-        return GateInput(
+        return kind(
             gate,
             self._origins,
             self.counters,

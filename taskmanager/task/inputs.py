@@ -6,7 +6,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from common.elements import CheckpointBarrier, EndOfData, OperatorOutput, OriginEnded, Watermark
+from typing_extensions import override
+
+from common.elements import (
+    CheckpointBarrier,
+    CheckpointCancelled,
+    EndOfData,
+    OperatorOutput,
+    OriginEnded,
+    Watermark,
+)
 from taskmanager.alignment.origins import Origins
 from taskmanager.network.input_gate import InputGate
 from taskmanager.operators.source import SourceOperator
@@ -174,6 +183,27 @@ class GateInput:
     def close(self) -> None:
         """Lets the producers know that nobody reads."""
         self._gate.release()
+
+
+class TakenInput(GateInput):
+    """The input of a subtask that had done all its work before it was restored.
+
+    Its producers may send again what it has taken, and those that were not restored may still keep all of it:
+    it waits for their ends and lets barriers pass.
+    """
+
+    @override
+    def poll(self) -> Iterable[OperatorOutput] | None:
+        """The next barrier of those that have arrived."""
+        while (elements := super().poll()) is not None:
+            passing = tuple(filter(_is_of_checkpoints, elements))
+            if passing:
+                return passing
+        return None
+
+
+def _is_of_checkpoints(element: OperatorOutput) -> bool:
+    return isinstance(element, CheckpointBarrier | CheckpointCancelled)
 
 
 class EndedInput:

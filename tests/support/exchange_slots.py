@@ -130,16 +130,19 @@ class Slot:
         self,
         *inputs: internal_pb2.InputEdge,
         positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
+        attempt: int = 0,
+        first_checkpoint_id: int = 0,
     ) -> InputGate:
         """A gate of this slot."""
         return self.exchange.create_gate(
-            attempt_id("v1"),
+            attempt_id("v1", 0, attempt),
             inputs,
             self.counters,
             self.wake,
             self.errors.append,
             lambda channel, element: self.announced.append((channel, element)),
             positions,
+            first_checkpoint_id,
         )
 
 

@@ -30,6 +30,7 @@ from jobmanager.scheduler.placement import slots_needed
 from jobmanager.scheduler.slots import Slot
 from penstock.config import Configuration
 from penstock.pb import client_pb2, graph_pb2
+from taskmanager.network.connection_pool import PARTITION_WAIT_MS
 from taskmanager.task.lifecycle import TERMINAL
 from taskmanager.task.slot_runtime import SlotRuntime
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
@@ -43,11 +44,13 @@ from tests.support.simulated_taskmanager import SimulatedTaskManager
 
 _STEPS_MAX = 2_000_000
 _TIME_MAX_MS = 100_000
+_SHORT_WAIT_MS = 10_000
 _SLOW_STEP_NS = 5_000_000
 _HEARTBEAT_TIMEOUT_NS = 100_000_000
 _SLOW_CALL_NS = 1_000_000_000
 _ORPHANS_AFTER_NS = 1_500_000_000
 _DISK_FULL_NS = 200_000_000
+_FROZEN_MAX_NS = 300_000_000
 
 
 _T = TypeVar("_T")
@@ -87,6 +90,8 @@ class SimulatedCluster:
         self.config = config or Configuration()
         self.artifact_paths = artifact_paths or {}
         self.work_directory = work_directory
+        # Where it is as long as in reality, whoever depends on it is stuck.
+        self.partition_wait_ms = PARTITION_WAIT_MS if seed % 4 else _SHORT_WAIT_MS
         self.network = InMemoryNetwork(self.loop.call_later, self.loop.monotonic_ns, seed)
         self.audited = AuditedStore()
         self.attempts_end = 0
@@ -114,6 +119,8 @@ class SimulatedCluster:
         self._free: dict[str, Slot] = {}
         self._registered: set[str] = set()
         self._notice_loss: dict[str, Callable[[], None]] = {}
+        self._given_up: list[SimulatedTaskManager] = []
+        """Lost, though their processes live: frozen, or awake again and not yet at their end."""
         self._incarnations = 0
         needed = slots_needed(self._plan)
         self._slots_each = -(-needed // taskmanagers) + (1 if faults else 0)
@@ -179,7 +186,9 @@ class SimulatedCluster:
         """One step of a slot or of the network, drawn by the seed; else time moves on."""
         self.passed("step")
         runtimes: list[SlotRuntime | SimulatedPartitionServer] = [
-            slot.runtime for slot in self._processes() if slot.is_alive
+            slot.runtime
+            for slot in (*self._processes(), *_processes_of(self._given_up))
+            if slot.is_alive and not slot.is_frozen
         ]
         runtimes += [
             taskmanager.server
@@ -261,11 +270,7 @@ class SimulatedCluster:
         return found if found is not None and found.name in self._registered else None
 
     def _processes(self) -> list[SimulatedSlot]:
-        return [
-            process
-            for taskmanager in self._taskmanagers.values()
-            for process in taskmanager.processes.values()
-        ]
+        return _processes_of(self._taskmanagers.values())
 
     def request_slots(self, count: int) -> None:
         """The job wants slots."""
@@ -313,8 +318,9 @@ class SimulatedCluster:
                 if event.state_changed.state in TERMINAL and slot.background_count:
                     self.has_leftovers = True  # nobody hears of snapshots of who has ended
             self.passed(kind)
-        taskmanager = self._taskmanagers[slot.taskmanager_id]
-        self.in_order(f"from {slot.name}", lambda: taskmanager.take_report(slot, report))
+        taskmanager = self._taskmanagers.get(slot.taskmanager_id)
+        if taskmanager is not None:  # else it has been given up
+            self.in_order(f"from {slot.name}", lambda: taskmanager.take_report(slot, report))
 
     def take_task_event(
         self, taskmanager: SimulatedTaskManager, event: internal_pb2.TaskEvent
@@ -353,7 +359,9 @@ class SimulatedCluster:
     def start_prepared(self, checkpoint_id: int) -> None:
         """What dead attempts had left in the store is gone; what the living leave is still to come."""
         self.restored_from_checkpoint += checkpoint_id > 0
-        self.has_leftovers = any(process.is_alive for process in self._processes())
+        self.has_leftovers = bool(self._given_up) or any(
+            process.is_alive for process in self._processes()
+        )
 
     def slot_ended(self) -> None:
         """What a slot process has uploaded may never be acknowledged."""
@@ -434,6 +442,8 @@ class SimulatedCluster:
             case Fault.DISK_FULL:
                 for taskmanager in self._any(self._taskmanagers.values()):
                     self._fill_disk(taskmanager)
+            case Fault.HOST_FREEZES:
+                self._freeze_taskmanager()
             case Fault.CANCELLED:
                 self.is_cancelled = True
                 self._jobmanager.tell(m.CancelRequested())
@@ -491,6 +501,32 @@ class SimulatedCluster:
         lost = self.random.choice(list(self._taskmanagers.values()))
         self._tell_story(f"{lost.name} dies")
         lost.die()
+        self._miss(lost)
+
+    def _freeze_taskmanager(self) -> None:
+        """A host stands still, for ever or for some time; its TaskManager is given up. What wakes up goes on
+        for a while with what is not its work any more."""
+        if not self._taskmanagers:
+            return
+        frozen = self.random.choice(list(self._taskmanagers.values()))
+        self._tell_story(f"{frozen.name} freezes")
+        self._given_up.append(frozen)
+        for process in frozen.processes.values():
+            process.is_frozen = True
+
+        def wake() -> None:
+            self._tell_story(f"{frozen.name} goes on")
+            for process in frozen.processes.values():
+                process.is_frozen = False
+
+        self._miss(frozen)
+        if self.draw(2):
+            asleep_ns = self.draw(_FROZEN_MAX_NS)
+            self.loop.call_later(asleep_ns, wake)
+            self.loop.call_later(asleep_ns + self.draw(_HEARTBEAT_TIMEOUT_NS), frozen.die)
+
+    def _miss(self, lost: SimulatedTaskManager) -> None:
+        """A TaskManager is silent from now on; some time later it is lost, and then another one comes."""
         del self._taskmanagers[lost.taskmanager_id]
         for slot in lost.slots:
             if self._free.get(slot.slot_id) == slot:
@@ -562,3 +598,7 @@ class SimulatedCluster:
             taskmanager.end_all()
             taskmanager.release(())
             self._register(taskmanager)
+
+
+def _processes_of(taskmanagers: Iterable[SimulatedTaskManager]) -> list[SimulatedSlot]:
+    return [process for taskmanager in taskmanagers for process in taskmanager.processes.values()]

@@ -23,6 +23,7 @@ class Fault(enum.Enum):
     REPORTS_DELAYED = "the reports of a TaskManager take long"
     REPORTS_REPEATED = "a TaskManager reports the same again"
     DISK_FULL = "the disk of a TaskManager is nearly full, for a time"
+    HOST_FREEZES = "the host of a TaskManager freezes; what ran there goes on too late"
     CANCELLED = "a user cancels the job"
 
 
@@ -135,3 +136,14 @@ def draw_faults(draws: random.Random, *, may_cancel: bool = True) -> Faults:
         jobmanager_store_failures=draws.choice((0.0, 0.02, 0.1)) if has_bad_store else 0.0,
         lost_answers=draws.choice((0.0, 0.05)) if has_bad_store else 0.0,
     )
+
+
+def draw_freezes(draws: random.Random) -> tuple[Trigger, ...]:
+    """Hosts that freeze in one run, none in most."""
+    if draws.random() > 0.15:
+        return ()
+    triggers = []
+    for _ in range(draws.choice((1, 1, 2))):
+        point, often = draws.choice(_POINTS)
+        triggers.append(Trigger(Fault.HOST_FREEZES, point, draws.randint(1, often), 0))
+    return tuple(triggers)

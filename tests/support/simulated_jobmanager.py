@@ -212,12 +212,15 @@ class SimulatedJobManager:
                 )
             case m.DeployTasks(taskmanager_id, tasks, from_nothing):
                 host.failovers.deployed([task.attempt for task in tasks])
+                coordinator = self.master.coordinator
+                first_checkpoint_id = 0 if coordinator is None else coordinator.next_checkpoint_id
                 deployments = [
                     self._messages.task(
                         task,
                         None
                         if task.attempt.subtask in from_nothing
                         else self._restored.get(task.attempt.subtask),
+                        first_checkpoint_id,
                     )
                     for task in tasks
                 ]
@@ -386,7 +389,7 @@ class SimulatedJobManager:
         self._restored = {}
         if self._runner is None:
             return m.StartPrepared(attempt)
-        found = self._runner.prepare(effect.unusable, others_run=effect.subtasks is not None)
+        found = self._runner.prepare(effect.unusable, alone=effect.subtasks)
         restored = None
         if found.newest is not None:
             self._restored = restored_tasks(found.newest, self._host.graph)

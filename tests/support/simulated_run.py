@@ -7,6 +7,7 @@ to repeat those that fail.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 import sys
 import tempfile
@@ -20,7 +21,7 @@ import structlog
 from jobmanager.dispatcher.job_state import JobState
 from penstock.config import Configuration
 from tests.support.simulated_cluster import SimulatedCluster
-from tests.support.simulated_faults import Faults, draw_faults
+from tests.support.simulated_faults import Faults, draw_faults, draw_freezes
 from tests.support.simulated_jobs import JOBS, SimulatedJob
 from tests.support.simulated_kept_jobs import KEPT_JOBS
 from tests.support.simulated_world import World
@@ -90,7 +91,10 @@ def draw_run(seed: int, backend: str, job: str = "") -> Run:
         "taskmanager.memory.exchange-cache.size": draws.choice((400, 2_000, 20_000, 64 << 20)),
     }
     settings |= made.settings
-    return Run(made, world, settings, draw_faults(draws), draws.choice((1, 2, 3)))
+    faults = draw_faults(draws)
+    freezes = draw_freezes(random.Random(f"freezes of {seed}"))  # so that the rest stays as it was
+    faults = dataclasses.replace(faults, triggers=(*faults.triggers, *freezes))
+    return Run(made, world, settings, faults, draws.choice((1, 2, 3)))
 
 
 def simulate(seed: int, backend: str = "hashmap", job: str = "") -> SimulatedCluster:

@@ -28,8 +28,7 @@ from taskmanager.task.slot_runtime import SlotRuntime
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
 from tests.support.simulated_store import StoreAccess
 
-_PARTITION_WAIT_MS = 10_000
-"""Short, so that a run sees what comes of it."""
+_FROZEN_NS = 20_000_000
 
 
 class SlotHost(Protocol):
@@ -40,6 +39,7 @@ class SlotHost(Protocol):
     config: Configuration
     artifact_paths: dict[str, str]
     work_directory: Path
+    partition_wait_ms: int
 
     def background_delay_ns(self, is_snapshot: bool) -> int:
         """How long work waits for a thread."""
@@ -68,7 +68,9 @@ class _BackgroundThreads(Executor):
         slot.background_count += 1
 
         def work() -> None:
-            if slot.is_alive:
+            if slot.is_alive and slot.is_frozen:
+                slot.host.loop.call_later(_FROZEN_NS, work)
+            elif slot.is_alive:
                 slot.background_count -= 1
                 future.set_result(fn(*args, **kwargs))
 
@@ -84,6 +86,7 @@ class SimulatedSlot:
         spill_directory: of its TaskManager.
 
     Attributes:
+        is_frozen: its threads have no turn, while its connections live on.
         outputs: all that its attempts may have written to the spill directory.
     """
 
@@ -101,6 +104,7 @@ class SimulatedSlot:
         self.taskmanager_id = taskmanager_id
         self.name = name
         self.is_alive = True
+        self.is_frozen = False
         self.attempts = AttemptTable()
         self.outputs: set[PartitionId] = set()
         self.background_count = 0
@@ -119,7 +123,7 @@ class SimulatedSlot:
             self._transport,
             on_unreachable=self._peer_unreachable,
             spill=SpillRunner(spill_directory, "job", executor.submit, mailbox.post),
-            partition_wait_ms=_PARTITION_WAIT_MS,
+            partition_wait_ms=host.partition_wait_ms,
         )
         self._services = SlotServices(
             config=host.config,

@@ -16,6 +16,7 @@ Invariant: a snapshot refers to a file it does not upload only when a completed 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Final
 
 from penstock.pb import checkpoint_pb2
@@ -30,6 +31,7 @@ class FileLedger:
     Args:
         opening: unique to this opening of the database.
         instance: of the first opening.
+        lock: not held by anyone; snapshots are described on I/O threads, all else happens on the mailbox thread.
         restored: files that the database was opened with, from a completed checkpoint.
         is_incremental: snapshots refer to files of completed checkpoints.
     """
@@ -38,6 +40,7 @@ class FileLedger:
         self,
         opening: str,
         instance: str,
+        lock: AbstractContextManager[object],
         restored: Iterable[checkpoint_pb2.StateFile] = (),
         *,
         is_incremental: bool = True,
@@ -54,6 +57,7 @@ class FileLedger:
                 if file.shared and is_incremental:
                     self._confirmed[local_name(file)] = file
         self._pending: dict[int, dict[str, checkpoint_pb2.StateFile]] = {}
+        self._lock = lock
         self._newest_confirmed = 0
 
     def to_upload(
@@ -77,21 +81,25 @@ class FileLedger:
     def described(self, checkpoint_id: int, files: Iterable[checkpoint_pb2.StateFile]) -> None:
         """The snapshot for a checkpoint consists of these files; any thread."""
         if self._is_incremental:
-            self._pending[checkpoint_id] = {local_name(file): file for file in files if file.shared}
+            shared = {local_name(file): file for file in files if file.shared}
+            with self._lock:
+                self._pending[checkpoint_id] = shared
 
     def completed(self, checkpoint_id: int) -> None:
         """A checkpoint is complete. Of copies of one file, the first that was confirmed counts."""
-        files = self._pending.pop(checkpoint_id, None)
+        with self._lock:
+            files = self._pending.pop(checkpoint_id, None)
+            for older in [known for known in self._pending if known < checkpoint_id]:
+                del self._pending[older]
         if files is not None and checkpoint_id > self._newest_confirmed:
             self._newest_confirmed = checkpoint_id
             before = self._confirmed
             self._confirmed = {name: before.get(name, file) for name, file in files.items()}
-        for older in [known for known in self._pending if known < checkpoint_id]:
-            del self._pending[older]
 
     def aborted(self, checkpoint_id: int) -> None:
         """A checkpoint will not complete."""
-        self._pending.pop(checkpoint_id, None)
+        with self._lock:
+            self._pending.pop(checkpoint_id, None)
 
 
 def local_name(file: checkpoint_pb2.StateFile) -> str:

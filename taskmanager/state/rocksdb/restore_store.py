@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Final
 from uuid import uuid4
 
@@ -69,7 +71,7 @@ def open_state(
     """The database of a subtask, with what is to be restored in it.
 
     Args:
-        environment: its work directory is emptied first.
+        environment: its work directory is emptied first, and is gone where this fails.
 
     Raises:
         Unrecoverable: a snapshot is of another backend, or of a newer format.
@@ -77,29 +79,49 @@ def open_state(
         StoreCorrupt: a file is not what was written.
         StoreTransient: a file cannot be read now, or the database cannot be opened.
     """
+    with ExitStack() as undo:
+        opened = _open(environment, key_groups, memory, loops, undo)
+        undo.pop_all()
+    return opened
+
+
+def _open(
+    environment: BackendEnvironment,
+    key_groups: range,
+    memory: SlotMemory,
+    loops: KeyLoops,
+    undo: ExitStack,
+) -> OpenedState:
     directory = environment.work_directory
     if directory.exists():  # of a killed process
         shutil.rmtree(directory)
-    directory.mkdir(parents=True)
     for snapshot in environment.restored:
         _check(snapshot, environment)
+    undo.callback(shutil.rmtree, directory, ignore_errors=True)
+    directory.mkdir(parents=True)
     opening = uuid4().hex
     catalog = PartitionCatalog()
     path, files_in = directory / "db", directory / "incoming"
     snapshots = sorted(environment.restored, key=_size_bytes, reverse=True)
     if not snapshots:
         database = Database(path, files_in, memory, loops)
-        ledger = FileLedger(opening, opening, is_incremental=environment.is_incremental)
+        undo.callback(database.close)
+        ledger = FileLedger(opening, opening, Lock(), is_incremental=environment.is_incremental)
         return OpenedState(database, catalog, ledger)
     assert environment.reader is not None, "a snapshot without a reader"
     base, others = snapshots[0], snapshots[1:]
     _download(base, environment.reader, path)
     database = Database(path, files_in, memory, loops)
+    undo.callback(database.close)
     catalog.restore(base)
     _drop_unowned(database, catalog)
     if not others and _key_groups(base) == key_groups:
         ledger = FileLedger(
-            opening, base.instance, base.files, is_incremental=environment.is_incremental
+            opening,
+            base.instance,
+            Lock(),
+            base.files,
+            is_incremental=environment.is_incremental,
         )
         return OpenedState(database, catalog, ledger)
     scope = _Scope(key_groups, environment.max_parallelism, loops)
@@ -107,9 +129,10 @@ def open_state(
     for index, other in enumerate(others):
         source = directory / f"restored-{index}"
         _download(other, environment.reader, source)
-        _copy(ReadOnlyDatabase(source), other, database, catalog, scope)
+        with closing(ReadOnlyDatabase(source)) as incoming:
+            _copy(incoming, other, database, catalog, scope)
         shutil.rmtree(source)
-    ledger = FileLedger(opening, opening, is_incremental=environment.is_incremental)
+    ledger = FileLedger(opening, opening, Lock(), is_incremental=environment.is_incremental)
     return OpenedState(database, catalog, ledger)
 
 
@@ -213,7 +236,6 @@ def _copy(
             if keys:
                 moved = moved_to(target.number, ByteStrings.of(keys))
                 database.ingest(SstEntries(moved, ByteStrings.of(values), None))
-    source.close()
 
 
 def _batched(

@@ -93,9 +93,14 @@ class RocksDBStateBackend:
         self._has_columns: dict[str, bool] = {}
         inner_directory = environment.work_directory / "memory"
         restored = tuple(inner_part(snapshot) for snapshot in environment.restored)
-        self._inner = open_inner(
-            replace(environment, restored=restored, work_directory=inner_directory)
-        )
+        try:
+            self._inner = open_inner(
+                replace(environment, restored=restored, work_directory=inner_directory)
+            )
+        except BaseException:
+            self._database.close()
+            shutil.rmtree(environment.work_directory, ignore_errors=True)
+            raise
         home = TableHome(self._database, self, self._key_groups, environment.max_parallelism)
         self._stored = StoredTables(self._catalog, home, self._inner, self._owner)
         self._slot_memory.join()

@@ -20,6 +20,7 @@ from penstock.storage.head import HEAD_PATH, HeadOutcomeUnknown, HeadStore
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.snapshot_files import snapshot_file_name
 
 JOB = "ab" * 16
 KEY = c.SharedKey("agg", 0, "i1", "run-1")
@@ -109,6 +110,35 @@ def test_a_stored_checkpoint_is_what_the_next_attempt_starts_from(tmp_path: Path
         (1, "y", True),
         (1, "z", True),
     }
+
+
+def test_a_part_that_begins_again_sweeps_what_its_dead_attempts_have_uploaded(
+    tmp_path: Path,
+) -> None:
+    """A region may be restarted any number of times while others run: what is left must not add up."""
+
+    def upload(checkpoint_id: int, vertex: str, subtask_index: int, attempt: int) -> str:
+        name = snapshot_file_name(checkpoint_id, vertex, subtask_index, attempt, "u")
+        store.put(f"shared/{name}", [b"0123456789"])
+        return f"shared/{name}"
+
+    store = LocalStore(tmp_path)
+    one = runner(store)
+    one.prepare()
+    kept = upload(1, "v1", 0, 3)
+    store.put("chk-1/l", [b"0"])
+    stored = one.store(wanted(1, kept))
+    assert isinstance(stored, c.CheckpointStored)
+    living = [upload(2, "v0", 0, 3), upload(2, "v1", 1, 3)]
+    for attempt in (3, 4):
+        upload(2, "v1", 0, attempt)
+    store.put("shared/unknown", [b"x"])
+    one.prepare(alone={SubtaskId("v1", 0)})
+    left = {info.path for info in store.list("")}
+    assert left == {"HEAD", stored.manifest_path, kept, "chk-1/l", "shared/unknown", *living}
+    with pytest.raises(Unrecoverable):
+        one.prepare(unusable=(1,), alone={SubtaskId("v1", 0)})
+    assert {info.path for info in store.list("")} == left
 
 
 def test_the_location_that_counts_is_written(tmp_path: Path) -> None:

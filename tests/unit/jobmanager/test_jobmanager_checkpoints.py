@@ -141,6 +141,7 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint(
             assert all(task.takes_checkpoints for task in second)
             assert {task.checkpoint_directory for task in second} == {str(store.root)}
             assert {task.restore.checkpoint_id for task in second} == {2}
+            assert {task.first_checkpoint_id for task in second} == {3}
             sources = [task for task in second if task.attempt.vertex == "v0"]
             assert sorted(t.restore.operators[0].splits[0].id for t in sources) == ["s0", "s1"]
             assert not store.list("shared/")

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
@@ -23,6 +24,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSettings
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import JobPlan, VertexPlan
+from jobmanager.rpc.graph_convert import event_of
 from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
 from penstock.connectors.source import Split
@@ -246,6 +248,81 @@ def test_a_blamed_partition_restarts_its_producer_and_a_stale_blame_does_not() -
     effects = story.fail("b1", m.MissingPartition("a>b", first))
     assert cancelled(effects) == ""
     assert deployed(story.due()) == "b1"
+
+
+def apart(plan: JobPlan) -> JobPlan:
+    """The plan with each vertex in slots of its own."""
+    vertices = tuple(VertexPlan(v.id, v.parallelism, v.id) for v in plan.vertices)
+    return JobPlan(vertices, plan.edges)
+
+
+def test_a_producer_whose_process_ended_after_it_had_finished_runs_again_for_who_still_reads() -> (
+    None
+):
+    """Nothing that runs has failed, and its TaskManager lives."""
+    story = Story(apart(CACHING))
+    story.run("a0 a1 b0 b1")
+    story.report("a0 a1", FINISHED)
+    story.do(m.EndOfDataReported(story.key("b0")))
+    report = internal_pb2.TaskEvent(
+        attempt=internal_pb2.AttemptId(job_id="j", vertex="a", subtask_index=1, attempt=0),
+        kept_rows_lost=internal_pb2.KeptRowsLost(reason="it was killed"),
+    )
+    lost = event_of(report, 5)
+    assert isinstance(lost, m.KeptRowsLost)
+    effects = [*story.do(lost), *story.due()]
+    assert (cancelled(effects), deployed(effects)) == ("", "a1")
+    assert told(effects, m.ReplaceProducer) == "b0 b1"
+    assert story.state("a0") is FINISHED
+    [shown] = story.master.exceptions.entries
+    assert "it was killed" in shown.cause.message
+
+
+def released(effects: list[m.JobEffect]) -> list[tuple[str, AttemptKey]]:
+    return [p for e in effects if isinstance(e, m.ReleasePartitions) for p in e.partitions]
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.parametrize("why", ["missed", "all"])
+def test_what_a_finished_attempt_has_left_in_its_process_goes_when_it_begins_again(
+    why: str, checkpoints: bool
+) -> None:
+    """The process stays, and would keep one more copy of the rows for each restart."""
+    story = Story(apart(CACHING), checkpoints=checkpoints)
+    story.run("a0 a1 b0 b1")
+    story.report("a0 a1", FINISHED)
+    left = [("a>b", story.key("a0")), ("a>b", story.key("a1"))]
+    if why == "missed":
+        story.fail("b0", m.MissingPartition("a>b", story.key("a0")))
+        left = left[:1]
+    else:
+        story.do(m.FailureRequested(CAUSE))
+    effects = story.due()
+    assert released(effects) == left
+    names = [type(effect) for effect in effects]
+    assert names.index(m.ReleasePartitions) < names.index(m.DeployTasks)
+    story.run("a0 a1 b0 b1")
+    assert released(story.report("a0", FINISHED)) == []
+
+
+def test_rows_that_everybody_has_read_are_made_again_when_they_are_needed_again() -> None:
+    story = Story(apart(drawn("a:2 b:2 x:1", "a>b hash caching reproducible")))
+    story.run("a0 a1 b0 b1 x0")
+    story.report("a0 a1", FINISHED)
+    for reader in ("b0", "b1"):
+        story.do(m.EndOfDataReported(story.key(reader)))
+    story.do(m.KeptRowsLost(story.key("a1"), LOST))
+    assert story.master.restarts == 0
+    assert deployed([*story.fail("b0"), *story.due()]) == "a1 b0"
+
+
+def test_files_outlive_the_process_that_wrote_them() -> None:
+    story = Story(apart(CHAIN))
+    finished_stage(story, "a0 a1")
+    story.run("b0 b1")
+    story.do(m.KeptRowsLost(story.key("a0"), LOST))
+    assert story.master.restarts == 0
+    assert deployed([*story.fail("b1"), *story.due()]) == "b1"
 
 
 def test_a_blame_of_what_is_not_kept_is_no_loss() -> None:

@@ -178,7 +178,7 @@ def test_large_payloads_are_read_into_memory_of_their_own() -> None:
         Hello(1, "job", "slot", "slot|/x|h:1", 4, "secret"),
         HelloOk("slot", "endpoint"),
         Refused("because"),
-        Subscribe("job", "e0", "v0", 3, 1, 2, 1 << 21, "v1/0", 700),
+        Subscribe("job", "e0", "v0", 3, 1, 2, 1 << 21, "v1/0", 4, 700),
         ChannelError("gone"),
     ],
 )

@@ -194,6 +194,66 @@ def test_a_disconnected_channel_holds_up_no_other() -> None:
     assert Watermark(9) not in found, "its event time waits"
 
 
+@pytest.mark.parametrize("near", ["hung", "successor", "neither"])
+def test_a_consumer_that_hangs_holds_up_nobody_once_another_has_taken_its_place(near: str) -> None:
+    """Its host is frozen, or cut off from the JobManager alone: its connections live on."""
+    simulation = Simulation(2)
+    config = configuration(buffer_timeout_ms=0, network_credit_bytes=1000)
+    producer, other = simulation.slot("p", config), simulation.slot("c", config)
+    edge = input_edge([(producer.endpoint, attempt_id("v0"))], partition_type=CACHING)
+    partition = producer.partition(EDGE, attempt_id("v0"))
+    first = producer if near == "hung" else other
+    hung = first.gate(edge)
+    simulation.loop.run()
+    row = 0
+    while partition.is_available():
+        partition.emit(numbers(row, 10))
+        row += 10
+        simulation.loop.run()
+    second = producer if near == "successor" else simulation.slot("d", config)
+    successor = second.gate(edge, attempt=1)
+    found: list[Any] = []
+    for _ in range(30):
+        simulation.pass_time(20 * MS)
+        found += rows_of(drain(successor))
+        simulation.pass_time(20 * MS)
+        assert partition.is_available()
+        partition.emit(numbers(row, 10))
+        row += 10
+    assert found == list(range(row - 10))
+    assert not second.errors
+    # It has nothing more to read, nor has it when it asks again.
+    drain(hung)
+    hung.release()
+    late = first.gate(edge)
+    simulation.pass_time(100 * MS)
+    assert not drain(late)
+    assert "later attempt" in str(first.errors[0])
+    assert partition.is_available()
+
+
+def test_a_barrier_that_is_void_does_not_block_a_restarted_consumer() -> None:
+    """One of its producers has not heard yet that the checkpoint was given up, the other sends no barrier."""
+    simulation = Simulation(1)
+    config = configuration(buffer_timeout_ms=0)
+    slots = [simulation.slot(name, config) for name in "pq"]
+    partitions = [slot.partition(EDGE, attempt_id("v0", i)) for i, slot in enumerate(slots)]
+    for partition in partitions:
+        partition.emit_control(CheckpointBarrier(5, 0))
+        partition.emit(numbers(0, 10))
+    partitions[1].checkpoint_aborted(5)
+    producers = [(slot.endpoint, attempt_id("v0", i)) for i, slot in enumerate(slots)]
+    edge = input_edge(producers, partition_type=CACHING)
+    consumer = simulation.slot("c", config)
+    gate = consumer.gate(edge, attempt=1, first_checkpoint_id=6)
+    simulation.pass_time(100 * MS)
+    assert sorted(rows_of(drain(gate))) == sorted([*range(10)] * 2)
+    for partition in partitions:
+        partition.emit_control(CheckpointBarrier(6, 0))
+    simulation.pass_time(100 * MS)
+    assert drain(gate) == [CheckpointBarrier(6, 0)]
+
+
 # ---------------------------------------------------------------- producers
 
 

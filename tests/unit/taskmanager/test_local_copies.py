@@ -20,6 +20,7 @@ from penstock.storage.memory_store import MemoryStore
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
 from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.task.metrics import SubtaskCounters
+from tests.support.two_threads import Interrupted
 
 LIMIT_BYTES = 1 << 20
 ATTEMPT = internal_pb2.AttemptId(job_id="job", vertex="a/b", subtask_index=1, attempt=2)
@@ -117,6 +118,21 @@ def test_a_damaged_copy_is_read_from_the_store(
     assert attempt.files.count_restored() == expected
 
 
+@pytest.mark.parametrize("damage", ["gone", "directory"])
+def test_a_copy_that_goes_after_it_was_looked_at_is_read_from_the_store(
+    attempt: Attempt, tmp_path: Path, damage: str
+) -> None:
+    """Copies are removed by others at any time: the daemon, a later attempt."""
+    handle = attempt.write(1, ["x"])["x"]
+    assert attempt.files.reader.read_range(handle, 0, 3) == content_of("x", 1)[:3]
+    only_file(attempt, handle).unlink()
+    if damage == "directory":
+        only_file(attempt, handle).mkdir()
+    attempt.files.reader.fetch(handle, tmp_path / "000012.sst")
+    assert (tmp_path / "000012.sst").read_bytes() == content_of("x", 1)
+    assert attempt.files.count_restored() == (3, handle.size_bytes)
+
+
 def test_a_disk_that_takes_no_copy_does_not_fail_the_snapshot(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("not a directory")
     attempt = Attempt(tmp_path / "root", MemoryStore(LIMIT_BYTES))
@@ -137,6 +153,18 @@ def test_what_is_not_in_the_store_leaves_no_copy(tmp_path: Path) -> None:
     with pytest.raises(StoreTransient):
         attempt.write(1, ["x"])
     assert not attempt.held()
+
+
+def test_a_snapshot_is_written_while_another_completes(attempt: Attempt) -> None:
+    """They are written on I/O threads; completions come on the mailbox thread."""
+    first, second = (list(attempt.write(number, ["x"]).values()) for number in (1, 2))
+    attempt.describe(1, first)
+    places = Interrupted(attempt.files._places, lambda: attempt.describe(2, second))
+    attempt.files._places = places
+    attempt.complete(1)
+    places.end()
+    attempt.complete(2)
+    assert attempt.held() == {(handle.path, handle.offset) for handle in second}
 
 
 @settings(max_examples=60, deadline=None)

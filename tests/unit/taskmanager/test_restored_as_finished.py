@@ -1,21 +1,33 @@
-"""A subtask restored as finished that is found by the next checkpoint while it still ends its outputs.
+"""A subtask restored as finished ends its outputs, and that is all.
 
-Its splits must be named by that checkpoint too: a split that no snapshot names is discovered, assigned
-and read again.
+Where the next checkpoint finds it before it has, its splits must be named by that checkpoint too: a split that
+no snapshot names is discovered, assigned and read again. What it reads was taken before it had finished.
 """
 
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import SimpleNamespace
 
-from common.elements import CheckpointBarrier
+from common.elements import CheckpointBarrier, EndOfData, StreamStatus, Watermark
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.harness.manual_clock import ManualClock
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment, SlotServices
+from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.subtask import Phase
+from tests.support.exchange_slots import (
+    CACHING,
+    Simulation,
+    attempt_id,
+    configuration,
+    drain,
+    end,
+    input_edge,
+    numbers,
+    output_edge,
+)
 
 
 class AtOnce(Executor):
@@ -40,6 +52,22 @@ def unread_partition() -> SimpleNamespace:
     )
 
 
+def services_of(exchange: object) -> SlotServices:
+    return SlotServices(
+        config=Configuration(),
+        clock=ManualClock(0),
+        exchange=exchange,
+        executor=AtOnce(),
+        snapshot_executor=AtOnce(),
+        memory=ManagedMemory(1 << 20),
+        work_directory=Path("/nonexistent"),
+        post=lambda mail: mail(),
+        report=lambda report: None,
+        artifact_paths={},
+        open_store=lambda directory: None,
+    )
+
+
 def test_its_acknowledgement_holds_what_it_was_restored_with() -> None:
     vertex = graph_pb2.Vertex(id="v0", parallelism=2)
     vertex.operators.add(uid="source").source.bounded = True
@@ -52,19 +80,8 @@ def test_its_acknowledgement_holds_what_it_was_restored_with() -> None:
         takes_checkpoints=True,
     )
     deployment.outputs.add()
-    services = SlotServices(
-        config=Configuration(),
-        clock=ManualClock(0),
-        exchange=SimpleNamespace(create_partition=lambda *arguments: unread_partition()),
-        executor=AtOnce(),
-        snapshot_executor=AtOnce(),
-        memory=ManagedMemory(1 << 20),
-        work_directory=Path("/nonexistent"),
-        post=lambda mail: mail(),
-        report=lambda report: None,
-        artifact_paths={},
-        open_store=lambda directory: None,
-    )
+    exchange = SimpleNamespace(create_partition=lambda *arguments: unread_partition())
+    services = services_of(exchange)
     acknowledged = []
     execution = SimpleNamespace(
         fail_later=None, acknowledge=lambda _id, snapshot: acknowledged.append(snapshot)
@@ -79,3 +96,57 @@ def test_its_acknowledgement_holds_what_it_was_restored_with() -> None:
     (snapshot,) = acknowledged
     assert snapshot.finished
     assert [(op.operator_uid, list(op.splits)) for op in snapshot.operators] == [("source", [done])]
+
+
+def test_rows_that_its_producer_still_keeps_are_not_its_affair() -> None:
+    """The producer has finished as well, and goes on serving what it wrote since the start of the job."""
+    simulation = Simulation(1)
+    config = configuration(buffer_timeout_ms=0)
+    producer, own, consumer = (simulation.slot(name, config) for name in "poc")
+    first = producer.partition(output_edge(partition_type=CACHING), attempt_id("v0"))
+    first.emit_control(StreamStatus(active=True))
+    first.emit(numbers(0, 10))
+    first.emit_control(Watermark(7))
+    end(first)
+    vertex = graph_pb2.Vertex(id="v1", parallelism=1)
+    vertex.operators.add(uid="sums").process.SetInParent()
+    read = input_edge([(producer.endpoint, attempt_id("v0"))], partition_type=CACHING)
+    written = output_edge(edge_id="e1", partition_type=CACHING)
+    ends = checkpoint_pb2.ChannelPosition(edge_id="e1", index=0, rows=3)
+    deployment = internal_pb2.TaskDeployment(
+        attempt=attempt_id("v1", 0, 1),
+        vertex=vertex,
+        inputs=[read],
+        outputs=[written],
+        restore=internal_pb2.RestoredTask(checkpoint_id=1, finished=True, outputs=[ends]),
+        takes_checkpoints=True,
+    )
+    acknowledged: list[checkpoint_pb2.SubtaskSnapshot] = []
+    execution = SimpleNamespace(
+        fail_later=own.errors.append,
+        acknowledge=lambda _id, snapshot: acknowledged.append(snapshot),
+    )
+    parts = Deployment(deployment, services_of(own.exchange), lambda: None)
+    parts.create_partitions(execution)
+    parts.open_state(execution, lambda: None)
+    subtask = parts.build(execution)
+    reader = consumer.exchange.create_gate(
+        attempt_id("v2"),
+        [input_edge([(own.endpoint, attempt_id("v1", 0, 1))], 0, "e1", CACHING)],
+        SubtaskCounters(),
+        consumer.wake,
+        consumer.errors.append,
+        positions=[checkpoint_pb2.ChannelPosition(edge_id="e1", index=0, rows=3)],
+    )
+    found = []
+    while subtask.phase is not Phase.ENDED:
+        simulation.pass_time(10_000_000)
+        subtask.step()
+    simulation.pass_time(10_000_000)
+    found += drain(reader)
+    assert not own.errors
+    assert [type(element) for element in found] == [Watermark, EndOfData]
+    subtask.trigger(CheckpointBarrier(2, 0))
+    (snapshot,) = acknowledged
+    assert snapshot.finished
+    assert [position.rows for position in snapshot.outputs] == [3]

@@ -199,9 +199,10 @@ class Cluster:
         slot: str = "s0",
         vertex: str = "v0",
         subtask: int = 0,
+        number: int = 0,
     ) -> internal_pb2.AttemptId:
         attempt = internal_pb2.AttemptId(
-            job_id=job, vertex=vertex, subtask_index=subtask, attempt=0
+            job_id=job, vertex=vertex, subtask_index=subtask, attempt=number
         )
         task = internal_pb2.TaskDeployment(
             attempt=attempt,

@@ -95,6 +95,12 @@ class FakeSlot:
         elif name == "finish-and-die":
             self.state(attempt, client_pb2.ATTEMPT_STATE_FINISHED)
             os.kill(os.getpid(), signal.SIGKILL)
+        elif name == "litter":
+            left = Path(self.configuration.work_directory) / "state" / "db"
+            left.mkdir(parents=True)
+            (left / "000012.sst").write_bytes(b"much")
+            print(f"left {left}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
         elif name == "kill":
             print("last words", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)

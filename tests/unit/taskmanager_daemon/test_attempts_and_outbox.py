@@ -68,6 +68,21 @@ def test_each_attempt_gets_exactly_one_terminal_event(
             assert not (is_overdue and event.attempt.subtask_index in cancelled)
 
 
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_what_finished_attempts_kept_is_told_to_be_lost_before_the_others_end(
+    is_asked_for: bool,
+) -> None:
+    table = AttemptTable()
+    for subtask, state in enumerate((RUNNING, *TERMINAL)):
+        table.deployed(attempt(subtask))
+        table.observe(state_event(attempt(subtask), state))
+    events = table.process_ended("it died", "tm", 5, is_asked_for=is_asked_for)
+    told = [(event.attempt.subtask_index, event.WhichOneof("event")) for event in events]
+    lost = [] if is_asked_for else [(1, "kept_rows_lost")]
+    assert told == [*lost, (0, "state_changed")]
+    assert table.process_ended("again", "tm", 6, is_asked_for=False) == []
+
+
 def test_of_an_ended_attempt_only_written_snapshots_are_heard_of() -> None:
     table = AttemptTable()
     table.deployed(attempt(0))

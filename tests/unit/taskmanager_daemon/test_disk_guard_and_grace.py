@@ -7,10 +7,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from common.clock import SystemClock
+from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
 from penstock.partition_id import PartitionId
@@ -23,8 +25,14 @@ from taskmanager.daemon.held_partitions import (
     partition_id_of,
     summarize,
 )
+from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
+from taskmanager.daemon.partition_server_runner import PartitionServerRunner
 from taskmanager.daemon.spill_directory import own_spill_directory
 from taskmanager.partitions.spilling import Spilling
+from tests.support.sealed_partitions import seal_rows
+
+if TYPE_CHECKING:
+    from taskmanager.slots.forkserver_runner import ForkserverRunner
 
 LIMITS = DiskLimits(min_free_bytes=800, hard_min_free_bytes=100, wait_timeout_ms=3_000)
 MIB = 1 << 20
@@ -154,3 +162,37 @@ def test_a_small_disk_is_watched(small_disk: Path) -> None:
         DiskFullError, match=rf"bytes are free on the disk of {small_disk}.*hard-min"
     ):
         look_with(15 * MIB)
+
+
+def test_what_a_disk_does_not_let_go_is_dropped_later(small_disk: Path) -> None:
+    """The JobManager is away for good, and the TaskManager goes on waiting for another one."""
+    one = PartitionId("e0", "v0", 0, 0)
+    is_registered = False
+    server = PartitionServerRunner(
+        internal_pb2.SlotConfiguration(), Path(), cast("ForkserverRunner", None), SystemClock()
+    )
+    keeper = PartitionKeeper(
+        directory=small_disk,
+        server=server,  # it is not running: there is nobody to tell
+        clock=SystemClock(),
+        grace_ms=0,
+        is_registered=lambda: is_registered,
+        writing=list,
+    )
+
+    def mount(options: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{options}", str(small_disk)], check=True)
+
+    partition = seal_rows(small_disk, "job", one, 5)
+    mount("ro")
+    for _ in range(2):
+        asyncio.run(keeper.look())
+        assert partition.exists()
+    mount("rw")
+    asyncio.run(keeper.look())
+    assert not partition.exists()
+    # What another JobManager has had made meanwhile is its own.
+    is_registered = True
+    partition = seal_rows(small_disk, "other", one, 5)
+    asyncio.run(keeper.look())
+    assert partition.exists()

@@ -92,6 +92,40 @@ def test_a_job_runs_and_its_slot_ends(tmp_path: Path, cluster: Any, go: Any) -> 
     go(work)
 
 
+def test_rows_that_finished_attempts_kept_end_with_their_process(
+    tmp_path: Path, cluster: Any, go: Any
+) -> None:
+    """Nothing else would tell: their consumers wait for a process that is gone."""
+
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            await c.allocate()
+            attempt = await c.deploy("finish-and-die")
+            await c.jobmanager.until(
+                lambda: any(event.HasField("kept_rows_lost") for event in c.jobmanager.events)
+            )
+            (lost,) = [e for e in c.jobmanager.events if e.HasField("kept_rows_lost")]
+            assert lost.attempt == attempt
+            assert "was killed by SIGKILL" in lost.kept_rows_lost.reason
+            assert c.jobmanager.states(attempt) == [RUNNING, FINISHED]
+
+    go(work)
+
+
+def test_what_a_killed_process_leaves_in_its_work_directory_is_removed(
+    tmp_path: Path, cluster: Any, go: Any
+) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            await c.allocate()
+            failure = await c.jobmanager.until_state(await c.deploy("litter"), FAILED)
+            left = Path(failure.message.partition("left ")[2].strip())
+            await c.allocate()  # the next process of the slot need not wait for it
+            await c.jobmanager.until(lambda: not left.parent.parent.exists())
+
+    go(work)
+
+
 def test_metrics_arrive_ahead_of_the_last_state(tmp_path: Path, cluster: Any, go: Any) -> None:
     async def work() -> None:
         async with cluster(tmp_path) as c:
@@ -101,6 +135,25 @@ def test_metrics_arrive_ahead_of_the_last_state(tmp_path: Path, cluster: Any, go
             last_events = len(c.jobmanager.log) - 1 - c.jobmanager.log[::-1].index("events")
             before = c.jobmanager.log[:last_events].count("heartbeat")
             assert any(heartbeat.metrics for heartbeat in c.jobmanager.heartbeats[:before])
+
+    go(work)
+
+
+def test_metrics_are_those_of_the_newest_attempts(tmp_path: Path, cluster: Any, go: Any) -> None:
+    """A slot process lives through many restarts: what a heartbeat carries must not grow with them."""
+
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            await c.allocate()
+            other = await c.deploy("finish", vertex="v1")
+            for number in range(5):
+                attempt = await c.deploy("finish", number=number)
+                await c.jobmanager.until_state(attempt, FINISHED)
+            await c.jobmanager.until_state(other, FINISHED)
+            count = len(c.jobmanager.heartbeats)
+            await c.jobmanager.until(lambda: len(c.jobmanager.heartbeats) > count + 1)
+            newest = c.jobmanager.heartbeats[-1]
+            assert [entry.attempt for entry in newest.metrics] == [other, attempt]
 
     go(work)
 

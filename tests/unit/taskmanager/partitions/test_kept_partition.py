@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import structlog
 
 from common.elements import (
     CheckpointBarrier,
@@ -53,13 +54,14 @@ class Case:
         retention: Retention = Retention.CACHING,
         memory_max: int = 1 << 20,
         disk_max: int = 0,
+        cache: ExchangeCache | None = None,
         **values: Any,
     ) -> None:
         self.files = PendingFiles()
         self.load = PartitionLoad()
         self.errors: list[Exception] = []
         self.woken = 0
-        self.cache = ExchangeCache(memory_max, disk_max, can_spill=retention.may_spill)
+        self.cache = cache or ExchangeCache(memory_max, disk_max, can_spill=retention.may_spill)
         self.subpartition = KeptSubpartition(
             retention,
             (1, 1 << 20),
@@ -254,6 +256,26 @@ def test_a_full_disk_fails_the_producer() -> None:
     assert isinstance(error, SpillFailed)
     case.subpartition.release()
     assert case.cache.memory_bytes == 0
+
+
+def test_a_write_that_fails_lets_those_go_on_who_waited_for_its_end() -> None:
+    """An attempt that has finished cannot fail any more: nothing is released that would wake them."""
+    finished = Case(memory_max=400)
+    finished.emit(4)
+    other = Case(cache=finished.cache)
+    reader, _ = other.attach()
+    other.emit()
+    assert not other.is_available(), "memory is full, and a write is under way"
+    finished.files.disk_is_full = True
+    woken = other.woken
+    finished.files.run()
+    assert isinstance(finished.errors[0], SpillFailed)
+    assert other.woken > woken
+    for _ in range(10):
+        other.files.run()
+        assert other.is_available()
+        other.emit()
+    assert reader.rows() == list(range(110))
 
 
 def test_a_file_that_cannot_be_read_is_the_consumers_affair() -> None:
@@ -590,6 +612,27 @@ def test_a_caching_partition_outlives_its_attempt(tmp_path: Path) -> None:
     mailbox.run()
     assert mailbox.released == 1
     assert not list(tmp_path.rglob("*.arrow"))
+
+
+def test_a_disk_that_fills_up_after_an_attempt_has_finished_is_told_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    mailbox = Mailbox(tmp_path / "spill")
+    partition = mailbox.partition(graph_pb2.RESULT_PARTITION_TYPE_CACHING, count=1, memory=400)
+    for start in range(0, 40, 10):
+        partition.emit(numbers(start, 10))
+    end(partition)
+    partition.retire()
+    (tmp_path / "spill").write_text("no directory can be made here")
+    with structlog.testing.capture_logs() as logs:
+        mailbox.run()
+    assert [line["event"] for line in logs] == ["partition.not_written"]
+    reader = RecordingReader(100)
+    partition.view(0, 0, reader.unavailable.append).attach(reader)
+    mailbox.run()
+    assert reader.rows() == list(range(40))
+    partition.release()
+    mailbox.run()
 
 
 def test_dictionaries_and_metadata_survive_spilling(tmp_path: Path) -> None:

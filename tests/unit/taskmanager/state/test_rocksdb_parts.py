@@ -305,7 +305,7 @@ def handle(path: str) -> checkpoint_pb2.StateHandle:
 
 
 def test_the_first_confirmed_copy_of_a_file_counts() -> None:
-    ledger = FileLedger("opening", "first")
+    ledger = FileLedger("opening", "first", threading.Lock())
     for number in (1, 2):
         assert ledger.to_upload(["1.sst", "CURRENT"]) == ({}, ["1.sst", "CURRENT"])
         ledger.described(number, [ledger.uploaded("1.sst", handle(f"copy-{number}"))])
@@ -321,7 +321,7 @@ def test_the_first_confirmed_copy_of_a_file_counts() -> None:
 
 
 def test_late_and_aborted_checkpoints_change_nothing() -> None:
-    ledger = FileLedger("opening", "first")
+    ledger = FileLedger("opening", "first", threading.Lock())
     ledger.described(1, [ledger.uploaded("1.sst", handle("a"))])
     ledger.described(2, [ledger.uploaded("2.sst", handle("b"))])
     ledger.described(3, [ledger.uploaded("3.sst", handle("c"))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Iterator
@@ -18,8 +19,10 @@ from penstock.storage.key_groups import owners
 from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.descriptors import StateDescriptor, StateKind
+from taskmanager.state.rocksdb.file_ledger import FileLedger
 from taskmanager.state.rocksdb.store import RocksDBStateBackend
 from tests.support.rocksdb_cluster import MAX_PARALLELISM, Cluster, fast_directory
+from tests.support.two_threads import Interrupted
 
 INT_KEY = (pa.int64(),)
 COUNTS = AggregateDescriptor(INT_KEY, (AccumulatorKind.COUNT,), list)
@@ -149,6 +152,20 @@ def test_writing_on_another_thread_does_not_tear_snapshots(directory: Path) -> N
     cluster.close()
 
 
+def test_a_snapshot_is_described_while_another_completes() -> None:
+    """They are described on I/O threads; completions come on the mailbox thread."""
+    ledger = FileLedger("opening", "opening", threading.Lock())
+    files = [checkpoint_pb2.StateFile(name=f"opening/{n}.sst", shared=True) for n in (1, 2)]
+    ledger.described(1, files[:1])
+    ledger.described(2, files[:1])
+    pending = Interrupted(ledger._pending, lambda: ledger.described(3, files))
+    ledger._pending = pending
+    ledger.completed(2)
+    pending.end()
+    ledger.completed(3)
+    assert list(ledger.to_upload(["1.sst", "2.sst"])[0]) == ["1.sst", "2.sst"]
+
+
 def test_what_a_killed_process_left_is_replaced(directory: Path) -> None:
     cluster = Cluster(directory)
     cluster.start(1)
@@ -176,6 +193,40 @@ def test_a_missing_file_is_an_error(directory: Path) -> None:
     }
     with pytest.raises(StreamError):
         cluster.start(1, checkpoint.snapshots)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_what_cannot_be_opened_leaves_nothing(directory: Path, parallelism: int) -> None:
+    """An attempt may be restored many times until its state can be read: each takes as much disk."""
+    cluster = Cluster(directory)
+    cluster.start(parallelism)
+    for backend in cluster.backends:
+        count(backend, 0, list(range(100)))
+        timers = backend._inner.timer_table("timers", INT_KEY)  # of an older version, in memory
+        timers.register(encode_keys([pa.array([1])]), np.array([1]))
+    checkpoint = cluster.checkpoint()
+    cluster.close()
+    files, failed = cluster.store.files, 0
+    for lost in sorted(files):
+        cluster.store.files = {path: data for path, data in files.items() if path != lost}
+        try:
+            cluster.start(1, checkpoint.snapshots)
+        except StreamError:
+            failed += 1
+        else:  # what is kept in memory is read when it is asked for
+            cluster.close()
+        assert not any(directory.iterdir()), f"left without {lost}"
+        assert not open_files_below(directory), f"open without {lost}"
+    assert failed >= 3 * parallelism
+
+
+def open_files_below(directory: Path) -> list[str]:
+    """Also those that are deleted."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.append(str(descriptor.readlink()))
+    return [path for path in found if path.startswith(str(directory))]
 
 
 def test_memory_is_in_the_ledger_of_the_slot(directory: Path) -> None:
