@@ -1054,6 +1054,7 @@ class TaskDeployment(_message.Message):
     RESTORE_FIELD_NUMBER: _builtins.int
     TAKES_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_DIRECTORY_FIELD_NUMBER: _builtins.int
+    IS_SPECULATIVE_FIELD_NUMBER: _builtins.int
     slot_id: _builtins.str
     leader_epoch: _builtins.int
     job_name: _builtins.str
@@ -1061,6 +1062,8 @@ class TaskDeployment(_message.Message):
     """The job takes checkpoints: output is committed by them."""
     checkpoint_directory: _builtins.str
     """The job's directory in the checkpoint store; "" = snapshots travel inline (storage "jobmanager")."""
+    is_speculative: _builtins.bool
+    """Another attempt of the subtask runs and may yet be the one that counts: what it writes is left alone."""
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -1086,10 +1089,11 @@ class TaskDeployment(_message.Message):
         restore: Global___RestoredTask | None = ...,
         takes_checkpoints: _builtins.bool = ...,
         checkpoint_directory: _builtins.str = ...,
+        is_speculative: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "restore", b"restore", "vertex", b"vertex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_directory", b"checkpoint_directory", "inputs", b"inputs", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "outputs", b"outputs", "restore", b"restore", "slot_id", b"slot_id", "takes_checkpoints", b"takes_checkpoints", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_directory", b"checkpoint_directory", "inputs", b"inputs", "is_speculative", b"is_speculative", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "outputs", b"outputs", "restore", b"restore", "slot_id", b"slot_id", "takes_checkpoints", b"takes_checkpoints", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

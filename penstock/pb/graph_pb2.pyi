@@ -1021,6 +1021,9 @@ class SinkSpec(_message.Message):
     COLLECT_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
+    SUPPORTS_CONCURRENT_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    supports_concurrent_attempts: _builtins.bool
+    """Two attempts of a subtask may write at the same time: see Sink.supports_concurrent_attempts."""
     @_builtins.property
     def files(self) -> Global___FileSink: ...
     @_builtins.property
@@ -1042,10 +1045,11 @@ class SinkSpec(_message.Message):
         collect: Global___CollectSink | None = ...,
         custom: Global___Function | None = ...,
         persist: Global___PersistSink | None = ...,
+        supports_concurrent_attempts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print", "supports_concurrent_attempts", b"supports_concurrent_attempts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["files", "print", "discard", "collect", "custom", "persist"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
