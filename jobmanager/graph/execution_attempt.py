@@ -88,13 +88,20 @@ class AttemptKey:
 
 @dataclass(slots=True)
 class ExecutionAttempt:
-    """State of one attempt."""
+    """State of one attempt.
+
+    Attributes:
+        deployed_at_ms: wall clock; 0 = it was not.
+        done_at_ms: when it had reached the end of its data; 0 = it has not.
+    """
 
     key: AttemptKey
     state: AttemptState = field(default=_S.CREATED)
     taskmanager_id: str = ""
     slot_id: str = ""
     reached_end_of_data: bool = False
+    deployed_at_ms: int = 0
+    done_at_ms: int = 0
 
     @property
     def terminal(self) -> bool:

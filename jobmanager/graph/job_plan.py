@@ -42,6 +42,7 @@ class VertexPlan:
         slot_group: subtasks of vertices of one group share slots.
         source_uids: uids of the source operators in it; splits are assigned per uid.
         colocation_group: subtasks of equal index in one group are restarted together; "" = none.
+        allows_rivals: two attempts of a subtask may run at the same time.
     """
 
     id: str
@@ -49,6 +50,7 @@ class VertexPlan:
     slot_group: str = "default"
     source_uids: tuple[str, ...] = ()
     colocation_group: str = ""
+    allows_rivals: bool = False
 
 
 @dataclass(frozen=True, slots=True)

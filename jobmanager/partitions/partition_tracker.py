@@ -208,6 +208,18 @@ class PartitionTracker:
                 pending += further
         return False
 
+    def disown(self, attempt: ExecutionAttempt) -> None:
+        """What an attempt writes will never be read, since another one's output counts: it is released with
+        the job, if not before."""
+        self._holders.add(attempt.taskmanager_id)
+
+    def release_output(self, attempt: ExecutionAttempt) -> list[m.JobEffect]:
+        """What an attempt has written that does not count, now that it writes no more."""
+        written = tuple(
+            (group.edge.id, attempt.key) for group in self._regions.written_by(attempt.key.subtask)
+        )
+        return [m.ReleasePartitions(attempt.taskmanager_id, written)] if written else []
+
     def release_all(self) -> list[m.JobEffect]:
         """The job has ended."""
         holders, self._holders = self._holders, set()

@@ -85,7 +85,7 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
                 f"{subtask.metrics.records_out:,}",
             ]
             for vertex in details.vertices
-            for subtask in vertex.subtasks
+            for subtask in (*vertex.subtasks, *vertex.speculative_attempts)
         ],
     )
     if details.HasField("failure"):
