@@ -564,7 +564,7 @@ class JobMaster:
             attempt.become(AttemptState.FAILED)
             if not was_cancelled and not self._is_survived(attempt, cause):
                 failed.add(attempt.key.subtask)
-        missing = self._partitions.needed_and_missing()
+        missing = self._partitions.needed_and_missing(self._stopped())
         failed |= {partition.producer for partition in missing}
         if failed - self._stopped():
             self._fail(cause, failed, missing)

@@ -70,9 +70,15 @@ class PartitionTracker:
         producer = self._producer(partition)
         return producer.state not in _GONE and not self._is_gone(partition, producer)
 
-    def needed_and_missing(self) -> frozenset[KeptPartition]:
+    def needed_and_missing(
+        self, stopping: frozenset[SubtaskId] = frozenset()
+    ) -> frozenset[KeptPartition]:
         """Partitions whose producers have done their work in vain: consumers have not read to the end what
-        is lost."""
+        is lost.
+
+        Args:
+            stopping: subtasks that begin again, even if they have finished: they read again.
+        """
         return frozenset(
             partition
             for partition, attempt in self._missing
@@ -80,7 +86,7 @@ class PartitionTracker:
             and (
                 self._is_persisted(partition)
                 or not all(
-                    self._graph.current_of(consumer).done_or_waiting
+                    self._graph.current_of(consumer).done_or_waiting and consumer not in stopping
                     for consumer in self._regions.consumers_of(partition)
                 )
             )
