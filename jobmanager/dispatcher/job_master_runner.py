@@ -268,7 +268,7 @@ class JobMasterRunner:
                     self.checkpoints.note_running()
             case m.PostLater():
                 self._post_later(effect)
-            case m.RequestSpareSlot() | m.StartRival() | m.ReportRival():
+            case m.RequestSpareSlots() | m.StartRival() | m.ReportRival():
                 self._rivals.perform(effect)
             case _:
                 self.checkpoints.perform(effect)

@@ -271,7 +271,7 @@ class AttemptsReserved:
 
 @dataclass(frozen=True, slots=True)
 class SpareSlotGranted:
-    """``RequestSpareSlot`` has been granted."""
+    """One of ``RequestSpareSlots`` has been granted."""
 
     subtask: SubtaskId
     slot: Slot
@@ -543,17 +543,15 @@ class ReserveAttempts:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSpareSlot:
-    """Ask the slot pool for a slot that is free now and that nobody waits for. Answered by
+class RequestSpareSlots:
+    """Ask the slot pool for slots that are free now and that nobody waits for. Each is answered by
     ``SpareSlotGranted``, or not at all.
 
     Attributes:
-        subtask: that it is for.
-        avoided: TaskManager that it must not be on.
+        wanted: subtasks that they are for, each with the TaskManager that it must not be on.
     """
 
-    subtask: SubtaskId
-    avoided: str
+    wanted: tuple[tuple[SubtaskId, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,7 +588,7 @@ class ReportRival:
     reason: str = ""
 
 
-SpeculationEffect = ReserveAttempts | RequestSpareSlot | StartRival | ReportRival
+SpeculationEffect = ReserveAttempts | RequestSpareSlots | StartRival | ReportRival
 """Effects of speculative execution."""
 
 

@@ -60,11 +60,11 @@ class RivalRunner:
         self._now_ms = now_ms
         self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
 
-    def perform(self, effect: m.RequestSpareSlot | m.StartRival | m.ReportRival) -> None:
+    def perform(self, effect: m.RequestSpareSlots | m.StartRival | m.ReportRival) -> None:
         """Begins to do what the machine wants."""
         match effect:
-            case m.RequestSpareSlot():
-                self._request_slot(effect)
+            case m.RequestSpareSlots():
+                self._request_slots(effect)
             case m.StartRival(taskmanager_id):
                 self._in_order(taskmanager_id, lambda: self._start(effect))
             case m.ReportRival():
@@ -72,16 +72,17 @@ class RivalRunner:
             case _:
                 assert_never(effect)
 
-    def _request_slot(self, effect: m.RequestSpareSlot) -> None:
+    def _request_slots(self, effect: m.RequestSpareSlots) -> None:
         # Elsewhere the job's code cannot run.
         unfit = {
             facts.taskmanager_id
             for facts in self._cluster.facts()
             if admission_problem(self._job.stamp, [facts]) is not None
         }
-        slot = self._cluster.take_spare_slot(self._job.job_id, unfit | {effect.avoided})
-        if slot is not None:
-            self._post(m.SpareSlotGranted(effect.subtask, slot))
+        for subtask, avoided in effect.wanted:
+            slot = self._cluster.take_spare_slot(self._job.job_id, unfit | {avoided})
+            if slot is not None:
+                self._post(m.SpareSlotGranted(subtask, slot))
 
     async def _start(self, effect: m.StartRival) -> None:
         key = effect.task.attempt

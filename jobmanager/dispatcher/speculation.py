@@ -198,9 +198,11 @@ class Speculation:
 
     def _ask(self, splits: SourceSplits, now_ms: int) -> list[m.JobEffect]:
         slow = self._slow(splits, now_ms)
-        if slow and not self._has_number:
+        if not slow:
+            return []
+        if not self._has_number:
             return [m.ReserveAttempts(self._graph.attempt + 1)]
-        return [m.RequestSpareSlot(a.key.subtask, a.taskmanager_id) for a in slow]
+        return [m.RequestSpareSlots(tuple((a.key.subtask, a.taskmanager_id) for a in slow))]
 
     def _slow(self, splits: SourceSplits, now_ms: int) -> list[ExecutionAttempt]:
         assert self._settings is not None, "who looks has settings"

@@ -33,9 +33,9 @@ class Sink(ABC):
 
     Attributes:
         supports_concurrent_attempts: two attempts of a subtask may write at the same time, in two processes,
-            and one of them is never committed (``execution.batch.speculative.enabled``): ``open`` and
-            ``close`` leave alone what another attempt has written. A sink that is not two-phase may say so
-            only where it does no harm that the rows of both are seen.
+            and one of them is never committed (``execution.batch.speculative.enabled``), and may be killed
+            at any moment: ``open`` and ``close`` leave alone what another attempt has written. A sink that
+            is not two-phase may say so only where it does no harm that the rows of both are seen.
     """
 
     supports_concurrent_attempts: ClassVar[bool] = False

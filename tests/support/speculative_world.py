@@ -111,8 +111,9 @@ class SpeculativeWorld(World):
                 if not self._mishap():
                     self.reserved = max(self.reserved, attempt + self.random.randint(1, 3))
                     self.inbox.append(m.AttemptsReserved(self.reserved))
-            case m.RequestSpareSlot(subtask, avoided):
-                self._grant_spare(subtask, avoided)
+            case m.RequestSpareSlots(wanted):
+                for subtask, avoided in wanted:
+                    self._grant_spare(subtask, avoided)
             case m.StartRival():
                 self._start(effect)
             case m.ReportRival(rival, beside, fate):

@@ -80,13 +80,16 @@ class Story:
                 return [m.CommitNoted()]
             case m.ReserveAttempts():
                 return [m.AttemptsReserved(self.reserved)]
-            case m.RequestSpareSlot(wanted, _) if self.has_spare:
-                self.spare_count += 1
-                name = f"x{self.spare_count - 1}"
-                return [m.SpareSlotGranted(wanted, Slot(f"{name}-0", name, "1"))]
+            case m.RequestSpareSlots(wanted) if self.has_spare:
+                return [m.SpareSlotGranted(subtask, self.spare_slot()) for subtask, _ in wanted]
             case m.StartRival(name, task) if self.starts_rivals:
                 return [m.RivalStarted(task.attempt, Endpoint("", name))]
         return []
+
+    def spare_slot(self) -> Slot:
+        name = f"x{self.spare_count}"
+        self.spare_count += 1
+        return Slot(f"{name}-0", name, "1")
 
     # ------------------------------------------------------------ what happens
 
@@ -144,7 +147,8 @@ def freed(effects: list[m.JobEffect]) -> list[str]:
 
 def asked(effects: list[m.JobEffect]) -> list[tuple[str, str]]:
     """Who asks for a spare slot, and where it must not be."""
-    return [(str(e.subtask), e.avoided) for e in effects if isinstance(e, m.RequestSpareSlot)]
+    requests = [e for e in effects if isinstance(e, m.RequestSpareSlots)]
+    return [(str(subtask), avoided) for e in requests for subtask, avoided in e.wanted]
 
 
 def fates(effects: list[m.JobEffect]) -> list[m.RivalFate]:
