@@ -362,7 +362,7 @@ class JobMaster:
     # ------------------------------------------------------------ reports of attempts
 
     def _find(self, key: AttemptKey) -> ExecutionAttempt | None:
-        """The attempt a report is about; None (and counted) where the report is stale."""
+        """The attempt, current or a rival, that a report is about; None (and counted) where it is stale."""
         attempt = self.graph.find(key)
         if attempt is None or attempt.state not in ON_TASKMANAGER:
             self.dropped_events += 1
@@ -523,10 +523,19 @@ class JobMaster:
 
     def _take_speculation(self, event: m.SpeculationEvent) -> None:
         effects = self.speculation.take(event, self._splits, self._phase, self._now_ms)
-        if effects is None:
-            self.dropped_events += 1
-        else:
+        if effects is not None:
             self._effects += effects
+        elif isinstance(event, m.RivalNotStarted):
+            self._lose_replacement(event)
+        else:
+            self.dropped_events += 1
+
+    def _lose_replacement(self, event: m.RivalNotStarted) -> None:
+        """A rival that is the current attempt by now was perhaps never deployed, unless it is done already."""
+        attempt = self._find(event.key)
+        if attempt is not None and not attempt.reached_end_of_data:
+            self._give_back([attempt.slot_id])
+            self._give_up_on(self.graph.in_slots([attempt.slot_id]), event.cause)
 
     def _is_survived(
         self, attempt: ExecutionAttempt, cause: FailureCause, *, misses_input: bool = False

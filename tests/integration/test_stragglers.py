@@ -33,6 +33,7 @@ ROWS = 2_000
 VERY_LONG_S = 600.0
 COLUMNS = {"id": "int64", "square": "int64"}
 SETTINGS = {
+    "execution.batch-rows": 50,  # it has written some when it stands still
     "execution.batch.speculative.enabled": True,
     "slot.request.timeout": "10s",
     "slow-task-detector.check-interval": "50ms",
@@ -45,7 +46,8 @@ class Squared(ps.MapFunction):
     """Squares numbers. In one subtask it stands still after some rows, in the attempts given.
 
     Args:
-        directory: where attempts write their process ids to ``pid-<attempt>``.
+        directory: where attempts write their process ids to ``pid-<attempt>``, and to ``hidden-<attempt>``
+            which files of theirs are in ``output`` beside it.
         held: attempts that stand still; None = all.
         seconds: for which they do so, unless ``go`` is in the directory.
     """
@@ -56,23 +58,25 @@ class Squared(ps.MapFunction):
 
     @override
     def open(self, ctx: ps.FunctionContext) -> None:
+        self._attempt = ctx.attempt
         self._stands_still = ctx.subtask_index == 1 and (
             self._held is None or ctx.attempt in self._held
         )
-        if ctx.subtask_index == 1:
-            self._pid_file = self._directory / f"pid-{ctx.attempt}"
 
     @override
     def __call__(self, row: Any) -> dict[str, int]:
         self._rows += 1
-        if self._stands_still and self._rows == 10:
+        if self._stands_still and self._rows == 300:
             self._stand_still()
         return {"id": row.id, "square": row.id * row.id}
 
     def _stand_still(self) -> None:
-        written = self._pid_file.with_suffix(".tmp")
-        written.write_text(str(os.getpid()))
-        written.rename(self._pid_file)
+        output = self._directory.with_name("output")
+        hidden = [path.name for path in output.glob(f".part-*-1-{self._attempt}-*")]
+        for name, sign in (("hidden", "\n".join(hidden)), ("pid", str(os.getpid()))):
+            written = self._directory / f"{name}.tmp"
+            written.write_text(sign)
+            written.rename(self._directory / f"{name}-{self._attempt}")
         until = time.monotonic() + self._seconds
         while time.monotonic() < until and not (self._directory / "go").exists():
             time.sleep(0.02)
@@ -168,7 +172,9 @@ def test_a_straggler_is_overtaken(
     assert rivals_of(details) == []
     (attempt,) = [s.attempt for s in stage_of(details).subtasks if s.subtask_index == 1]
     assert attempt > 0
-    assert list(stage.output.glob(".part-*-1-0-*")) == [], "what it had written is removed"
+    had_written = (stage.signs / "hidden-0").read_text().splitlines()
+    assert len(had_written) == (1 if build is Stage.whole else 0)
+    assert not any((stage.output / name).exists() for name in had_written)
     await_free_slots(client)
 
 

@@ -151,7 +151,8 @@ class SpeculativeWorld(World):
         if effect.taskmanager_id not in self.down and (not fails or self.random.random() < 0.5):
             self._process_count += 1
             self.processes[task.slot_id] = self._process_count
-            self.starting[task.attempt] = effect
+            if not fails or self.random.random() < 0.5:  # else it ends with the process
+                self.starting[task.attempt] = effect
             self.inbox.append(m.RivalStarted(task.attempt, Endpoint("", effect.taskmanager_id)))
         if fails:
             self.inbox.append(m.RivalNotStarted(task.attempt, CAUSE))

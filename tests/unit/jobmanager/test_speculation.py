@@ -395,6 +395,31 @@ def test_nothing_that_becomes_of_a_rival_matters(end: str) -> None:
     assert not story.went_wrong()
 
 
+def test_a_rival_that_replaced_its_straggler_and_was_never_deployed_is_a_failure() -> None:
+    story = Story(ONE_STAGE, attempts=1)
+    story.slow("a0 a1 a2", "a3", ends=True)
+    story.look(100)
+    story.report("a3", FAILED)
+    assert story.attempts("a3") == [1]
+    assert not story.went_wrong()
+    effects = story.do(m.RivalNotStarted(story.key("a3"), CAUSE))
+    assert freed(effects) == ["x0-0"]
+    assert story.went_wrong()
+    story.do(m.RestartDue(story.master.attempt + 1))
+    assert story.attempts("a0 a3") == [0, 2]
+    assert story.do(m.RivalNotStarted(AttemptKey("a", 3, 1), CAUSE)) == []
+
+
+def test_a_rival_that_has_won_was_started_whatever_its_calls_say() -> None:
+    story = Story(drawn("a:4 c:4"))
+    story.report("c0 c1 c2 c3")
+    story.slow("a0 a1 a2", "a3", ends=True)
+    story.report("a3'")
+    story.end("a3'")
+    assert story.do(m.RivalNotStarted(AttemptKey("a", 3, 1), CAUSE)) == []
+    assert not story.went_wrong()
+
+
 def test_a_subtask_has_three_rivals_at_most_until_it_is_restarted() -> None:
     """Else a subtask that always fails, slowly, would never fail the job."""
     story = Story(ONE_STAGE, attempts=1)
