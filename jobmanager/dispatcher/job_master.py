@@ -109,7 +109,7 @@ class JobMaster:
         self._deployments = DeploymentPlanner(self.graph, self._lease)
         self._splits = SourceSplits(plan)
         self.speculation = Speculation(
-            self.options, self.graph, self._lease, self._partitions, self._deployments
+            self.options, regions, self.graph, self._lease, self._partitions, self._deployments
         )
         self._wiring = (
             CheckpointWiring(self.options.coordinator, self.graph)

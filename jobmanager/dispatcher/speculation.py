@@ -32,6 +32,7 @@ from jobmanager.dispatcher.job_options import JobOptions, Phase
 from jobmanager.dispatcher.slot_lease import SlotLease, free_stray
 from jobmanager.dispatcher.source_splits import SourceSplits
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import (
     ON_TASKMANAGER,
     AttemptState,
@@ -39,7 +40,7 @@ from jobmanager.graph.execution_attempt import (
     SubtaskId,
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
-from jobmanager.graph.job_plan import Exchange
+from jobmanager.graph.job_plan import Exchange, VertexPlan
 from jobmanager.partitions.partition_tracker import PartitionTracker
 from jobmanager.scheduler.deployment import DeploymentPlanner
 from jobmanager.scheduler.slow_task_detector import SlowTaskDetector, is_at_work
@@ -52,6 +53,7 @@ class Speculation:
 
     Args:
         options: of the job.
+        regions: of its subtasks.
         graph: its attempts; keeps the rivals too.
         lease: its slots.
         partitions: what attempts have written.
@@ -65,6 +67,7 @@ class Speculation:
     def __init__(
         self,
         options: JobOptions,
+        regions: RegionGraph,
         graph: ExecutionGraph,
         lease: SlotLease,
         partitions: PartitionTracker,
@@ -73,16 +76,13 @@ class Speculation:
         self.started = 0
         self.won = 0
         self._settings = options.speculation
+        self._regions = regions
         self._graph = graph
         self._lease = lease
         self._partitions = partitions
         self._deployments = deployments
         takes_part = self._settings is not None and options.coordinator is None
-        self._vertices = [v for v in graph.plan.vertices if v.allows_rivals and takes_part]
-        if self._vertices:
-            assert all(edge.exchange is Exchange.BLOCKING for edge in graph.plan.edges), (
-                "slots hold nothing but attempts"
-            )
+        self._vertices = [v for v in graph.plan.vertices if takes_part and self._may_have_rivals(v)]
         self._numbers_end = 0 if options.survives else None
         """Below it numbers are reserved; None = nobody else gives out any."""
         self._looks = False
@@ -182,7 +182,7 @@ class Speculation:
             self._replaced.clear()  # if there were any, they have gone with their slots
             return []
         attempts = [*self._graph.current(), *self._graph.rivals()]
-        unneeded = apart - {attempt.slot_id for attempt in attempts if not attempt.terminal}
+        unneeded = apart - {attempt.slot_id for attempt in attempts if self._is_needed(attempt)}
         effects = self._lease.give_back(unneeded)
         for attempt in self._replaced:
             if attempt.slot_id in unneeded:
@@ -190,7 +190,23 @@ class Speculation:
         self._replaced = [a for a in self._replaced if a.slot_id in apart - unneeded]
         return effects
 
+    def _is_needed(self, attempt: ExecutionAttempt) -> bool:
+        """It runs, or has finished and may still be read by those of its region that run."""
+        if attempt.state is not AttemptState.FINISHED:
+            return not attempt.terminal
+        return not self._graph.all_terminal(self._regions.region_of(attempt.key.subtask).subtasks)
+
     # ------------------------------------------------------------ the beginning of a rival
+
+    def _may_have_rivals(self, vertex: VertexPlan) -> bool:
+        """Whether it was said so, its subtasks are regions of their own, and no slot of the job keeps rows."""
+        edges = self._graph.plan.edges
+        own = (SubtaskId(vertex.id, index) for index in range(vertex.parallelism))
+        return (
+            vertex.allows_rivals
+            and all(len(self._regions.region_of(subtask).subtasks) == 1 for subtask in own)
+            and all(edge.exchange in (Exchange.BLOCKING, Exchange.PIPELINED) for edge in edges)
+        )
 
     def _look_later(self) -> m.JobEffect:
         assert self._settings is not None, "who looks has settings"

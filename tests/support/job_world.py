@@ -44,11 +44,11 @@ def drawn_plan(draw: random.Random) -> JobPlan:
     """A plan of two to four vertices, each of whose sources can be discovered from the start."""
     while True:
         plan = _any_plan(draw)
-        if _is_discoverable(plan):
+        if is_discoverable(plan):
             return plan
 
 
-def _is_discoverable(plan: JobPlan) -> bool:
+def is_discoverable(plan: JobPlan) -> bool:
     """Whether subtask 0 of each source begins without what its other subtasks read."""
     regions = RegionGraph(plan)
     for vertex in plan.vertices:

@@ -20,7 +20,7 @@ from jobmanager.graph.job_plan import Exchange, JobPlan
 from jobmanager.scheduler.deployment import Endpoint, TaskPlan
 from jobmanager.scheduler.slots import Slot
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
-from tests.support.job_world import CAUSE, Task, World, drawn_plan
+from tests.support.job_world import CAUSE, Task, World, drawn_plan, is_discoverable
 
 _NONE: frozenset[SubtaskId] = frozenset()
 _LOOKS_IN_VAIN = 3
@@ -36,17 +36,28 @@ class SpeculativeWorld(World):
         self.starting: dict[AttemptKey, m.StartRival] = {}
         self.beaten: set[AttemptKey] = set()
         self.fates: list[m.RivalFate] = []
+        self.ended_in: dict[AttemptKey, str] = {}
+        """Finished attempts and the slots that they were in."""
         self.reserved = 0
+        self.is_smooth = mishaps == 0.0
         super().__init__(seed, mishaps, attempts, checkpoints=False)
 
     @override
     def _drawn_plan(self) -> JobPlan:
+        while not is_discoverable(plan := self._any_plan()):
+            pass
+        return plan
+
+    def _any_plan(self) -> JobPlan:
         plan = drawn_plan(self.random)
         vertices = tuple(
-            replace(vertex, colocation_group="", allows_rivals=self.random.random() < 0.8)
-            for vertex in plan.vertices
+            replace(vertex, allows_rivals=self.random.random() < 0.8) for vertex in plan.vertices
         )
-        edges = tuple(replace(edge, exchange=Exchange.BLOCKING) for edge in plan.edges)
+        pipelined = self.random.choice([0.0, 0.0, 0.3])
+        kept = {True: Exchange.PIPELINED, False: Exchange.BLOCKING}
+        edges = tuple(
+            replace(edge, exchange=kept[self.random.random() < pipelined]) for edge in plan.edges
+        )
         return JobPlan(vertices, edges)
 
     @override
@@ -183,10 +194,25 @@ class SpeculativeWorld(World):
     def _free(self, slot: Slot) -> None:
         for key in [key for key, one in self.starting.items() if one.task.slot_id == slot.slot_id]:
             del self.starting[key]
+        if self.is_smooth:
+            self._check_unread(slot.slot_id)
         died = [key for key, task in self.tasks.items() if task.slot_id == slot.slot_id]
         super()._free(slot)
         # Ended with its slot, it says so.
         self.loose += [m.AttemptReported(key, AttemptState.CANCELED) for key in died]
+
+    @override
+    def _finish(self, key: AttemptKey) -> None:
+        self.ended_in[key] = self.tasks[key].slot_id
+        super()._finish(key)
+
+    def _check_unread(self, slot_id: str) -> None:
+        """Nobody still reads pipelined rows of an attempt that has finished in this slot."""
+        for task in self._that_count():
+            for (edge_id, _), producer in task.reads.items():
+                if self.regions.exchange_of(edge_id).exchange is Exchange.PIPELINED:
+                    is_there = self.ended_in.get(producer) == slot_id
+                    assert task.done or not is_there, f"{task.key} reads {producer} in {slot_id}"
 
     @override
     def _may_begin_beside(self, task: TaskPlan, older: list[AttemptKey]) -> bool:

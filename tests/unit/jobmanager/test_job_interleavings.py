@@ -54,7 +54,7 @@ def test_any_interleaving_with_rivals_ends_once_and_leaks_nothing(
 
 def test_drawn_stories_see_every_fate_of_rivals() -> None:
     fates: Counter[m.RivalFate] = Counter()
-    for seed in range(60):
+    for seed in range(120):
         world = SpeculativeWorld(seed, 0.02, NO_LIMIT)
         check_story(world, 0.02, NO_LIMIT)
         fates.update(world.fates)
