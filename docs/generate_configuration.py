@@ -23,6 +23,7 @@ GROUPS = {
         "execution.pre-",
         "execution.exchange",
         "execution.runtime-",
+        "slow-task-detector.",
     ),
     "Checkpoints": ("execution.checkpointing.", "execution.state-recovery."),
     "State": ("state.",),

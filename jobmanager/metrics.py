@@ -23,6 +23,16 @@ _Numbers = tuple[tuple[str, str, Callable[[JobCheckpointNumbers], float]], ...]
 _COUNTERS: _Numbers = (
     ("restarts", "Restarts of a job.", lambda job: job.restarts),
     (
+        "speculative_attempts",
+        "Second attempts that slow subtasks were given.",
+        lambda job: job.speculative_attempts,
+    ),
+    (
+        "speculative_attempts_won",
+        "Second attempts that took the place of the first.",
+        lambda job: job.speculative_attempts_won,
+    ),
+    (
         "checkpoints_completed",
         "Completed checkpoints.",
         lambda job: job.checkpoints.completed,

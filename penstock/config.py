@@ -167,6 +167,35 @@ class Configuration(BaseModel):
         alias="execution.runtime-mode",
         description="`streaming` runs all operators at once; `batch`, for bounded sources only, one stage after the other with blocking exchanges between them.",
     )
+    batch_speculative: bool = Field(
+        False,
+        alias="execution.batch.speculative.enabled",
+        description="In batch mode start a second attempt of a subtask that is much slower than the others of its vertex, on another TaskManager that has a free slot; the one that is done first counts. Code with side effects may have them twice.",
+    )
+    slow_task_check_interval_ms: DurationMs = Field(
+        1000,
+        ge=1,
+        alias="slow-task-detector.check-interval",
+        description="Time between two looks for slow subtasks.",
+    )
+    slow_task_baseline_lower_bound_ms: DurationMs = Field(
+        60_000,
+        alias="slow-task-detector.execution-time.baseline-lower-bound",
+        description="A subtask that has run for less is not slow.",
+    )
+    slow_task_baseline_ratio: float = Field(
+        0.75,
+        ge=0,
+        lt=1,
+        alias="slow-task-detector.execution-time.baseline-ratio",
+        description="Part of a vertex' subtasks that must be done before the others can be slow.",
+    )
+    slow_task_baseline_multiplier: float = Field(
+        1.5,
+        gt=0,
+        alias="slow-task-detector.execution-time.baseline-multiplier",
+        description="A subtask is slow when it has run for so many times the median of those that are done.",
+    )
     pipeline_deterministic: bool = Field(
         False,
         alias="pipeline.deterministic",
@@ -568,6 +597,12 @@ class Configuration(BaseModel):
         if self.execution_checkpointing_local_backup is None:
             return self.execution_state_recovery_from_local
         return self.execution_checkpointing_local_backup
+
+    @property
+    def is_speculative(self) -> bool:
+        """Whether slow subtasks may get a second attempt: batch jobs that take no checkpoints."""
+        is_batch = self.runtime_mode == "batch" and self.checkpoint_interval_ms is None
+        return self.batch_speculative and is_batch
 
     @property
     def checkpoint_interval_ms(self) -> int | None:

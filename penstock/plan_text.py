@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from penstock.config import Configuration
 from penstock.exchanges import exchange_name
 from penstock.expressions import Expr
 from penstock.graph_operators import shown_name
 from penstock.pb import graph_pb2
 from penstock.repeatability import Repeatability, repeatability_of_edges
 from penstock.schema import schema_from_bytes
+from penstock.speculation import why_not_speculative
 
 _WINDOWS = {
     graph_pb2.WINDOW_KIND_TUMBLING: "tumbling",
@@ -34,9 +36,11 @@ def explain(graph: graph_pb2.JobGraph) -> str:
 def plan_dict(graph: graph_pb2.JobGraph) -> dict[str, Any]:
     """The plan for programs; its fields are stable, and equal graphs give equal plans."""
     known = repeatability_of_edges(graph)
+    is_speculative = Configuration.from_mapping(dict(graph.config)).is_speculative
+    obstacles = why_not_speculative(graph) if is_speculative else {}
     return {
         "name": graph.name,
-        "vertices": [_vertex(vertex) for vertex in graph.vertices],
+        "vertices": [_vertex(vertex, obstacles.get(vertex.id)) for vertex in graph.vertices],
         "edges": [_edge(edge, known[edge.id]) for edge in graph.edges],
         "artifacts": [
             {"id": a.id, "name": a.name, "size_bytes": a.size_bytes, "kind": a.kind}
@@ -49,7 +53,7 @@ def plan_dict(graph: graph_pb2.JobGraph) -> dict[str, Any]:
     }
 
 
-def _vertex(vertex: graph_pb2.Vertex) -> dict[str, Any]:
+def _vertex(vertex: graph_pb2.Vertex, why_not_speculative: str | None) -> dict[str, Any]:
     return {
         "id": vertex.id,
         "name": vertex.name,
@@ -57,6 +61,7 @@ def _vertex(vertex: graph_pb2.Vertex) -> dict[str, Any]:
         "max_parallelism": vertex.max_parallelism,
         "slot_group": vertex.slot_group,
         "colocation_group": vertex.colocation_group,
+        "why_not_speculative": why_not_speculative,
         "operators": [_operator(operator, i) for i, operator in enumerate(vertex.operators)],
     }
 
@@ -249,6 +254,9 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
             f"{vertex['id']}  {vertex['name']}  [parallelism {vertex['parallelism']} of "
             f"{vertex['max_parallelism']}, slot group {vertex['slot_group']}{colocated}]"
         )
+        if vertex["why_not_speculative"] is not None:
+            why = vertex["why_not_speculative"]
+            yield f"    a slow subtask {f'has no second attempt: {why}' if why else 'may have a second attempt'}"
         incoming = [edge for edge in plan["edges"] if edge["target"] == vertex["id"]]
         has_two_inputs = any(edge["target_input"] for edge in incoming)
         for edge in incoming:

@@ -115,7 +115,9 @@ class StreamOutputs:
 
     def discard(self) -> StreamSink:
         """Takes the rows and forgets them."""
-        return self._end(WriteSink(graph_pb2.SinkSpec(discard=graph_pb2.DiscardSink())), "discard")
+        from penstock.connectors.streams import discard_sink
+
+        return self._end(WriteSink(discard_sink()), "discard")
 
     def collect(self, limit: int | None = None) -> CollectedRows:
         """Brings the rows back to this process.
@@ -166,9 +168,12 @@ class StreamOutputs:
             raise JobRejected(
                 f"sink: {sink!r} is no penstock.Sink; derive a class from ps.Sink and pass {hint}"
             )
-        spec = graph_pb2.SinkSpec(custom=graph_pb2.Function(), two_phase=is_two_phase(sink))
-        operation = WriteSink(spec, function=sink)
-        return self._end(operation, type(sink).__name__)
+        spec = graph_pb2.SinkSpec(
+            custom=graph_pb2.Function(),
+            two_phase=is_two_phase(sink),
+            supports_concurrent_attempts=sink.supports_concurrent_attempts,
+        )
+        return self._end(WriteSink(spec, function=sink), type(sink).__name__)
 
     def _end(self, operation: WriteSink, label: str) -> StreamSink:
         node = self._builder.add(

@@ -1085,6 +1085,7 @@ class TaskDeployment(_message.Message):
     TAKES_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_DIRECTORY_FIELD_NUMBER: _builtins.int
     FIRST_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    IS_SPECULATIVE_FIELD_NUMBER: _builtins.int
     slot_id: _builtins.str
     leader_epoch: _builtins.int
     job_name: _builtins.str
@@ -1096,6 +1097,8 @@ class TaskDeployment(_message.Message):
     """The attempt takes no part in checkpoints before this one; their barriers may still come from producers that
     have not heard that they are void.
     """
+    is_speculative: _builtins.bool
+    """Another attempt of the subtask runs and may yet be the one that counts: what it writes is left alone."""
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -1122,10 +1125,11 @@ class TaskDeployment(_message.Message):
         takes_checkpoints: _builtins.bool = ...,
         checkpoint_directory: _builtins.str = ...,
         first_checkpoint_id: _builtins.int = ...,
+        is_speculative: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "restore", b"restore", "vertex", b"vertex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_directory", b"checkpoint_directory", "first_checkpoint_id", b"first_checkpoint_id", "inputs", b"inputs", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "outputs", b"outputs", "restore", b"restore", "slot_id", b"slot_id", "takes_checkpoints", b"takes_checkpoints", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_directory", b"checkpoint_directory", "first_checkpoint_id", b"first_checkpoint_id", "inputs", b"inputs", "is_speculative", b"is_speculative", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "outputs", b"outputs", "restore", b"restore", "slot_id", b"slot_id", "takes_checkpoints", b"takes_checkpoints", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,11 +32,18 @@ class CheckpointNumbers:
 
 @dataclass(frozen=True, slots=True)
 class JobCheckpointNumbers:
-    """Of one job that runs."""
+    """Of one job that runs.
+
+    Attributes:
+        speculative_attempts: rivals that there have been.
+        speculative_attempts_won: those that took the place of the attempt that they ran beside.
+    """
 
     job_id: str
     name: str
     restarts: int
+    speculative_attempts: int
+    speculative_attempts_won: int
     restarts_by_region: Mapping[str, int]
     checkpoints: CheckpointNumbers
 

@@ -373,6 +373,8 @@ class DispatcherRunner:
                 job.record.job_id,
                 job.record.name,
                 runner.master.restarts,
+                runner.master.speculation.started,
+                runner.master.speculation.won,
                 runner.master.restarts_by_region,
                 runner.checkpoints.gauges.numbers,
             )

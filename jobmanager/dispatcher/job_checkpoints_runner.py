@@ -49,7 +49,12 @@ _DELETION_LANE = "checkpoint deletions"
 _ResultT = TypeVar("_ResultT")
 
 CheckpointEffect = (
-    m.PrepareStart | m.NoteCommit | m.StoreCheckpoint | m.DiscardCheckpoints | m.CheckpointEffect
+    m.PrepareStart
+    | m.ReserveAttempts
+    | m.NoteCommit
+    | m.StoreCheckpoint
+    | m.DiscardCheckpoints
+    | m.CheckpointEffect
 )
 
 
@@ -144,6 +149,8 @@ class JobCheckpointsRunner:
         match effect:
             case m.PrepareStart():
                 self._in_order(_STORE_LANE, lambda: self._prepare(effect))
+            case m.ReserveAttempts(attempt):
+                self._in_order(_STORE_LANE, lambda: self._reserve(attempt))
             case m.NoteCommit():
                 self._in_order(_STORE_LANE, self._note_commit)
             case m.StoreCheckpoint():
@@ -190,10 +197,7 @@ class JobCheckpointsRunner:
 
     def _prepared(self, effect: m.PrepareStart) -> m.StartPrepared:
         attempt = effect.attempt
-        if self._jobs is not None and attempt >= self._attempts_end:
-            end = attempt + _ATTEMPTS_RESERVED_AT_ONCE
-            self._jobs.reserve_attempts(self._job_id, end)
-            self._attempts_end = end
+        self._reserved(attempt)
         self._restored = {}
         if self._store is None:
             return m.StartPrepared(attempt)
@@ -209,6 +213,23 @@ class JobCheckpointsRunner:
         return m.StartPrepared(
             attempt, restored, found.retained, found.next_checkpoint_id, found.is_new_claim
         )
+
+    async def _reserve(self, attempt: int) -> None:
+        try:
+            end = await self._in_thread(lambda: self._reserved(attempt))
+        except StreamError as error:
+            # Who needs the number asks again.
+            self._log.warning("attempts.not_reserved", attempt=attempt, reason=str(error))
+        else:
+            self._post(m.AttemptsReserved(end))
+
+    def _reserved(self, attempt: int) -> int:
+        """Reserves numbers up to this one at least; returns the first that is not reserved."""
+        if self._jobs is not None and attempt >= self._attempts_end:
+            end = attempt + _ATTEMPTS_RESERVED_AT_ONCE
+            self._jobs.reserve_attempts(self._job_id, end)
+            self._attempts_end = end
+        return self._attempts_end
 
     async def _note_commit(self) -> None:
         jobs = self._jobs

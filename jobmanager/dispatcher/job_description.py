@@ -79,6 +79,7 @@ class JobDescription:
             jitter=jitter,
             labels=labels,
             exceptions_max=self.config.jobmanager_exception_history_size,
+            speculation=self.settings.speculation,
         )
 
     def checkpoint_store(self) -> ObjectStore | None:

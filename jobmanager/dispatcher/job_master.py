@@ -7,6 +7,7 @@
     any other failure: FAILING -> all attempts over -> FAILED; a cancellation likewise; a JobManager that
     stops: SUSPENDED
     regions behind blocking edges begin when all that they read is there
+    a subtask that is slow may have a second attempt beside the first, of which one counts (speculation.py)
 
 Invariants (``check``):
 - a job reaches at most one terminal state, when every attempt is over;
@@ -16,7 +17,8 @@ Invariants (``check``):
 - each granted slot is freed exactly once, unless it is lost with its TaskManager;
 - without checkpoints output is committed once, and only when every attempt has finished or waits for it:
   whatever fails after that ends the job;
-- reports for attempts that are unknown, not current, or already further are dropped and counted.
+- reports for attempts that are unknown, neither current nor rivals, or already further are dropped and
+  counted.
 
 Source: Flink, JobMaster, DefaultScheduler and ExecutionGraph; FLIP-1; the commit at the end of the data is
 Flink's final checkpoint (FLIP-147) for jobs that take none.
@@ -51,6 +53,7 @@ from jobmanager.dispatcher.job_options import JobOptions, Phase
 from jobmanager.dispatcher.job_state import ENDING, TRANSITIONS, JobState, is_terminal
 from jobmanager.dispatcher.slot_lease import SlotLease, free_stray
 from jobmanager.dispatcher.source_splits import SourceSplits
+from jobmanager.dispatcher.speculation import Speculation
 from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failure_cause import FailureCause, more_telling
 from jobmanager.failover.regions import KeptPartition, RegionGraph
@@ -105,6 +108,9 @@ class JobMaster:
         self._lease = SlotLease(plan)
         self._deployments = DeploymentPlanner(self.graph, self._lease)
         self._splits = SourceSplits(plan)
+        self.speculation = Speculation(
+            self.options, regions, self.graph, self._lease, self._partitions, self._deployments
+        )
         self._wiring = (
             CheckpointWiring(self.options.coordinator, self.graph)
             if self.options.coordinator is not None
@@ -167,6 +173,7 @@ class JobMaster:
             self._handle(event)
         except InvariantViolation as error:
             raise InvariantViolation(f"{error}; story: {' | '.join(self.story)}") from error
+        self._effects += self.speculation.settle()
         return self._effects
 
     def _handle(self, event: m.JobEvent) -> None:  # noqa: C901 - one case per event
@@ -212,6 +219,14 @@ class JobMaster:
                 self._fail(event.cause, ALL)
             case m.CancellationOverdue():
                 self._end_overdue(event)
+            case (
+                m.StragglersDue()
+                | m.AttemptsReserved()
+                | m.SpareSlotGranted()
+                | m.RivalStarted()
+                | m.RivalNotStarted()
+            ):
+                self._take_speculation(event)
             case (
                 c.TimeReached()
                 | c.CheckpointRequested()
@@ -274,8 +289,9 @@ class JobMaster:
             attempt.become(AttemptState.SCHEDULED)
         self._phase = Phase.SCHEDULING
         requests = self._lease.request(self._moving)
-        self._effects += requests
-        if not requests:
+        if requests:
+            self._effects += [*self.speculation.yield_slots(), *requests]
+        else:
             self._allocate()
 
     def _take_slots(self, slots: tuple[Slot, ...]) -> None:
@@ -321,7 +337,8 @@ class JobMaster:
             self._deploy()
 
     def _deploy(self) -> None:
-        nowhere = self._lease.without_address(self._moving)
+        attempts = self.graph.attempts_of(self._moving)
+        nowhere = self._lease.without_address(attempt.slot_id for attempt in attempts)
         if nowhere:
             message = f"slots {', '.join(nowhere)} were allocated without an address"
             self._fail(FailureCause("StreamError", message), self._moving)
@@ -330,8 +347,9 @@ class JobMaster:
         self._phase = Phase.DEPLOYED
         tasks: dict[str, list[TaskPlan]] = {}
         from_nothing = frozenset(filter(self._failover.begins_from_nothing, deployed))
-        for attempt in self.graph.attempts_of(deployed):
+        for attempt in attempts:
             attempt.become(AttemptState.DEPLOYING)
+            attempt.deployed_at_ms = self._now_ms
             if attempt.key.subtask not in from_nothing:
                 attempt.restored_from = self.restored_checkpoint_id
             task = self._deployments.task(attempt)
@@ -343,20 +361,21 @@ class JobMaster:
             m.ReplaceProducer(key, edge_id, channel)
             for key, edge_id, channel in self._deployments.replaced_producers(deployed)
         )
+        self._effects += self.speculation.deployed(deployed)
         self._go_on()
 
     # ------------------------------------------------------------ reports of attempts
 
-    def _current(self, key: AttemptKey) -> ExecutionAttempt | None:
-        """The attempt a report is about; None (and counted) where the report is stale."""
-        attempt = self.graph.find_current(key)
+    def _find(self, key: AttemptKey) -> ExecutionAttempt | None:
+        """The attempt, current or a rival, that a report is about; None (and counted) where it is stale."""
+        attempt = self.graph.find(key)
         if attempt is None or attempt.state not in ON_TASKMANAGER:
             self.dropped_events += 1
             return None
         return attempt
 
     def _take_report(self, event: m.AttemptReported) -> None:
-        attempt = self._current(event.key)
+        attempt = self._find(event.key)
         if attempt is None:
             return
         if event.state not in REPORTABLE or not attempt.can_become(event.state):
@@ -366,12 +385,15 @@ class JobMaster:
         attempt.become(event.state)
         if event.state is AttemptState.FAILED:
             cause = event.failure or of_attempt(attempt, "it failed without a cause")
-            self._fail(cause, self._concerned(attempt, cause), self._blamed(event))
+            if not self._is_survived(attempt, cause, misses_input=event.missing is not None):
+                self._fail(cause, self._concerned(attempt, cause), self._blamed(event))
         elif event.state is AttemptState.CANCELED and not was_cancelled:
             # Nobody asked for it.
             cause = of_attempt(attempt, "its TaskManager cancelled it")
-            self._fail(cause, [event.key.subtask])
+            if not self._is_survived(attempt, cause):
+                self._fail(cause, [event.key.subtask])
         elif event.state is AttemptState.FINISHED:
+            self._effects += self.speculation.done(attempt, self._now_ms)
             self._partitions.produced(attempt)
             self._effects += self._partitions.release_unneeded(self._moving)
             if self._wiring is not None:
@@ -404,18 +426,19 @@ class JobMaster:
         return self._partitions.gone_with(partition, event.key.subtask) if is_current else []
 
     def _take_end_of_data(self, key: AttemptKey) -> None:
-        attempt = self._current(key)
+        attempt = self._find(key)
         if attempt is None:
             return
         if attempt.reached_end_of_data:
             self.dropped_events += 1
             return
         attempt.reached_end_of_data = True
+        self._effects += self.speculation.done(attempt, self._now_ms)
         self._partitions.produced(attempt)
         self._go_on()
 
     def _assign_splits(self, event: m.SplitsReported) -> None:
-        attempt = self._current(event.key)
+        attempt = self._find(event.key)
         assigner = self._splits.assigner(event.key.vertex, event.operator_uid)
         if attempt is None:
             return
@@ -513,6 +536,32 @@ class JobMaster:
             else:
                 self._effects.append(effect)
 
+    # ------------------------------------------------------------ rivals of slow attempts
+
+    def _take_speculation(self, event: m.SpeculationEvent) -> None:
+        effects = self.speculation.take(event, self._splits, self._phase, self._now_ms)
+        if effects is not None:
+            self._effects += effects
+        elif isinstance(event, m.RivalNotStarted):
+            self._lose_replacement(event)
+        else:
+            self.dropped_events += 1
+
+    def _lose_replacement(self, event: m.RivalNotStarted) -> None:
+        """A rival that is the current attempt by now was perhaps never deployed, unless it is done already."""
+        attempt = self._find(event.key)
+        if attempt is not None and not attempt.reached_end_of_data:
+            self._give_back([attempt.slot_id])
+            self._give_up_on(self.graph.in_slots([attempt.slot_id]), event.cause)
+
+    def _is_survived(
+        self, attempt: ExecutionAttempt, cause: FailureCause, *, misses_input: bool = False
+    ) -> bool:
+        """Whether another attempt does the work of one that is over before its time."""
+        effects = self.speculation.survive(attempt, cause, misses_input=misses_input)
+        self._effects += effects or ()
+        return effects is not None
+
     # ------------------------------------------------------------ failures
 
     def _take_failed_call(self, event: m.CallFailed) -> None:
@@ -524,26 +573,27 @@ class JobMaster:
             self.dropped_events += 1
             return
         self._give_back(self._lease.slots_on(taskmanager_id))
+        self._effects += self.speculation.lose_taskmanager(taskmanager_id, event.cause)
         self._give_up_on(self.graph.on_taskmanager(taskmanager_id), event.cause)
 
     def _lose_taskmanager(self, event: m.TaskManagerLost) -> None:
         self._partitions.lose_taskmanager(event.taskmanager_id)
         self._lease.lose(event.taskmanager_id)
+        self._effects += self.speculation.lose_taskmanager(event.taskmanager_id, event.cause)
         self._give_up_on(self.graph.on_taskmanager(event.taskmanager_id), event.cause)
 
     def _give_up_on(self, attempts: list[ExecutionAttempt], cause: FailureCause) -> None:
         """Counts attempts as failed whose end nobody will report, and what is needed and lost with them."""
-        failed = {
-            attempt.key.subtask
-            for attempt in attempts
-            if attempt.state is not AttemptState.CANCELING
-        }
+        failed: set[SubtaskId] = set()
+        were_cancelled = [a for a in attempts if a.state is AttemptState.CANCELING]
         for attempt in attempts:
             attempt.become(AttemptState.FAILED)
-        missing = self._partitions.needed_and_missing()
+            if attempt not in were_cancelled and not self._is_survived(attempt, cause):
+                failed.add(attempt.key.subtask)
+        missing = self._partitions.needed_and_missing(self._stopped())
         failed |= {partition.producer for partition in missing}
         # What is being cancelled may be so for a consequence of what has happened now.
-        if attempts or failed - self._stopped():
+        if were_cancelled or failed - self._stopped():
             self._fail(cause, failed, missing)
         self._go_on()
 
@@ -603,6 +653,7 @@ class JobMaster:
         self._go_on()
 
     def _cancel(self, subtasks: Iterable[SubtaskId], *, is_final: bool) -> None:
+        self._effects += self.speculation.end(subtasks)
         to_cancel = self.graph.cancel(subtasks)
         self._effects += [
             m.CancelTasks(id, tuple(keys), is_final) for id, keys in to_cancel.items()
@@ -722,6 +773,9 @@ class JobMaster:
         if self._phase is Phase.ENDED:
             assert self.graph.all_terminal(self.graph.subtasks()), "attempts end before the job"
             assert not self._lease.slots, "which gives its slots back"
+            assert not self.graph.rivals(), "and has no rivals any more"
+        if self._lease.waits:
+            assert not self.graph.rivals(), "a job that needs slots has none to spare"
         if self._phase is Phase.PROMOTING:
             assert self.graph.all_finished, "only what is complete outlives its job"
         if self._phase is Phase.WAITING:

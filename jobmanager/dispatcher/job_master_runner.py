@@ -28,6 +28,7 @@ from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.dispatcher.persisted_inputs_runner import PersistedInputsRunner
 from jobmanager.dispatcher.promotion_runner import PromotionRunner
+from jobmanager.dispatcher.rival_runner import RivalRunner
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.installed_version import penstock_version
 from jobmanager.job_store import JobStore
@@ -147,6 +148,16 @@ class JobMasterRunner:
         self._tasks: asyncio.TaskGroup | None = None
         self._overdue_timer: asyncio.TimerHandle | None = None
         self._later: set[asyncio.TimerHandle] = set()
+        self._rivals = RivalRunner(
+            job,
+            cluster,
+            self._messages,
+            self._allocate_slots,
+            self._deploy,
+            self.post,
+            self._in_order,
+            clock.now_ms,
+        )
         store = job.checkpoint_store()
         self.checkpoints = JobCheckpointsRunner(
             job.job_id,
@@ -216,7 +227,7 @@ class JobMasterRunner:
 
     # ------------------------------------------------------------ effects
 
-    def _perform(self, effect: m.JobEffect) -> None:
+    def _perform(self, effect: m.JobEffect) -> None:  # noqa: C901 - one case per effect
         job_id = self._job.job_id
         match effect:
             case m.RequestSlots():
@@ -257,6 +268,8 @@ class JobMasterRunner:
                     self.checkpoints.note_running()
             case m.PostLater():
                 self._post_later(effect)
+            case m.RequestSpareSlots() | m.StartRival() | m.ReportRival():
+                self._rivals.perform(effect)
             case _:
                 self.checkpoints.perform(effect)
 
@@ -319,15 +332,16 @@ class JobMasterRunner:
         first_checkpoint_id = 0 if coordinator is None else coordinator.next_checkpoint_id
         return self._messages.task(task, restored, first_checkpoint_id)
 
-    async def _allocate(self, client: TaskManagerClient, effect: m.AllocateSlots) -> None:
-        graph = self._job.graph
-        response = await client.allocate_slots(
-            self._job.job_id,
-            effect.slot_ids,
-            graph.artifacts,
-            self._job.slot_config,
-            graph.requirements,
+    async def _allocate_slots(
+        self, client: TaskManagerClient, slot_ids: tuple[str, ...]
+    ) -> internal_pb2.AllocateSlotsResponse:
+        job, graph = self._job, self._job.graph
+        return await client.allocate_slots(
+            job.job_id, slot_ids, graph.artifacts, job.slot_config, graph.requirements
         )
+
+    async def _allocate(self, client: TaskManagerClient, effect: m.AllocateSlots) -> None:
+        response = await self._allocate_slots(client, effect.slot_ids)
         partitions = response.partition_endpoint
         self.post(
             m.SlotsAllocated(

@@ -8,6 +8,7 @@ Events and effects of the checkpoint coordinator (``jobmanager.checkpoint.messag
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -264,6 +265,51 @@ class CancellationOverdue:
     attempt: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StragglersDue:
+    """Time to look for slow subtasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsReserved:
+    """``ReserveAttempts`` is done: numbers below ``end`` will not be given out by another JobManager."""
+
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpareSlotGranted:
+    """One of ``RequestSpareSlots`` has been granted."""
+
+    subtask: SubtaskId
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class RivalStarted:
+    """The process of a rival runs, and the rival is being deployed there.
+
+    Attributes:
+        partition_endpoint: where the partitions of its TaskManager's finished attempts are read.
+    """
+
+    key: AttemptKey
+    partition_endpoint: Endpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RivalNotStarted:
+    """``StartRival`` has failed; nobody knows how far it has come."""
+
+    key: AttemptKey
+    cause: FailureCause
+
+
+SpeculationEvent = (
+    StragglersDue | AttemptsReserved | SpareSlotGranted | RivalStarted | RivalNotStarted
+)
+"""Events for speculative execution."""
+
 CheckpointEvent = (
     c.TimeReached
     | c.CheckpointRequested
@@ -297,6 +343,7 @@ JobEvent = (
     | SuspendRequested
     | FailureRequested
     | CancellationOverdue
+    | SpeculationEvent
     | CheckpointEvent
 )
 
@@ -325,7 +372,7 @@ class PostLater:
     """Send this event after a delay."""
 
     delay_ms: int
-    event: RestartDue | FinalCheckpointDue
+    event: RestartDue | FinalCheckpointDue | StragglersDue
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,6 +544,64 @@ class PromotePartitions:
 
 
 @dataclass(frozen=True, slots=True)
+class ReserveAttempts:
+    """Make sure that no other JobManager ever gives out this attempt number. Answered by
+    ``AttemptsReserved``, or not at all."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpareSlots:
+    """Ask the slot pool for slots that are free now and that nobody waits for. Each is answered by
+    ``SpareSlotGranted``, or not at all.
+
+    Attributes:
+        wanted: subtasks that they are for, each with the TaskManager that it must not be on.
+    """
+
+    wanted: tuple[tuple[SubtaskId, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRival:
+    """Start a process in a slot and a rival in it, and tell it its splits. Answered by ``RivalStarted``,
+    ``RivalNotStarted`` or both."""
+
+    taskmanager_id: str
+    task: TaskPlan
+    splits: tuple[AddSplits, ...] = ()
+
+
+class RivalFate(enum.Enum):
+    """What has become of a rival."""
+
+    STARTED = "started"
+    WON = "won"
+    LOST = "lost"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRival:
+    """For the log.
+
+    Attributes:
+        beside: the attempt that it ran beside.
+    """
+
+    rival: AttemptKey
+    beside: AttemptKey
+    fate: RivalFate
+    reason: str = ""
+
+
+SpeculationEffect = ReserveAttempts | RequestSpareSlots | StartRival | ReportRival
+"""Effects of speculative execution."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreCheckpoint:
     """Write a manifest and swap HEAD.
 
@@ -542,5 +647,6 @@ JobEffect = (
     | StoreCheckpoint
     | DiscardCheckpoints
     | PublishState
+    | SpeculationEffect
     | CheckpointEffect
 )

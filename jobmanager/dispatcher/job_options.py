@@ -11,6 +11,7 @@ from jobmanager.failover.exceptions_history import DEFAULT_SIZE
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.failover.restart_settings import RestartSettings
+from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 
 
 class Phase(enum.Enum):
@@ -44,6 +45,7 @@ class JobOptions:
         jitter: of its restarts' delays, uniform in -1..1.
         labels: of its failures.
         exceptions_max: entries of its exceptions history.
+        speculation: when subtasks are so slow that they get rivals; None = never.
     """
 
     restart: RestartSettings = field(default_factory=RestartSettings)
@@ -54,6 +56,7 @@ class JobOptions:
     jitter: Callable[[], float] = no_jitter
     labels: FailureLabels = field(default_factory=FailureLabels)
     exceptions_max: int = DEFAULT_SIZE
+    speculation: SlowTaskSettings | None = None
 
     @property
     def survives(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.failover.restart_settings import RestartSettings, restart_settings
+from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 from penstock.config import Configuration
 from penstock.errors import JobRejected
 
@@ -26,6 +27,7 @@ class JobSettings:
         directory: root of the checkpoint store, "" = the JobManager's memory.
         memory_max_bytes: limit of the JobManager's memory for it.
         warning: for the log, "" = none.
+        speculation: when subtasks are so slow that they get rivals; None = never.
     """
 
     restart: RestartSettings
@@ -33,6 +35,7 @@ class JobSettings:
     directory: str = ""
     memory_max_bytes: int = 0
     warning: str = ""
+    speculation: SlowTaskSettings | None = None
 
     @property
     def outlives_jobmanager(self) -> bool:
@@ -54,7 +57,11 @@ def job_settings(config: Configuration) -> JobSettings:
     warning = _why_off(config)
     interval_ms = config.checkpoint_interval_ms
     if interval_ms is None or warning:
-        return JobSettings(restart_settings(config, takes_checkpoints=False), warning=warning)
+        return JobSettings(
+            restart_settings(config, takes_checkpoints=False),
+            warning=warning,
+            speculation=_speculation(config) if config.is_speculative else None,
+        )
     if config.execution_checkpointing_unaligned:
         raise JobRejected(
             "execution.checkpointing.unaligned.enabled is not available in this version: leave it false"
@@ -72,6 +79,15 @@ def job_settings(config: Configuration) -> JobSettings:
         ),
         directory=config.execution_checkpointing_dir if is_on_disk else "",
         memory_max_bytes=config.execution_checkpointing_jobmanager_max_bytes,
+    )
+
+
+def _speculation(config: Configuration) -> SlowTaskSettings:
+    return SlowTaskSettings(
+        check_interval_ms=config.slow_task_check_interval_ms,
+        lower_bound_ms=config.slow_task_baseline_lower_bound_ms,
+        ratio=config.slow_task_baseline_ratio,
+        multiplier=config.slow_task_baseline_multiplier,
     )
 
 

@@ -2,9 +2,10 @@
 
 A seat is a place of a slot sharing group: seat i holds subtask i of every vertex of the group. A seat keeps
 its slot over the restarts of its subtasks, so that they find their TaskManager again, until the slot is
-lost or given back.
+lost or given back. Slots *apart* are in no seat: those of rivals, and those that seats have left for the
+slot of a rival that has won, and that are still in use.
 
-Invariants: a slot is in one seat; each is freed exactly once, unless it is lost with its TaskManager.
+Invariants: a slot is in one seat, or apart; each is freed exactly once, unless it is lost with its TaskManager.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from jobmanager.graph.job_plan import JobPlan
 from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.placement import Seat, place_again, seat_of
 from jobmanager.scheduler.slots import Slot
+
+_Tenant = Seat | str
+"""A seat, or the id of a slot apart."""
 
 
 @dataclass(slots=True)
@@ -42,7 +46,7 @@ class SlotLease:
 
     def __init__(self, plan: JobPlan) -> None:
         self._plan = plan
-        self._tenures: dict[Seat, _Tenure] = {}
+        self._tenures: dict[_Tenant, _Tenure] = {}
         self._last_slots: dict[Seat, Slot] = {}
         self._partition_endpoints: dict[str, Endpoint] = {}
         self._allocating: dict[str, int] = {}
@@ -97,12 +101,32 @@ class SlotLease:
         """Ids of its slots on a TaskManager."""
         return [tenure.slot.slot_id for tenure in self._on(taskmanager_id).values()]
 
-    def _on(self, taskmanager_id: str) -> dict[Seat, _Tenure]:
+    def _on(self, taskmanager_id: str) -> dict[_Tenant, _Tenure]:
         return {
-            seat: tenure
-            for seat, tenure in self._tenures.items()
+            tenant: tenure
+            for tenant, tenure in self._tenures.items()
             if tenure.slot.taskmanager_id == taskmanager_id
         }
+
+    # ------------------------------------------------------------ slots apart
+
+    def take_apart(self, slot: Slot, attempt: int) -> None:
+        """The pool has granted a slot for the rival of this number."""
+        self._tenures[slot.slot_id] = _Tenure(slot, attempt)
+
+    def reseat(self, subtask: SubtaskId, slot_id: str) -> None:
+        """A subtask's seat moves to a slot apart; the slot that it had, if it had one, is apart from now on."""
+        seat = seat_of(self._plan, subtask)
+        left = self._tenures.pop(seat, None)
+        taken = self._tenures[seat] = self._tenures.pop(slot_id)
+        self._last_slots[seat] = taken.slot
+        if left is not None:
+            self._tenures[left.slot.slot_id] = left
+
+    @property
+    def apart(self) -> list[str]:
+        """Ids of the slots that are in no seat."""
+        return [tenant for tenant in self._tenures if isinstance(tenant, str)]
 
     # ------------------------------------------------------------ processes
 
@@ -129,7 +153,7 @@ class SlotLease:
             return None
         del self._allocating[event.taskmanager_id]
         if event.partition_endpoint is not None:
-            self._partition_endpoints[event.taskmanager_id] = event.partition_endpoint
+            self.note_partition_endpoint(event.taskmanager_id, event.partition_endpoint)
         by_slot = {
             tenure.slot.slot_id: tenure for tenure in self._on(event.taskmanager_id).values()
         }
@@ -142,6 +166,10 @@ class SlotLease:
                 replaced.append(endpoint.slot_id)
             tenure.endpoint = endpoint
         return replaced
+
+    def note_partition_endpoint(self, taskmanager_id: str, endpoint: Endpoint) -> None:
+        """Where a TaskManager serves the partitions of attempts that have finished."""
+        self._partition_endpoints[taskmanager_id] = endpoint
 
     @property
     def all_listen(self) -> bool:
@@ -156,17 +184,16 @@ class SlotLease:
         """Where a TaskManager serves the partitions of attempts that have finished."""
         return self._partition_endpoints.get(taskmanager_id)
 
-    def without_address(self, subtasks: Iterable[SubtaskId]) -> list[str]:
-        """Slots of these subtasks that no answer has named."""
-        ids = {self.slot_of(subtask).slot_id for subtask in subtasks}
-        return sorted(slot_id for slot_id in ids if self.endpoint_of(slot_id) is None)
+    def without_address(self, slot_ids: Iterable[str]) -> list[str]:
+        """Those of these slots that no answer has named."""
+        return sorted(id for id in set(slot_ids) if self.endpoint_of(id) is None)
 
     # ------------------------------------------------------------ the end
 
     def lose(self, taskmanager_id: str) -> None:
         """A TaskManager is gone: its slots are not given back."""
-        for seat in self._on(taskmanager_id):
-            del self._tenures[seat]
+        for tenant in self._on(taskmanager_id):
+            del self._tenures[tenant]
         self._allocating.pop(taskmanager_id, None)
         self._partition_endpoints.pop(taskmanager_id, None)
 
@@ -174,9 +201,10 @@ class SlotLease:
         """Ends some slots: nobody knows what their processes do."""
         wanted = frozenset(slot_ids)
         given = {s: t for s, t in self._tenures.items() if t.slot.slot_id in wanted}
-        for seat, tenure in given.items():
-            del self._tenures[seat]
-            self._allocating.pop(tenure.slot.taskmanager_id, None)
+        for tenant, tenure in given.items():
+            del self._tenures[tenant]
+            if isinstance(tenant, Seat):
+                self._allocating.pop(tenure.slot.taskmanager_id, None)
         return _free(tenure.slot for tenure in given.values())
 
     def give_back_all(self) -> list[m.JobEffect]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from jobmanager.dispatcher import job_messages as m
-from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.scheduler.split_assigner import SplitAssigner
@@ -101,6 +101,19 @@ class SourceSplits:
                 if assigner.has_started:
                     key = graph.current_of(subtask).key
                     yield m.AddSplits(key, uid, splits, assigner.is_final)
+
+    def is_discovered(self, vertex: str) -> bool:
+        """Whether nothing more will be assigned to subtasks of a vertex; true for one without sources."""
+        uids = self._plan.vertex(vertex).source_uids
+        return all(self._assigners[vertex, uid].is_final for uid in uids)
+
+    def told_to_rival(self, rival: AttemptKey) -> list[m.AddSplits]:
+        """What a rival must hear of a source that is discovered: all that the subtask reads."""
+        return [
+            m.AddSplits(rival, uid, tuple(assigner.assigned_to(rival.subtask_index)), final=True)
+            for uid in self._plan.vertex(rival.vertex).source_uids
+            for assigner in (self._assigners[rival.vertex, uid],)
+        ]
 
     def done_by(self, subtask: SubtaskId) -> list[tuple[str, tuple[str, ...]]]:
         """What a subtask that has finished has read: (operator uid, ids of its splits)."""

@@ -92,6 +92,8 @@ class ExecutionAttempt:
 
     Attributes:
         restored_from: checkpoint that it goes on from, 0 = from none.
+        deployed_at_ms: wall clock; 0 = it was not.
+        done_at_ms: when it had reached the end of its data; 0 = it has not.
     """
 
     key: AttemptKey
@@ -100,6 +102,8 @@ class ExecutionAttempt:
     slot_id: str = ""
     reached_end_of_data: bool = False
     restored_from: int = 0
+    deployed_at_ms: int = 0
+    done_at_ms: int = 0
 
     @property
     def terminal(self) -> bool:

@@ -1,7 +1,11 @@
 """The execution graph: each subtask of a job and its current execution attempt.
 
+Beside the current attempt a subtask may have a *rival*: a speculative attempt that does the same work. It
+takes the place of the current one, or is dropped.
+
 Invariants: subtasks that are restarted together get attempts of the same number, which none of the job has
-had; numbers only grow; an attempt is replaced when it is over.
+had; so does each rival; numbers only grow; an attempt is replaced when it is over, or by its rival; a subtask
+whose attempt is over or done has no rival.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from jobmanager.graph.execution_attempt import (
     ExecutionAttempt,
     SubtaskId,
 )
-from jobmanager.graph.job_plan import JobPlan
+from jobmanager.graph.job_plan import JobPlan, VertexPlan
 
 
 class ExecutionGraph:
@@ -34,6 +38,7 @@ class ExecutionGraph:
             for vertex in plan.vertices
             for index in range(vertex.parallelism)
         }
+        self._rivals: dict[SubtaskId, ExecutionAttempt] = {}
         self._resumed: set[SubtaskId] = set()
 
     def begin_again(self, subtasks: Collection[SubtaskId]) -> None:
@@ -49,6 +54,41 @@ class ExecutionGraph:
     def _renew(self, subtask: SubtaskId) -> None:
         key = AttemptKey(subtask.vertex, subtask.subtask_index, self.attempt)
         self._attempts[subtask] = ExecutionAttempt(key)
+
+    # ------------------------------------------------------------ rivals
+
+    def add_rival(self, subtask: SubtaskId) -> ExecutionAttempt:
+        """A second attempt of a subtask, with a number of its own."""
+        assert subtask not in self._rivals, "one rival at a time"
+        self.attempt += 1
+        key = AttemptKey(subtask.vertex, subtask.subtask_index, self.attempt)
+        rival = self._rivals[subtask] = ExecutionAttempt(key)
+        return rival
+
+    def rivals(self) -> list[ExecutionAttempt]:
+        """All of them, the oldest first."""
+        return list(self._rivals.values())
+
+    def rival_of(self, subtask: SubtaskId) -> ExecutionAttempt | None:
+        """The rival of a subtask's current attempt, if it has one."""
+        return self._rivals.get(subtask)
+
+    def drop_rival(self, subtask: SubtaskId) -> None:
+        """It has lost, or is over."""
+        del self._rivals[subtask]
+
+    def replace_by_rival(self, subtask: SubtaskId) -> ExecutionAttempt:
+        """The rival becomes the current attempt; returns the one that was."""
+        replaced = self._attempts[subtask]
+        self._attempts[subtask] = self._rivals.pop(subtask)
+        return replaced
+
+    def find(self, key: AttemptKey) -> ExecutionAttempt | None:
+        """The attempt, if it is current or a rival; None = it is stale or no attempt of this job."""
+        rival = self._rivals.get(key.subtask)
+        return rival if rival is not None and rival.key == key else self.find_current(key)
+
+    # ------------------------------------------------------------ attempts
 
     def resume(self, subtasks: Iterable[SubtaskId]) -> None:
         """These have state in the checkpoint that the job goes on from."""
@@ -82,6 +122,11 @@ class ExecutionGraph:
         """The current attempts of some subtasks, in the order of the plan."""
         wanted = frozenset(subtasks)
         return [attempt for subtask, attempt in self._attempts.items() if subtask in wanted]
+
+    def attempts_of_vertex(self, vertex: VertexPlan) -> list[ExecutionAttempt]:
+        """The current attempts of all subtasks of a vertex, by index."""
+        indices = range(vertex.parallelism)
+        return [self._attempts[SubtaskId(vertex.id, index)] for index in indices]
 
     def subtasks(self) -> Iterator[SubtaskId]:
         """Every subtask, in the order of the plan's vertices."""
@@ -165,3 +210,10 @@ class ExecutionGraph:
         for subtask, attempt in self._attempts.items():
             assert attempt.key.subtask == subtask
             assert attempt.key.attempt <= self.attempt, subtask
+        for subtask, rival in self._rivals.items():
+            current = self._attempts[subtask]
+            assert current.key.attempt < rival.key.attempt <= self.attempt, subtask
+            assert not current.terminal, "who has ended has no rival"
+            assert not current.reached_end_of_data, "who is done has no rival"
+            assert not rival.terminal, "who has ended is no rival"
+            assert not rival.reached_end_of_data, "who is done is no rival"

@@ -43,6 +43,7 @@ class VertexPlan:
         source_uids: uids of the source operators in it; splits are assigned per uid.
         colocation_group: subtasks of equal index in one group are restarted together; "" = none.
         commits_output: checkpoints, where there are any, make visible what it writes.
+        allows_rivals: two attempts of a subtask may run at the same time.
     """
 
     id: str
@@ -51,6 +52,7 @@ class VertexPlan:
     source_uids: tuple[str, ...] = ()
     colocation_group: str = ""
     commits_output: bool = False
+    allows_rivals: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,15 @@ class PartitionTracker:
         producer = self._producer(partition)
         return producer.state not in _GONE and not self._is_gone(partition, producer)
 
-    def needed_and_missing(self) -> frozenset[KeptPartition]:
+    def needed_and_missing(
+        self, stopping: frozenset[SubtaskId] = frozenset()
+    ) -> frozenset[KeptPartition]:
         """Partitions whose producers have done their work in vain: consumers have not read to the end what
-        is lost."""
+        is lost.
+
+        Args:
+            stopping: subtasks that begin again, even if they have finished: they read again.
+        """
         return frozenset(
             partition
             for partition, attempt in self._missing
@@ -83,7 +89,7 @@ class PartitionTracker:
             and (
                 self._is_persisted(partition)
                 or not all(
-                    self._graph.current_of(consumer).done_or_waiting
+                    self._graph.current_of(consumer).done_or_waiting and consumer not in stopping
                     for consumer in self._regions.consumers_of(partition)
                 )
             )
@@ -244,6 +250,18 @@ class PartitionTracker:
                 seen |= further
                 pending += further
         return False
+
+    def disown(self, attempt: ExecutionAttempt) -> None:
+        """What an attempt writes will never be read, since another one's output counts: it is released with
+        the job, if not before."""
+        self._holders.add(attempt.taskmanager_id)
+
+    def release_output(self, attempt: ExecutionAttempt) -> list[m.JobEffect]:
+        """What an attempt has written that does not count, now that it writes no more."""
+        written = tuple(
+            (group.edge.id, attempt.key) for group in self._regions.written_by(attempt.key.subtask)
+        )
+        return [m.ReleasePartitions(attempt.taskmanager_id, written)] if written else []
 
     def release_all(self) -> list[m.JobEffect]:
         """The job has ended."""

@@ -21,6 +21,7 @@ from jobmanager.scheduler.deployment import ChannelPlan, Endpoint, TaskPlan
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError
 from penstock.pb import client_pb2, graph_pb2
+from penstock.speculation import why_not_speculative
 
 _PARTITIONING = {
     graph_pb2.PARTITIONING_FORWARD: Partitioning.FORWARD,
@@ -53,6 +54,7 @@ def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
         JobRejected: it names a partitioning or a type of exchange that this version does not know.
     """
     edges = [*graph.edges, *persisted_edges(graph)]
+    obstacles = why_not_speculative(graph)
     for edge in edges:
         for what, value, known in (
             ("partitioning", edge.partitioning, _PARTITIONING),
@@ -76,6 +78,7 @@ def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
                 ),
                 colocation_group=vertex.colocation_group,
                 commits_output=any(_commits(operator.sink) for operator in vertex.operators),
+                allows_rivals=not obstacles[vertex.id],
             )
             for vertex in graph.vertices
         ),
@@ -278,6 +281,7 @@ class DeploymentMessages:
             takes_checkpoints=self._takes_checkpoints,
             checkpoint_directory=self._checkpoint_directory,
             first_checkpoint_id=first_checkpoint_id,
+            is_speculative=plan.is_speculative,
         )
         for read in plan.inputs:
             edge = self._edges[read.edge_id]

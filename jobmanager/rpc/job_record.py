@@ -15,7 +15,7 @@ from jobmanager.dispatcher.job_state import JobState, is_terminal
 from jobmanager.failover.exceptions_history import ExceptionEntry
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
-from jobmanager.graph.execution_attempt import AttemptKey
+from jobmanager.graph.execution_attempt import AttemptKey, ExecutionAttempt
 from jobmanager.rpc.checkpoint_views import add_last_checkpoint, checkpoints_of
 from jobmanager.rpc.exception_views import exceptions_of
 from jobmanager.rpc.graph_convert import attempt_key, cause_message
@@ -90,10 +90,10 @@ class JobRecord:
     def note_metrics(self, metrics: internal_pb2.AttemptMetrics) -> None:
         """The latest counters of an attempt; those of unknown attempts are ignored."""
         key = attempt_key(metrics.attempt)
-        if self._master is not None and self._master.graph.find_current(key) is not None:
-            stale = [known for known in self.metrics if known.subtask == key.subtask]
-            for known in stale:
-                del self.metrics[known]
+        if self._master is not None and self._master.graph.find(key) is not None:
+            for known in [known for known in self.metrics if known.subtask == key.subtask]:
+                if self._master.graph.find(known) is None:
+                    del self.metrics[known]
             self.metrics[key] = metrics
 
     def taskmanagers_of(self, vertex: str, subtask_index: int) -> list[str]:
@@ -103,7 +103,7 @@ class JobRecord:
         return sorted(
             {
                 attempt.taskmanager_id
-                for attempt in self._master.graph.current()
+                for attempt in (*self._master.graph.current(), *self._master.graph.rivals())
                 if attempt.taskmanager_id
                 and vertex in ("", attempt.key.vertex)
                 and subtask_index in (-1, attempt.key.subtask_index)
@@ -153,17 +153,21 @@ class JobRecord:
         add_last_checkpoint(details, self._master)
         vertices = {vertex.id: vertex for vertex in details.vertices}
         for attempt in self._master.graph.current():
-            shown = vertices[attempt.key.vertex].subtasks.add(
-                subtask_index=attempt.key.subtask_index,
-                attempt=attempt.key.attempt,
-                state=client_pb2.AttemptState.ValueType(attempt.state.value),
-                taskmanager_id=attempt.taskmanager_id,
-                slot_id=attempt.slot_id,
-            )
-            metrics = self.metrics.get(attempt.key)
-            if metrics is not None:
-                shown.metrics.CopyFrom(metrics.metrics)
+            vertices[attempt.key.vertex].subtasks.append(self._attempt(attempt))
+        for rival in self._master.graph.rivals():
+            vertices[rival.key.vertex].speculative_attempts.append(self._attempt(rival))
         return details
+
+    def _attempt(self, attempt: ExecutionAttempt) -> client_pb2.SubtaskDetails:
+        metrics = self.metrics.get(attempt.key)
+        return client_pb2.SubtaskDetails(
+            subtask_index=attempt.key.subtask_index,
+            attempt=attempt.key.attempt,
+            state=client_pb2.AttemptState.ValueType(attempt.state.value),
+            taskmanager_id=attempt.taskmanager_id,
+            slot_id=attempt.slot_id,
+            metrics=None if metrics is None else metrics.metrics,
+        )
 
 
 def _shown(vertex: graph_pb2.Vertex) -> client_pb2.VertexDetails:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -392,6 +392,12 @@ class ClusterRunner:
         """Asks no longer."""
         self._step(s.RequestWithdrawn(job_id))
 
+    def take_spare_slot(self, job_id: str, avoided: Collection[str]) -> s.Slot | None:
+        """Gives a job a slot that nobody waits for, now or not at all; see ``SlotPool.take_spare``."""
+        slot = self._pool.take_spare(job_id, avoided)
+        self._count()
+        return slot
+
     def take_back(self, job_id: str, slots: tuple[s.Slot, ...]) -> None:
         """Slots whose processes have ended."""
         for slot in slots:
@@ -432,7 +438,10 @@ class ClusterRunner:
                             self._wait_ms_by_job[effect.job_id],
                         )
                     )
+        self._count()
+        self._deadlines_changed.set()
+
+    def _count(self) -> None:
         self.counts = SlotCounts(
             self._pool.total, self._pool.free, len(self._taskmanagers), self._pool.waiting
         )
-        self._deadlines_changed.set()

@@ -68,12 +68,17 @@ class OutputPlan:
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """Everything an attempt must be told beyond its vertex."""
+    """Everything an attempt must be told beyond its vertex.
+
+    Attributes:
+        is_speculative: another attempt of the subtask runs.
+    """
 
     attempt: AttemptKey
     slot_id: str
     inputs: tuple[InputPlan, ...]
     outputs: tuple[OutputPlan, ...]
+    is_speculative: bool = False
 
 
 def producers_of(
@@ -142,7 +147,7 @@ class DeploymentPlanner:
         self._endpoints = endpoints
 
     def task(self, attempt: ExecutionAttempt) -> TaskPlan:
-        """The deployment of a current attempt."""
+        """The deployment of an attempt, current or a rival."""
         subtask = attempt.key.subtask
         edges = self._plan.edges
         return TaskPlan(
@@ -158,6 +163,7 @@ class DeploymentPlanner:
                 for edge in edges
                 if edge.source == subtask.vertex
             ),
+            is_speculative=self._graph.rival_of(subtask) is attempt,
         )
 
     def replaced_producers(

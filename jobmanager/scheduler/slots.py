@@ -3,7 +3,7 @@
 Requests are all or nothing and are served in order of arrival, so that a large job is not starved by
 small ones; only a request for more slots than the cluster has holds nobody up while it waits for more
 TaskManagers. A grant is spread: each slot comes from the TaskManager that is least loaded
-at that moment.
+at that moment. A spare slot is for whoever can do without: it is given only where nobody waits.
 
 Invariants (``check``): a slot is held by at most one job; a job has at most one open request; a
 request is granted exactly what it asked for, or times out, or is withdrawn; slots of a TaskManager
@@ -13,6 +13,7 @@ that was lost, or that came back as a new incarnation, are held by nobody.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -205,6 +206,20 @@ class SlotPool:
                 assert_never(event)
         return self._grant()
 
+    def take_spare(self, job_id: str, avoided: Collection[str]) -> Slot | None:
+        """Gives a job a slot beyond what it needs; None = there is none that nobody waits for.
+
+        Args:
+            job_id: whose it is from now on.
+            avoided: TaskManagers that it must not be on.
+        """
+        if self._queue or not (free := self._with_free() - set(avoided)):
+            return None
+        return self._take(job_id, free)
+
+    def _with_free(self) -> set[str]:
+        return {id for id, taskmanager in self._taskmanagers.items() if taskmanager.free}
+
     def _add(self, event: TaskManagerAdded) -> None:
         known = self._taskmanagers.get(event.taskmanager_id)
         if known is not None and known.incarnation == event.incarnation:
@@ -234,17 +249,20 @@ class SlotPool:
             if request.count > self.free:
                 break
             del self._queue[request.job_id]
-            slots = tuple(self._take(request.job_id) for _ in range(request.count))
+            slots = tuple(
+                self._take(request.job_id, self._with_free()) for _ in range(request.count)
+            )
             effects.append(GrantSlots(request.job_id, slots))
         return effects
 
-    def _take(self, job_id: str) -> Slot:
-        _, taskmanager_id = min(
-            (len(taskmanager.holder) / taskmanager.total, taskmanager_id)
-            for taskmanager_id, taskmanager in self._taskmanagers.items()
-            if taskmanager.free
-        )
-        taskmanager = self._taskmanagers[taskmanager_id]
+    def _take(self, job_id: str, candidates: Iterable[str]) -> Slot:
+        """The next slot of the least loaded of some TaskManagers that have free ones."""
+
+        def load(taskmanager_id: str) -> tuple[float, str]:
+            taskmanager = self._taskmanagers[taskmanager_id]
+            return len(taskmanager.holder) / taskmanager.total, taskmanager_id
+
+        taskmanager = self._taskmanagers[min(candidates, key=load)]
         slot = taskmanager.free.pop(0)
         taskmanager.holder[slot] = job_id
         return slot

@@ -76,17 +76,19 @@ def _vertex_fields(vertex: client_pb2.VertexDetails) -> dict[str, Any]:
         "parallelism": vertex.parallelism,
         "max_parallelism": vertex.max_parallelism,
         "operators": list(vertex.operators),
-        "subtasks": [
-            {
-                "subtask_index": subtask.subtask_index,
-                "attempt": subtask.attempt,
-                "state": attempt_state_name(subtask.state),
-                "taskmanager_id": subtask.taskmanager_id,
-                "slot_id": subtask.slot_id,
-                "metrics": metrics_fields(subtask.metrics),
-            }
-            for subtask in vertex.subtasks
-        ],
+        "subtasks": [_subtask_fields(subtask) for subtask in vertex.subtasks],
+        "speculative_attempts": [_subtask_fields(rival) for rival in vertex.speculative_attempts],
+    }
+
+
+def _subtask_fields(subtask: client_pb2.SubtaskDetails) -> dict[str, Any]:
+    return {
+        "subtask_index": subtask.subtask_index,
+        "attempt": subtask.attempt,
+        "state": attempt_state_name(subtask.state),
+        "taskmanager_id": subtask.taskmanager_id,
+        "slot_id": subtask.slot_id,
+        "metrics": metrics_fields(subtask.metrics),
     }
 
 

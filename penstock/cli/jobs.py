@@ -82,13 +82,17 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
                 vertex.name,
                 subtask.subtask_index,
                 subtask.attempt,
-                attempt_state_name(subtask.state),
+                attempt_state_name(subtask.state) + note,
                 subtask.taskmanager_id,
                 f"{subtask.metrics.records_in:,}",
                 f"{subtask.metrics.records_out:,}",
             ]
             for vertex in details.vertices
-            for subtask in vertex.subtasks
+            for subtasks, note in (
+                (vertex.subtasks, ""),
+                (vertex.speculative_attempts, " (speculative)"),
+            )
+            for subtask in subtasks
         ],
     )
     if details.HasField("failure"):

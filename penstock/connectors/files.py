@@ -117,7 +117,8 @@ def file_sink(
             roll_size_bytes=roll,
             roll_interval_ms=roll_interval_ms,
             inactivity_interval_ms=inactivity_ms,
-        )
+        ),
+        supports_concurrent_attempts=True,
     )
 
 

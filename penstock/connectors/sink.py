@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 from typing_extensions import override
@@ -29,7 +30,15 @@ class Sink(ABC):
     With ``write`` and ``flush`` it is idempotent: what was written after the last checkpoint is written
     again after a failure. A class that also has ``prepare_commit`` and ``commit`` is two-phase, which
     ``TwoPhaseSink`` spells out: what it wrote becomes visible exactly once.
+
+    Attributes:
+        supports_concurrent_attempts: two attempts of a subtask may write at the same time, in two processes,
+            and one of them is never committed (``execution.batch.speculative.enabled``), and may be killed
+            at any moment: ``open`` and ``close`` leave alone what another attempt has written. A sink that
+            is not two-phase may say so only where it does no harm that the rows of both are seen.
     """
+
+    supports_concurrent_attempts: ClassVar[bool] = False
 
     def open(self, ctx: SinkContext) -> None:
         """Called once per subtask, before the first ``write``."""

@@ -35,7 +35,7 @@ def print_sink() -> graph_pb2.SinkSpec:
 
 def discard_sink() -> graph_pb2.SinkSpec:
     """A sink that drops its rows (they are counted like any others)."""
-    return graph_pb2.SinkSpec(discard=graph_pb2.DiscardSink())
+    return graph_pb2.SinkSpec(discard=graph_pb2.DiscardSink(), supports_concurrent_attempts=True)
 
 
 def collect_sink(collect_id: str, limit: int | None = None) -> graph_pb2.SinkSpec:

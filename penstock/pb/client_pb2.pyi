@@ -453,6 +453,7 @@ class VertexDetails(_message.Message):
     IS_SOURCE_FIELD_NUMBER: _builtins.int
     IS_SINK_FIELD_NUMBER: _builtins.int
     SUBTASKS_FIELD_NUMBER: _builtins.int
+    SPECULATIVE_ATTEMPTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     parallelism: _builtins.int
@@ -463,6 +464,10 @@ class VertexDetails(_message.Message):
     def operators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def subtasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubtaskDetails]: ...
+    @_builtins.property
+    def speculative_attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubtaskDetails]:
+        """Second attempts of subtasks that are slow, beside those above, as long as both run."""
+
     def __init__(
         self,
         *,
@@ -474,10 +479,11 @@ class VertexDetails(_message.Message):
         is_source: _builtins.bool = ...,
         is_sink: _builtins.bool = ...,
         subtasks: _abc.Iterable[Global___SubtaskDetails] | None = ...,
+        speculative_attempts: _abc.Iterable[Global___SubtaskDetails] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "is_sink", b"is_sink", "is_source", b"is_source", "max_parallelism", b"max_parallelism", "name", b"name", "operators", b"operators", "parallelism", b"parallelism", "subtasks", b"subtasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "is_sink", b"is_sink", "is_source", b"is_source", "max_parallelism", b"max_parallelism", "name", b"name", "operators", b"operators", "parallelism", b"parallelism", "speculative_attempts", b"speculative_attempts", "subtasks", b"subtasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1022,8 +1022,11 @@ class SinkSpec(_message.Message):
     CUSTOM_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
     TWO_PHASE_FIELD_NUMBER: _builtins.int
+    SUPPORTS_CONCURRENT_ATTEMPTS_FIELD_NUMBER: _builtins.int
     two_phase: _builtins.bool
     """Custom only: checkpoints commit what it writes."""
+    supports_concurrent_attempts: _builtins.bool
+    """Two attempts of a subtask may write at the same time: see Sink.supports_concurrent_attempts."""
     @_builtins.property
     def files(self) -> Global___FileSink: ...
     @_builtins.property
@@ -1046,10 +1049,11 @@ class SinkSpec(_message.Message):
         custom: Global___Function | None = ...,
         persist: Global___PersistSink | None = ...,
         two_phase: _builtins.bool = ...,
+        supports_concurrent_attempts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print", "two_phase", b"two_phase"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collect", b"collect", "custom", b"custom", "discard", b"discard", "files", b"files", "kind", b"kind", "persist", b"persist", "print", b"print", "supports_concurrent_attempts", b"supports_concurrent_attempts", "two_phase", b"two_phase"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["files", "print", "discard", "collect", "custom", "persist"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

@@ -79,6 +79,7 @@ class FileSinkWriter(SinkWriter):
         self._prepared = PreparedFiles(self._complete, self._sync)
         self._made: list[Path] = []
         self._count = 0
+        self._has_rival = False
         self._hidden_stem = ""
         self._final_stem = ""
         self._tag = ""
@@ -294,6 +295,12 @@ class FileSinkWriter(SinkWriter):
                 f"{missing[0]}: cannot be committed: neither it nor its hidden predecessor is there any "
                 "more; did something clean up the output directory?"
             )
+        if self._has_rival:
+            # Only now is it certain that nobody commits what the other attempt has left.
+            try:
+                self._remove_leftovers()
+            except OSError as error:
+                _log.warning("output.leftovers_not_removed", reason=os_reason(error))
 
     def _commit(self, committables: list[bytes]) -> list[Path]:
         """Gives files their final names; returns those that are gone under both names."""
@@ -326,11 +333,12 @@ class FileSinkWriter(SinkWriter):
     # -- the beginning and the end of an attempt
 
     @override
-    def recover(self, committables: list[bytes]) -> None:
+    def recover(self, committables: list[bytes], *, is_speculative: bool = False) -> None:
+        self._has_rival = is_speculative
         for final in self._commit(committables):
             # It was committed before; whoever reads the output may have taken it away since.
             _log.warning("output.not_found", path=str(final), operator=self._context.operator_name)
-        if self._context.attempt > 0:
+        if self._context.attempt > 0 and not is_speculative:
             with self._writing(self._directory):
                 self._remove_leftovers()
 

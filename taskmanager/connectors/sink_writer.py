@@ -68,9 +68,14 @@ class SinkWriter(ABC):
     def abort(self, committables: list[bytes]) -> None:
         """Removes what was prepared and nobody will ever commit, safe yet or not; repeatable."""
 
-    def recover(self, committables: list[bytes]) -> None:
+    def recover(self, committables: list[bytes], *, is_speculative: bool = False) -> None:
         """Called once after ``open``: commits what the restored checkpoint covers, and removes what
-        earlier attempts left beside it."""
+        earlier attempts left beside it.
+
+        Args:
+            committables: that the checkpoint covers.
+            is_speculative: another attempt of the subtask is still writing, so nothing is removed.
+        """
         if committables:
             self.commit(committables)
 

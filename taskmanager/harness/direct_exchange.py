@@ -186,6 +186,7 @@ class DirectExchange:
         on_error: Callable[[Exception], None],
         *,
         positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
+        first_checkpoint_id: int = 0,
     ) -> InputGate:
         """The input of a subtask."""
         gate = InputGate(
@@ -195,6 +196,7 @@ class DirectExchange:
             on_available=on_available,
             on_error=on_error,
             is_exactly_once=self._is_exactly_once,
+            first_checkpoint_id=first_checkpoint_id,
             now_ms=self._now_ms,
         )
         for edge, channel in zip(inputs, gate.channels, strict=True):

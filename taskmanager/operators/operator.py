@@ -46,6 +46,7 @@ class OperatorContext:
         operator_state: state without a key; restored before ``open``.
         restored_checkpoint_id: the checkpoint that the operator starts from, 0 = from nothing.
         takes_checkpoints: output is committed by checkpoints, not at the end of the job.
+        is_speculative: another attempt of the subtask runs, and may yet be the one that counts.
     """
 
     job_id: str
@@ -70,6 +71,7 @@ class OperatorContext:
     artifact_paths: dict[str, str] = field(default_factory=dict)
     restored_checkpoint_id: int = 0
     takes_checkpoints: bool = False
+    is_speculative: bool = False
 
 
 class Operator:

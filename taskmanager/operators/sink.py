@@ -68,7 +68,9 @@ class SinkOperator(Operator):
         self._committables = context.operator_state.list(_STATE, UNION)
         self._committables.codec = "committable/1"
         with self._failing("commit what a checkpoint covers"):
-            writer.recover([*self._own(self._committables.items)])
+            writer.recover(
+                [*self._own(self._committables.items)], is_speculative=context.is_speculative
+            )
         self._committables.items = []
 
     def _own(self, items: Iterable[bytes]) -> Iterator[bytes]:

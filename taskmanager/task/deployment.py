@@ -437,6 +437,7 @@ class Deployment:
             artifact_paths=services.artifact_paths,
             restored_checkpoint_id=self._deployment.restore.checkpoint_id,
             takes_checkpoints=self._deployment.takes_checkpoints,
+            is_speculative=self._deployment.is_speculative,
         )
 
     def _mark_positions(self, checkpoint_id: int) -> ChannelPositions:

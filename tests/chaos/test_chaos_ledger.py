@@ -32,6 +32,7 @@ class Run:
         exchange: default type of its exchanges.
         targets: weights of what is killed.
         is_batch: it runs in batch mode.
+        is_speculative: its subtasks get second attempts early and often.
     """
 
     backend: str
@@ -41,10 +42,12 @@ class Run:
     exchange: str = "pipelined"
     targets: dict[str, int] | None = None
     is_batch: bool = False
+    is_speculative: bool = False
 
     @override
     def __str__(self) -> str:
         kind = "batch" if self.is_batch else f"{self.mode}, {self.exchange}"
+        kind += ", speculative" if self.is_speculative else ""
         pauses = ", pauses" if self.targets else ""
         return f"{self.backend}, {self.parallelism}, {kind}, {self.kills} kills{pauses}"
 
@@ -68,7 +71,17 @@ LONG_RUNS = [
     Run("hashmap", 4, 8, targets=WITH_PAUSES),
     Run("hashmap", 4, 6, is_batch=True),
     Run("rocksdb", 2, 6, is_batch=True),
+    Run("hashmap", 4, 6, is_batch=True, is_speculative=True),
 ]
+
+
+SPECULATIVE = {
+    "execution.batch.speculative.enabled": "true",
+    "slow-task-detector.check-interval": "20ms",
+    "slow-task-detector.execution-time.baseline-lower-bound": "50ms",
+    "slow-task-detector.execution-time.baseline-ratio": "0.25",
+    "slow-task-detector.execution-time.baseline-multiplier": "0.5",
+}
 
 
 def seed_of(default: int) -> int:
@@ -82,7 +95,7 @@ def run_ledger(place: Site, run: Run, rows: int, rate: float, seed: int) -> None
     cluster = DaemonCluster(place)
     cluster.start(
         taskmanagers=TASKMANAGERS,
-        slots=run.parallelism // TASKMANAGERS,
+        slots=run.parallelism // TASKMANAGERS + run.is_speculative,
         heartbeat_interval="200ms",
         heartbeat_timeout="3s",
     )
@@ -94,6 +107,8 @@ def run_ledger(place: Site, run: Run, rows: int, rate: float, seed: int) -> None
         "restart-strategy.fixed-delay.attempts": "infinite",
         "restart-strategy.fixed-delay.delay": "100ms",
     }
+    if run.is_speculative:
+        config |= SPECULATIVE
     if run.is_batch:
         killed.submit(run.parallelism, config, "batch")
         # Two of its sources have a subtask per slot; what writes waits for the end.

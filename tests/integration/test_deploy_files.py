@@ -327,6 +327,8 @@ JOB_METRICS = {
     "last_checkpoint_uploaded_bytes",
     "work_at_risk_seconds",
     "region_restarts_total",
+    "speculative_attempts_total",
+    "speculative_attempts_won_total",
 }
 JOBMANAGER_METRICS = {
     "jobs",

@@ -123,21 +123,15 @@ class World:
         self.random = random.Random(seed)
         self.mishaps = mishaps
         self.takes_checkpoints = checkpoints
-        self.plan = drawn_plan(self.random)
+        self.plan = self._drawn_plan()
         self.regions = RegionGraph(self.plan)
         strategy = self.random.choice(
             [FailoverStrategyName.REGION] * 4 + [FailoverStrategyName.FULL]
         )
         self.is_full = strategy is FailoverStrategyName.FULL
         self.coordinator: _WatchedCoordinator | None = None
-        self.master = JobMaster(
-            self.plan,
-            JobOptions(
-                RestartSettings(FixedDelay(attempts, 500)),
-                strategy,
-                self._make_coordinator if checkpoints else None,
-            ),
-        )
+        restart = RestartSettings(FixedDelay(attempts, 500))
+        self.master = JobMaster(self.plan, self._options(restart, strategy))
         self.now_ms = 1_000_000
         self.inbox: list[m.JobEvent] = [m.JobStarted()]
         self.loose: list[m.JobEvent] = []
@@ -170,6 +164,13 @@ class World:
         self.completed: list[int] = []
         self.restored: m.RestoredCheckpoint | None = None
         self.partial_restarts = 0
+
+    def _drawn_plan(self) -> JobPlan:
+        return drawn_plan(self.random)
+
+    def _options(self, restart: RestartSettings, strategy: FailoverStrategyName) -> JobOptions:
+        make = self._make_coordinator if self.takes_checkpoints else None
+        return JobOptions(restart, strategy, make)
 
     def _make_coordinator(
         self, retained: tuple[c.CompletedCheckpoint, ...], next_id: int
@@ -556,7 +557,7 @@ class World:
         assert task.attempt not in self.used, "a number is used once"
         self.used.add(task.attempt)
         older = [key for key in self.tasks if key.subtask == task.attempt.subtask]
-        assert not older, f"{older} may run when {task.attempt} begins"
+        assert self._may_begin_beside(task, older), f"{older} may run when {task.attempt} begins"
         region = self.regions.region_of(task.attempt.subtask)
         for edge in task.inputs:
             kind = self.regions.exchange_of(edge.edge_id).exchange
@@ -568,6 +569,9 @@ class World:
                 if kind is Exchange.BLOCKING and producer.subtask not in region.subtasks:
                     assert (edge.edge_id, producer) in self.known, "complete before it is read"
                 assert channel.producer.host_id, "it listens somewhere"
+
+    def _may_begin_beside(self, task: TaskPlan, older: list[AttemptKey]) -> bool:
+        return not older
 
     def _deploy(self, plan: TaskPlan, from_nothing: frozenset[SubtaskId]) -> None:
         key, restored = plan.attempt, self.restored
@@ -649,11 +653,14 @@ class World:
         self._end_task(key)
         self.loose.append(m.AttemptReported(key, AttemptState.CANCELED))
 
+    def _that_count(self) -> Iterable[Task]:
+        return self.tasks.values()
+
     def _release(self, partition: Partition) -> None:
         self.partitions.pop(partition, None)
         self.known.discard(partition)
         edge_id, producer = partition
-        for task in self.tasks.values():
+        for task in self._that_count():
             reads = task.reads.get((edge_id, producer.subtask_index)) == producer
             assert not reads, f"{task.key} reads what is released"
 

@@ -494,6 +494,7 @@ def test_the_json_of_a_job(run: Run, ask: Run) -> None:
             "max_parallelism",
             "operators",
             "subtasks",
+            "speculative_attempts",
         }
         for subtask in vertex["subtasks"]:
             assert subtask.keys() == {

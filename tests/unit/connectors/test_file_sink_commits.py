@@ -158,6 +158,27 @@ def test_a_new_attempt_removes_what_killed_ones_left(tmp_path: Path) -> None:
     assert (tmp_path / "k=empty").is_dir()
 
 
+@pytest.mark.parametrize("is_first_faster", [True, False])
+def test_of_two_attempts_side_by_side_one_is_committed(
+    tmp_path: Path, is_first_faster: bool
+) -> None:
+    """The second leaves alone what the first writes, until it is the one that counts: then the first may
+    have been killed, and nobody else will clean up after it."""
+    first = opened(file_sink("json", tmp_path, "k", roll=300))
+    first.recover([])
+    first.write(batch(0, 6))
+    second = opened(file_sink("json", tmp_path, "k", roll=300), attempt=1)
+    second.recover([], is_speculative=True)
+    second.write(batch(0, 20))
+    first.write(batch(6, 14))
+    winner = first if is_first_faster else second
+    winner.commit(prepare(winner))
+    assert sorted(row["id"] for row in read("json", tmp_path)) == list(range(20))
+    if not is_first_faster:
+        files = [path for path in everything(tmp_path) if path.is_file()]
+        assert files == visible(tmp_path)
+
+
 def test_partition_directories_that_recovery_empties_go(tmp_path: Path) -> None:
     killed = opened(file_sink("json", tmp_path, ["k", "id"]))
     killed.write(batch(0, 6))

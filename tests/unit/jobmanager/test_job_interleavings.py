@@ -11,10 +11,12 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.job_state import JobState, is_terminal
 from jobmanager.failover.restart_settings import NO_LIMIT
 from jobmanager.graph.job_plan import JobPlan
 from tests.support.job_world import World
+from tests.support.speculative_world import SpeculativeWorld
 
 HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 250)
 
@@ -29,7 +31,39 @@ HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 250)
 def test_any_interleaving_ends_once_and_leaks_nothing(
     seed: int, mishaps: float, attempts: int, checkpoints: bool
 ) -> None:
-    world = World(seed, mishaps, attempts, checkpoints=checkpoints)
+    check_story(World(seed, mishaps, attempts, checkpoints=checkpoints), mishaps, attempts)
+
+
+@settings(max_examples=HISTORIES, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.02, 0.05, 0.1]),
+    st.sampled_from([0, 2, NO_LIMIT]),
+)
+def test_any_interleaving_with_rivals_ends_once_and_leaks_nothing(
+    seed: int, mishaps: float, attempts: int
+) -> None:
+    world = SpeculativeWorld(seed, mishaps, attempts)
+    check_story(world, mishaps, attempts)
+    committed = Counter(key.subtask for key in world.commits)
+    assert set(committed.values()) <= {1}, "of two attempts one is committed"
+    assert not world.beaten & world.commits.keys()
+    if mishaps == 0.0:
+        assert not world.beaten & {key for _, key in world.partitions}, "what lost leaves nothing"
+
+
+def test_drawn_stories_see_every_fate_of_rivals() -> None:
+    fates: Counter[m.RivalFate] = Counter()
+    for seed in range(120):
+        world = SpeculativeWorld(seed, 0.02, NO_LIMIT)
+        check_story(world, 0.02, NO_LIMIT)
+        fates.update(world.fates)
+    assert set(fates) == set(m.RivalFate)
+    assert fates[m.RivalFate.WON] > 20
+
+
+def check_story(world: World, mishaps: float, attempts: int) -> None:
+    """Runs a job to its end, without mishaps from some time on."""
     for _ in range(400):
         if not world.turn():
             break

@@ -358,6 +358,20 @@ def finished_stage(story: Story, text: str) -> None:
     story.report(text, FINISHED)
 
 
+def test_what_was_read_is_made_again_for_those_that_begin_again() -> None:
+    """What a finished subtask has read is lost after the failure that restarts it."""
+    story = Story(drawn("a:2 b:1 c:1", "a>b hash blocking", "b>c forward pipelined"))
+    finished_stage(story, "a0 a1")
+    story.run("b0 c0")
+    story.report("b0", FINISHED)
+    story.fail("c0")
+    story.lose("a1")
+    assert deployed(story.due()) == "a1"
+    assert story.attempts("a0 a1 b0 c0") == [0, 1, 1, 1]
+    finished_stage(story, "a1")
+    assert story.state("b0") is AttemptState.DEPLOYING
+
+
 def test_a_chain_of_blocking_edges_begins_stage_by_stage() -> None:
     story = Story(CHAIN)
     assert deployed(story.effects) == "a0 a1"

@@ -78,11 +78,25 @@ def test_a_new_incarnation_loses_the_slots_of_the_old() -> None:
     assert (pool.free, pool.dropped_events) == (1, 1)
 
 
+def test_a_spare_slot_is_given_at_once_or_not_at_all() -> None:
+    pool = pool_of(a=1, b=2)
+    assert pool.take_spare("j", {"a", "b"}) is None
+    spare = pool.take_spare("j", {"b"})
+    assert spare is not None
+    assert (spare.slot_id, pool.held_by("j")) == ("a-0", (spare,))
+    assert pool.take_spare("j", {"b"}) is None
+    assert pool.step(s.SlotsRequested("waits", 3, 100)) == []
+    assert pool.take_spare("j", ()) is None, "two are free, and somebody waits for them"
+    pool.check()
+    assert granted(pool.step(s.SlotsFreed("j", (spare,))))
+
+
 EVENTS = st.one_of(
     st.builds(s.TaskManagerAdded, st.sampled_from("ab"), st.sampled_from("12"), st.integers(1, 3)),
     st.builds(s.TaskManagerRemoved, st.sampled_from("ab")),
     st.tuples(st.just("request"), st.sampled_from("xyz"), st.integers(1, 4)),
     st.tuples(st.just("free"), st.sampled_from("xyz")),
+    st.tuples(st.just("spare"), st.sampled_from("xyz"), st.sets(st.sampled_from("ab"))),
     st.builds(s.RequestWithdrawn, st.sampled_from("xyz")),
     st.builds(s.TimePassed, st.integers(0, 20)),
 )
@@ -103,6 +117,14 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
                     continue
                 open_requests[job] = count
                 effects = pool.step(s.SlotsRequested(job, count, 10))
+            case ("spare", str(job), set(avoided)):
+                effects = []
+                there = any(pool.counts(name)[1] for name in {"a", "b"} - avoided)
+                spare = pool.take_spare(job, avoided)
+                assert (spare is not None) == (there and not open_requests)
+                if spare is not None:
+                    assert spare.taskmanager_id not in avoided
+                    ledger.setdefault(job, []).append(spare)
             case ("free", str(job)):
                 effects = pool.step(s.SlotsFreed(job, tuple(ledger.pop(job, []))))
             case s.RequestWithdrawn(job):

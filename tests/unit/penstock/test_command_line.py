@@ -111,6 +111,41 @@ def test_checkpoints_are_taken_and_listed(run: Any, monkeypatch: pytest.MonkeyPa
     assert [name for name in (*listed, *completed) if name not in words] == []
 
 
+class StragglingClient(FakeClient):
+    """One job of one subtask, which has a rival."""
+
+    def job(self, job_id: str) -> client_pb2.JobDetails:
+        attempts = [
+            client_pb2.SubtaskDetails(
+                attempt=number,
+                state=client_pb2.ATTEMPT_STATE_RUNNING,
+                taskmanager_id=f"tm-{number}",
+            )
+            for number in (0, 3)
+        ]
+        vertex = client_pb2.VertexDetails(
+            id="v0", name="read", subtasks=attempts[:1], speculative_attempts=attempts[1:]
+        )
+        return client_pb2.JobDetails(
+            summary=client_pb2.JobSummary(job_id=job_id), vertices=[vertex]
+        )
+
+
+def test_a_second_attempt_is_shown_beside_the_first(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.context.Client", StragglingClient)
+    lines = run("info", "j", "--jobmanager", "h:1").stdout.splitlines()
+    assert [line.split()[3:] for line in lines if line.startswith("v0")] == [
+        ["0", "RUNNING", "tm-0", "0", "0"],
+        ["3", "RUNNING", "(speculative)", "tm-3", "0", "0"],
+    ]
+    (vertex,) = json.loads(run("info", "j", "--json", "--jobmanager", "h:1").stdout)["vertices"]
+    (first,), (second,) = vertex["subtasks"], vertex["speculative_attempts"]
+    assert first.keys() == second.keys()
+    assert (first["attempt"], second["attempt"]) == (0, 3)
+
+
 class FailedClient(FakeClient):
     """One job that failed twice, with more than the history keeps the second time."""
 
