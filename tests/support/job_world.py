@@ -660,6 +660,9 @@ class World:
         self.partitions.pop(partition, None)
         self.known.discard(partition)
         edge_id, producer = partition
+        is_kept_in_slot = self.regions.exchange_of(edge_id).exchange is not Exchange.BLOCKING
+        if is_kept_in_slot and self.master.graph.current_of(producer.subtask).key != producer:
+            return  # who reads it waits for the attempt that takes its place
         for task in self._that_count():
             reads = task.reads.get((edge_id, producer.subtask_index)) == producer
             assert not reads, f"{task.key} reads what is released"

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -393,18 +394,25 @@ def test_a_function_that_blocks_forever_is_killed_when_its_job_is_cancelled(
 
 
 def test_a_source_that_blocks_does_not_keep_a_failed_job(
-    environment: MakeEnvironment, beacon: Beacon
+    environment: MakeEnvironment, beacon: Beacon, tmp_path: Path
 ) -> None:
-    path = beacon.path
+    path, blocked = beacon.path, tmp_path / "blocked"
 
     def block(start: int, count: int) -> pa.RecordBatch:
         tell(path, os.getpid())
+        blocked.touch()
         threading.Event().wait()
         raise AssertionError
 
+    def boom_when_blocked(row: Any) -> Any:
+        deadline = time.monotonic() + 10
+        while not blocked.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return boom(row)
+
     env = environment(config={"task.cancellation.timeout": "300ms"})
     env.generate(block, rows=10, schema=pa.schema([("a", pa.int64())])).discard()
-    rows(env).slot_group("other").map(boom, schema=OUT).discard()
+    rows(env).slot_group("other").map(boom_when_blocked, schema=OUT).discard()
     handle = env.submit("half-blocked")
     with pytest.raises(ps.JobFailed, match="seven is not allowed"):
         handle.wait(15)

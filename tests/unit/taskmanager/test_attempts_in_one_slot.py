@@ -41,6 +41,7 @@ class Host:
         self.config = config
         self.artifact_paths: dict[str, str] = {}
         self.work_directory = directory
+        self.partition_wait_ms = 10_000
         self.events: list[internal_pb2.TaskEvent] = []
 
     def background_delay_ns(self, is_snapshot: bool) -> int:
