@@ -3,20 +3,31 @@
 Each holds a lock file that its owner keeps locked; the kernel unlocks it when the owner ends, however
 it ends. So a directory whose lock is free is left over from a dead process and may be removed, also
 when that process lived in another pid namespace.
+
+Daemons that start at the same time look at each other's directories. Who makes one, or moves a dead one out of the
+way, holds a lock on the directory that they are in, so that nobody takes a look for an owner, or removes
+what has just been made.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 from penstock.errors import ConfigurationError
 
 _LOCK_NAME = ".lock"
+_DEAD_PREFIX = ".dead-"
+_LOCK_TIMEOUT_S = 10.0
+_LOCK_POLL_S = 0.01
 _RUNTIME_PREFIX = "penstock-"
 _SOCKET_PATH_MAX_BYTES = 100
 _SOCKET_NAME_MAX_BYTES = len("/4294967295.sock")
@@ -38,17 +49,21 @@ class OwnedDirectory:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and not _remove_if_dead(path):
-                raise ConfigurationError(
-                    f"{path} belongs to a running process: choose another taskmanager.id or --dir"
-                )
-            # Made under another name, so that no sweep finds it without its lock.
-            temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
-            lock = os.open(temporary / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            temporary.rename(path)
+            with _locked(path.parent):
+                dead = _set_aside_if_dead(path) if path.exists() else None
+                if path.exists():
+                    raise ConfigurationError(
+                        f"{path} belongs to a running process: choose another taskmanager.id or --dir"
+                    )
+                # Made under another name, so that no sweep finds it without its lock.
+                temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
+                lock = os.open(temporary / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                temporary.rename(path)
         except OSError as error:
             raise ConfigurationError(f"the directory {path} cannot be made: {error}") from error
+        if dead is not None:
+            shutil.rmtree(dead, ignore_errors=True)
         return cls(path, lock)
 
     def remove(self) -> None:
@@ -87,8 +102,47 @@ def sweep_owned_directories(parent: Path, prefix: str) -> list[Path]:
     Returns:
         What was removed.
     """
-    found = sorted(parent.glob(f"{prefix}*"))
-    return [path for path in found if _is_own(path) and _remove_if_dead(path)]
+    swept = []
+    for path in sorted(parent.glob(f"{prefix}*")):
+        if not _is_own(path):
+            continue
+        try:
+            with _locked(parent):
+                dead = _set_aside_if_dead(path)
+        except TimeoutError:
+            break  # whoever holds it is at this too, and so is the next daemon that starts
+        if dead is not None:
+            swept.append(path)
+            shutil.rmtree(dead, ignore_errors=True)
+    for dead in parent.glob(f"{_DEAD_PREFIX}*"):  # of a sweep that was killed, or is under way
+        if _is_own(dead):
+            shutil.rmtree(dead, ignore_errors=True)
+    return swept
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keeps others from making or sweeping owned directories in it.
+
+    Raises:
+        TimeoutError: somebody else does so for too long.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(
+                        f"another process keeps {directory} locked (flock) for {_LOCK_TIMEOUT_S:g} s"
+                    ) from None
+                time.sleep(_LOCK_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_own(path: Path) -> bool:
@@ -99,16 +153,16 @@ def _is_own(path: Path) -> bool:
     return status.st_uid == os.getuid() and path.is_dir() and not path.is_symlink()
 
 
-def _remove_if_dead(path: Path) -> bool:
+def _set_aside_if_dead(path: Path) -> Path | None:
+    """Moves the directory of a dead process out of the way; None = it lives, or is none of ours."""
     try:
         lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-        return True
+        return path.rename(path.parent / f"{_DEAD_PREFIX}{secrets.token_hex(8)}")
     except BlockingIOError:
-        return False
+        return None
     finally:
         os.close(lock)

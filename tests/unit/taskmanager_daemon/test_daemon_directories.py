@@ -6,6 +6,7 @@ Method: locks held by this process stand for living owners, released ones for de
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,21 @@ def test_requirements() -> None:
     with pytest.raises(JobRejected, match="malformed"):
         check_requirements(["a b c"], installed, "tm")
     assert "pyarrow" in installed_packages()
+
+
+def test_daemons_that_start_together_neither_stop_nor_remove_each_other(tmp_path: Path) -> None:
+    names = [f"taskmanager-{name}" for name in "abcd"]
+
+    def start(name: str) -> OwnedDirectory:
+        sweep_work_directories(tmp_path)
+        return OwnedDirectory.create(tmp_path / name)
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        for _ in range(25):
+            started = list(threads.map(start, names))
+            for owned in started:
+                assert (owned.path / ".lock").exists()
+                (owned.path / "file").touch()
+            assert sorted(path.name for path in tmp_path.iterdir()) == names
+            for owned in started:
+                abandon(owned)
