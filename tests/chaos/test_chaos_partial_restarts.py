@@ -246,7 +246,12 @@ def test_finished_stages_are_run_again_only_where_their_rows_are_lost(
 
 
 @pytest.mark.parametrize(
-    "victim", ["slot", "taskmanager", pytest.param("partition server", marks=pytest.mark.chaos)]
+    "victim",
+    [
+        pytest.param("slot", marks=pytest.mark.chaos),
+        "taskmanager",
+        pytest.param("partition server", marks=pytest.mark.chaos),
+    ],
 )
 def test_behind_a_blocking_exchange_a_stream_with_checkpoints_goes_on_where_it_was(
     wide: DaemonCluster, submit: Submit, tmp_path: Path, chance: random.Random, victim: str
