@@ -71,6 +71,9 @@ class _Batch:
     def add_to(self, bundle: SliceBundle, start: int, rows: Rows) -> None:
         """Adds rows of one slice to the bundle."""
         if isinstance(rows, slice):
+            if rows.stop - rows.start == self.rows.num_rows:
+                bundle.add(start, self.keys, self.inputs)
+                return
             keys = self.keys.slice(rows.start, rows.stop)
         else:
             keys = self.keys.take(rows)
