@@ -96,7 +96,7 @@ _COLUMNS = (
 @click.option(
     "--pairs",
     is_flag=True,
-    help="Run each time without checkpoints, too; with --exchange, pipelined with and without"
+    help="Run each time without checkpoints, too; with --exchange, pipelined too, and both without"
     " pre-aggregation.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")

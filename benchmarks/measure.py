@@ -91,15 +91,15 @@ class JobSettings:
     def counterparts(self) -> list[JobSettings]:
         """What these settings are compared with in pairs.
 
-        A kept exchange goes without pre-aggregation unless it is made to. So it is compared with the
-        pipelined one with and without, and with itself with pre-aggregation; checkpoints otherwise with none.
+        A kept exchange with the pipelined one, both as they are planned, which may be without pre-aggregation
+        where the exchange is kept; so also both without. Checkpoints otherwise with none.
         """
         if self.exchange != "pipelined":
             pipelined = replace(self, exchange="pipelined")
             return [
                 pipelined,
-                replace(self, pre_aggregation="always"),
                 replace(pipelined, pre_aggregation="never"),
+                replace(self, pre_aggregation="never"),
             ]
         return [replace(self, checkpoint_interval="none")]
 

@@ -155,7 +155,7 @@ class Configuration(BaseModel):
     ] = Field(
         "auto",
         alias="execution.pre-aggregation",
-        description="Aggregate per batch in front of a keyed exchange where the aggregates allow it; `auto` does not where that lets consumers go on when their producer restarts. `true` is `always`, `false` is `never`.",
+        description="Aggregate in front of a keyed exchange where the aggregates allow it; `auto` does not where consumers could go on without it, and not with it, when their producer restarts. `true` is `always`, `false` is `never`.",
     )
     default_exchange: Literal["pipelined", "blocking", "caching", "caching-memory"] = Field(
         "pipelined",

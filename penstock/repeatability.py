@@ -7,7 +7,9 @@ reads over kept ones is given: the same rows, in the same order per channel, wha
 
 Order is lost where a subtask reads several channels, and in operators that give out results when
 watermarks arrive. How rows are cut into batches is never the same; so whatever depends on it (the partial
-phase of an aggregation, dealing rows out in turn) is not even deterministic.
+phase of a running aggregation, dealing rows out in turn) is not even deterministic. The partial phase of windows
+can go by the rows themselves instead of by watermarks, where these follow from the rows it reads: event time begins
+in its chain, and every row from there on comes to it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ _WITH_TIMERS = (
     graph_pb2.PROCESS_KIND_KEYED_BROADCAST,
     graph_pb2.PROCESS_KIND_KEYED_CO,
 )
+_ROW_BY_ROW = (graph_pb2.ROW_FUNCTION_KIND_MAP, graph_pb2.ROW_FUNCTION_KIND_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,16 @@ class Repeatability:
         cut: why they may be grouped otherwise, although the operator behind makes the same of them;
             "" = they are not.
         reordering: why they may come in another order, "" = in the same.
+        out_of_orderness_ms: every watermark among them is below the largest event time of the rows before it minus
+            this; None = that is not known.
+        unbounded: why it is not.
     """
 
     difference: str = ""
     cut: str = ""
     reordering: str = ""
+    out_of_orderness_ms: int | None = None
+    unbounded: str = "event time begins in front of another exchange"
 
     @property
     def is_deterministic(self) -> bool:
@@ -99,13 +107,13 @@ def after_operator(
         tag: which of its outputs, "" = the main one.
     """
     if is_partial(operator):
-        return replace(
-            given,
-            cut=f"the pre-aggregation for {operator.name!r} depends on how rows are cut into batches",
-        )
+        return replace(given, cut=_own_cut(operator, given) or given.cut)
+    bound_ms, unbounded = _watermarks(operator, given)
     return Repeatability(
         difference=given.difference or _own_difference(operator, tag),
         reordering=given.reordering or _own_reordering(operator),
+        out_of_orderness_ms=bound_ms,
+        unbounded=unbounded,
     )
 
 
@@ -200,6 +208,37 @@ def _own_difference(operator: graph_pb2.Operator, tag: str) -> str:
             return _window_difference(operator, name)
         case _:
             return f"{name} was declared .deterministic(False)"
+
+
+def _own_cut(partial: graph_pb2.Operator, given: Repeatability) -> str:
+    what = f"the pre-aggregation for {partial.name!r} depends on"
+    if partial.WhichOneof("spec") == "running_aggregate":
+        return f"{what} how rows are cut into batches"
+    if not partial.window_aggregate.HasField("out_of_orderness_ms"):
+        return f"{what} when watermarks arrive" + (given.unbounded and f": {given.unbounded}")
+    return given.reordering and f"{what} the order of rows: {given.reordering}"
+
+
+def _watermarks(operator: graph_pb2.Operator, given: Repeatability) -> tuple[int | None, str]:
+    """``out_of_orderness_ms`` and ``unbounded`` behind an operator."""
+    name = repr(operator.name)
+    if operator.WhichOneof("spec") == "event_time":
+        if operator.event_time.idle_timeout_ms:
+            return None, f"{name} has an idle timeout"
+        return operator.event_time.out_of_orderness_ms, ""
+    if given.out_of_orderness_ms is not None and not _keeps_every_row(operator):
+        return None, f"{name} may leave out rows behind with_event_time"
+    return given.out_of_orderness_ms, given.unbounded
+
+
+def _keeps_every_row(operator: graph_pb2.Operator) -> bool:
+    """Whether each row becomes one row of the same event time."""
+    if operator.on_error.action != graph_pb2.ERROR_ACTION_FAIL:
+        return False
+    kind = operator.WhichOneof("spec")
+    if kind == "row_function":
+        return operator.row_function.kind in _ROW_BY_ROW
+    return kind in ("project", "pass")
 
 
 def _undeclared(name: str, function: graph_pb2.Function) -> str:

@@ -104,7 +104,7 @@ class _AggregationPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Aggr
     AGGREGATION_PHASE_COMPLETE: _AggregationPhase.ValueType  # 0
     """Rows in, results out."""
     AGGREGATION_PHASE_PARTIAL: _AggregationPhase.ValueType  # 1
-    """Stands before the exchange: rows in, rows or partial rows out, without state."""
+    """Stands before the exchange: rows in, rows or partial rows out."""
     AGGREGATION_PHASE_FINAL: _AggregationPhase.ValueType  # 2
     """Rows or partial rows in, results out."""
 
@@ -113,7 +113,7 @@ class AggregationPhase(_AggregationPhase, metaclass=_AggregationPhaseEnumTypeWra
 AGGREGATION_PHASE_COMPLETE: AggregationPhase.ValueType  # 0
 """Rows in, results out."""
 AGGREGATION_PHASE_PARTIAL: AggregationPhase.ValueType  # 1
-"""Stands before the exchange: rows in, rows or partial rows out, without state."""
+"""Stands before the exchange: rows in, rows or partial rows out."""
 AGGREGATION_PHASE_FINAL: AggregationPhase.ValueType  # 2
 """Rows or partial rows in, results out."""
 Global___AggregationPhase: _TypeAlias = AggregationPhase  # noqa: Y015
@@ -854,7 +854,12 @@ class WindowAggregateSpec(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     AGGREGATES_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    OUT_OF_ORDERNESS_MS_FIELD_NUMBER: _builtins.int
     phase: Global___AggregationPhase.ValueType
+    out_of_orderness_ms: _builtins.int
+    """Of the partial phase. Set: every watermark it sees is below the largest event time of the rows before it minus
+    this, and what it gives out is a function of the sequence of its rows. Not set: watermarks say what has ended.
+    """
     @_builtins.property
     def window(self) -> Global___WindowSpec: ...
     @_builtins.property
@@ -868,12 +873,15 @@ class WindowAggregateSpec(_message.Message):
         keys: _abc.Iterable[_builtins.str] | None = ...,
         aggregates: _abc.Iterable[Global___Aggregate] | None = ...,
         phase: Global___AggregationPhase.ValueType = ...,
+        out_of_orderness_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["window", b"window"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_out_of_orderness_ms", b"_out_of_orderness_ms", "out_of_orderness_ms", b"out_of_orderness_ms", "window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregates", b"aggregates", "keys", b"keys", "phase", b"phase", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_out_of_orderness_ms", b"_out_of_orderness_ms", "aggregates", b"aggregates", "keys", b"keys", "out_of_orderness_ms", b"out_of_orderness_ms", "phase", b"phase", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__out_of_orderness_ms: _TypeAlias = _typing.Literal["out_of_orderness_ms"]  # noqa: Y015
+    _WhichOneofArgType__out_of_orderness_ms: _TypeAlias = _typing.Literal["_out_of_orderness_ms", b"_out_of_orderness_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__out_of_orderness_ms) -> _WhichOneofReturnType__out_of_orderness_ms | None: ...
 
 Global___WindowAggregateSpec: _TypeAlias = WindowAggregateSpec  # noqa: Y015
 

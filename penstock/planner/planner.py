@@ -236,9 +236,10 @@ class Planner:
         if not isinstance(operation, (WindowAggregate, RunningAggregate)):
             return given
         window = operation.window if isinstance(operation, WindowAggregate) else None
+        bound_ms = None if window is None else _bound_to_repeat(given)
         if (
             self._config.pre_aggregation == "never"
-            or self._is_better_without(given)
+            or (bound_ms is None and self._is_better_without(given))
             or given.partitioning != _HASH
             or not can_pre_aggregate(
                 dict(operation.aggregates), given.source.schema, operation.keys, window
@@ -256,16 +257,29 @@ class Planner:
             proto.window_aggregate.phase = graph_pb2.AGGREGATION_PHASE_FINAL
             partial.window_aggregate.CopyFrom(proto.window_aggregate)
             partial.window_aggregate.phase = graph_pb2.AGGREGATION_PHASE_PARTIAL
+            if bound_ms is not None:
+                partial.window_aggregate.out_of_orderness_ms = bound_ms
+                partial.deterministic = True
         operator = self._draft.append(partial, given.source, given.source.schema)
         return replace(given, source=DraftOutput(operator, ""))
 
     def _is_better_without(self, given: DraftInput) -> bool:
         """Whether consumers can go on when their producer restarts, unless it pre-aggregates."""
-        return (
-            self._config.pre_aggregation == "auto"
-            and given.partition_type in _READ_WHILE_KEPT
-            and given.source.repeatability.is_reproducible
-        )
+        return self._config.pre_aggregation == "auto" and _lets_consumers_go_on(given)
+
+
+def _lets_consumers_go_on(given: DraftInput) -> bool:
+    kept = given.partition_type in _READ_WHILE_KEPT
+    return kept and given.source.repeatability.is_reproducible
+
+
+def _bound_to_repeat(given: DraftInput) -> int | None:
+    """By what the partial phase of windows repeats itself, so that consumers can go on; None = nothing.
+
+    Elsewhere it follows the watermarks, which are often behind what rows say: splits that were not read yet
+    hold them back.
+    """
+    return given.source.repeatability.out_of_orderness_ms if _lets_consumers_go_on(given) else None
 
 
 def _routed_by(inputs: Sequence[DraftInput], given: DraftInput) -> frozenset[str]:

@@ -139,9 +139,17 @@ class SlotTable(ABC):
             if special:
                 slots = np.append(slots, special)
             if self.index_column >= 0:
-                slots = slots[np.argsort(self.records[slots, self.index_column], kind="stable")]
+                slots = self._by_index(slots)
             self._occupied = slots
         return self._occupied
+
+    def _by_index(self, slots: Int64Array) -> Int64Array:
+        indices = self.records[slots, self.index_column]
+        if self.index_bound != len(slots):
+            return slots[np.argsort(indices, kind="stable")]
+        ordered = np.empty_like(slots)  # no index is free, so that each says its place
+        ordered[indices] = slots
+        return ordered
 
     def keys_at(self, slots: Int64Array) -> KeyBatch:
         """The keys in the given slots."""

@@ -13,11 +13,11 @@ from taskmanager.operators.window_timing import instance_window_operator, sliced
 def window_aggregate_operator(spec: graph_pb2.Operator) -> Operator:
     """The operator of a ``WindowAggregateSpec``."""
     aggregate = spec.window_aggregate
-    if aggregate.phase == graph_pb2.AGGREGATION_PHASE_PARTIAL:
-        return WindowPreAggregateOperator(
-            spec, list(aggregate.keys), list(aggregate.aggregates), aggregate.window
-        )
     keys, aggregates = list(aggregate.keys), list(aggregate.aggregates)
+    if aggregate.phase == graph_pb2.AGGREGATION_PHASE_PARTIAL:
+        is_bounded = aggregate.HasField("out_of_orderness_ms")
+        bound_ms = aggregate.out_of_orderness_ms if is_bounded else None
+        return WindowPreAggregateOperator(spec, keys, aggregates, aggregate.window, bound_ms)
     if is_sliced(aggregate.window):
         slices = AggregateSlices(spec, keys, aggregates)
         return sliced_window_operator(spec, aggregate.window, slices)

@@ -23,6 +23,7 @@ from tests.chaos.test_chaos_ledger import seed_of
 from tests.support.numbered_job import NUMBERED, Number, NumberedJob, incarnations, longest_gap_ms
 from tests.support.processes import DaemonCluster, wait_ended
 from tests.support.watched_job import Placed, Subtask, WatchedJob, placed
+from tests.support.windowed_job import WindowedJob
 
 pytestmark = pytest.mark.integration
 
@@ -95,6 +96,26 @@ def test_a_lost_taskmanager_restarts_only_what_ran_there(
     }
     assert victim in job.told()
     assert attempts(job.placed()) == attempts(after)
+
+
+def test_windows_go_on_when_a_producer_that_pre_aggregates_for_them_is_lost(
+    wide: DaemonCluster, submit: Submit, tmp_path: Path, chance: random.Random
+) -> None:
+    windowed = WindowedJob(12_000, 2_000, tmp_path)
+    job = submit(windowed.build, parallelism=4, config=CACHING)
+    before = placed(job.await_running())
+    job.await_checkpoints(2)
+    victim = chance.choice(used(before))
+    lost = {subtask for subtask, one in before.items() if one.taskmanager_id == victim}
+    assert {vertex for vertex, _ in lost} == {"v0", "v1"}
+    kill(taskmanager_pid(wide, victim))
+    job.await_that(lambda details: begun_again(before, placed(details)))
+    job.finish()
+    windowed.check()
+    assert begun_again(before, job.placed()) == lost
+    assert lost < set(before)
+    (entry,) = job.handle.exceptions()
+    assert entry.root_cause.error_class == "TaskManagerLost"
 
 
 def test_one_of_eight_pipelines_is_lost_and_the_others_do_not_notice(

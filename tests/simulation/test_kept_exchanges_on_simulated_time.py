@@ -29,6 +29,13 @@ def test_the_seeds_cover_what_they_are_for():
     assert sum(cluster.states[-1] is JobState.FINISHED for cluster in clusters) >= 18
 
 
+def test_windows_that_are_pre_aggregated_come_again_as_they_were():
+    clusters = [simulate(seed, job="pre_aggregated") for seed in range(100, 124)]
+    assert sum(cluster.failovers.spared for cluster in clusters) >= 6
+    stories = "\n".join(line for cluster in clusters for line in cluster.story)
+    assert "has sent other rows than before" not in stories
+
+
 @pytest.mark.parametrize("job", ["mixed", "caching_memory"])
 def test_a_seed_reproduces_itself(job):
     first, second = simulate(5, job=job), simulate(5, job=job)

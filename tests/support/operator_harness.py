@@ -22,8 +22,10 @@ from common.elements import (
     MAX_TIMESTAMP_MS,
     CheckpointBarrier,
     OperatorOutput,
+    OriginEnded,
     Pause,
     SideOutput,
+    StreamStatus,
     Watermark,
 )
 from penstock.config import Configuration
@@ -166,6 +168,14 @@ class OperatorHarness:
     def watermark(self, timestamp_ms: int) -> None:
         """Hands the operator a watermark."""
         self._run(self.operator.on_watermark(Watermark(timestamp_ms)))
+
+    def status(self, *, active: bool) -> None:
+        """Tells the operator that its input has become idle or active."""
+        self._run(self.operator.on_stream_status(StreamStatus(active)))
+
+    def origin_ended(self, origin: str = "origin") -> None:
+        """Tells the operator that a split has ended."""
+        self._run(self.operator.on_origin_ended(OriginEnded(origin)))
 
     def idle(self) -> None:
         """Tells the operator that nothing more is coming for now."""

@@ -143,6 +143,19 @@ def caching_windows(world: str, rows: int, rate: float | None, parallelism: int)
     return SimulatedJob("caching_windows", env.plan("job").graph, expected, lambda row: False)
 
 
+def pre_aggregated(world: str, rows: int, rate: float | None, parallelism: int) -> SimulatedJob:
+    """Windows behind a caching exchange, in front of which slices of time are added up, behind a function that fails."""
+    env = ps.Environment(parallelism=parallelism, config={"execution.exchange.default": "caching"})
+    mapped = row_source(env, rows, rate).map(pass_on(world), schema=PASSED_ON).deterministic(True)
+    windows = mapped.key_by("key").window(ps.tumbling("100ms"))
+    counted = windows.aggregate(rows=ps.count(), total=ps.sum("value"))
+    counted.select("key", "rows", "total").sink(RecordingSink(world))
+    graph = env.plan("job").graph
+    assert graph.edges[0].reproducible
+    assert graph.vertices[0].operators[-1].window_aggregate.HasField("out_of_orderness_ms")
+    return SimulatedJob("pre_aggregated", graph, window_totals(rows, 100), lambda row: False)
+
+
 def batch(world: str, rows: int, rate: float | None, parallelism: int) -> SimulatedJob:
     """Two stages behind blocking exchanges, without checkpoints."""
     env = ps.Environment(parallelism=parallelism)
@@ -304,6 +317,7 @@ KEPT_JOBS = (
     caching_memory,
     caching_twice,
     caching_windows,
+    pre_aggregated,
     batch,
     batch_join,
     mixed,

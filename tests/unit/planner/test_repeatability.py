@@ -349,6 +349,93 @@ def test_pre_aggregation_stays_in_front_of_blocking_exchanges() -> None:
     assert has_partial(planned(env))
 
 
+def in_windows(stream: ps.Stream) -> ps.Stream:
+    return stream.key_by("auction").window(ps.tumbling("1s")).aggregate(price=ps.sum("price"))
+
+
+def timed(env: ps.Environment, **options: Any) -> ps.Stream:
+    return bids(env).with_event_time("price", "100ms", **options)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        timed,
+        lambda env: timed(env).on_error("skip"),
+        lambda env: bids(env).filter(col("price") > 1).with_event_time("price", "100ms"),
+        lambda env: timed(env).with_columns(price=col("price") * 2).select("auction", "price"),
+        lambda env: timed(env).map(same, schema=COLUMNS).deterministic(True),
+        lambda env: timed(env, idle_timeout="1s").with_event_time("auction", "100ms"),
+    ],
+    ids=["event_time", "skipped", "filter_before", "columns", "map", "again"],
+)
+def test_windows_repeat_what_they_pre_aggregate_where_rows_say_what_has_ended(build: Build) -> None:
+    env = environment()
+    in_windows(build(env)).discard()
+    graph = planned(env)
+    (partial,) = [op for vertex in graph.vertices for op in vertex.operators if is_partial(op)]
+    assert partial.window_aggregate.HasField("out_of_orderness_ms")
+    assert partial.window_aggregate.out_of_orderness_ms == 100
+    assert graph.edges[0].reproducible
+    env = environment(**{"execution.exchange.default": "pipelined"})
+    in_windows(build(env)).discard()
+    graph = planned(env)
+    (partial,) = [op for vertex in graph.vertices for op in vertex.operators if is_partial(op)]
+    assert not partial.window_aggregate.HasField("out_of_orderness_ms")
+    assert not graph.edges[0].reproducible
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (lambda env: timed(env, idle_timeout="1s"), ": 'with_event_time' has an idle timeout"),
+        (
+            lambda env: timed(env).filter(col("price") > 1).name("dear"),
+            ": 'dear' may leave out rows behind with_event_time",
+        ),
+        (
+            lambda env: timed(env).flat_map(lambda row: [same(row)], schema=COLUMNS).name("flat"),
+            ": 'flat' may leave out rows behind with_event_time",
+        ),
+        (
+            lambda env: timed(env).with_columns(price=col("price") * 2).on_error("skip"),
+            ": 'with_columns' may leave out rows behind with_event_time",
+        ),
+        (
+            lambda env: timed(env).parallelism(1).key_by("auction").process(Plain(), schema=COLUMNS),
+            ": event time begins in front of another exchange",
+        ),
+    ],
+    ids=["idle", "filter", "flat_map", "skip", "exchange"],
+)  # fmt: skip
+def test_elsewhere_windows_are_not_pre_aggregated_and_the_plan_says_why(
+    build: Build, why: str
+) -> None:
+    def edge(mode: str) -> tuple[bool, Any]:
+        env = environment(**{"execution.pre-aggregation": mode, "pipeline.deterministic": True})
+        in_windows(build(env)).name("sums").discard()
+        graph = planned(env)
+        return has_partial(graph), plan_dict(graph)["edges"][-1]
+
+    is_partial, planned_edge = edge("auto")
+    assert (is_partial, planned_edge["reproducible"]) == (False, True)
+    is_partial, planned_edge = edge("always")
+    assert (is_partial, planned_edge["reproducible"]) == (True, False)
+    assert planned_edge["why_not_reproducible"] == (
+        f"the pre-aggregation for 'sums' depends on when watermarks arrive{why}"
+    )
+
+
+def test_windows_over_rows_in_no_fixed_order_follow_watermarks() -> None:
+    env = environment(**{"pipeline.deterministic": True})
+    several = bids(env).key_by("auction").process(Counting(), schema=COLUMNS)
+    in_windows(several.with_event_time("price")).discard()
+    graph = planned(env)
+    (partial,) = [op for vertex in graph.vertices for op in vertex.operators if is_partial(op)]
+    assert not partial.window_aggregate.HasField("out_of_orderness_ms")
+    assert not graph.edges[-1].reproducible
+
+
 # ---------------------------------------------------------------- random pipelines
 
 STEPS = (
@@ -387,7 +474,10 @@ def random_stream(env: ps.Environment, seed: random.Random, depth: int) -> ps.St
         case "running":
             stream = summed(stream)
         case "window":
-            stream = windowed(stream).select("auction", "price")
+            timed = stream.with_event_time("price")
+            if seed.random() < 0.5:
+                timed = timed.exchange("caching")
+            stream = in_windows(timed).select("auction", "price")
         case _:
             other = random_stream(env, seed, seed.randint(0, depth - 1))
             stream = stream.union(other).filter(col("price") > 4)
@@ -453,7 +543,10 @@ def test_random_pipelines_are_called_reproducible_only_where_they_are(
             continue
         assert channels(plan, source.id) <= 1
         order = {"window_aggregate", "running_aggregate", "window_function", "join"}
-        assert order.isdisjoint(operator.WhichOneof("spec") for operator in way)
+        partial = [operator for operator in way if is_partial(operator)]
+        rest = [operator for operator in way if not is_partial(operator)]
+        assert order.isdisjoint(operator.WhichOneof("spec") for operator in rest)
+        assert all(each.window_aggregate.HasField("out_of_orderness_ms") for each in partial)
         for each in feeding:
             is_given = flags[each.id].exchange is not Exchange.PIPELINED
             assert is_given or flags[each.id].is_reproducible

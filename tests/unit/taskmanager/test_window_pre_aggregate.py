@@ -1,12 +1,16 @@
-"""Aim: PARTIAL in front of FINAL gives what COMPLETE gives, for windows and running aggregates, whatever
-the mix of rows and partial rows; and the partial phase gives up where it does not shrink batches.
+"""Aim: what the partial phase of windows sends is a function of the sequence of its rows, and behind it windows come
+to what they come to without it, late rows included.
 
-Method: random batches go through both ways; results are compared as sets of rows.
+Method: random rows go through the operator cut in several ways, with watermarks that the generator may send,
+barriers, restores, idleness; what comes out is compared by the checksum of exchanges and with a
+twin that takes row by row. Two such producers in front of one window are compared with the same without partial phase.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,227 +19,490 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.aggregates as agg
-from common.elements import CheckpointBarrier
+from common.elements import CheckpointBarrier, StreamStatus, Watermark
 from penstock.errors import BadRecord
-from penstock.pb import graph_pb2
+from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.schema import EVENT_TIME
-from penstock.window_schemas import can_pre_aggregate, is_partial, partial_schema
-from penstock.windows import count_window, session, sliding, tumbling
-from taskmanager.operators.pre_aggregate import ReductionGauge
-from taskmanager.operators.running_aggregate import running_aggregate_operator
+from penstock.window_schemas import ROWS as ROW_COUNT
+from penstock.window_schemas import SLICE, is_partial, partial_schema
+from penstock.windows import slice_ms, sliding, tumbling
+from taskmanager.alignment.watermark_merger import WatermarkMerger
+from taskmanager.kernels import rows_checksum
+from taskmanager.operators.bundle_gauge import BundleGauge
 from taskmanager.operators.window_aggregate import window_aggregate_operator
-from tests.support.operator_harness import OperatorHarness
-from tests.support.window_oracle import aggregate, key_of
-from tests.support.window_specs import (
-    NUMBERS,
-    OBJECTS,
-    SCHEMA,
-    batch_of,
-    running_aggregate_spec,
-    window_aggregate_spec,
-)
+from taskmanager.operators.window_pre_aggregate import WindowPreAggregateOperator
+from tests.support.operator_harness import HarnessSnapshot, OperatorHarness
+from tests.support.window_specs import NUMBERS, SCHEMA, batch_of, window_aggregate_spec
 
 PARTIAL = graph_pb2.AGGREGATION_PHASE_PARTIAL
 FINAL = graph_pb2.AGGREGATION_PHASE_FINAL
+COMPLETE = graph_pb2.AGGREGATION_PHASE_COMPLETE
 
-ROWS = st.fixed_dictionaries(
+Row = dict[str, Any]
+Make = Callable[..., OperatorHarness]
+
+ROW = st.fixed_dictionaries(
     {
-        "k": st.one_of(st.none(), st.integers(0, 2)),
+        "k": st.one_of(st.none(), st.integers(0, 2), st.integers(0, 1000)),
         "x": st.one_of(st.none(), st.integers(-5, 5)),
-        "f": st.sampled_from([None, math.nan, -1.5, 2.25]),
-        "s": st.sampled_from([None, "a"]),
-        EVENT_TIME: st.integers(-20, 60),
+        "f": st.sampled_from([None, math.nan, math.inf, -math.inf, 0.0, -0.0, 0.1, 0.7, 1e17, -1e17]),
+        "s": st.sampled_from([None, "a", "bc"]),
+        EVENT_TIME: st.one_of(st.integers(-20, 60), st.integers(-20, 2000)),
     }
+)  # fmt: skip
+STEADY = st.lists(ROW, max_size=60).map(
+    lambda rows: [{**row, EVENT_TIME: 3 * i + row[EVENT_TIME] % 40} for i, row in enumerate(rows)]
 )
-BATCHES = st.lists(
-    st.tuples(st.lists(ROWS, min_size=1, max_size=12), st.booleans()), min_size=1, max_size=10
+SEQUENCES = st.one_of(st.lists(ROW, min_size=1, max_size=60), STEADY)
+WINDOWS = st.sampled_from([tumbling(10), sliding(10, 5), sliding(10, 4, offset=1), tumbling(1000)])
+GAUGES = st.sampled_from([(16, 4, 3), (20, 20, 64), (7, 1, 2), (1 << 16, 1 << 13, 64), (8, 4, 1)])
+
+
+def maker(
+    window: graph_pb2.WindowSpec,
+    keys: tuple[str, ...],
+    bound_ms: int | None,
+    sizes: tuple[int, int, int] = (1 << 16, 1 << 13, 64),
+) -> Make:
+    """Makes harnesses of partial phases that are all alike."""
+    spec = window_aggregate_spec(window, keys, NUMBERS, phase=PARTIAL)
+
+    def make(restored: tuple[HarnessSnapshot, ...] = ()) -> OperatorHarness:
+        operator = WindowPreAggregateOperator(
+            spec,
+            list(keys),
+            list(spec.window_aggregate.aggregates),
+            window,
+            bound_ms,
+            BundleGauge(*sizes),
+        )
+        return OperatorHarness(operator, restored=restored)
+
+    return make
+
+
+# ---------------------------------------------------------------- the same rows, whatever comes between them
+
+
+@dataclass
+class Run:
+    """A partial phase on its way through a sequence of rows, which is cut as ``draw`` says."""
+
+    make: Make
+    bound_ms: int
+    draw: Callable[[st.SearchStrategy[Any]], Any]
+    sent: list[pa.RecordBatch] = field(default_factory=list)
+
+    def over(self, rows: list[Row], ends: set[int]) -> list[pa.RecordBatch]:
+        """What it sends.
+
+        Args:
+            ends: splits end behind so many rows.
+        """
+        harness, begin = self.make(), 0
+        while begin < len(rows):
+            stop = min([end for end in {*ends, len(rows)} if end > begin])
+            count = self.draw(st.integers(1, stop - begin))
+            harness.push(batch_of(rows[begin : begin + count]))
+            begin += count
+            largest = max(row[EVENT_TIME] for row in rows[:begin])
+            harness = self._between(harness, largest - self.bound_ms - 1)
+            if begin in ends:
+                if self.draw(st.booleans()):
+                    harness.status(active=False)
+                harness.origin_ended()
+                harness.status(active=True)
+        harness.end()
+        return [*self.sent, *harness.batches]
+
+    def _between(self, harness: OperatorHarness, watermark_ms: int) -> OperatorHarness:
+        for event in self.draw(st.lists(st.sampled_from("wwbri"), max_size=3)):
+            match event:
+                case "w":
+                    harness.watermark(watermark_ms - self.draw(st.integers(0, 12)))
+                case "i":
+                    harness.idle()
+                case "b":
+                    harness.snapshot()
+                case _:
+                    taken = harness.snapshot()
+                    self.sent += harness.batches
+                    harness = self.make((taken,))
+        return harness
+
+
+def checksum(batches: list[pa.RecordBatch]) -> int:
+    """That of an exchange over all rows; partial rows and rows are told apart by their columns."""
+    total = offset = 0
+    for batch in batches:
+        total += rows_checksum(batch, offset) * (3 if is_partial(batch.schema) else 1)
+        offset += batch.num_rows
+    return total % 2**64
+
+
+def texts(batches: list[pa.RecordBatch]) -> list[str]:
+    return [repr(row) for batch in batches for row in batch.to_pylist()]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=SEQUENCES,
+    window=WINDOWS,
+    sizes=GAUGES,
+    bound_ms=st.sampled_from([0, 1, 7, 40]),
+    keys=st.sampled_from([("k",), ("k", "s")]),
+    ends=st.sets(st.integers(1, 60), max_size=2),
+    data=st.data(),
+)
+def test_what_leaves_depends_on_the_sequence_of_rows_alone(
+    rows: list[Row],
+    window: Any,
+    sizes: tuple[int, int, int],
+    bound_ms: int,
+    keys: tuple[str, ...],
+    ends: set[int],
+    data: st.DataObject,
+) -> None:
+    make = maker(window.to_proto(), keys, bound_ms, sizes)
+    one = Run(make, bound_ms, data.draw).over(rows, ends)
+    other = Run(make, bound_ms, data.draw).over(rows, ends)
+    assert texts(one) == texts(other)
+    assert checksum(one) == checksum(other)
+
+
+@dataclass
+class Twin:
+    """The rules of the partial phase, row by row: what leaves, as rows or (slice, key, count of rows)."""
+
+    slice_ms: int
+    offset_ms: int
+    bound_ms: int
+    sizes: tuple[int, int, int]
+    pending: dict[int, dict[Any, int]] = field(default_factory=dict)
+    largest: int = -(2**62)
+    rest: int = 0
+    next_rest: int = 1
+    rows: int = 0
+    slices: int = 0
+    sent: int = 0
+
+    def _start(self, time_ms: int) -> int:
+        return (time_ms - self.offset_ms) // self.slice_ms * self.slice_ms + self.offset_ms
+
+    def _leave(self, before: int | None = None) -> Iterator[tuple[int, Any, int]]:
+        for start in sorted(self.pending):
+            if before is None or start < before:
+                for key, count in self.pending.pop(start).items():
+                    self.sent += 1
+                    yield start, key, count
+
+    def _end(self) -> Iterator[Any]:
+        yield from self._leave()
+        if self.rows >= self.sizes[1] and 2 * self.sent <= self.rows:
+            self.next_rest = 1
+        else:
+            self.rest, self.next_rest = self.next_rest * self.sizes[0], min(64, 2 * self.next_rest)
+        self.rows = self.slices = self.sent = 0
+
+    def row(self, row: Row, key: Any) -> Iterator[Any]:
+        """A row comes."""
+        time = row[EVENT_TIME]
+        if self.rest:
+            self.rest -= 1
+            self.largest = max(self.largest, time)
+            yield sorted(row.items())
+            return
+        start, before = self._start(time), self.largest - self.bound_ms
+        is_late = start + self.slice_ms <= before
+        yield from self._leave(self._start(max(self.largest, time) - self.bound_ms))
+        is_new = not is_late and start not in self.pending
+        if is_new and self.slices == self.sizes[2]:
+            yield from self._end()
+            yield from self.row(row, key)
+            return
+        self.largest = max(self.largest, time)
+        self.rows += 1
+        if is_late:
+            self.sent += 1
+            yield sorted(row.items())
+        else:
+            self.slices += is_new
+            counts = self.pending.setdefault(start, {})
+            counts[key] = counts.get(key, 0) + 1
+        groups = self.sent + sum(map(len, self.pending.values()))
+        if self.rows == self.sizes[0] or (self.rows == self.sizes[1] and groups > 0.95 * self.rows):
+            yield from self._end()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=SEQUENCES,
+    window=WINDOWS,
+    sizes=GAUGES,
+    bound_ms=st.sampled_from([0, 1, 7, 40]),
+    cut=st.integers(1, 60),
+)
+def test_what_leaves_is_what_a_twin_says_that_takes_row_by_row(
+    rows: list[Row], window: Any, sizes: tuple[int, int, int], bound_ms: int, cut: int
+) -> None:
+    spec = window.to_proto()
+    harness = maker(spec, ("k",), bound_ms, sizes)()
+    for begin in range(0, len(rows), cut):
+        harness.push(batch_of(rows[begin : begin + cut]))
+    harness.end()
+    twin = Twin(slice_ms(spec), spec.offset_ms % slice_ms(spec), bound_ms, sizes)
+    expected = [left for row in rows for left in twin.row(row, row["k"])]
+    expected += twin._leave()
+    found = [
+        (row[SLICE], row["k"], row[ROW_COUNT]) if SLICE in row else sorted(row.items())
+        for batch in harness.batches
+        for row in batch.to_pylist()
+    ]
+    assert [repr(each) for each in found] == [repr(each) for each in expected]
+
+
+# ---------------------------------------------------------------- windows behind it
+
+
+@dataclass
+class Producer:
+    """One channel of a window: rows and watermarks, with a partial phase or without."""
+
+    partial: OperatorHarness | None
+    bound_ms: int
+    largest: int = -(2**62)
+
+    def give(self, act: Callable[[OperatorHarness], None], plain: list[Any]) -> list[Any]:
+        """What leaves when something is done to the partial phase; without one, ``plain``."""
+        if self.partial is None:
+            return plain
+        self.partial.emitted.clear()
+        act(self.partial)
+        return list(self.partial.emitted)
+
+
+class Windows:
+    """A window that reads several channels."""
+
+    def __init__(self, window: graph_pb2.WindowSpec, keys: tuple[str, ...], channels: int) -> None:
+        spec = window_aggregate_spec(window, keys, NUMBERS, phase=FINAL)
+        self.harness = OperatorHarness(window_aggregate_operator(spec))
+        self._merger = WatermarkMerger(channels)
+
+    def take(self, channel: int, elements: list[Any]) -> None:
+        """What a channel delivers."""
+        for element in elements:
+            if isinstance(element, pa.RecordBatch):
+                self.harness.push(element)
+            elif isinstance(element, Watermark):
+                self._merged(self._merger.on_watermark(channel, element.timestamp_ms))
+            elif isinstance(element, StreamStatus):
+                self._merged(self._merger.on_status(channel, active=element.active))
+
+    def _merged(self, changes: list[Any]) -> None:
+        for change in changes:
+            if isinstance(change, Watermark):
+                self.harness.watermark(change.timestamp_ms)
+            else:
+                self.harness.status(active=change.active)
+
+
+EXACT = ROW.map(lambda row: {**row, "f": None if row["f"] is None else (row["x"] or 0) * 0.25})
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 1), st.just("rows"), st.lists(EXACT, min_size=1, max_size=12)),
+        st.tuples(st.integers(0, 1), st.just("watermark"), st.integers(0, 12)),
+        st.tuples(st.integers(0, 1), st.sampled_from(["idle", "flush", "barrier"]), st.none()),
+    ),
+    min_size=1,
+    max_size=30,
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    batches=BATCHES,
-    window=st.sampled_from([tumbling(10), sliding(10, 5), sliding(10, 4, offset=1)]),
+    steps=STEPS,
+    window=WINDOWS,
     lateness=st.sampled_from([0, 7]),
-    watermark=st.integers(-30, 60),
-    keys=st.sampled_from([("k",), ("k", "s")]),
+    bound_ms=st.sampled_from([0, 1, 7, 40]),
+    is_bound_known=st.booleans(),
+    sizes=GAUGES,
 )
-def test_windows_partial_then_final_is_complete(
-    batches: list[tuple[list[dict[str, Any]], bool]],
+def test_windows_and_late_rows_are_those_without_the_partial_phase(
+    steps: list[tuple[int, str, Any]],
     window: Any,
     lateness: int,
-    watermark: int,
-    keys: tuple[str, ...],
+    bound_ms: int,
+    is_bound_known: bool,
+    sizes: tuple[int, int, int],
 ) -> None:
     spec = window.to_proto("event", lateness)
-    complete = _window_harness(spec, keys)
-    partial = _window_harness(spec, keys, PARTIAL)
-    final = _window_harness(spec, keys, FINAL)
-    for i, (rows, pre_aggregated) in enumerate(batches):
-        if i == len(batches) // 2:
-            complete.watermark(watermark)
-            partial.watermark(watermark)
-            for batch in partial.batches:
-                final.push(batch)
-            partial.emitted.clear()
-            final.watermark(watermark)
-        complete.push(batch_of(rows))
-        if pre_aggregated:
-            partial.push(batch_of(rows))
-        else:
-            partial.idle()
-            partial.emitted.append(batch_of(rows))
-        for batch in partial.batches:
-            final.push(batch)
-        partial.emitted.clear()
-    complete.end()
-    partial.end()
-    for batch in partial.batches:
-        final.push(batch)
-    final.end()
-    assert _newest(final.take_rows(), keys) == _newest(complete.take_rows(), keys)
-    assert final.counters.late_records == complete.counters.late_records
+    make = maker(spec, ("k",), bound_ms if is_bound_known else None, sizes)
+    sides = [
+        (
+            Windows(spec, ("k",), 2),
+            [Producer(make() if is_partial else None, bound_ms) for _ in (0, 1)],
+        )
+        for is_partial in (False, True)
+    ]
+    for channel, what, content in steps:
+        for windows, producers in sides:
+            windows.take(channel, _step(producers[channel], what, content))
+    for channel in (0, 1):
+        for windows, producers in sides:
+            last = Watermark(2**63 - 1)
+            windows.take(channel, producers[channel].give(OperatorHarness.end, [last]))
+    (plain, _), (partial, _) = sides
+    assert partial.harness.counters.late_records == plain.harness.counters.late_records
+    assert _newest(partial.harness.take_rows()) == _newest(plain.harness.take_rows())
 
 
-@settings(max_examples=80, deadline=None)
-@given(batches=BATCHES)
-def test_running_aggregates_in_both_phases_equal_the_oracle(
-    batches: list[tuple[list[dict[str, Any]], bool]],
-) -> None:
-    complete = _running_harness({**NUMBERS, **OBJECTS})
-    partial, final = _running_harness(NUMBERS, PARTIAL), _running_harness(NUMBERS, FINAL)
-    seen: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for rows, pre_aggregated in batches:
-        last: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for row in rows:
-            key = key_of(row, ("k",))
-            seen.setdefault(key, []).append(row)
-            last.pop(key, None)
-            last[key] = row
-        expected = [
-            {
-                "k": row["k"],
-                **{
-                    n: aggregate(a.function, a.input_column, seen[key])
-                    for n, a in {**NUMBERS, **OBJECTS}.items()
-                },
-                EVENT_TIME: row[EVENT_TIME],
-            }
-            for key, row in last.items()
-        ]
-        complete.push(batch_of(rows))
-        found = complete.take_rows(event_time=True)
-        assert [repr(row) for row in found] == [repr(row) for row in expected]
-        if pre_aggregated:
-            partial.push(batch_of(rows))
-            for batch in partial.batches:
-                final.push(batch)
-            partial.emitted.clear()
-        else:
-            final.push(batch_of(rows))
-        numbers = [{k: v for k, v in row.items() if k not in OBJECTS} for row in expected]
-        assert _text(final.take_rows(event_time=True)) == _text(numbers)
+def _step(producer: Producer, what: str, content: Any) -> list[Any]:
+    match what:
+        case "rows":
+            producer.largest = max(producer.largest, *(row[EVENT_TIME] for row in content))
+            batch = batch_of(content)
+            active = producer.give(lambda h: h.status(active=True), [StreamStatus(active=True)])
+            return [*active, *producer.give(lambda h: h.push(batch), [batch])]
+        case "watermark":
+            watermark_ms = producer.largest - producer.bound_ms - 1 - content
+            return producer.give(lambda h: h.watermark(watermark_ms), [Watermark(watermark_ms)])
+        case "idle":
+            return producer.give(lambda h: h.status(active=False), [StreamStatus(active=False)])
+        case "flush":
+            return producer.give(lambda h: h.idle(), [])
+        case _:
+            found = producer.give(lambda h: (h.snapshot(), None)[1], [])
+            return [element for element in found if not isinstance(element, CheckpointBarrier)]
+
+
+def _newest(rows: list[Row]) -> dict[str, str]:
+    """The last result of each window: late rows of one batch give one update."""
+    return {repr((row["k"], row["window_start"])): repr(row) for row in rows}
+
+
+# ---------------------------------------------------------------- single rules
+
+
+def rows_at(times: list[int], keys: list[int] | None = None) -> pa.RecordBatch:
+    keys = keys or [0] * len(times)
+    return batch_of(
+        [{"k": k, "x": 1, "f": None, "s": None, EVENT_TIME: t} for k, t in zip(keys, times, strict=True)]
+    )  # fmt: skip
+
+
+def test_a_slice_leaves_ahead_of_the_row_that_ends_it_and_rows_behind_it_at_once() -> None:
+    """The bound is 5 and slices are of 10: a row at 14 leaves the first open, one at 15 ends it."""
+    harness = maker(tumbling(10).to_proto(), ("k",), 5)()
+    harness.push(rows_at([3, 14, 9]))
+    harness.watermark(8)
+    harness.idle()
+    harness.snapshot()
+    assert harness.batches == []
+    harness.push(rows_at([4, 15, 9, 12]))
+    partial, row = harness.batches
+    assert [(r[SLICE], r[ROW_COUNT]) for r in partial.to_pylist()] == [(0, 3)]
+    assert row.column(EVENT_TIME).to_pylist() == [9]
+    harness.watermark(9)
+    assert len(harness.batches) == 2
+    harness.end()
+    assert harness.batches[-1].column(ROW_COUNT).to_pylist() == [3]
+
+
+def test_without_a_bound_watermarks_end_slices() -> None:
+    harness = maker(tumbling(10).to_proto(), ("k",), None)()
+    harness.push(rows_at([3, 500, 9]))
+    harness.watermark(8)
+    assert harness.batches == []
+    harness.watermark(9)
+    assert [type(each) for each in harness.emitted] == [Watermark, pa.RecordBatch, Watermark]
+    harness.push(rows_at([9, 10]))
+    assert harness.batches[-1].schema == SCHEMA
+    harness.status(active=False)
+    assert isinstance(harness.emitted[-1], StreamStatus)
+    assert [batch.column(SLICE).to_pylist() for batch in harness.batches[-2:]] == [[10], [500]]
 
 
 def test_a_partial_batch_is_smaller_and_has_the_announced_schema() -> None:
     spec = tumbling(10).to_proto()
-    harness = _window_harness(spec, ("k",), PARTIAL)
-    rows = [{"k": i % 2, "x": i, "f": None, "s": None, EVENT_TIME: 3 + i % 4} for i in range(100)]
-    for start in range(0, 100, 10):
-        harness.push(batch_of(rows[start : start + 10]))
-    assert harness.batches == []
-    harness.idle()
+    harness = maker(spec, ("k",), None)()
+    for _ in range(10):
+        harness.push(rows_at([3, 4, 5, 6] * 5, [7, 1] * 10))
+    harness.end()
     (batch,) = harness.batches
-    assert batch.num_rows == 2
-    assert is_partial(batch.schema)
+    assert batch.column("k").to_pylist() == [7, 1]
     assert batch.schema == partial_schema(SCHEMA, ("k",), NUMBERS, spec)
 
 
-def test_batches_that_do_not_shrink_pass_unchanged_and_rest_grows() -> None:
-    harness = _window_harness(tumbling(10).to_proto(), ("k",), PARTIAL)
-    arrays = [
-        pa.array(np.arange(4000)),
-        pa.array(np.arange(4000)),
-        pa.nulls(4000, pa.float64()),
-        pa.nulls(4000, pa.string()),
-        pa.array(np.zeros(4000, np.int64)),
-    ]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-    for _ in range(5):
-        harness.push(batch)
-    assert all(out.equals(batch) for out in harness.batches)
+def test_bundles_that_do_not_shrink_are_given_up_for_longer_and_longer() -> None:
+    gauge, tried, row = BundleGauge(100, 10, 3), [], 0
+    while row < 100 * 200:
+        if gauge.rest_rows:
+            row += gauge.rest_rows
+            gauge.rested(gauge.rest_rows)
+            continue
+        tried.append(row)
+        row += gauge.room
+        gauge.added(gauge.room, 1)
+        assert gauge.is_over(pending=10)
+        gauge.sent(10)
+        gauge.end()
+    rests = np.diff(tried) - 10
+    assert (rests // 100).tolist() == [1, 2, 4, 8, 16, 32, 64, 64]
+    for _ in range(3):
+        gauge = BundleGauge(100, 10, 3)
+        gauge.added(10, 1)
+        assert not gauge.is_over(pending=9)
+        gauge.added(90, 1)
+        assert gauge.is_over(pending=9)
+        gauge.sent(50)
+        gauge.end()
+        assert gauge.rest_rows == 0
 
-    gauge, tries = ReductionGauge(), []
-    for i in range(200):
-        if gauge.should_try():
-            tries.append(i)
-            gauge.tried(100, 90)
-    assert tries == [0, 17, 50, 115]
-    gauge = ReductionGauge()
-    assert all(gauge.should_try() and gauge.tried(100, 10) for _ in range(5))
+
+def test_a_bundle_opens_no_more_slices_than_it_may() -> None:
+    harness = maker(tumbling(10).to_proto(), ("k",), None, (100, 4, 2))()
+    harness.push(rows_at([0, 0, 10, 1, 2, 20, 30, 31, 21]))
+    assert [batch.column(SLICE).to_pylist() for batch in harness.batches] == [[0], [10]]
+    harness.end()
+    assert [batch.column(ROW_COUNT).to_pylist() for batch in harness.batches] == [
+        [4],
+        [1],
+        [2],
+        [2],
+    ]
+
+
+def test_bundles_of_several_subtasks_are_taken_over_by_one() -> None:
+    make = maker(tumbling(10).to_proto(), ("k",), 5, (16, 4, 3))
+    snapshots = []
+    for times in ([1, 2, 3], [5, 12, 13], [1, 9, 40]):
+        harness = make()
+        harness.push(rows_at(times))
+        snapshots.append(harness.snapshot())
+        assert len(harness.batches) == (1 if times[-1] == 40 else 0)
+    lists: dict[str, checkpoint_pb2.OperatorStateSnapshot] = {}
+    for data in (data for taken in snapshots for data in taken.lists):
+        own = checkpoint_pb2.OperatorStateSnapshot.FromString(data)
+        if own.name in lists:
+            lists[own.name].items.extend(own.items)
+        else:
+            lists[own.name] = own
+    together = tuple(held.SerializeToString() for held in lists.values())
+    harness = make((HarnessSnapshot(snapshots[0].keyed, together),))
+    harness.push(rows_at([41]))
+    harness.watermark(35)
+    harness.end()
+    assert [(row[SLICE], row[ROW_COUNT]) for row in harness.rows() if SLICE in row] == [
+        (0, 4),
+        (10, 2),
+        (40, 1),
+        (40, 1),
+    ]
 
 
 def test_overflow_in_the_partial_phase_names_key_and_aggregate() -> None:
-    harness = _window_harness(tumbling(10).to_proto(), ("k",), PARTIAL)
+    harness = maker(tumbling(10).to_proto(), ("k",), 0)()
     row = {"k": 7, "x": 2**62, "f": None, "s": None, EVENT_TIME: 1}
     with pytest.raises(BadRecord, match=r"sum_x.*k=7"):
         harness.push(batch_of([row, row, row]))
-
-
-def test_what_can_be_pre_aggregated() -> None:
-    event = tumbling(10).to_proto()
-    assert can_pre_aggregate(NUMBERS, SCHEMA, ("k",), event)
-    assert can_pre_aggregate(NUMBERS, SCHEMA, ("k",))
-    assert not can_pre_aggregate({"l": agg.last("x")}, SCHEMA, ("k",), event)
-    assert not can_pre_aggregate({"m": agg.min("s")}, SCHEMA, ("k",), event)
-    assert not can_pre_aggregate(NUMBERS, SCHEMA, (), event)
-    assert not can_pre_aggregate(NUMBERS, SCHEMA, ("k",), tumbling(10).to_proto("processing"))
-    assert not can_pre_aggregate(NUMBERS, SCHEMA, ("k",), tumbling(10).to_proto(late_tag="l"))
-    assert not can_pre_aggregate(NUMBERS, SCHEMA, ("k",), session(10).to_proto())
-    assert not can_pre_aggregate(NUMBERS, SCHEMA, ("k",), count_window(10).to_proto())
-
-
-def _window_harness(
-    spec: graph_pb2.WindowSpec,
-    keys: tuple[str, ...],
-    phase: graph_pb2.AggregationPhase.ValueType = graph_pb2.AGGREGATION_PHASE_COMPLETE,
-) -> OperatorHarness:
-    operator = window_aggregate_spec(spec, keys, NUMBERS, phase=phase)
-    return OperatorHarness(window_aggregate_operator(operator))
-
-
-def _running_harness(
-    aggregates: dict[str, agg.Aggregate],
-    phase: graph_pb2.AggregationPhase.ValueType = graph_pb2.AGGREGATION_PHASE_COMPLETE,
-) -> OperatorHarness:
-    operator = running_aggregate_spec(("k",), aggregates, phase=phase)
-    return OperatorHarness(running_aggregate_operator(operator))
-
-
-def _newest(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, str]:
-    """The last result of each window: late rows of one bundle give one update, not one per batch."""
-    return {repr([row[name] for name in (*keys, "window_start")]): repr(row) for row in rows}
-
-
-def _text(rows: list[dict[str, Any]]) -> list[str]:
-    return sorted(repr(row) for row in rows)
-
-
-def test_a_bundle_leaves_ahead_of_the_barrier() -> None:
-    aggregates = {"n": NUMBERS["n"], "sum_x": NUMBERS["sum_x"]}
-    spec = window_aggregate_spec(tumbling(10).to_proto(), ("k",), aggregates, phase=PARTIAL)
-    harness = OperatorHarness(window_aggregate_operator(spec))
-    row = {"k": 1, "x": 2, "f": 1.0, "s": "a", EVENT_TIME: 3}
-    harness.push(batch_of([row] * 10))
-    harness.push(batch_of([row] * 10))
-    assert harness.emitted == []
-    with pytest.raises(AssertionError, match="ahead of the barrier"):
-        harness.operator.prepare_snapshot(1)
-    harness.snapshot()
-    partial, barrier = harness.emitted
-    assert isinstance(partial, pa.RecordBatch)
-    assert is_partial(partial.schema)
-    assert isinstance(barrier, CheckpointBarrier)
-    harness.end()
-    assert len(harness.batches) == 1

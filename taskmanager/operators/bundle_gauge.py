@@ -1,0 +1,112 @@
+"""When rows of windows are aggregated in front of an exchange, and when that is not worth it (pure).
+
+Rows are counted into *bundles*. A bundle is over after ``bundle_rows`` rows, ahead of the row that would
+open one slice too many, or after ``trial_rows`` rows where these are nearly as many groups. Where a bundle
+was not worth it, the rows of the next ones go as they are: of 1, 2, 4 and at last ``_REST_MAX`` bundles, of 1 again
+after one that was.
+
+All of this is decided by positions in the sequence of rows: how they are cut into batches, and what comes
+between them, makes no difference.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+BUNDLE_ROWS = 1 << 16
+TRIAL_ROWS = 1 << 13
+SLICES_MAX = 64
+
+_WORTHWHILE = 0.5
+_HOPELESS = 0.95
+_REST_MAX = 64
+_STATE = struct.Struct("<qqqqq")
+
+
+class BundleGauge:
+    """Counts the rows of a subtask.
+
+    Args:
+        bundle_rows: rows of a whole bundle.
+        trial_rows: a bundle of fewer rows was not worth it.
+        slices_max: slices that a bundle may open.
+
+    Attributes:
+        rest_rows: so many of the next rows are to go as they are.
+    """
+
+    def __init__(
+        self,
+        bundle_rows: int = BUNDLE_ROWS,
+        trial_rows: int = TRIAL_ROWS,
+        slices_max: int = SLICES_MAX,
+    ) -> None:
+        assert 0 < trial_rows <= bundle_rows, "a trial is a part of a bundle"
+        assert slices_max > 0, "a bundle lies in slices"
+        self._bundle_rows = bundle_rows
+        self._trial_rows = trial_rows
+        self._slices_max = slices_max
+        self.rest_rows = 0
+        self._next_rest = 1
+        self._rows = 0
+        self._sent = 0
+        self._slices = 0
+
+    @property
+    def room(self) -> int:
+        """Rows that may be added before ``is_over`` must be asked."""
+        if self._slices > self._slices_max:
+            return 0
+        limit = self._trial_rows if self._rows < self._trial_rows else self._bundle_rows
+        return max(0, limit - self._rows)
+
+    @property
+    def slices_left(self) -> int:
+        """Slices that the bundle may still open."""
+        return self._slices_max - self._slices
+
+    def rested(self, rows: int) -> None:
+        """Rows have gone as they are, of ``rest_rows``."""
+        self.rest_rows -= rows
+
+    def added(self, rows: int, slices: int) -> None:
+        """The bundle has got rows, and slices that were not open."""
+        self._rows += rows
+        self._slices += slices
+
+    def sent(self, rows: int) -> None:
+        """Rows and partial rows of the bundle have gone."""
+        self._sent += rows
+
+    def is_over(self, pending: int) -> bool:
+        """Whether the bundle is over.
+
+        Args:
+            pending: groups of it that are not sent.
+        """
+        if self._rows >= self._bundle_rows or self._slices > self._slices_max:
+            return True
+        return self._rows == self._trial_rows and self._sent + pending > _HOPELESS * self._rows
+
+    def end(self) -> None:
+        """The bundle is over, and all of it has been sent."""
+        if self._rows >= self._trial_rows and self._sent <= _WORTHWHILE * self._rows:
+            self._next_rest = 1
+        else:
+            self.rest_rows = self._next_rest * self._bundle_rows
+            self._next_rest = min(2 * self._next_rest, _REST_MAX)
+        self._rows = self._sent = self._slices = 0
+
+    def to_bytes(self) -> bytes:
+        """What is counted, for ``restore``."""
+        return _STATE.pack(self.rest_rows, self._next_rest, self._rows, self._sent, self._slices)
+
+    def restore(self, kept: Iterable[bytes]) -> None:
+        """Goes on where others have stopped: one, or several whose bundles are one now."""
+        states = [_STATE.unpack(each) for each in kept]
+        if not states:
+            return
+        rests, next_rests, rows, sent, slices = zip(*states, strict=True)
+        self.rest_rows, self._next_rest = min(rests), max(next_rests)
+        self._rows, self._sent, self._slices = sum(rows), sum(sent), sum(slices)

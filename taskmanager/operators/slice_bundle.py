@@ -1,0 +1,135 @@
+"""Rows of several slices, aggregated per slice and key until somebody asks for them.
+
+Partial rows come out slice after slice, in each in the order in which the keys first appeared; what was
+restored counts as having appeared first. Numbers are added up row by row, so they are the same to the
+bit however rows were cut into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from penstock.pb import graph_pb2
+from penstock.schema import schema_from_bytes
+from penstock.storage.key_encoding import KeyBatch
+from penstock.window_schemas import ROWS, SLICE, partial_schema_of
+from taskmanager.kernels import AccumulatorKind, AccumulatorOverflowError, RecordTable
+from taskmanager.operators.aggregation import AggregateInputs, Aggregation, accumulator_columns
+from taskmanager.operators.key_columns import KeyColumns
+
+
+class SliceBundle:
+    """One table per slice that has rows.
+
+    Args:
+        spec: the operator; both its schemas are those of the rows.
+        keys: the key columns.
+        aggregates: decomposable ones.
+    """
+
+    def __init__(
+        self,
+        spec: graph_pb2.Operator,
+        keys: Sequence[str],
+        aggregates: Sequence[graph_pb2.Aggregate],
+    ) -> None:
+        schema = schema_from_bytes(spec.input_schema)
+        self._keys = KeyColumns(keys, schema)
+        self._aggregation = Aggregation(aggregates, spec, self._keys)
+        self._schema = partial_schema_of(self._aggregation.layout, schema, keys, is_window=True)
+        # The last one counts the rows that each partial row stands for.
+        self._kinds = [*self._aggregation.kinds, AccumulatorKind.COUNT]
+        self._slices: dict[int, RecordTable] = {}
+        self._spare: list[RecordTable] = []
+
+    def __contains__(self, start: int) -> bool:
+        return start in self._slices
+
+    @property
+    def first(self) -> int | None:
+        """Start of the first slice, None = there is none."""
+        return min(self._slices, default=None)
+
+    @property
+    def groups(self) -> int:
+        """Partial rows that ``take`` would give."""
+        return sum(len(table) for table in self._slices.values())
+
+    def keys_of(self, batch: pa.RecordBatch) -> KeyBatch:
+        """The keys of the rows of a batch."""
+        return self._keys.encode(batch)
+
+    def inputs_of(self, batch: pa.RecordBatch) -> AggregateInputs:
+        """What is aggregated of the rows of a batch."""
+        inputs = self._aggregation.inputs(batch)
+        inputs.values.append(None)
+        inputs.valid.append(None)
+        return inputs
+
+    def add(self, start: int, keys: KeyBatch, inputs: AggregateInputs) -> None:
+        """Adds rows of one slice.
+
+        Raises:
+            BadRecord: a sum leaves the range of int64.
+        """
+        self._accumulate(start, keys, inputs, merge=False)
+
+    def take(self, before: int | None = None) -> list[pa.RecordBatch]:
+        """The partial rows of the slices that start before a time, of all where it is None; they are out."""
+        starts = sorted(start for start in self._slices if before is None or start < before)
+        batches = [self._partial_batch(start) for start in starts]
+        for start in starts:
+            table = self._slices.pop(start)
+            table.clear()
+            self._spare.append(table)
+        return batches
+
+    def to_bytes(self) -> bytes:
+        """What ``take`` would give, all of which stays."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._schema) as writer:
+            for start in sorted(self._slices):
+                writer.write_batch(self._partial_batch(start))
+        return sink.getvalue().to_pybytes()
+
+    def restore(self, data: bytes) -> None:
+        """Adds what another bundle held.
+
+        Raises:
+            BadRecord: a sum leaves the range of int64.
+        """
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            for batch in reader:
+                inputs = self._aggregation.partial_inputs(batch)
+                inputs.values.append(batch.column(ROWS).to_numpy())
+                inputs.valid.append(None)
+                start = batch.column(SLICE)[0].as_py()
+                self._accumulate(start, self._keys.encode(batch), inputs, merge=True)
+
+    def _accumulate(
+        self, start: int, keys: KeyBatch, inputs: AggregateInputs, *, merge: bool
+    ) -> None:
+        table = self._slices.get(start)
+        if table is None:
+            table = self._spare.pop() if self._spare else self._new_table()
+            self._slices[start] = table
+        try:
+            table.accumulate(keys, inputs.values, inputs.valid, merge=merge)
+        except AccumulatorOverflowError as error:
+            raise self._aggregation.overflow(error, keys) from error
+
+    def _new_table(self) -> RecordTable:
+        # The index remembers the order in which keys appeared; that of the slots depends on the table's past.
+        return RecordTable(self._keys.types, self._kinds, with_index=True)
+
+    def _partial_batch(self, start: int) -> pa.RecordBatch:
+        rows = self._slices[start].rows()
+        arrays = [
+            *rows.keys.to_arrays(),
+            pa.repeat(pa.scalar(start, pa.int64()), len(rows.keys)),
+            pa.array(rows.accumulators[-1]),
+            *accumulator_columns(rows.accumulators[:-1], rows.validity[:-1]),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
