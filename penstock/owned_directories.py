@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Self
 
 from penstock.errors import ConfigurationError
+from penstock.storage.file_locks import LOCK_WAIT_MAX_S, lock
 
 _LOCK_NAME = ".lock"
 _DEAD_PREFIX = ".dead-"
-_LOCK_TIMEOUT_S = 10.0
-_LOCK_POLL_S = 0.01
 _RUNTIME_PREFIX = "penstock-"
 _SOCKET_PATH_MAX_BYTES = 100
 _SOCKET_NAME_MAX_BYTES = len("/4294967295.sock")
@@ -57,14 +56,14 @@ class OwnedDirectory:
                     )
                 # Made under another name, so that no sweep finds it without its lock.
                 temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
-                lock = os.open(temporary / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                own = os.open(temporary / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 temporary.rename(path)
         except OSError as error:
             raise ConfigurationError(f"the directory {path} cannot be made: {error}") from error
         if dead is not None:
             shutil.rmtree(dead, ignore_errors=True)
-        return cls(path, lock)
+        return cls(path, own)
 
     def remove(self) -> None:
         """Removes the directory and what is in it."""
@@ -128,20 +127,12 @@ def _locked(directory: Path) -> Iterator[None]:
         TimeoutError: somebody else does so for too long.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(
-                        f"another process keeps {directory} locked (flock) for {_LOCK_TIMEOUT_S:g} s"
-                    ) from None
-                time.sleep(_LOCK_POLL_S)
+        lock(descriptor, directory, time.monotonic() + LOCK_WAIT_MAX_S)
         yield
     finally:
+        # A child that was forked meanwhile has the descriptor too: closing alone would not do.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
@@ -156,13 +147,13 @@ def _is_own(path: Path) -> bool:
 def _set_aside_if_dead(path: Path) -> Path | None:
     """Moves the directory of a dead process out of the way; None = it lives, or is none of ours."""
     try:
-        lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return path.rename(path.parent / f"{_DEAD_PREFIX}{secrets.token_hex(8)}")
     except BlockingIOError:
         return None
     finally:
-        os.close(lock)
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A lock between processes that lives in a file which may be removed while others wait for it."""
+"""Locks between processes: on a file that may be removed while others wait for it, or on whatever is open."""
 
 from __future__ import annotations
 
@@ -10,6 +10,30 @@ from typing import Final, Self
 
 LOCK_WAIT_MAX_S: Final = 10.0
 _POLL_S: Final = 0.005
+
+
+def lock(descriptor: int, path: Path, deadline: float) -> None:
+    """Locks what is open, exclusively.
+
+    Args:
+        descriptor: of a file or a directory.
+        path: its name, for the error.
+        deadline: monotonic time until which to wait for another holder.
+
+    Raises:
+        TimeoutError: another holder kept it for longer.
+        OSError: it cannot be locked.
+    """
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{path} has been locked by another process for too long: is one of them paused?"
+                ) from None
+            time.sleep(_POLL_S)
 
 
 class LockedFile:
@@ -37,7 +61,7 @@ class LockedFile:
         while True:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                self._acquire(descriptor, deadline)
+                lock(descriptor, self._path, deadline)
                 if self._has_name(descriptor):
                     self._descriptor = descriptor
                     return self
@@ -52,19 +76,6 @@ class LockedFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
             os.close(self._descriptor)
-
-    def _acquire(self, descriptor: int, deadline: float) -> None:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(
-                        f"{self._path} has been locked by another process for "
-                        f"{self._wait_max_s:.0f} s: is one of them paused?"
-                    ) from None
-                time.sleep(_POLL_S)
 
     def _has_name(self, descriptor: int) -> bool:
         try:
