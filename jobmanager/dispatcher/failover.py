@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobmanager.dispatcher.job_causes import inputs_gone, subtask_of
-from jobmanager.dispatcher.job_messages import RestoredCheckpoint
+from jobmanager.dispatcher.job_messages import LocatedPartition, RestoredCheckpoint
 from jobmanager.dispatcher.job_options import JobOptions
+from jobmanager.failover.adoption import adopted, pinned
 from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failover_strategy import FailoverView, tasks_to_restart
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.rebuilt_regions import rebuilt_regions
 from jobmanager.failover.regions import KeptPartition, RegionGraph
 from jobmanager.failover.restart_strategy import RestartStrategy
-from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
 from jobmanager.partitions.partition_tracker import PartitionTracker
@@ -195,5 +196,43 @@ class Failover:
         return None
 
     def begins_from_nothing(self, subtask: SubtaskId) -> bool:
-        """Whether no checkpoint is of use to a subtask: its whole region does all its work again."""
-        return self._regions.region_of(subtask).index in self._rebuilds
+        """Whether no checkpoint is of use to a subtask that begins: its whole region does all its work again."""
+        has_finished = self._graph.current_of(subtask).state is AttemptState.FINISHED
+        return self._regions.region_of(subtask).index in self._rebuilds and not has_finished
+
+    # ------------------------------------------------------------ what was done under another JobManager
+
+    def pinned(self, restored: RestoredCheckpoint) -> tuple[tuple[str, AttemptKey], ...]:
+        """Partitions of attempts that need not be run again if these are still there."""
+        return tuple(
+            (edge_id, AttemptKey(producer.vertex, producer.subtask_index, number))
+            for edge_id, producer, number in sorted(
+                (partition.edge_id, partition.producer, number)
+                for partition, number in pinned(self._regions, restored)
+            )
+        )
+
+    def adopt(
+        self, restored: RestoredCheckpoint, located: Iterable[LocatedPartition]
+    ) -> RestoredCheckpoint:
+        """Counts as finished what was done before, before anything has begun.
+
+        Returns:
+            The checkpoint, with all of that as finished.
+        """
+        holders = {
+            (KeptPartition(one.edge_id, one.producer.subtask), one.producer.attempt): (
+                one.taskmanager_id
+            )
+            for one in located
+        }
+        done = adopted(self._regions, restored, holders.keys())
+        for subtask, number in done.items():
+            held = {
+                partition: holder
+                for (partition, attempt), holder in holders.items()
+                if partition.producer == subtask and attempt == number
+            }
+            holder = next(iter(held.values()), "")
+            self._partitions.adopt(self._graph.adopt(subtask, number, holder), held)
+        return replace(restored, finished=restored.finished | done.keys())

@@ -7,6 +7,7 @@
     any other failure: FAILING -> all attempts over -> FAILED; a cancellation likewise; a JobManager that
     stops: SUSPENDED
     regions behind blocking edges begin when all that they read is there
+    after another JobManager: prepared -> located, what was done before is adopted -> slots ...
     a subtask that is slow may have a second attempt beside the first, of which one counts (speculation.py)
 
 Invariants (``check``):
@@ -117,6 +118,9 @@ class JobMaster:
             else None
         )
         self._unusable: set[int] = set()
+        self._may_adopt = self.options.is_recovered
+        self._found: m.RestoredCheckpoint | None = None
+        """What the job goes on from, while it is asked for what was done before it."""
         self._committed = False
         self._all_started = False
         self._effects: list[m.JobEffect] = []
@@ -182,6 +186,8 @@ class JobMaster:
                 self._start()
             case m.StartPrepared() | m.StartNotPrepared():
                 self._take_preparation(event)
+            case m.PartitionsLocated():
+                self._take_located(event)
             case m.RestartDue():
                 self._take_due(event)
             case m.SlotsGranted():
@@ -269,17 +275,36 @@ class JobMaster:
             return
         restored = event.restored
         self.restored_checkpoint_id = restored.checkpoint_id if restored else 0
+        pinned = self._failover.pinned(restored) if restored and self._may_adopt else ()
+        if pinned:
+            self._found = restored
+            self._effects.append(m.LocatePartitions(self.attempt, pinned))
+        else:
+            self._begin_from(restored, is_whole=not self.graph.started)
+
+    def _take_located(self, event: m.PartitionsLocated) -> None:
+        """What was done under another JobManager, and is still there, is not done again."""
+        is_awaited = self._phase is Phase.PREPARING and event.attempt == self.attempt
+        if self._found is None or not is_awaited:
+            self.dropped_events += 1
+            return
+        for located in event.located:
+            self._lease.note_partition_endpoint(located.taskmanager_id, located.endpoint)
+        self._begin_from(self._failover.adopt(self._found, event.located), is_whole=True)
+
+    def _begin_from(self, restored: m.RestoredCheckpoint | None, *, is_whole: bool) -> None:
+        self._may_adopt, self._found = False, None
         if restored is not None:
             restored = restored.without(self._failover.begins_from_nothing)
-            again = self._moving if self.graph.started else frozenset(self.graph.subtasks())
-            if (problem := self._failover.unreadable(restored, again)) is not None:
+            problem = self._failover.unreadable(restored, self.graph.unstarted)
+            if problem is not None:
                 self._fail(problem, self._moving)
                 return
             self.graph.resume(restored.subtasks)
-        if self.graph.started:
-            self._splits.restart(self._moving, restored)
-        else:
+        if is_whole:
             self._splits = SourceSplits(self.plan, restored)
+        else:
+            self._splits.restart(self._moving, restored)
         self._schedule()
 
     def _schedule(self) -> None:
@@ -753,7 +778,8 @@ class JobMaster:
         if state is not self.state:
             self._become(state)
         self._phase = Phase.ENDED
-        self._effects += self._partitions.release_all()
+        if state is not JobState.SUSPENDED:  # else its successor may adopt what is held
+            self._effects += self._partitions.release_all()
         self._effects += self._lease.give_back_all()
         if self._wiring is not None and state in (JobState.FINISHED, JobState.CANCELED):
             self._effects.append(m.DiscardCheckpoints())

@@ -44,7 +44,8 @@ from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.scheduler.deployment import TaskPlan
 from jobmanager.scheduler.slots import Slot
-from penstock.errors import StreamError
+from penstock.errors import StreamError, TaskManagerLost
+from penstock.partition_id import PartitionId
 
 _REPORTS_MAX = 1024
 _CANCELLATION_MARGIN_MS = 5_000
@@ -146,6 +147,7 @@ class JobMasterRunner:
         self._inbox = Inbox()
         self._lanes: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._locating: asyncio.Task[None] | None = None
         self._overdue_timer: asyncio.TimerHandle | None = None
         self._later: set[asyncio.TimerHandle] = set()
         self._rivals = RivalRunner(
@@ -202,6 +204,7 @@ class JobMasterRunner:
                 # After the end the inbox may still hold a grant that must be given back.
                 while not self.master.ended or len(self._inbox):
                     await self._step(await self._inbox.get())
+                self._stop_locating()
         finally:
             self._inbox.close()
             for timer in (self._overdue_timer, *self._later):
@@ -258,6 +261,8 @@ class JobMasterRunner:
                     effect.taskmanager_id,
                     lambda: self._release(effect.taskmanager_id, released),
                 )
+            case m.LocatePartitions():
+                self._begin_to_locate(effect)
             case m.PromotePartitions():
                 self._in_order(_PROMOTION, lambda: self._promote(effect))
             case m.FreeSlots():
@@ -357,6 +362,31 @@ class JobMasterRunner:
     ) -> None:
         self._persisted_inputs.connect(tasks)
         await client.deploy_tasks(tasks)
+
+    def _begin_to_locate(self, effect: m.LocatePartitions) -> None:
+        assert self._tasks is not None, "effects are performed while the actor runs"
+        self._stop_locating()
+        self._locating = self._tasks.create_task(self._locate(effect))
+
+    def _stop_locating(self) -> None:
+        if self._locating is not None:
+            self._locating.cancel()
+
+    async def _locate(self, effect: m.LocatePartitions) -> None:
+        wanted = {
+            PartitionId(edge_id, key.vertex, key.subtask_index, key.attempt): (edge_id, key)
+            for edge_id, key in effect.partitions
+        }
+        found = await self._cluster.partitions.locate(self._job.job_id, wanted.keys())
+        self._log.info("partitions.located", found=len(found), wanted=len(wanted))
+        located = []
+        for partition, holder in found.items():
+            try:
+                endpoint = self._cluster.client(holder).partition_endpoint
+            except TaskManagerLost:
+                continue  # nobody serves what it holds
+            located.append(m.LocatedPartition(holder, endpoint_of(endpoint), *wanted[partition]))
+        self.post(m.PartitionsLocated(effect.attempt, tuple(located)))
 
     async def _promote(self, effect: m.PromotePartitions) -> None:
         try:

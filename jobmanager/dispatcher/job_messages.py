@@ -112,6 +112,28 @@ class StartNotPrepared:
 
 
 @dataclass(frozen=True, slots=True)
+class LocatedPartition:
+    """A complete partition that a TaskManager has kept since an earlier JobManager.
+
+    Attributes:
+        endpoint: where it is read.
+    """
+
+    taskmanager_id: str
+    endpoint: Endpoint
+    edge_id: str
+    producer: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsLocated:
+    """``LocatePartitions`` is done: what is not named is gone."""
+
+    attempt: int
+    located: tuple[LocatedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RestartDue:
     """The delay before a restart is over."""
 
@@ -325,6 +347,7 @@ JobEvent = (
     JobStarted
     | StartPrepared
     | StartNotPrepared
+    | PartitionsLocated
     | RestartDue
     | FinalCheckpointDue
     | SlotsGranted
@@ -365,6 +388,19 @@ class PrepareStart:
     attempt: int
     unusable: tuple[int, ...] = ()
     subtasks: frozenset[SubtaskId] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocatePartitions:
+    """Find complete partitions of the job, and give TaskManagers the time to come back that may hold them.
+    Answered by ``PartitionsLocated``.
+
+    Attributes:
+        partitions: edge and producer's attempt of each.
+    """
+
+    attempt: int
+    partitions: tuple[tuple[str, AttemptKey], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -632,6 +668,7 @@ CheckpointEffect = c.DeleteFiles | c.CallAt | c.AnswerRequest | c.ReportAborted 
 
 JobEffect = (
     PrepareStart
+    | LocatePartitions
     | PostLater
     | RequestSlots
     | WithdrawRequest

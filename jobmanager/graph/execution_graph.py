@@ -90,6 +90,14 @@ class ExecutionGraph:
 
     # ------------------------------------------------------------ attempts
 
+    def adopt(self, subtask: SubtaskId, number: int, taskmanager_id: str) -> ExecutionAttempt:
+        """A subtask has done its work before, in an attempt of an earlier JobManager."""
+        assert self._attempts[subtask].state is AttemptState.CREATED, "nothing has begun yet"
+        key = AttemptKey(subtask.vertex, subtask.subtask_index, number)
+        adopted = ExecutionAttempt(key, AttemptState.FINISHED, taskmanager_id)
+        self._attempts[subtask] = adopted
+        return adopted
+
     def resume(self, subtasks: Iterable[SubtaskId]) -> None:
         """These have state in the checkpoint that the job goes on from."""
         self._resumed.update(subtasks)

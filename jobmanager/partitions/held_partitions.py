@@ -6,7 +6,7 @@ forgotten, was told of by an earlier one, or could not release because a call fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobmanager.partitions.promoted import PromotedPart, PromotedPartitions, PromotedSet
@@ -113,6 +113,16 @@ class HeldPartitions:
             for taskmanager_id, holdings in sorted(self._holdings.items())
             for partition in holdings.partitions
         ]
+
+    def find(self, job_id: str, wanted: Collection[PartitionId]) -> Mapping[PartitionId, str]:
+        """The TaskManager of each partition of a job that is there."""
+        return {
+            partition.partition_id: taskmanager_id
+            for taskmanager_id, partition in self.all()
+            if partition.job_id == job_id
+            and not partition.promoted_as
+            and partition.partition_id in wanted
+        }
 
     def holders_of(self, name: str, job_id: str = "") -> list[str]:
         """TaskManagers with partitions that are promoted under a name; of one job, "" = of any."""

@@ -5,8 +5,9 @@ A call that fails is made again after the next heartbeat that names the partitio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -22,6 +23,7 @@ from jobmanager.partitions.promoted import (
 from jobmanager.rpc.partition_convert import holdings_of, partition_details
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.errors import JobRejected, PartitionUnavailable, StreamError, Unrecoverable
+from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2, graph_pb2
 from penstock.persisted import persist_sinks, persisted_sources
 
@@ -32,29 +34,36 @@ class HeldPartitionsRunner:
     Args:
         client: the client of a registered TaskManager; raises ``TaskManagerLost`` for another one.
         start: runs work for as long as the cluster runs.
-        is_settled: whether TaskManagers that are not there are gone: they have had the time to register.
+        settles_in_s: how long TaskManagers that are not there may still take to register; 0 or less = they are
+            gone.
     """
 
     def __init__(
         self,
         client: Callable[[str], TaskManagerClient],
         start: Callable[[Coroutine[Any, Any, None]], None],
-        is_settled: Callable[[], bool],
+        settles_in_s: Callable[[], float],
     ) -> None:
         self._client = client
         self._start = start
         self._held = HeldPartitions()
         self._releasing: set[tuple[str, str, str]] = set()
         """TaskManager, job, and the name it is promoted under, "" = none."""
-        self._is_settled = is_settled
+        self._settles_in_s = settles_in_s
+        self._changed = asyncio.Event()
         self._claimed: set[str] = set()
         self._log = structlog.get_logger(__name__)
         self.counts = (0, 0)
         """Number and bytes of all; replaced as a whole, so that any thread may read it."""
 
+    @property
+    def _is_settled(self) -> bool:
+        return self._settles_in_s() <= 0
+
     def observe(self, taskmanager_id: str, holdings: Holdings) -> None:
         """A TaskManager has said what it holds."""
         self._held.observe(taskmanager_id, holdings)
+        self._changed.set()
         self.counts = (self._held.count, self._held.size_bytes)
 
     def lost(self, taskmanager_id: str) -> None:
@@ -65,6 +74,23 @@ class HeldPartitionsRunner:
     def of(self, taskmanager_id: str) -> Holdings:
         """What a TaskManager holds."""
         return self._held.of(taskmanager_id)
+
+    async def locate(
+        self, job_id: str, wanted: Collection[PartitionId]
+    ) -> Mapping[PartitionId, str]:
+        """Finds partitions of a job, and waits for TaskManagers that may still register where some are missing.
+
+        Returns:
+            The TaskManager of each that is there.
+        """
+        while True:
+            self._changed.clear()
+            found = self._held.find(job_id, wanted)
+            if len(found) == len(wanted) or self._is_settled:
+                return found
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settles_in_s()):
+                    await self._changed.wait()
 
     def release_unneeded(
         self, taskmanager_id: str, needs_partitions: Callable[[str], bool]
@@ -78,7 +104,7 @@ class HeldPartitionsRunner:
         """
         for job_id in self._held.unneeded_jobs(taskmanager_id, needs_partitions):
             self._begin_release(taskmanager_id, job_id)
-        if self._is_settled():  # who has been told that a set is whole may still have to register
+        if self._is_settled:  # who has been told that a set is whole may still have to register
             for name, job_id in self._held.unconfirmed(taskmanager_id, needs_partitions):
                 self._begin_release(taskmanager_id, job_id, name)
 
@@ -181,13 +207,13 @@ class HeldPartitionsRunner:
         try:
             return of_job(self.promoted(), name, job_id)
         except Unrecoverable as error:
-            if self._is_settled():
+            if self._is_settled:
                 raise
             raise PartitionUnavailable(
                 f"{error} (or they have not registered yet: the JobManager has just started)"
             ) from error
 
-    @contextmanager
+    @contextlib.contextmanager
     def claimed(self, name: str) -> Iterator[None]:
         """Within it no other job is given the name.
 

@@ -136,6 +136,22 @@ class PartitionTracker:
                 self._holders.add(attempt.taskmanager_id)
                 self._held[version] = _Held(attempt.taskmanager_id, attempt.slot_id, is_blocking)
 
+    def adopt(self, attempt: ExecutionAttempt, held: Mapping[KeptPartition, str]) -> None:
+        """An attempt of an earlier JobManager has done its work.
+
+        Args:
+            attempt: which.
+            held: TaskManagers that have what is still there of what it has written.
+        """
+        for group in self._regions.written_by(attempt.key.subtask):
+            partition = KeptPartition(group.edge.id, attempt.key.subtask)
+            version = (partition, attempt.key.attempt)
+            if partition in held:
+                self._holders.add(held[partition])
+                self._held[version] = _Held(held[partition], "", is_blocking=True)
+            else:
+                self._missing.add(version)
+
     def lose_taskmanager(self, taskmanager_id: str) -> None:
         """Whatever it held is gone."""
         self._lose(v for v, held in self._held.items() if held.taskmanager_id == taskmanager_id)

@@ -32,6 +32,9 @@ from penstock.config import Configuration
 from penstock.errors import JobRejected, StreamError, TaskManagerLost
 from penstock.pb import client_pb2
 
+_REGISTRATION_RETRY_MS = 2_000
+"""TaskManagers that look for their JobManager let no more time go by between two attempts."""
+
 
 class JobInbox(Protocol):
     """Where a job hears of its slots."""
@@ -93,9 +96,10 @@ class ClusterRunner:
         self._freeing: set[tuple[str, str, str]] = set()
         # Slots whose end their TaskManagers have not confirmed, and the jobs that gave them up.
         self._unconfirmed: dict[s.Slot, str] = {}
-        self._settled_at_ms = self._now_ms() + config.heartbeat_timeout_ms
+        patience_ms = config.heartbeat_timeout_ms + config.heartbeat_interval_ms
+        self._settled_at_ms = self._now_ms() + patience_ms + _REGISTRATION_RETRY_MS
         self.partitions = HeldPartitionsRunner(
-            self.client, self._start, lambda: self._now_ms() >= self._settled_at_ms
+            self.client, self._start, lambda: (self._settled_at_ms - self._now_ms()) / 1000
         )
         self.counts = SlotCounts()
         self.losses: Mapping[LossReason, int] = {}

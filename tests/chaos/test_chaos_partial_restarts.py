@@ -20,7 +20,14 @@ import pytest
 import penstock as ps
 from penstock.job import state_name
 from tests.chaos.test_chaos_ledger import seed_of
-from tests.support.numbered_job import NUMBERED, Number, NumberedJob, incarnations, longest_gap_ms
+from tests.support.numbered_job import (
+    NUMBERED,
+    ROW,
+    Number,
+    NumberedJob,
+    incarnations,
+    longest_gap_ms,
+)
 from tests.support.processes import DaemonCluster, wait_ended
 from tests.support.watched_job import Placed, Subtask, WatchedJob, placed
 from tests.support.windowed_job import WindowedJob
@@ -272,6 +279,8 @@ def test_finished_stages_are_run_again_only_where_their_rows_are_lost(
         pytest.param("slot", marks=pytest.mark.chaos),
         "taskmanager",
         pytest.param("partition server", marks=pytest.mark.chaos),
+        "jobmanager",
+        pytest.param("jobmanager, told to end", marks=pytest.mark.chaos),
     ],
 )
 def test_behind_a_blocking_exchange_a_stream_with_checkpoints_goes_on_where_it_was(
@@ -287,7 +296,12 @@ def test_behind_a_blocking_exchange_a_stream_with_checkpoints_goes_on_where_it_w
         time.sleep(0.01)  # work that takes its time: checkpoints come in between
 
     def build(env: ps.Environment) -> None:
-        rows = numbered.source(env).exchange("blocking").key_by("key")
+        rows = numbered.source(env)
+        if (
+            victim == "jobmanager"
+        ):  # its successor finds all that was kept: it need not be made again
+            rows = rows.map(lambda row: row, schema=ROW)
+        rows = rows.exchange("blocking").key_by("key")
         rows = rows.process(Number(slowly), schema=NUMBERED).uid("number")
         rows.rebalance().write_json(numbered.numbered).uid("sink")
 
@@ -304,12 +318,16 @@ def test_behind_a_blocking_exchange_a_stream_with_checkpoints_goes_on_where_it_w
     if victim == "partition server":
         kill(wide.partition_server_pids(daemon["pid"])[0])
         job.await_checkpoints(2)
+    elif "jobmanager" in victim:
+        (jobmanager,) = wide.daemons("jobmanager")
+        os.kill(jobmanager["pid"], signal.SIGKILL if victim == "jobmanager" else signal.SIGTERM)
+        wait_ended(jobmanager["pid"])
+        wide.start(taskmanagers=3)
+    elif victim == "taskmanager":
+        kill(daemon["pid"])
     else:
-        kill(
-            daemon["pid"]
-            if victim == "taskmanager"
-            else chance.choice(wide.slot_pids(daemon["pid"]))
-        )
+        kill(chance.choice(wide.slot_pids(daemon["pid"])))
+    if victim != "partition server":
         job.await_that(lambda details: begun_again(before, placed(details)))
     gate.touch()
     job.finish()

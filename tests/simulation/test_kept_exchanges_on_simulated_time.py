@@ -29,6 +29,14 @@ def test_the_seeds_cover_what_they_are_for():
     assert sum(cluster.states[-1] is JobState.FINISHED for cluster in clusters) >= 18
 
 
+def test_a_jobmanager_has_nothing_done_again_that_is_still_there():
+    """Half of a blocking partition is in the state, and its producer would not send the same again."""
+    clusters = [simulate(seed, job="blocking_stages") for seed in (28, 93, 110, 151)]
+    assert all(cluster.jobmanager_deaths for cluster in clusters)
+    assert all(cluster.adopted for cluster in clusters)
+    assert {cluster.state for cluster in clusters} == {JobState.FINISHED}
+
+
 def test_windows_that_are_pre_aggregated_come_again_as_they_were():
     clusters = [simulate(seed, job="pre_aggregated") for seed in range(100, 124)]
     assert sum(cluster.failovers.spared for cluster in clusters) >= 6

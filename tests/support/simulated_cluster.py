@@ -24,8 +24,9 @@ from jobmanager.dispatcher.job_settings import job_settings
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.execution_attempt import AttemptKey
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.rpc.graph_convert import event_of, plan_of
+from jobmanager.rpc.graph_convert import endpoint_of, event_of, plan_of
 from jobmanager.scheduler.placement import slots_needed
 from jobmanager.scheduler.slots import Slot
 from penstock.config import Configuration
@@ -63,6 +64,7 @@ class SimulatedCluster:
         rows: what its collect sinks brought back, by collect id.
         story: what happened, for whoever looks into a seed.
         orphan_checks: how often the store was seen at rest and compared with what HEAD names.
+        adopted: subtasks that a JobManager has not had run again, since they were done before it.
         failovers: what failures have restarted.
         processed_at_restart: how many rows functions had processed when something was restarted last.
         has_noted_commit: a job without checkpoints is at its one commit.
@@ -98,6 +100,8 @@ class SimulatedCluster:
         self.leader_epoch = 1
         self.jobmanager_deaths = 0
         self.slot_deaths = 0
+        self.taskmanager_losses = 0
+        self.adopted = 0
         self._failed_calls_before = 0
         self.restored_from_checkpoint = 0
         self._plan: JobPlan = plan_of(graph)
@@ -268,6 +272,20 @@ class SimulatedCluster:
         """A TaskManager that answers this JobManager."""
         found = self._taskmanagers.get(taskmanager_id)
         return found if found is not None and found.name in self._registered else None
+
+    def locate(
+        self, partitions: Iterable[tuple[str, AttemptKey]]
+    ) -> tuple[m.LocatedPartition, ...]:
+        """Those that are there, with TaskManagers that have registered."""
+        return tuple(
+            m.LocatedPartition(
+                taskmanager.taskmanager_id, endpoint_of(taskmanager.server.endpoint), edge_id, key
+            )
+            for edge_id, key in partitions
+            for taskmanager in self._taskmanagers.values()
+            if taskmanager.name in self._registered
+            and taskmanager.holds(edge_id, key.vertex, key.subtask_index, key.attempt)
+        )
 
     def _processes(self) -> list[SimulatedSlot]:
         return _processes_of(self._taskmanagers.values())
@@ -527,6 +545,7 @@ class SimulatedCluster:
 
     def _miss(self, lost: SimulatedTaskManager) -> None:
         """A TaskManager is silent from now on; some time later it is lost, and then another one comes."""
+        self.taskmanager_losses += 1
         del self._taskmanagers[lost.taskmanager_id]
         for slot in lost.slots:
             if self._free.get(slot.slot_id) == slot:
@@ -596,7 +615,6 @@ class SimulatedCluster:
     def _register_again(self, taskmanager: SimulatedTaskManager) -> None:
         if taskmanager.is_alive and taskmanager.name not in self._registered:
             taskmanager.end_all()
-            taskmanager.release(())
             self._register(taskmanager)
 
 

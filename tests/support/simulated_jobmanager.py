@@ -22,6 +22,7 @@ from jobmanager.dispatcher.job_settings import JobSettings
 from jobmanager.dispatcher.job_state import ENDING, JobState
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.rpc.graph_convert import (
     DeploymentMessages,
     attempt_id,
@@ -46,6 +47,8 @@ Answer = TypeVar("Answer")
 _ATTEMPTS_RESERVED_AT_ONCE = 16
 _CALL_TIMEOUT_NS = 300_000_000
 _CANCELLATION_TIMEOUT_NS = 2_000_000_000
+_REGISTRATION_NS = 150_000_000
+"""Longer than TaskManagers take to register again."""
 
 
 class JobManagerHost(Protocol):
@@ -57,6 +60,7 @@ class JobManagerHost(Protocol):
     failovers: FailoverAudit
     attempts_end: int
     has_noted_commit: bool
+    adopted: int
 
     def later(self, action: Callable[[], None]) -> None:
         """Runs an action at a drawn time."""
@@ -66,6 +70,11 @@ class JobManagerHost(Protocol):
 
     def find_taskmanager(self, taskmanager_id: str) -> SimulatedTaskManager | None:
         """A TaskManager that answers this JobManager."""
+
+    def locate(
+        self, partitions: Iterable[tuple[str, AttemptKey]]
+    ) -> tuple[m.LocatedPartition, ...]:
+        """Those that are there, with TaskManagers that have registered."""
 
     def request_slots(self, count: int) -> None:
         """The job wants slots."""
@@ -256,6 +265,8 @@ class SimulatedJobManager:
                     lambda taskmanager: taskmanager.release(released),
                     failed=_told_when_a_heartbeat_names_them,
                 )
+            case m.LocatePartitions():
+                self._locate(effect, host.loop.monotonic_ns() + _REGISTRATION_NS)
             case m.PublishState(state):
                 host.publish(state)
             case m.PostLater(delay_ms, event):
@@ -348,6 +359,21 @@ class SimulatedJobManager:
             self._host.later(end)
 
         self._begin_in_lane(taskmanager_id, call)
+
+    def _locate(self, effect: m.LocatePartitions, until_ns: int) -> None:
+        """Looks for partitions until all are found, or everybody has registered who lives."""
+        located = self._host.locate(effect.partitions)
+        is_settled = self._host.loop.monotonic_ns() >= until_ns
+        if len(located) == len(effect.partitions) or is_settled:
+            self._host.later(lambda: self._adopt(m.PartitionsLocated(effect.attempt, located)))
+        elif self.is_alive:
+            self._host.later(lambda: self._locate(effect, until_ns))
+
+    def _adopt(self, event: m.PartitionsLocated) -> None:
+        before = self.master.graph.started
+        self.tell(event)
+        finished = self.master.graph.in_state(AttemptState.FINISHED)
+        self._host.adopted += len(finished - before)
 
     def _free(self, slots: tuple[Slot, ...]) -> None:
         taskmanager_id = slots[0].taskmanager_id

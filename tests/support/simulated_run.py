@@ -131,6 +131,12 @@ def _check_end(run: Run, cluster: SimulatedCluster) -> None:
         cluster.cause.message
     ):
         expected |= {JobState.FAILED}  # half of a blocking partition is in the state
+        faults = run.faults
+        assert (
+            cluster.taskmanager_losses
+            or run.settings["jobmanager.execution.failover-strategy"] == "full"
+            or faults.slot_store_failures + faults.jobmanager_store_failures + faults.lost_answers
+        ), "what is held can be read on"
     assert cluster.state in expected, f"it ended {cluster.state.name}: {cluster.cause}"
     noticed = run.job.noticed_rows
     if noticed is None or cluster.processed_at_restart <= noticed:
@@ -168,6 +174,8 @@ def main(first: int, count: int, backend: str, job: str) -> int:
                     "with a missing partition": cluster.failovers.backtracked,
                     "deaths of slots": cluster.slot_deaths,
                     "of JobManagers": cluster.jobmanager_deaths,
+                    "stages adopted": cluster.adopted,
+                    "inputs lost": cluster.state is JobState.FAILED,
                     "looks at a store at rest": cluster.orphan_checks,
                 }
             )

@@ -14,6 +14,7 @@ from typing import Protocol
 from common.pb import internal_pb2
 from jobmanager.scheduler.slots import Slot
 from penstock.errors import TaskFailure
+from penstock.partition_id import PartitionId
 from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_CANCELED,
     ATTEMPT_STATE_FAILED,
@@ -159,6 +160,11 @@ class SimulatedTaskManager:
             chosen = [held[1] for held in self._sealed.held()]
         self._sealed.release("job", chosen)
         self.server.forget()
+
+    def holds(self, edge_id: str, vertex: str, subtask_index: int, attempt: int) -> bool:
+        """Whether it has a complete partition."""
+        wanted = PartitionId(edge_id, vertex, subtask_index, attempt)
+        return any(held[1] == wanted for held in self._sealed.held())
 
     def held(self) -> list[str]:
         """Files in the spill directory."""

@@ -6,6 +6,7 @@ Method: the pure table by examples; then a JobManager in this process with fake 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import grpc
@@ -13,6 +14,8 @@ import pytest
 
 from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartition, HeldPartitions, Holdings
+from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
+from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 
@@ -40,6 +43,44 @@ def message(job_id: str, promoted_as: str = "") -> internal_pb2.HeldPartition:
 
 def whole(name: str, job_id: str) -> internal_pb2.PromotedSet:
     return internal_pb2.PromotedSet(name=name, job_id=job_id, partition_count=1, confirmed=True)
+
+
+def wanted(*indices: int) -> set[PartitionId]:
+    return {held("a", index).partition_id for index in indices}
+
+
+def test_partitions_are_found_with_whoever_holds_them_for_their_job() -> None:
+    table = HeldPartitions()
+    table.observe("tm1", Holdings((held("a"), held("b", 1), held("a", 2, promoted_as="mine"))))
+    table.observe("tm2", Holdings((held("a", 3),)))
+    found = table.find("a", wanted(0, 1, 2, 3))
+    assert {id.subtask_index: holder for id, holder in found.items()} == {0: "tm1", 3: "tm2"}
+
+
+def test_taskmanagers_that_may_still_register_are_waited_for() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        settled_at = loop.time() + 0.2
+        runner = HeldPartitionsRunner(_no_client, _no_work, lambda: settled_at - loop.time())
+        runner.observe("tm1", Holdings((held("a"),)))
+        assert await runner.locate("a", wanted(0)) == {held("a").partition_id: "tm1"}
+        assert loop.time() < settled_at
+        late = Holdings((held("a", 1),))
+        loop.call_later(0.05, runner.observe, "tm2", late)
+        assert set((await runner.locate("a", wanted(0, 1))).values()) == {"tm1", "tm2"}
+        assert loop.time() < settled_at
+        assert await runner.locate("a", wanted(1, 2)) == {held("a", 1).partition_id: "tm2"}
+        assert loop.time() >= settled_at
+
+    run(scenario)
+
+
+def _no_client(taskmanager_id: str) -> TaskManagerClient:
+    raise AssertionError(taskmanager_id)
+
+
+def _no_work(work: Coroutine[Any, Any, None]) -> None:
+    raise AssertionError(work)
 
 
 def test_what_no_job_needs() -> None:

@@ -1,7 +1,4 @@
-"""Restarts of a part of a job: stories by hand.
-
-``Story`` plays a cluster in which all goes well: calls are answered, cancelled attempts end at once.
-"""
+"""Restarts of a part of a job: stories by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.checkpoint_wiring import Coordinator
-from jobmanager.dispatcher.job_master import JobMaster
 from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.failover.failover_strategy import FailoverStrategyName
@@ -29,6 +25,7 @@ from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
 from penstock.connectors.source import Split
 from tests.support.drawn_plans import drawn, in_words, subtask, subtasks
+from tests.support.job_story import JobStory
 
 CAUSE = FailureCause("TaskFailure", "it broke")
 LOST = FailureCause("TaskManagerLost", "it is gone")
@@ -43,8 +40,8 @@ def with_source(plan: JobPlan, vertex: str) -> JobPlan:
     return JobPlan(vertices, plan.edges)
 
 
-class Story:
-    """A job and its cluster: slot i is on TaskManager ``t<i>``, unless it is said otherwise."""
+class Story(JobStory):
+    """A job that may restart, and may take checkpoints."""
 
     def __init__(
         self,
@@ -54,63 +51,38 @@ class Story:
         checkpoints: bool = False,
         strategy: FailoverStrategyName = FailoverStrategyName.REGION,
         slots_per_taskmanager: int = 1,
+        first_attempt: int = 0,
+        restored: m.RestoredCheckpoint | None = None,
     ) -> None:
         make = partial(_coordinator, CheckpointSettings(interval_ms=1_000)) if checkpoints else None
         restart = RestartSettings(FixedDelay(attempts, 500))
-        self.master = JobMaster(plan, JobOptions(restart, strategy, make))
-        self.effects: list[m.JobEffect] = []
-        self.restored: m.RestoredCheckpoint | None = None
-        self.per_taskmanager = slots_per_taskmanager
-        self.slot_count = 0
+        options = JobOptions(
+            restart,
+            strategy,
+            make,
+            first_attempt=first_attempt,
+            is_recovered=first_attempt > 0,
+        )
+        super().__init__(plan, options, slots_per_taskmanager)
+        self.restored = restored
         self.processes: dict[str, str] = {}
         self.answers_calls = True
         self.prepares = True
         self.do(m.JobStarted())
 
-    def do(self, event: m.JobEvent, now_ms: int = 0) -> list[m.JobEffect]:
-        """One event, and what the cluster answers; returns all effects."""
-        done: list[m.JobEffect] = []
-        events = [event]
-        while events:
-            effects = self.master.step(events.pop(0), now_ms)
-            self.master.check()
-            done += effects
-            for effect in effects:
-                events += self.answers(effect)
-        self.effects += done
-        return done
-
     def answers(self, effect: m.JobEffect) -> list[m.JobEvent]:
         match effect:
-            case m.PrepareStart(attempt) if self.prepares:
-                return [m.StartPrepared(attempt, self.restored)]
-            case m.RequestSlots(count) if self.answers_calls:
-                return [m.SlotsGranted(tuple(self.new_slot() for _ in range(count)))]
-            case m.AllocateSlots(name, slot_ids, call) if self.answers_calls:
+            case m.PrepareStart(attempt):
+                return [m.StartPrepared(attempt, self.restored)] if self.prepares else []
+            case m.RequestSlots() | m.CancelTasks() if not self.answers_calls:
+                return []
+            case m.AllocateSlots(name, slot_ids, call):
                 found = tuple(Endpoint(id, self.processes.get(id, "p0")) for id in slot_ids)
-                return [m.SlotsAllocated(name, found, call, Endpoint("", name))]
-            case m.CancelTasks(_, keys) if self.answers_calls:
-                return [m.AttemptReported(key, AttemptState.CANCELED) for key in keys]
-            case m.NoteCommit():
-                return [m.CommitNoted()]
-        return []
-
-    def new_slot(self) -> Slot:
-        name = f"t{self.slot_count // self.per_taskmanager}"
-        self.slot_count += 1
-        return Slot(f"{name}-{self.slot_count - 1}", name, "1")
+                answer = m.SlotsAllocated(name, found, call, Endpoint("", name))
+                return [answer] if self.answers_calls else []
+        return super().answers(effect)
 
     # ------------------------------------------------------------ what happens
-
-    def key(self, text: str) -> AttemptKey:
-        return self.master.graph.current_of(subtask(text)).key
-
-    def report(self, text: str, state: AttemptState = RUNNING) -> list[m.JobEffect]:
-        return [
-            effect
-            for name in text.split()
-            for effect in self.do(m.AttemptReported(self.key(name), state))
-        ]
 
     def fail(self, text: str, missing: m.MissingPartition | None = None) -> list[m.JobEffect]:
         event = m.AttemptReported(self.key(text), AttemptState.FAILED, CAUSE, missing)
@@ -129,9 +101,6 @@ class Story:
         self.report(text, RUNNING)
 
     # ------------------------------------------------------------ what can be seen
-
-    def attempts(self, text: str) -> list[int]:
-        return [self.key(name).attempt for name in text.split()]
 
     def state(self, text: str) -> AttemptState:
         return self.master.graph.current_of(subtask(text)).state
@@ -684,17 +653,121 @@ def test_an_older_checkpoint_that_is_damaged_leaves_the_newest_alone() -> None:
     assert story.due()[0] == m.PrepareStart(3, (3,), subtasks("a0 b0"))
 
 
-def test_a_job_that_is_found_cannot_go_on_in_the_middle_of_rows_that_are_gone() -> None:
-    plan = drawn("a:1 b:1", "a>b hash blocking")
-    story = Story(plan, checkpoints=True)
-    story.prepares = False
-    master = JobMaster(plan, story.master.options)
-    master.step(m.JobStarted())
-    read = m.RestoredRead(SubtaskId("b", 0), "a>b", 0, 0, rows=5)
-    master.step(m.StartPrepared(0, m.RestoredCheckpoint(4, reads=(read,)), (), 5))
-    assert master.state is JobState.FAILED
-    assert master.failure is not None
-    assert "cannot go on from checkpoint 4" in master.failure.message
+# ---------------------------------------------------------------- after another JobManager
+
+
+BUILT = drawn("a:2 b:2", "a>b hash blocking")
+
+
+def half_read(*attempts: int) -> m.RestoredCheckpoint:
+    """Both of b had begun to read these attempts of a0 and a1."""
+    reads = tuple(
+        m.RestoredRead(SubtaskId("b", reader), "a>b", producer, attempt, rows=5)
+        for reader in range(2)
+        for producer, attempt in enumerate(attempts)
+    )
+    return m.RestoredCheckpoint(4, subtasks("a0 a1"), (), reads, subtasks("a0 a1 b0 b1"))
+
+
+def located(*held: str) -> m.PartitionsLocated:
+    """Of ``h0:a1#3``, TaskManager h0 has what attempt 3 of a1 has sent to b."""
+    found = []
+    for text in held:
+        holder, _, rest = text.partition(":")
+        name, _, attempt = rest.partition("#")
+        key = AttemptKey(name[0], int(name[1:]), int(attempt))
+        found.append(m.LocatedPartition(holder, Endpoint("", f"server {holder}"), "a>b", key))
+    return m.PartitionsLocated(7, tuple(found))
+
+
+def taken_over(plan: JobPlan = BUILT, restored: m.RestoredCheckpoint | None = None) -> Story:
+    return Story(plan, checkpoints=True, first_attempt=7, restored=restored or half_read(3, 2))
+
+
+def test_what_an_earlier_jobmanager_had_done_and_is_held_is_read_on() -> None:
+    story = taken_over()
+    wanted = (("a>b", AttemptKey("a", 0, 3)), ("a>b", AttemptKey("a", 1, 2)))
+    assert m.LocatePartitions(7, wanted) in story.effects
+    assert deployed(story.effects) == ""
+    effects = story.do(located("h0:a0#3", "h1:a1#2"))
+    assert deployed(effects) == "b0 b1"
+    assert story.attempts("a0 a1 b0 b1") == [3, 2, 7, 7]
+    channels = {
+        (channel.producer.host_id, channel.producer_attempt)
+        for e in effects
+        if isinstance(e, m.DeployTasks)
+        for task in e.tasks
+        for edge in task.inputs
+        for channel in edge.channels
+    }
+    assert channels == {
+        ("server h0", AttemptKey("a", 0, 3)),
+        ("server h1", AttemptKey("a", 1, 2)),
+    }
+    story.run("b0 b1")
+    assert story.master.state is JobState.RUNNING
+    story.report("b0 b1", FINISHED)
+    assert story.master.state is JobState.FINISHED
+    released = [e for e in story.effects if isinstance(e, m.ReleasePartitions)]
+    assert released == [m.ReleasePartitions("h0"), m.ReleasePartitions("h1")]
+
+
+def test_rows_that_are_gone_cannot_be_read_on() -> None:
+    story = taken_over()
+    story.do(located("h0:a0#3"))
+    assert story.master.state is JobState.FAILED
+    assert story.master.failure is not None
+    assert "cannot go on from checkpoint 4" in story.master.failure.message
+
+
+def test_rows_that_come_again_are_made_again_where_they_are_gone() -> None:
+    story = taken_over(drawn("a:2 b:2", "a>b hash blocking reproducible"))
+    assert deployed(story.do(located("h1:a1#2"))) == "a0"
+    story.run("a0")
+    assert deployed(story.report("a0", FINISHED)) == "b0 b1"
+    assert story.attempts("a0 a1") == [7, 2]
+
+
+def test_a_holder_that_is_lost_before_its_rows_are_read_ends_the_job() -> None:
+    """With the cause, and not before the job has tried: what is behind may still have been reproducible."""
+    story = taken_over(restored=half_read(3, 2))
+    story.answers_calls = False
+    story.do(located("h0:a0#3", "h1:a1#2"))
+    story.do(m.TaskManagerLost("h1", LOST))
+    story.answers_calls = True
+    story.due()
+    assert story.master.state is JobState.FAILED
+    assert story.master.failure is not None
+    assert "what a/1 had written" in story.master.failure.message
+
+
+def test_nobody_is_asked_twice_what_was_done() -> None:
+    """Everything begins again after a damaged checkpoint, as in any job."""
+    story = taken_over(drawn("a:2 b:2", "a>b hash blocking reproducible"))
+    story.do(located("h0:a0#3", "h1:a1#2"))
+    story.run("b0 b1")
+    before = len(story.effects)
+    story.do(m.FailureRequested(CAUSE))
+    story.due()
+    assert deployed(story.effects[before:]) == "a0 a1"
+    assert not [e for e in story.effects[before:] if isinstance(e, m.LocatePartitions)]
+
+
+def test_answers_that_nobody_waits_for_change_nothing() -> None:
+    story = taken_over()
+    story.do(m.CancelRequested())
+    assert story.master.state is JobState.CANCELED
+    assert story.do(located("h0:a0#3", "h1:a1#2")) == []
+    assert story.master.dropped_events == 1
+
+
+def test_a_jobmanager_that_stops_leaves_to_its_successor_what_is_held() -> None:
+    story = Story(BUILT, checkpoints=True)
+    story.run("a0 a1")
+    story.report("a0 a1", FINISHED)
+    effects = story.do(m.SuspendRequested())
+    assert story.master.state is JobState.SUSPENDED
+    assert not [e for e in effects if isinstance(e, m.ReleasePartitions)]
 
 
 def test_head_that_was_claimed_again_is_heard_of_even_where_the_start_is_void() -> None:

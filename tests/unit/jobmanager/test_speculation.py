@@ -1,7 +1,6 @@
 """Rivals of slow attempts in the machine of a job: stories by hand.
 
-``Story`` plays a cluster in which all goes well: calls are answered, and there is a spare slot ``x<i>-0`` for
-whoever asks, each on a TaskManager of its own, unless a story says otherwise.
+There is a spare slot ``x<i>-0`` for whoever asks, each on a TaskManager of its own, unless a story says otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from jobmanager.scheduler.slots import Slot
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 from penstock.connectors.source import Split
 from tests.support.drawn_plans import drawn, subtask
+from tests.support.job_story import JobStory
 
 CAUSE = FailureCause("TaskFailure", "it broke")
 LOST = FailureCause("TaskManagerLost", "it is gone")
@@ -32,8 +32,8 @@ TWO_STAGES = drawn("a:4 b:4", "a>b hash blocking")
 ONE_STAGE = drawn("a:4")
 
 
-class Story:
-    """A job and its cluster: seat i has slot ``t<i>-0``, on a TaskManager of its own."""
+class Story(JobStory):
+    """A job whose vertices may have rivals; seat i has slot ``t<i>-<i>``, on a TaskManager of its own."""
 
     def __init__(self, plan: JobPlan, *, attempts: int = 0, sources: tuple[str, ...] = ()) -> None:
         vertices = tuple(
@@ -42,49 +42,22 @@ class Story:
         )
         restart = RestartSettings(FixedDelay(attempts, 500))
         options = JobOptions(restart, speculation=SETTINGS)
-        self.master = JobMaster(JobPlan(vertices, plan.edges), options)
-        self.effects: list[m.JobEffect] = []
-        self.slot_count = self.spare_count = 0
+        super().__init__(JobPlan(vertices, plan.edges), options)
+        self.spare_count = 0
         self.has_spare = self.starts_rivals = True
         self.reserved = 1_000
         self.now_ms = 10_000
         self.do(m.JobStarted())
 
-    def do(self, event: m.JobEvent) -> list[m.JobEffect]:
-        """One event, and what the cluster answers; returns all effects."""
-        done: list[m.JobEffect] = []
-        events = [event]
-        while events:
-            effects = self.master.step(events.pop(0), self.now_ms)
-            self.master.check()
-            done += effects
-            for effect in effects:
-                events += self.answers(effect)
-        self.effects += done
-        return done
-
     def answers(self, effect: m.JobEffect) -> list[m.JobEvent]:
         match effect:
-            case m.PrepareStart(attempt):
-                return [m.StartPrepared(attempt)]
-            case m.RequestSlots(count):
-                first, self.slot_count = self.slot_count, self.slot_count + count
-                names = [f"t{number}" for number in range(first, first + count)]
-                return [m.SlotsGranted(tuple(Slot(f"{name}-0", name, "1") for name in names))]
-            case m.AllocateSlots(name, slot_ids, call):
-                found = tuple(Endpoint(id, "process") for id in slot_ids)
-                return [m.SlotsAllocated(name, found, call, Endpoint("", name))]
-            case m.CancelTasks(_, keys):
-                return [m.AttemptReported(key, AttemptState.CANCELED) for key in keys]
-            case m.NoteCommit():
-                return [m.CommitNoted()]
             case m.ReserveAttempts():
                 return [m.AttemptsReserved(self.reserved)]
             case m.RequestSpareSlots(wanted) if self.has_spare:
                 return [m.SpareSlotGranted(subtask, self.spare_slot()) for subtask, _ in wanted]
             case m.StartRival(name, task) if self.starts_rivals:
                 return [m.RivalStarted(task.attempt, Endpoint("", name))]
-        return []
+        return super().answers(effect)
 
     def spare_slot(self) -> Slot:
         name = f"x{self.spare_count}"
@@ -99,10 +72,7 @@ class Story:
             rival = self.master.graph.rival_of(subtask(text[:-1]))
             assert rival is not None
             return rival.key
-        return self.master.graph.current_of(subtask(text)).key
-
-    def report(self, text: str, state: AttemptState = RUNNING) -> list[m.JobEffect]:
-        return [e for t in text.split() for e in self.do(m.AttemptReported(self.key(t), state))]
+        return super().key(text)
 
     def end(self, text: str) -> list[m.JobEffect]:
         """All data has been consumed."""
@@ -122,9 +92,6 @@ class Story:
         else:
             self.report(others, FINISHED)
         return self.look(100)
-
-    def attempts(self, text: str) -> list[int]:
-        return [self.key(name).attempt for name in text.split()]
 
     @property
     def rivals(self) -> list[str]:
@@ -273,7 +240,7 @@ def test_consumers_read_the_rival_that_was_first() -> None:
         assert channel.producer_attempt == AttemptKey("a", 3, 1)
         assert channel.producer.host_id == "x0"
     assert tasks[AttemptKey("b", 3, 0)].slot_id == "x0-0", "the seat has moved"
-    assert freed(effects) == ["t3-0"]
+    assert freed(effects) == ["t3-3"]
     assert released(effects) == [("t3", ("a>b", loser))]
     assert fates(effects) == [m.RivalFate.WON]
     kinds = [type(e) for e in effects]
@@ -300,7 +267,7 @@ def test_only_the_winner_commits() -> None:
     story.report("a3'")
     effects = story.end("a3'")
     assert committed(effects) == [AttemptKey("a", i, 0) for i in range(3)] + [AttemptKey("a", 3, 1)]
-    assert freed(effects) == ["t3-0"]
+    assert freed(effects) == ["t3-3"]
     story.report("a0 a1 a2 a3", FINISHED)
     assert story.master.state is JobState.FINISHED
     assert not story.went_wrong()
@@ -333,7 +300,7 @@ def test_a_slot_in_which_others_run_goes_back_when_they_are_over() -> None:
     assert freed(story.effects) == []
     effects = story.report("c3", FINISHED)
     assert story.master.state is JobState.FINISHED
-    assert sorted(freed(effects)) == ["t0-0", "t1-0", "t2-0", "t3-0", "x0-0"]
+    assert sorted(freed(effects)) == ["t0-0", "t1-1", "t2-2", "t3-3", "x0-0"]
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -344,7 +311,7 @@ def test_a_rival_goes_on_where_its_straggler_fails() -> None:
     story.slow("a0 a1 a2", "a3", ends=True)
     effects = story.report("a3", FAILED)
     assert fates(effects) == [m.RivalFate.WON]
-    assert freed(effects) == ["t3-0"]
+    assert freed(effects) == ["t3-3"]
     assert story.attempts("a3") == [1]
     assert story.master.state is JobState.RUNNING
     story.report("a3")

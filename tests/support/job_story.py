@@ -1,0 +1,82 @@
+"""Stories of a job by hand: the machine of the job, and a cluster in which all goes well.
+
+Calls are answered, granted slots have processes, cancelled attempts end at once. Stories say more by what they do, and
+other things by ``answers`` of their own.
+"""
+
+from __future__ import annotations
+
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.dispatcher.job_options import JobOptions
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
+from jobmanager.graph.job_plan import JobPlan
+from jobmanager.scheduler.deployment import Endpoint
+from jobmanager.scheduler.slots import Slot
+from tests.support.drawn_plans import subtask
+
+
+class JobStory:
+    """A job that has just been started.
+
+    Args:
+        slots_per_taskmanager: slot i is on TaskManager ``t<i / that>``.
+    """
+
+    def __init__(self, plan: JobPlan, options: JobOptions, slots_per_taskmanager: int = 1) -> None:
+        self.master = JobMaster(plan, options)
+        self.effects: list[m.JobEffect] = []
+        self.now_ms = 0
+        self.per_taskmanager = slots_per_taskmanager
+        self.slot_count = 0
+
+    def do(self, event: m.JobEvent) -> list[m.JobEffect]:
+        """One event, and what the cluster answers; returns all effects."""
+        done: list[m.JobEffect] = []
+        events = [event]
+        while events:
+            effects = self.master.step(events.pop(0), self.now_ms)
+            self.master.check()
+            done += effects
+            for effect in effects:
+                events += self.answers(effect)
+        self.effects += done
+        return done
+
+    def answers(self, effect: m.JobEffect) -> list[m.JobEvent]:
+        """What the cluster makes of an effect."""
+        match effect:
+            case m.PrepareStart(attempt):
+                return [m.StartPrepared(attempt)]
+            case m.RequestSlots(count):
+                return [m.SlotsGranted(tuple(self.new_slot() for _ in range(count)))]
+            case m.AllocateSlots(name, slot_ids, call):
+                found = tuple(Endpoint(id, "p0") for id in slot_ids)
+                return [m.SlotsAllocated(name, found, call, Endpoint("", name))]
+            case m.CancelTasks(_, keys):
+                return [m.AttemptReported(key, AttemptState.CANCELED) for key in keys]
+            case m.NoteCommit():
+                return [m.CommitNoted()]
+        return []
+
+    def new_slot(self) -> Slot:
+        """One more slot of the cluster."""
+        name = f"t{self.slot_count // self.per_taskmanager}"
+        self.slot_count += 1
+        return Slot(f"{name}-{self.slot_count - 1}", name, "1")
+
+    def key(self, text: str) -> AttemptKey:
+        """The current attempt of ``a0``."""
+        return self.master.graph.current_of(subtask(text)).key
+
+    def report(self, text: str, state: AttemptState = AttemptState.RUNNING) -> list[m.JobEffect]:
+        """Some of ``a0 a1`` are in a state."""
+        return [
+            effect
+            for name in text.split()
+            for effect in self.do(m.AttemptReported(self.key(name), state))
+        ]
+
+    def attempts(self, text: str) -> list[int]:
+        """Numbers of the current attempts of ``a0 a1``."""
+        return [self.key(name).attempt for name in text.split()]
