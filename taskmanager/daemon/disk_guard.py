@@ -2,8 +2,9 @@
 
 Two limits: below ``taskmanager.spill.min-free`` slots write nothing more to it, so that who has no
 memory left waits; below ``taskmanager.spill.hard-min-free`` the TaskManager ends, which gives the
-space back that it took. Who has waited in vain for ``taskmanager.spill.wait-timeout`` is told so. Writing goes on somewhat above the first limit only, so that the two do not
-alternate with every file that is removed.
+space back that it took. Who has waited in vain for ``taskmanager.spill.wait-timeout`` is told so.
+Writing goes on somewhat above the first limit only, so that the two do not alternate with every file
+that is removed.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 import penstock as ps
 from penstock.client import Client
+from penstock.job import JobHandle
 from penstock.pb import client_pb2
 from tests.integration.conftest import SLOTS, TASKMANAGERS, NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details
@@ -154,6 +155,15 @@ def await_free_slots(client: Client) -> None:
         time.sleep(0.05)
 
 
+def assert_ends_well(handle: JobHandle, client: Client, stage: Stage) -> None:
+    """Waits for the end of a job that never had to restart."""
+    handle.wait(DEADLINE_S)
+    stage.check_output()
+    assert handle.details().summary.restarts == 0
+    assert handle.exceptions() == []
+    await_free_slots(client)
+
+
 @pytest.mark.parametrize("build", [Stage.whole, Stage.between], ids=lambda build: build.__name__)
 def test_a_straggler_is_overtaken(
     new_env: NewEnvironment,
@@ -200,11 +210,7 @@ def test_a_rival_that_is_killed_changes_nothing(
     # Another one takes its place.
     assert len(set(stage.pids(3))) == 3
     stage.go_on()
-    handle.wait(DEADLINE_S)
-    stage.check_output()
-    assert handle.details().summary.restarts == 0
-    assert handle.exceptions() == []
-    await_free_slots(client)
+    assert_ends_well(handle, client, stage)
 
 
 def test_a_rival_goes_on_for_a_straggler_that_is_killed(
@@ -221,8 +227,4 @@ def test_a_rival_goes_on_for_a_straggler_that_is_killed(
 
     await_details(handle, lambda _metrics, _state: has_been_replaced(handle.details()))
     stage.go_on()
-    handle.wait(DEADLINE_S)
-    stage.check_output()
-    assert handle.details().summary.restarts == 0
-    assert handle.exceptions() == []
-    await_free_slots(client)
+    assert_ends_well(handle, client, stage)
