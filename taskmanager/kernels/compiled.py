@@ -23,7 +23,7 @@ from taskmanager.kernels.compiled_table import (
     upsert_fixed,
 )
 from taskmanager.kernels.compiled_versions import (
-    changed_slots,
+    copy_changed,
     touch,
     touch_displaced,
 )
@@ -40,7 +40,7 @@ __all__ = [
     "add_floats",
     "add_integers",
     "add_word_bits",
-    "changed_slots",
+    "copy_changed",
     "copy_ranges",
     "count_rows",
     "distinct_bytes",

@@ -1,4 +1,4 @@
-"""Compiled loops over the version words of a key table: stamp, find what has changed.
+"""Compiled loops over the version words of a key table: stamp, copy what has changed.
 
 See ``interface`` for the layout of records.
 """
@@ -78,8 +78,8 @@ def touch_displaced(
     return count
 
 
-@kernel(INT64(RECORDS_IN, INT64, INT64, INT64, INT64, INT64, INT64S), nogil=True)
-def changed_slots(
+@kernel(INT64(RECORDS_IN, INT64, INT64, INT64, INT64, INT64, INT64S, RECORDS), nogil=True)
+def copy_changed(
     records: Int64Array,
     column: int,
     after: int,
@@ -87,12 +87,16 @@ def changed_slots(
     start: int,
     stop: int,
     found: Int64Array,
+    copies: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.changed_slots``."""
+    """See ``interface.Kernels.copy_changed``."""
+    width = records.shape[1]
     count = 0
     for slot in range(start, stop):
         version = records[slot, column]
         if after < version <= up_to:
             found[count] = slot
+            for word in range(width):
+                copies[count, word] = records[slot, word]
             count += 1
     return count

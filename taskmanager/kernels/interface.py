@@ -291,7 +291,7 @@ class Kernels(KeyLoops, Protocol):
         """
         ...
 
-    def changed_slots(
+    def copy_changed(
         self,
         records: Int64Array,
         column: int,
@@ -300,9 +300,11 @@ class Kernels(KeyLoops, Protocol):
         start: int,
         stop: int,
         found: Int64Array,
+        copies: Int64Array,
     ) -> int:
         """Fills ``found`` (int64[stop - start]) with the slots in ``start .. stop - 1``, ascending, whose
-        version is above ``after`` and at most ``up_to``; returns how many."""
+        version is above ``after`` and at most ``up_to``, and ``copies`` (int64[stop - start, width])
+        with their records; returns how many."""
         ...
 
     def slice_starts(

@@ -270,7 +270,7 @@ class RecordExport:
                 pieces, is_done = self._next()
                 if is_done and self in owner._exports:
                     owner._exports.remove(self)
-            yield from pieces
+            yield from _joined(pieces)
             if is_done:
                 return
 
@@ -300,15 +300,33 @@ class RecordExport:
             return [piece], self.cursor == len(self._chosen)
         stop = min(self.cursor + CHUNK_SLOTS, len(records))
         found = np.empty(stop - self.cursor, dtype=np.int64)
-        count = table.kernels.changed_slots(
-            records, self._owner._column, self.after, self.version, self.cursor, stop, found
+        copies = np.empty((stop - self.cursor, records.shape[1]), dtype=np.int64)
+        count = table.kernels.copy_changed(
+            records, self._owner._column, self.after, self.version, self.cursor, stop, found, copies
         )
         pieces, self.saved = self.saved, []
         if count:
-            slots = found[:count]
-            pieces.append(RecordPiece(slots, len(records) - 2, records[slots], arena))
+            pieces.append(RecordPiece(found[:count], len(records) - 2, copies[:count], arena))
         self.cursor = stop
         return pieces, stop == len(records)
+
+
+def _joined(pieces: list[RecordPiece]) -> list[RecordPiece]:
+    """The same records, those of one arena in one piece: what is copied aside comes in many small ones."""
+    by_table: dict[tuple[int, int], list[RecordPiece]] = {}
+    for piece in pieces:
+        by_table.setdefault((piece.capacity, id(piece.arena)), []).append(piece)
+    return [
+        RecordPiece(
+            np.concatenate([piece.slots for piece in own]),
+            own[0].capacity,
+            np.concatenate([piece.matrix for piece in own]),
+            own[0].arena,
+        )
+        if len(own) > 1
+        else own[0]
+        for own in by_table.values()
+    ]
 
 
 def key_bytes(keys: KeyBatch) -> int:

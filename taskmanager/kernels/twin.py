@@ -26,7 +26,7 @@ from taskmanager.kernels.twin_table import (
     upsert_fixed,
 )
 from taskmanager.kernels.twin_versions import (
-    changed_slots,
+    copy_changed,
     touch,
     touch_displaced,
 )
@@ -35,7 +35,7 @@ __all__ = [
     "add_floats",
     "add_integers",
     "add_word_bits",
-    "changed_slots",
+    "copy_changed",
     "copy_ranges",
     "count_rows",
     "distinct_bytes",

@@ -40,7 +40,7 @@ def touch_displaced(
     return _touch(moved, records, column, version, touched, before)
 
 
-def changed_slots(
+def copy_changed(
     records: Int64Array,
     column: int,
     after: int,
@@ -48,11 +48,13 @@ def changed_slots(
     start: int,
     stop: int,
     found: Int64Array,
+    copies: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.changed_slots``."""
+    """See ``interface.Kernels.copy_changed``."""
     versions = records[start:stop, column]
     slots = np.flatnonzero((versions > after) & (versions <= up_to)) + start
     found[: len(slots)] = slots
+    copies[: len(slots)] = records[slots]
     return len(slots)
 
 

@@ -174,7 +174,7 @@ class TableSnapshot:
         """One blob with all chains."""
         by_table: dict[Any, Chain] = dict(self._unchanged)
         for place, table, chain, changes in self._sealed:
-            segment = b"".join(write_segment(table.schema(), changes.batches()))
+            segment = b"".join(write_segment(changes.batches()))
             before = chain if changes.since_version else []
             added = (changes.since_version, changes.version, segment)
             self._chains[place] = by_table[table] = [*before, added]
@@ -210,4 +210,4 @@ def _within(segment: bytes, key_groups: range) -> bytes:
     batches = list(read_segment(segment))
     parts = [within(batch, key_groups) for batch in batches]
     kept = [part for part in parts if part.num_rows]
-    return b"".join(write_segment(batches[0].schema, kept)) if batches else segment
+    return b"".join(write_segment(kept)) if batches else segment

@@ -66,7 +66,7 @@ class RestoredRows:
                     yield rows
 
 
-def with_checksum(parts: Iterable[bytes]) -> Iterator[bytes]:
+def with_checksum(parts: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
     """The bytes of a segment, then their checksum."""
     checksum = 0
     for part in parts:

@@ -146,7 +146,7 @@ class HashMapSnapshot:
             name=name, shared=self._is_shared, handle=handles[self._blob_name]
         )
 
-    def _chunks(self) -> Iterator[bytes]:
+    def _chunks(self) -> Iterator[bytes | memoryview]:
         # Whoever does not read to the end discards the snapshot: a generator that is collected may be so
         # while the locks that releasing takes are held.
         offset = 0
@@ -156,7 +156,7 @@ class HashMapSnapshot:
                     continue
                 counted = _Counted(_source(item))
                 start = offset
-                for part in with_checksum(write_segment(item.schema, counted)):
+                for part in with_checksum(write_segment(counted)):
                     self._check()
                     offset += len(part)
                     yield part

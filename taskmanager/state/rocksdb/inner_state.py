@@ -13,8 +13,8 @@ from typing import Final
 from penstock.pb import checkpoint_pb2
 
 STORED_KIND: Final = "rocksdb."
-INNER_FORMAT_VERSION: Final = 1
-"""Format of the inner snapshot in format 1 of the outer one."""
+INNER_FORMAT_VERSION: Final = 2
+"""Format of the inner snapshot in format 2 of the outer one; that in format 1 had 1, which is read as 2."""
 
 _PREFIX: Final = "memory/"
 

@@ -34,7 +34,7 @@ from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 from taskmanager.state.rocksdb.timer_entries import timer_groups
 
 BACKEND: Final = "rocksdb"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 _COPY_ROWS: Final = 1 << 18
 
 
