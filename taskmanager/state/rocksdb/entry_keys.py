@@ -17,13 +17,15 @@ found by sorting numbers instead of byte strings (that is what the hash is there
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
-from penstock.storage.key_groups import key_group_of
+from penstock.storage.key_groups import UInt16Array, key_group_of
 from penstock.storage.key_types import Int64Array
 from taskmanager.state.rocksdb.sst_file import ByteStrings
 
@@ -70,15 +72,23 @@ def entry_order(keys: KeyBatch, max_parallelism: int) -> Int64Array:
     """int64[n]: the rows in the order of their entry keys."""
     groups = key_group_of(keys.hashes, max_parallelism)
     if keys.fixed is not None:
-        words = keys.fixed.byteswap().view(np.uint64)
-        order = np.argsort(words)
+        order = _order_in_groups(groups, keys.fixed.byteswap().view(np.uint64))
         if keys.nulls is not None:  # the null key's entry is the shortest of its group
-            order = order[np.argsort(~keys.nulls[order], kind="stable")]
-        return order[np.argsort(groups[order], kind="stable")]
-    hashes = keys.hashes
-    order = np.argsort(hashes)
-    order = order[np.argsort(groups[order], kind="stable")]
-    return _untie(order, hashes[order], keys)
+            order = order[np.lexsort((~keys.nulls[order], groups[order]))]
+        return order
+    order = _order_in_groups(groups, keys.hashes)
+    return _untie(order, keys.hashes[order], keys)
+
+
+def _order_in_groups(groups: UInt16Array, words: npt.NDArray[np.uint64]) -> Int64Array:
+    """The rows by group, those of one by their words: each group is sorted by itself, in the caches."""
+    order = np.argsort(groups, kind="stable")
+    words = words[order]
+    bounds = [0, *(np.flatnonzero(np.diff(groups[order])) + 1).tolist(), len(order)]
+    for start, stop in pairwise(bounds):
+        part = order[start:stop]
+        part[:] = part[np.argsort(words[start:stop])]
+    return order
 
 
 def _untie(order: Int64Array, hashes: np.ndarray, keys: KeyBatch) -> Int64Array:
