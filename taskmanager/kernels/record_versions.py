@@ -18,6 +18,7 @@ An empty record has version -1, a restored one 0.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
@@ -33,6 +34,8 @@ NO_VERSION: Final = -1
 RESTORED_VERSION: Final = 0
 FIRST_VERSION: Final = 1
 CHUNK_SLOTS: Final = 1 << 16
+READ_AHEAD_BYTES: Final = 64 << 20
+"""So much is copied before it is used: as long as an export is open, changes cost its owner more."""
 _TOMBSTONES_MIN: Final = 1 << 16
 """That many tombstones are always kept."""
 
@@ -55,6 +58,11 @@ class RecordPiece:
     capacity: int
     matrix: Int64Array
     arena: ByteArray | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the copies."""
+        return self.matrix.nbytes + self.slots.nbytes
 
 
 class RecordVersions:
@@ -247,6 +255,8 @@ class RecordExport:
         self._owner = owner
         self._chosen = chosen
         self._kept: tuple[Int64Array, ByteArray | None] | None = None
+        self._ahead: deque[RecordPiece] = deque()
+        self._ahead_bytes = 0
         self._is_released = False
 
     @property
@@ -264,15 +274,27 @@ class RecordExport:
         Raises:
             ReleasedError: ``release`` was called before the last one.
         """
+        is_done = False
+        while not is_done or self._ahead:
+            while not is_done and self._ahead_bytes < READ_AHEAD_BYTES:
+                is_done = self._read_on()
+            self._check()
+            if self._ahead:
+                piece = self._ahead.popleft()
+                self._ahead_bytes -= piece.size_bytes
+                yield piece
+
+    def _read_on(self) -> bool:
+        """Copies the next chunk; True when it was the last one."""
         owner = self._owner
-        while True:
-            with owner.lock:
-                pieces, is_done = self._next()
-                if is_done and self in owner._exports:
-                    owner._exports.remove(self)
-            yield from _joined(pieces)
-            if is_done:
-                return
+        with owner.lock:
+            pieces, is_done = self._next()
+            if is_done and self in owner._exports:
+                owner._exports.remove(self)
+        pieces = _joined(pieces)
+        self._ahead.extend(pieces)
+        self._ahead_bytes += sum(piece.size_bytes for piece in pieces)
+        return is_done
 
     def release(self) -> None:
         """Ends the export, read or not; repeatable, from any thread."""
@@ -285,12 +307,15 @@ class RecordExport:
                 self._owner._exports.remove(self)
 
     def memory_bytes(self) -> int:
-        """Size of what was copied aside."""
-        return sum(piece.matrix.nbytes + piece.slots.nbytes for piece in self.saved)
+        """Size of what was copied."""
+        return sum(piece.size_bytes for piece in self.saved) + self._ahead_bytes
 
-    def _next(self) -> tuple[list[RecordPiece], bool]:
+    def _check(self) -> None:
         if self._is_released:
             raise ReleasedError("the snapshot was discarded while it was being written")
+
+    def _next(self) -> tuple[list[RecordPiece], bool]:
+        self._check()
         table = self._owner._slots
         records, arena = self._kept or (table.records, table.lend_arena())
         if self._chosen is not None:
@@ -304,9 +329,13 @@ class RecordExport:
         count = table.kernels.copy_changed(
             records, self._owner._column, self.after, self.version, self.cursor, stop, found, copies
         )
+        room = len(found)
+        found, copies = found[:count], copies[:count]
+        if 2 * count < room:  # a few records must not keep the room for all
+            found, copies = found.copy(), copies.copy()
         pieces, self.saved = self.saved, []
         if count:
-            pieces.append(RecordPiece(found[:count], len(records) - 2, copies[:count], arena))
+            pieces.append(RecordPiece(found, len(records) - 2, copies, arena))
         self.cursor = stop
         return pieces, stop == len(records)
 
