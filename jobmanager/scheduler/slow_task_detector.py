@@ -72,10 +72,11 @@ class SlowTaskDetector:
 
 
 def _times_ms(attempts: Iterable[ExecutionAttempt]) -> list[int]:
+    """Of those that are done; what was done under another JobManager took nobody knows how long."""
     return [
         attempt.done_at_ms - attempt.deployed_at_ms
         for attempt in attempts
-        if attempt.done_or_waiting
+        if attempt.done_or_waiting and attempt.deployed_at_ms
     ]
 
 

@@ -62,6 +62,15 @@ def test_nobody_is_slow_before_enough_are_done(done: int, are_enough: bool) -> N
     assert slow == (list(range(done, 4)) if are_enough else [])
 
 
+def test_what_was_done_under_another_jobmanager_says_nothing_of_times() -> None:
+    attempts = attempts_of(100, 100, 100, None)
+    for adopted in attempts[:2]:
+        adopted.deployed_at_ms = adopted.done_at_ms = 0
+    settings = SlowTaskSettings(lower_bound_ms=0, ratio=0.25, multiplier=2.0)
+    assert slow_after(199, attempts, settings) == []
+    assert slow_after(200, attempts, settings) == [3]
+
+
 def test_the_only_subtask_of_a_vertex_is_never_slow() -> None:
     assert slow_after(10**9, attempts_of(None), SlowTaskSettings(ratio=0.01)) == []
 
