@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from threading import Lock
 from typing import Final
 
 import numpy as np
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import ByteArray, Int64Array
+from taskmanager.kernels.fair_lock import FairLock
 from taskmanager.kernels.slot_table import SlotTable
 
 NO_VERSION: Final = -1
@@ -78,7 +78,7 @@ class RecordVersions:
     """
 
     def __init__(self, slots: SlotTable, column: int) -> None:
-        self.lock = Lock()
+        self.lock = FairLock()
         self.current = FIRST_VERSION
         self._slots = slots
         self._column = column
