@@ -16,7 +16,7 @@ from common.clock import SystemClock
 from penstock.client import Client
 from tests.support.numbered_job import NumberedJob
 from tests.support.processes import DaemonCluster, site, wait_ended, wait_in_directory
-from tests.support.small_disk import fill, small_disk
+from tests.support.small_disk import filled, small_disk
 from tests.support.watched_job import submitted
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -36,7 +36,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Iterator[DaemonCluster]:
+def shared_session(
+    tmp_path_factory: pytest.TempPathFactory, small: Path
+) -> Iterator[DaemonCluster]:
     """Two TaskManagers with a slot each, which keep a megabyte in memory and share the disk.
 
     The space is looked at once a second: what can be written in that time must fit between both limits.
@@ -52,20 +54,46 @@ def shared(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Iterator[Da
             taskmanagers=2, slots=1,
         )  # fmt: skip
         yield cluster
-        cluster.start(taskmanagers=2)
         cluster.stop()
         cluster.assert_nothing_left()
         place.assert_nothing_left()
         assert list(small.iterdir()) == []
 
 
+def await_spilling(cluster: DaemonCluster, *, is_allowed: bool) -> None:
+    """Every TaskManager has seen that there is space, or none."""
+    logs = cluster.directory / "logs"
+
+    def may_spill(log: Path) -> bool:
+        since_start = log.read_text().rpartition('"event": "taskmanager.started"')[2]
+        told = [line for line in since_start.splitlines() if '"event": "spill.' in line]
+        return not told or "spill.resumed" in told[-1]
+
+    def have_seen() -> bool:
+        found = [
+            may_spill(logs / f"taskmanager-{daemon['id']}.log")
+            for daemon in cluster.daemons("taskmanager")
+        ]
+        return found == [is_allowed] * 2
+
+    wait_in_directory(logs, have_seen, f"spilling is allowed: {is_allowed}")
+
+
+@pytest.fixture
+def shared(shared_session: DaemonCluster) -> Iterator[DaemonCluster]:
+    """The cluster; a test leaves no row on the disk, and both TaskManagers have seen that there is space."""
+    yield shared_session
+    shared_session.wait_for_no_spilled_rows()
+    await_spilling(shared_session, is_allowed=True)
+
+
 def test_producers_wait_where_the_disk_is_full(
     shared: DaemonCluster, small: Path, tmp_path: Path
 ) -> None:
     since = SystemClock().now_ms() / 1000
-    filler = fill(small, leave_bytes=200 << 20)
     numbered = NumberedJob(60_000, None, tmp_path, PAD)
     with (
+        filled(small, leave_bytes=200 << 20),
         Client(shared.jobmanager) as client,
         submitted(shared, client, numbered.build, parallelism=2, config=CACHING) as job,
     ):
@@ -74,43 +102,25 @@ def test_producers_wait_where_the_disk_is_full(
         job.finish()
         numbered.check()
         assert job.handle.exceptions() == []
-    filler.unlink()
 
 
 def test_a_batch_job_waits_for_the_disk_and_fails_with_the_cause_when_no_space_comes(
     shared: DaemonCluster, small: Path, tmp_path: Path
 ) -> None:
-    filler = fill(small, leave_bytes=100 << 20)
-    await_spilling(shared, is_allowed=False)
     numbered = NumberedJob(20_000, None, tmp_path, PAD)
     how = {"parallelism": 2, "mode": "batch", "config": {"restart-strategy.type": "none"}}
     with Client(shared.jobmanager) as client:
-        with (
-            submitted(shared, client, numbered.build_stages, **how) as job,
-            pytest.raises(ps.JobFailed, match=r"taskmanager\.spill\.wait-timeout"),
-        ):
-            job.finish()
-        shared.wait_for_no_spilled_rows()
-        filler.unlink()
+        with filled(small, leave_bytes=100 << 20):
+            await_spilling(shared, is_allowed=False)
+            with (
+                submitted(shared, client, numbered.build_stages, **how) as job,
+                pytest.raises(ps.JobFailed, match=r"taskmanager\.spill\.wait-timeout"),
+            ):
+                job.finish()
         await_spilling(shared, is_allowed=True)
         with submitted(shared, client, numbered.build_stages, **how) as job:
             job.finish()
     numbered.check_stages()
-
-
-def await_spilling(shared: DaemonCluster, *, is_allowed: bool) -> None:
-    """Both TaskManagers have seen that there is space, or none."""
-    logs = shared.directory / "logs"
-
-    def have_seen() -> bool:
-        last = [
-            [line for line in path.read_text().splitlines() if '"event": "spill.' in line][-1:]
-            for path in logs.glob("taskmanager-tm-?.log")
-        ]
-        seen = [not told or "spill.resumed" in told[0] for told in last]
-        return seen == [is_allowed] * 2
-
-    wait_in_directory(logs, have_seen, f"spilling is allowed: {is_allowed}")
 
 
 @pytest.mark.chaos
@@ -126,10 +136,9 @@ def test_a_taskmanager_ends_at_the_hard_limit_and_the_job_goes_on_elsewhere(
     ):
         job.await_running()
         job.await_checkpoints()
-        filler = fill(small)
-        for pid in pids:
-            wait_ended(pid)
-        filler.unlink()
+        with filled(small):
+            for pid in pids:
+                wait_ended(pid)
         shared.start(taskmanagers=2)
         job.finish()
         numbered.check()

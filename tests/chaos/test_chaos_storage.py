@@ -18,7 +18,7 @@ from penstock.job import state_name
 from penstock.storage import head, manifest
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from tests.support.ledger_job import LedgerJob
-from tests.support.small_disk import fill, small_disk
+from tests.support.small_disk import filled, small_disk
 
 pytestmark = pytest.mark.integration
 
@@ -41,11 +41,10 @@ def test_the_disk_is_full_during_snapshots(job: LedgerJob, small: Path) -> None:
         execution__checkpointing__num_retained=100,
     )
     job.await_checkpoints(lambda one: one.status == "COMPLETED")
-    filler = fill(small)
-    failed = job.await_checkpoints(lambda one: one.status == "FAILED" and one.failure)
+    with filled(small):
+        failed = job.await_checkpoints(lambda one: one.status == "FAILED" and one.failure)
     assert "No space left on device" in failed.failure, failed.failure
     assert str(small) in failed.failure, failed.failure
-    filler.unlink()
     job.await_checkpoints(lambda one: one.status == "COMPLETED" and one.id > failed.id)
     assert job.handle.details().summary.restarts == 0
     job.finish()
@@ -55,11 +54,10 @@ def test_the_disk_is_full_while_output_is_written(job: LedgerJob, small: Path) -
     job.ledger = dataclasses.replace(job.ledger, output=small / "out")
     job.submit("200ms")
     job.await_checkpoints(lambda one: one.status == "COMPLETED")
-    filler = fill(small)
-    failed = job.await_that(lambda details: details.summary.restarts > 0)
+    with filled(small):
+        failed = job.await_that(lambda details: details.summary.restarts > 0)
     assert "No space left on device" in failed.failure.message, failed.failure
     assert str(small) in failed.failure.message, failed.failure
-    filler.unlink()
     job.finish()
 
 

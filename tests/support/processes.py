@@ -32,6 +32,7 @@ from typing import Any
 
 import psutil
 
+from penstock.local_cluster import LocalCluster
 from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
 
 MARK_VARIABLE = "PENSTOCK_TEST_SITE"
@@ -425,8 +426,13 @@ class DaemonCluster:
 
         What one has left that was killed, the next removes that starts.
         """
+        configured = LocalCluster(self.directory).configuration().taskmanager_spill_dir
         for daemon in self.daemons("taskmanager"):
-            directory = self.directory / f"taskmanager-{daemon['id']}" / "spill"
+            directory = (
+                Path(configured) / f"spill-{daemon['id']}"
+                if configured
+                else self.directory / f"taskmanager-{daemon['id']}" / "spill"
+            )
             deadline = Deadline(f"the end of all rows in {directory}", seconds)
             while is_alive(daemon["pid"]) and (left := list(directory.glob("*/*/part=*"))):
                 deadline = Deadline(f"the end of {left}", deadline.left())

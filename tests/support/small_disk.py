@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +26,14 @@ def small_disk(directory: Path, size: str = "16m") -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
-def fill(directory: Path, leave_bytes: int = 0) -> Path:
-    """Leaves no more room than that; removing the file makes room again."""
+@contextlib.contextmanager
+def filled(directory: Path, leave_bytes: int = 0) -> Iterator[None]:
+    """That much room is left for the time of the block, and never less on the way there."""
     path = directory / ".filler"
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
-    with path.open("ab") as file:
-        file.truncate(path.stat().st_size - leave_bytes)
-    return path
+    try:
+        with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while (surplus := shutil.disk_usage(directory).free - leave_bytes) > 0:
+                file.write(bytes(min(surplus, 1 << 20)))
+        yield
+    finally:
+        path.unlink()
