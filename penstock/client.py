@@ -1,6 +1,7 @@
 """The client of a cluster: what ``Environment`` and the command line say to the JobManager.
 
-Synchronous, and usable from several threads at once. Every call has a deadline, or is a stream that ends when the server goes away (pings).
+Synchronous, and usable from several threads at once, also after a signal handler has raised (Ctrl-C).
+Every call has a deadline, or is a stream that ends when the server goes away (pings).
 What a call raises is one of our errors: ``JobManagerUnreachable`` where nobody answers,
 ``ProtocolMismatch`` where the other side is something else, else the JobManager's own error.
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +32,7 @@ from penstock.protocol import (
     METADATA_SIZE_MAX_BYTES,
     PROTOCOL_VERSION,
 )
+from penstock.shielded import shielded
 
 _CONNECT_TIMEOUT_S = 5.0
 _CALL_TIMEOUT_S = 30.0
@@ -90,9 +93,10 @@ class Client:
         self._metadata = token_metadata(token or "")
         self._connect_timeout_s = connect_timeout_s
         self._call_timeout_s = call_timeout_s
+        self._connecting = threading.Lock()
         self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
         self._connected: client_pb2_grpc.JobManagerStub | None = None
+        self._close_channel: Callable[[], object] = _nothing
 
     def __enter__(self) -> Self:
         return self
@@ -103,9 +107,9 @@ class Client:
     def close(self) -> None:
         """Closes the connection and ends the calls on it; a later call opens it again."""
         with self._lock:
-            channel, self._channel, self._connected = self._channel, None, None
-        if channel is not None:
-            channel.close()
+            close_channel, self._close_channel = self._close_channel, _nothing
+            self._connected = None
+        shielded(close_channel)
 
     # ------------------------------------------------------------ calls
 
@@ -276,24 +280,31 @@ class Client:
 
     def _stub(self) -> client_pb2_grpc.JobManagerStub:
         """The stub of the address that answered; connects at the first use."""
-        with self._lock:
+        with self._connecting:
             return self._connected or self._connect()
 
     def _connect(self) -> client_pb2_grpc.JobManagerStub:
         failures = []
         for address in self._addresses:
             channel = grpc.insecure_channel(address, options=_OPTIONS)
+            # Also where nobody closes the client: a call that is left over would hold up the exit.
+            close_channel = weakref.finalize(self, channel.close)
             stub = client_pb2_grpc.JobManagerStub(channel)
+            with self._lock:
+                self._close_channel = close_channel
             try:
                 self._greet(address, stub)
             except JobManagerUnreachable as error:
-                channel.close()
+                close_channel()
                 failures.append(str(error))
             except BaseException:
-                channel.close()
+                close_channel()
                 raise
             else:
-                self._channel, self._connected = channel, stub
+                with self._lock:
+                    # Whoever has closed the client meanwhile has closed this channel.
+                    if self._close_channel is close_channel:
+                        self._connected = stub
                 return stub
         raise JobManagerUnreachable(
             f"no JobManager answers at {', '.join(self._addresses)} ({'; '.join(failures)}): start "
@@ -320,15 +331,10 @@ class Client:
         request: Any,
         timeout_s: float | None = None,
     ) -> _ResultT:
-        stub = self._stub()
-        try:
-            return method(stub)(
-                request, timeout=timeout_s or self._call_timeout_s, metadata=self._metadata
-            )
-        except grpc.RpcError as error:
-            raise self._translated(error) from error
-        except ValueError as error:
-            raise self._closed(error) from error
+        timeout_s = timeout_s or self._call_timeout_s
+        return self._shielded(
+            lambda: method(self._stub())(request, timeout=timeout_s, metadata=self._metadata)
+        )
 
     def _stream(
         self,
@@ -338,18 +344,36 @@ class Client:
         request: Any,
         timeout_s: float | None = None,
     ) -> Iterator[_ResultT]:
-        stub = self._stub()
-        call = None
+        calls: list[Any] = []
+
+        def end() -> None:
+            while calls:
+                calls.pop().cancel()
+
         try:
-            call = method(stub)(request, timeout=timeout_s, metadata=self._metadata)
-            yield from call
-        except grpc.RpcError as error:
-            raise self._translated(error) from error
-        except ValueError as error:
-            raise self._closed(error) from error
+            self._shielded(
+                lambda: calls.append(
+                    method(self._stub())(request, timeout=timeout_s, metadata=self._metadata)
+                )
+            )
+            while (message := self._shielded(lambda: next(calls[0], None))) is not None:
+                yield message
         finally:
-            if call is not None:
-                call.cancel()
+            shielded(end)
+
+    def _shielded(self, work: Callable[[], _ResultT]) -> _ResultT:
+        """Does something with gRPC; nothing of it, errors included, is left to the thread that waits."""
+
+        def run() -> _ResultT:
+            try:
+                return work()
+            except grpc.RpcError as error:
+                failure = self._translated(error)
+            except ValueError as error:
+                failure = self._closed(error)
+            raise failure
+
+        return shielded(run)
 
     def _closed(self, error: ValueError) -> StreamError:
         """What a call on a channel that another thread has just closed ends with."""
@@ -375,6 +399,10 @@ class Client:
                 "check the address, and install the same version on both sides"
             )
         return error_from_rpc(error)
+
+
+def _nothing() -> None:
+    """Closes no channel."""
 
 
 def _greeting(python_version: str = "", cloudpickle_version: str = "") -> client_pb2.HelloRequest:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -269,6 +271,30 @@ def test_the_client_against_a_real_jobmanager(tmp_path: Path) -> None:
         closed.hello()
     with closed, pytest.raises(errors.JobManagerUnreachable):
         closed.jobs()
+
+
+def test_signals_find_the_main_thread_outside_of_grpc(tmp_path: Path) -> None:
+    inside: set[str] = set()
+
+    def enter(frame: FrameType, event: str, function: Any) -> None:
+        module = frame.f_globals["__name__"]
+        if event == "c_call":
+            module = getattr(function, "__module__", None) or ""
+        # Calls that have ended are finalized wherever garbage is collected.
+        if event in ("call", "c_call") and frame.f_code.co_name != "__del__":
+            inside.add(module.partition(".")[0])
+
+    with jobmanager(tmp_path / "cluster") as address:
+        sys.setprofile(enter)
+        try:
+            with Client(f"127.0.0.1:{free_port()},{address}") as client:
+                assert client.jobs() == []
+                with pytest.raises(errors.JobNotFound):
+                    next(client.watch("ff"))
+        finally:
+            sys.setprofile(None)
+    assert "penstock" in inside
+    assert "grpc" not in inside
 
 
 def test_fetched_chunks_become_batches() -> None:
