@@ -194,7 +194,8 @@ class Program:
         self._output = output
         with (output / "stdout").open("wb") as stdout, (output / "stderr").open("wb") as stderr:
             self.process = subprocess.Popen(
-                command,
+                # Whoever runs the tests in the background may have Ctrl-C ignored, which is inherited.
+                ["env", "--default-signal=INT", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
