@@ -345,9 +345,12 @@ class LocalCluster:
     # -- stopping
 
     def stop(self) -> list[Daemon]:
-        """Ends every daemon, TaskManagers first; returns those that were alive."""
+        """Ends every daemon; returns those that were alive.
+
+        The JobManager first: it leaves its jobs to its successor before they lose their TaskManagers.
+        """
         alive = [daemon for daemon in self.daemons() if daemon.alive]
-        for role in ("taskmanager", "jobmanager"):
+        for role in ("jobmanager", "taskmanager"):
             _end([daemon.pid for daemon in alive if daemon.role == role])
         for child in self._children:
             child.wait(_STOP_DEADLINE_S)
