@@ -5,11 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from penstock.errors import Unrecoverable
 
-UsedBytes = dict[str, Callable[[], int]]
-"""By the name of a user of the memory, how much it takes now."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryUser:
+    """Somebody who takes memory.
+
+    Attributes:
+        name: operator and state, for the message; others may have the same.
+        used_bytes: how much it takes now.
+    """
+
+    name: str
+    used_bytes: Callable[[], int]
 
 
 class ManagedMemory:
@@ -21,50 +32,48 @@ class ManagedMemory:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._users: UsedBytes = {}
+        self._users: set[MemoryUser] = set()
         self._used_bytes = 0
         """Of all users, when they were last asked."""
         self._apart = threading.local()
 
     @contextmanager
-    def apart(self) -> Iterator[UsedBytes]:
+    def apart(self) -> Iterator[set[MemoryUser]]:
         """For a thread that opens states while others of the slot are in use: its users are kept apart
         and checked alone, as nobody may ask a state of another thread for its size.
 
         Yields:
             The users it has registered; to be given to ``join`` on the mailbox thread.
         """
-        users: UsedBytes = {}
+        users: set[MemoryUser] = set()
         self._apart.users = users
         try:
             yield users
         finally:
             del self._apart.users
 
-    def join(self, users: UsedBytes) -> None:
+    def join(self, users: set[MemoryUser]) -> None:
         """Adds users that were registered apart."""
         self._users |= users
 
     @property
-    def _own_users(self) -> UsedBytes:
-        users: UsedBytes | None = getattr(self._apart, "users", None)
+    def _own_users(self) -> set[MemoryUser]:
+        users: set[MemoryUser] | None = getattr(self._apart, "users", None)
         return self._users if users is None else users
 
-    def register(self, name: str, used_bytes: Callable[[], int]) -> None:
-        """Adds a user, with how much it takes now.
+    def register(self, name: str, used_bytes: Callable[[], int]) -> MemoryUser:
+        """Adds a user; see there. What is returned is for ``unregister``."""
+        user = MemoryUser(name, used_bytes)
+        self._own_users.add(user)
+        return user
 
-        Args:
-            name: operator and state, for the message; unique within the slot.
-        """
-        self._own_users[name] = used_bytes
-
-    def unregister(self, name: str) -> None:
-        """Removes a user; none is no error."""
-        self._own_users.pop(name, None)
+    def unregister(self, user: MemoryUser) -> None:
+        """Removes a user; one that is not there any more is no error."""
+        self._own_users.discard(user)
 
     def used_bytes(self) -> int:
         """What all users take together."""
-        return sum(used() for used in self._users.values())
+        return sum(user.used_bytes() for user in self._users)
 
     def check(self) -> None:
         """Ends the task while there is still memory to do so in order.
@@ -74,15 +83,15 @@ class ManagedMemory:
                 come here again.
         """
         users = self._own_users
-        sizes = {name: used() for name, used in users.items()}
-        total = sum(sizes.values())
+        sizes = [(user.used_bytes(), user.name) for user in users]
+        total = sum(size for size, _ in sizes)
         if users is self._users:
             self._used_bytes = total
         else:
             total += self._used_bytes
         if total <= self.limit_bytes:
             return
-        name, largest = max(sizes.items(), key=lambda item: item[1])
+        largest, name = max(sizes)
         raise Unrecoverable(
             f"the state of this slot takes {total >> 20} MB, its limit is {self.limit_bytes >> 20} MB "
             f"(taskmanager.memory.managed.size); the largest is {name} with {largest >> 20} MB: raise the "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from common.clock import Clock
-from taskmanager.state.memory import ManagedMemory
+from taskmanager.state.memory import ManagedMemory, MemoryUser
 
 _PAUSE_NS_MIN: Final = 5_000_000
 _PAUSE_PER_CHECK: Final = 50
@@ -25,12 +25,11 @@ class MemoryCheck:
         self._memory = memory
         self._clock = clock
         self._next_ns = 0
-        self._names: set[str] = set()
+        self._users: list[MemoryUser] = []
 
     def register(self, name: str, used_bytes: Callable[[], int]) -> None:
         """Adds a user of the memory."""
-        self._names.add(name)
-        self._memory.register(name, used_bytes)
+        self._users.append(self._memory.register(name, used_bytes))
 
     def check(self) -> None:
         """Called for every batch: looks at the sizes where it is some time ago.
@@ -47,5 +46,5 @@ class MemoryCheck:
 
     def close(self) -> None:
         """Removes all users."""
-        for name in self._names:
-            self._memory.unregister(name)
+        for user in self._users:
+            self._memory.unregister(user)

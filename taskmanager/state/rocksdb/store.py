@@ -104,8 +104,7 @@ class RocksDBStateBackend:
         home = TableHome(self._database, self, self._key_groups, environment.max_parallelism)
         self._stored = StoredTables(self._catalog, home, self._inner, self._owner)
         self._slot_memory.join()
-        self._memory_name = f"{self._owner} #{environment.subtask_index} (rocksdb)"
-        environment.memory.register(self._memory_name, self._own_bytes)
+        self._memory_user = environment.memory.register(f"{self._owner} (rocksdb)", self._own_bytes)
         self._cache_bytes = 0
         self._key_space: StoredKeySpace | None = None
         self._pacer = Pacer(environment.clock)
@@ -268,7 +267,7 @@ class RocksDBStateBackend:
         self._queue.close()
         self._inner.close()
         self._database.close()
-        self._environment.memory.unregister(self._memory_name)
+        self._environment.memory.unregister(self._memory_user)
         self._slot_memory.leave()
         shutil.rmtree(self._environment.work_directory, ignore_errors=True)
 

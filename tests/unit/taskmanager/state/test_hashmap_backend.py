@@ -451,6 +451,26 @@ def test_the_memory_limit_names_the_largest_state() -> None:
     assert memory.used_bytes() == 0
 
 
+def test_states_of_the_same_name_are_counted_one_by_one() -> None:
+    memory = ManagedMemory(1 << 40)
+    large, small = [HashMapStateBackend(environment(Files(), memory=memory)) for _ in range(2)]
+    put(
+        large,
+        list(range(4000)),
+        [b"x" * 1000 for _ in range(4000)],
+        descriptor=StateDescriptor("texts", StateKind.VALUE, TEXT),
+    )
+    put(small, [1], [b"x"], descriptor=StateDescriptor("texts", StateKind.VALUE, TEXT))
+    memory.limit_bytes = 3 << 20
+    with pytest.raises(Unrecoverable, match="takes 4 MB, its limit is 3 MB"):
+        memory.check()
+    used_bytes = memory.used_bytes()
+    small.close()
+    assert used_bytes > memory.used_bytes() > 4_000_000
+    large.close()
+    assert memory.used_bytes() == 0
+
+
 def test_sizes_of_objects_are_estimated() -> None:
     assert average_bytes([]) == 0
     assert 1000 < average_bytes([b"x" * 1000] * 100) < 1100
