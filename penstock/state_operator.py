@@ -14,6 +14,9 @@ from penstock.state_collections import map_key_codec
 from penstock.storage.codec import ABSENT, StateError
 
 _REDISTRIBUTIONS = ("split", "union")
+_ITEM_BYTES = 41
+_ENTRY_BYTES = 250
+"""About what an item of a list, and an entry of a map, take beside their content."""
 
 
 class ItemList(Protocol):
@@ -96,6 +99,11 @@ class OperatorListState(State):
     def __bool__(self) -> bool:
         return True if self._held is None else bool(self._held.items)
 
+    def memory_bytes(self) -> int:
+        """About how much memory the items take."""
+        items = self._list("memory_bytes").items
+        return sum(map(len, items)) + _ITEM_BYTES * len(items)
+
     def _encoded(self, item: Any) -> bytes:
         return self.codec.encode(self._stored(item, self.codec))
 
@@ -152,6 +160,11 @@ class BroadcastState(State):
         """Puts the content where a snapshot takes it from."""
         assert self._held is not None
         self._held.items = [item for _, item in self._entries.values()]
+
+    def memory_bytes(self) -> int:
+        """About how much memory the entries take: each is there as objects and encoded."""
+        entries = self._entries
+        return sum(2 * len(item) for _, item in entries.values()) + _ENTRY_BYTES * len(entries)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of an entry; ``default`` where there is none."""

@@ -22,6 +22,7 @@ from penstock.pb import client_pb2
 if TYPE_CHECKING:
     from taskmanager.alignment.origins import Origins
     from taskmanager.state.backend import KeyedStateBackend
+    from taskmanager.state.memory import ManagedMemory
     from taskmanager.state.operator_state import OperatorStateStore
     from taskmanager.task.metrics import SubtaskCounters
 
@@ -44,6 +45,7 @@ class OperatorContext:
             which input of a vertex with two (``origins.input_index``).
         state: keyed state; restored before ``open``.
         operator_state: state without a key; restored before ``open``.
+        memory: what the states of the slot may take together.
         restored_checkpoint_id: the checkpoint that the operator starts from, 0 = from nothing.
         takes_checkpoints: output is committed by checkpoints, not at the end of the job.
         is_speculative: another attempt of the subtask runs, and may yet be the one that counts.
@@ -63,6 +65,7 @@ class OperatorContext:
     counters: SubtaskCounters
     state: KeyedStateBackend
     operator_state: OperatorStateStore
+    memory: ManagedMemory
     register_timer: Callable[[int], None]
     wake: Callable[[], None]
     run_in_background: Callable[[Callable[[], Any], Callable[[Any], None]], None]

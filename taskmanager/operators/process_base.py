@@ -91,7 +91,6 @@ class StatefulOperator(Operator):
     def _bind(self, context: OperatorContext, function: Any) -> None:
         """Gives the function its states."""
         keys = self._keys
-        self._is_bound = True
         if not isinstance(function, self._info.base):
             raise JobRejected(
                 f"operator {self._name!r}: {self._handle.name} is no {self._info.base.__name__}"
@@ -102,6 +101,7 @@ class StatefulOperator(Operator):
             )
         except (StateError, JobRejected) as error:
             raise TaskFailure(f"operator {self._name!r}: {error}", operator=self._name) from error
+        self._is_bound = True
 
     def _checkpoint_context(self, checkpoint_id: int) -> CheckpointContext:
         context = self.context
@@ -138,6 +138,8 @@ class StatefulOperator(Operator):
         if self.is_open:
             self._ctx.absence = "in close()"
         self._handle.close()
+        if self._is_bound:
+            self._states.close()
 
 
 class TimerOperator(StatefulOperator):
@@ -184,6 +186,7 @@ class TimerOperator(StatefulOperator):
     def _leave(self, keys: KeyBatch | None) -> None:
         """A bundle has ended: what it changed becomes part of the state."""
         self._ctx.end()
+        self._states.check_memory()
         if keys is None:
             return
         self._states.leave()

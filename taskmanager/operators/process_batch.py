@@ -69,6 +69,7 @@ class BatchProcessOperator(StatefulOperator):
         finally:
             ctx.slots_of = None
             ctx.end()
+        self._states.check_memory()
         self._states.leave()
         yield from self._emitted(batch, out)
         yield from self._policy.side_output(batch)

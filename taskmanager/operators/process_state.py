@@ -25,6 +25,7 @@ from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import encode_keys
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.state.descriptors import StateDescriptor, StateKind
+from taskmanager.state.memory_check import MemoryCheck
 from taskmanager.state.operator_state import BROADCAST, SPLIT, UNION
 
 _SWEPT_PER_BUNDLE = 256
@@ -63,6 +64,7 @@ class FunctionStates:
         self._keyed: list[KeyedState] = []
         self._broadcast: list[BroadcastState] = []
         self._space = None if key_types is None else context.state.key_space(key_types)
+        self._memory = MemoryCheck(context.memory, context.clock)
         for attribute, state in check_states(function, info.states).items():
             if isinstance(state, KeyedState):
                 bound: Any = state.bind(self._column(state), scope)
@@ -80,6 +82,12 @@ class FunctionStates:
             bind_attribute(function, attribute, bound)
             self.by_name[state.name] = bound
         self._has_ttl = any(state.ttl_ms for state in self._keyed)
+        if context.config.state_backend_type == "hashmap":
+            for name, bound in self.by_name.items():
+                if isinstance(bound, OperatorListState | BroadcastState):
+                    self._memory.register(
+                        f"{context.operator_name}: state {name}", bound.memory_bytes
+                    )
 
     def _column(self, state: KeyedState) -> Any:
         if self._space is None:
@@ -142,6 +150,18 @@ class FunctionStates:
         """Puts broadcast state where a snapshot takes it from."""
         for state in self._broadcast:
             state.snapshot()
+
+    def check_memory(self) -> None:
+        """Called for every bundle.
+
+        Raises:
+            Unrecoverable: the states of the slot are larger than the limit.
+        """
+        self._memory.check()
+
+    def close(self) -> None:
+        """They are not used any more."""
+        self._memory.close()
 
     def visit(
         self,

@@ -429,6 +429,7 @@ class Deployment:
             operator_state=OperatorStateStore(
                 self._files.restored_lists(self._restored_operator(spec))
             ),
+            memory=services.memory,
             register_timer=register_timer,
             wake=self._wake,
             run_in_background=run_in_background,

@@ -87,6 +87,7 @@ class OperatorHarness:
         self.clock = ManualClock(now_ms)
         self.timers: list[int] = []
         self.counters = SubtaskCounters()
+        self.memory = ManagedMemory(1 << 30)
         self.state = backend(
             BackendEnvironment(
                 operator_uid="uid",
@@ -95,7 +96,7 @@ class OperatorHarness:
                 parallelism=parallelism,
                 max_parallelism=128,
                 clock=self.clock,
-                memory=ManagedMemory(1 << 30),
+                memory=self.memory,
                 work_directory=work_directory,
                 restored=tuple(
                     checkpoint_pb2.KeyedStateSnapshot.FromString(taken.keyed) for taken in restored
@@ -121,6 +122,7 @@ class OperatorHarness:
             counters=self.counters,
             state=self.state,
             operator_state=self.operator_state,
+            memory=self.memory,
             register_timer=self.timers.append,
             wake=lambda: None,
             run_in_background=lambda call, done: done(call()),

@@ -33,7 +33,6 @@ from taskmanager.state.hashmap.chains import (
     sparse_file,
 )
 from taskmanager.state.hashmap.key_space import HashMapKeySpace
-from taskmanager.state.hashmap.memory_check import MemoryCheck
 from taskmanager.state.hashmap.restored_rows import (
     BACKEND,
     RESTORED_TO,
@@ -44,6 +43,7 @@ from taskmanager.state.hashmap.restored_rows import (
 from taskmanager.state.hashmap.snapshot import HashMapSnapshot, SnapshotItem, TableSlot
 from taskmanager.state.hashmap.timer_table import HashMapTimerTable
 from taskmanager.state.instances import InstanceState
+from taskmanager.state.memory_check import MemoryCheck
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.run_format import FORMAT_VERSION
 from taskmanager.state.session_table import SessionTable

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.errors import JobRejected, TaskFailure
+from penstock.config import Configuration
+from penstock.errors import JobRejected, TaskFailure, Unrecoverable
 from taskmanager.operators.factory import build_operator
 from tests.support.process_specs import INPUT, process_spec, rows, run_process
 
@@ -289,3 +290,45 @@ def test_two_streams_without_keys_and_their_bad_rows() -> None:
         run_process(Pair(), second=INPUT).push(rows((2, 0, 0)), 1)
     harness.push(rows((2, 0, 0)), 1)
     assert "has no" in harness.side("errors")[0]["error"]
+
+
+class Hoarder(ps.ProcessFunction):
+    """Keeps every text in operator state."""
+
+    kept = ps.OperatorListState("kept", pa.string())
+
+    def process(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
+        self.kept.add("x" * 1000)
+
+
+class Ruling(ps.BroadcastProcessFunction):
+    """Keeps a rule per number."""
+
+    kept = ps.BroadcastState("kept", pa.int64(), pa.string())
+
+    def process(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
+        pass
+
+    def process_broadcast(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
+        self.kept.put(row.n, "x" * 1000)
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("is_broadcast", [False, True])
+def test_where_states_are_in_memory_operator_state_counts_against_the_limit(
+    backend: str, is_broadcast: bool
+) -> None:
+    options = {"config": Configuration.from_mapping({"state.backend.type": backend})}
+    if is_broadcast:
+        harness = run_process(Ruling(), second=INPUT, harness=options)
+    else:
+        harness = run_process(Hoarder(), harness=options)
+    harness.memory.limit_bytes = 1 << 20
+    many = rows(*[(1, number, number) for number in range(2000)])
+    if backend == "hashmap":
+        with pytest.raises(Unrecoverable, match=r"its limit is 1 MB .* is operator: state kept"):
+            harness.push(many, int(is_broadcast))
+    else:
+        harness.push(many, int(is_broadcast))
+    harness.operator.close()
+    assert harness.memory.used_bytes() < 1 << 16

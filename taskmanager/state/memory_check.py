@@ -1,4 +1,4 @@
-"""When a backend looks whether the states of its slot take more than they may."""
+"""When it is looked whether the states of a slot take more than they may."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ class MemoryCheck:
         self._users.append(self._memory.register(name, used_bytes))
 
     def check(self) -> None:
-        """Called for every batch: looks at the sizes where it is some time ago.
+        """Called for every batch: looks at the sizes where it is some time ago and has users of its own.
 
         Raises:
             Unrecoverable: the states are larger than the limit.
         """
+        if not self._users:
+            return
         now = self._clock.monotonic_ns()
         if now < self._next_ns:
             return
