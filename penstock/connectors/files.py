@@ -104,7 +104,7 @@ def file_sink(
         raise JobRejected(f"{location}: is not a directory; name a directory for the output files")
     if roll <= 0:
         raise JobRejected(f"roll must be a positive size, not {roll}")
-    partitions = [partition_by] if isinstance(partition_by, str) else list(partition_by or ())
+    partitions = _column_names(partition_by)
     if len(set(partitions)) < len(partitions):
         raise JobRejected(f"partition_by names a column twice: {name_list(partitions)}")
     if schema is not None:
@@ -127,7 +127,18 @@ def _check_format(format: str, known: Sequence[str]) -> None:
         raise JobRejected(f'unknown file format "{format}"; known are {name_list(known)}')
 
 
+def _column_names(partition_by: Sequence[str] | str | None) -> list[str]:
+    names = [partition_by] if isinstance(partition_by, str) else partition_by
+    if names is None:
+        return []
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise JobRejected(f"partition_by takes names of columns, got {partition_by!r}")
+    return list(names)
+
+
 def _absolute_path(path: str | os.PathLike[str]) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise JobRejected(f"a path is a text or a pathlib.Path, got {path!r}")
     text = os.fspath(path)
     scheme, separator, rest = text.partition("://")
     if separator and scheme == "file":

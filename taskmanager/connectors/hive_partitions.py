@@ -55,5 +55,8 @@ def _directory(code: int, names: list[list[str]]) -> str:
 
 
 def directory_name(column: str, value: str | None) -> str:
-    """The directory of one value of a partition column."""
-    return f"{quote(column, safe='')}={HIVE_NULL if value is None else quote(value, safe='')}"
+    """The directory of one value of a partition column; a text that reads like null is escaped."""
+    text = HIVE_NULL if value is None else quote(value, safe="")
+    if value == HIVE_NULL:
+        text = text.replace("_", "%5F", 1)
+    return f"{quote(column, safe='')}={text}"

@@ -2,7 +2,7 @@
 
 Any number of consumers read it, each from the row it asks for and within its credit. What they are
 sent refers to mapped files, so a file may be removed while it is read; a file is compared with its
-checksum when this process first opens it. A damaged file is reported to the consumer as a partition
+checksum whenever it is opened. A damaged file is reported to the consumer as a partition
 that is not available, because its producer can make it again.
 """
 
@@ -49,7 +49,6 @@ class SealedPartition(ReadablePartition):
         self.partition_id = index.partition_id
         self.index = index
         self._directory = directory
-        self._verified: set[tuple[int, int]] = set()
 
     @property
     def subpartition_count(self) -> int:
@@ -104,10 +103,7 @@ class SealedPartition(ReadablePartition):
 
     def _read(self, index: int, file: SpillFile) -> list[pa.RecordBatch]:
         path = subpartition_directory(self._directory, index) / file_name(file.sequence)
-        key = (index, file.sequence)
-        batches = read_spill_file(path, file, verified=key in self._verified)
-        self._verified.add(key)
-        return batches
+        return read_spill_file(path, file)
 
 
 class SealedView(SubpartitionView):

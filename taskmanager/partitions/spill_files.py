@@ -85,13 +85,12 @@ def spill_failed(directory: Path, error: OSError) -> SpillFailed:
     )
 
 
-def read_spill_file(path: Path, file: SpillFile, *, verified: bool = False) -> list[pa.RecordBatch]:
+def read_spill_file(path: Path, file: SpillFile) -> list[pa.RecordBatch]:
     """The batches of a file; they refer to its pages, which stay readable when it is unlinked.
 
     Args:
         path: where it is.
         file: what was written.
-        verified: its content has been compared with its checksum before.
 
     Raises:
         StoreNotFound: it is not there.
@@ -103,9 +102,8 @@ def read_spill_file(path: Path, file: SpillFile, *, verified: bool = False) -> l
                 raise StoreCorrupt(
                     f"{path} has {source.size()} bytes, {file.size_bytes} were written"
                 )
-            if not verified:
-                _verify(path, source.read_buffer(), file.checksum)
-                source.seek(0)
+            _verify(path, source.read_buffer(), file.checksum)
+            source.seek(0)
             with pa.ipc.open_file(source) as reader:
                 batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
     except FileNotFoundError as error:

@@ -200,12 +200,7 @@ class _SubpartitionFiles(SubpartitionFiles):
     ) -> None:
         path = self._directory / file_name(file.file.sequence)
 
-        def read() -> list[pa.RecordBatch]:
-            batches = read_spill_file(path, file.file, verified=file.is_verified)
-            file.is_verified = True
-            return batches
-
-        self._files.run(read, on_read, on_failed)
+        self._files.run(lambda: read_spill_file(path, file.file), on_read, on_failed)
 
     @override
     def unlink(self, files: Sequence[SpillFile]) -> None:

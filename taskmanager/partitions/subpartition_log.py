@@ -32,12 +32,10 @@ class LogFile:
 
     Attributes:
         entry_count: entries of the log that are still in it.
-        is_verified: its content has been compared with its checksum.
     """
 
     file: SpillFile
     entry_count: int = 0
-    is_verified: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -30,7 +30,7 @@ from penstock.connectors import (
     print_sink,
 )
 from penstock.connectors.sink import Sink, SinkContext, TwoPhaseSink
-from penstock.errors import InvariantViolation, TaskFailure
+from penstock.errors import InvariantViolation, JobRejected, TaskFailure
 from penstock.pb import graph_pb2
 from taskmanager.connectors import file_encoders
 from taskmanager.connectors import file_sink as file_sink_module
@@ -89,6 +89,30 @@ def test_written_files_can_be_read_back_as_a_source(
     if format == "csv":
         found = [{**row, "name": row["name"] or None} for row in found]
     assert found == user(batch()).select(schema.names).to_pylist()
+
+
+def test_a_text_that_reads_like_null_stays_a_text(harness: Any, tmp_path: Path) -> None:
+    writer = opened(file_sink("parquet", tmp_path, "k"))
+    texts = [None, "__HIVE_DEFAULT_PARTITION__", "%5F_HIVE_DEFAULT_PARTITION__"]
+    rows = batch(0, 3)
+    rows = rows.set_column(rows.schema.get_field_index("k"), "k", pa.array(texts, pa.string()))
+    writer.write(rows)
+    writer.commit(prepare(writer))
+    spec, schema = file_source("parquet", tmp_path)
+    found = harness.read_all(spec, schema).sort_by("id")
+    assert found["k"].to_pylist() == texts
+
+
+@pytest.mark.parametrize("wrong", [5, ["k", None], {"k": 1}])
+def test_partition_by_takes_names(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(JobRejected, match="partition_by takes names of columns"):
+        file_sink("parquet", tmp_path, wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"out"])
+def test_a_path_is_a_text(wrong: Any) -> None:
+    with pytest.raises(JobRejected, match="a path is a text"):
+        file_sink("parquet", wrong)
 
 
 def test_partitions_are_read_by_pyarrow_and_duckdb(tmp_path: Path) -> None:

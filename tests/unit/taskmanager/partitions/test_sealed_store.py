@@ -24,7 +24,7 @@ from penstock.errors import InvariantViolation, PartitionUnavailable, StoreCorru
 from penstock.partition_id import PartitionId
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.sealed_store import SealedStore, write_index
-from taskmanager.partitions.spill_files import read_spill_file, write_spill_files
+from taskmanager.partitions.spill_files import write_spill_files
 from taskmanager.partitions.spill_layout import (
     PartitionIndex,
     SpillFailed,
@@ -277,10 +277,16 @@ def test_names_that_leave_the_directory_are_refused(tmp_path: Path) -> None:
                 partition_directory(tmp_path, job_id, PartitionId(edge_id, "v0", 0, 0))
 
 
-def test_a_file_is_verified_once(tmp_path: Path) -> None:
-    ((file, count),) = write_spill_files(tmp_path, 3, 100, [numbers(0, 2), numbers(2, 1)])
+def test_a_file_that_is_damaged_between_two_readers_is_noticed(tmp_path: Path) -> None:
+    ((file, count),) = write_spill_files(tmp_path / "sub=0", 3, 100, [numbers(0, 2), numbers(2, 1)])
     assert (file.sequence, file.first_row, file.end_row, count) == (3, 100, 103, 2)
-    path = tmp_path / file_name(3)
-    assert sum(batch.num_rows for batch in read_spill_file(path, file)) == 3
-    partition = SealedPartition(PartitionIndex("job", ID, ()), tmp_path)
-    assert partition.subpartition_count == 0
+    path = tmp_path / "sub=0" / file_name(3)
+    part = SubpartitionIndex(100, (file,), ())
+    partition = SealedPartition(PartitionIndex("job", ID, (part,)), tmp_path)
+    assert partition.subpartition_count == 1
+    assert [row for row, _ in partition.elements(0, 100)] == [100, 102]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StoreCorrupt, match="is altered"):
+        next(partition.elements(0, 100))
