@@ -92,7 +92,7 @@ def test_ctrl_c_cancels_the_job_and_waits_for_its_end(
     program.send_to_group(signal.SIGINT)
     ended = program.wait(10)
     assert state(last_job(client)) == "CANCELED"
-    wait_ended(slot, 5)
+    wait_ended(slot, 10)
     assert "cancelling job" in ended.stderr
     assert "was cancelled" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -105,7 +105,7 @@ def test_sigterm_cancels_the_job(running: tuple[Program, int], client: Client) -
     program.send(signal.SIGTERM)
     ended = program.wait(10)
     assert state(last_job(client)) == "CANCELED"
-    wait_ended(slot, 5)
+    wait_ended(slot, 10)
     assert "Traceback" not in ended.stderr
     assert ended.status == 128 + signal.SIGTERM
 

@@ -231,7 +231,7 @@ def test_a_taskmanager_ends_although_a_function_blocks(
         pid = psutil.Process(psutil.Process(slot).ppid()).ppid()
         (child,) = [process.pid for process in psutil.Process(slot).children()]
         os.kill(pid, signal.SIGTERM)
-        wait_ended(pid, 5)
+        wait_ended(pid, 10)
         wait_ended(slot, 0.5)
         wait_ended(child, 0.5)
         assert failure_of(handle).cause == "TaskManagerLost"
@@ -270,7 +270,7 @@ def test_a_taskmanager_that_is_told_to_end(
     told = cluster.daemons("taskmanager")[1]
     slots = cluster.slot_pids(told["pid"])
     os.kill(told["pid"], number)
-    wait_ended(told["pid"], 5)
+    wait_ended(told["pid"], 10)
     for pid in slots:
         wait_ended(pid, 0.5)
     error = failure_of(handle)
@@ -315,7 +315,7 @@ def test_a_forkserver_that_is_killed_is_replaced(cluster: DaemonCluster, submit:
     for pid in forkservers_of(cluster):
         os.kill(pid, signal.SIGKILL)
     for pid in slots:
-        wait_ended(pid, 5)
+        wait_ended(pid, 10)
     error = failure_of(handle)
     assert "the forkserver" in str(error)
     assert "SIGKILL" in str(error)

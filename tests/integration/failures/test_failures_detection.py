@@ -238,7 +238,7 @@ def test_a_taskmanager_says_goodbye(cluster: DaemonCluster, submit: Submit) -> N
     os.kill(told["pid"], signal.SIGTERM)
     lost = cluster.wait_for_log("jobmanager", "taskmanager.lost", since=since)
     assert (lost["taskmanager_id"], lost["loss"]) == (told["id"], "goodbye")
-    wait_ended(told["pid"], 5)
+    wait_ended(told["pid"], 10)
     for pid in slots:
         wait_ended(pid, 0.5)
 
@@ -253,7 +253,7 @@ def test_a_taskmanager_ends_although_nobody_hears_its_goodbye(
     os.kill(jobmanager, signal.SIGSTOP)
     try:
         os.kill(told["pid"], signal.SIGTERM)
-        wait_ended(told["pid"], 5)
+        wait_ended(told["pid"], 10)
         for pid in slots:
             wait_ended(pid, 0.5)
     finally:

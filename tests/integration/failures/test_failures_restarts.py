@@ -210,7 +210,7 @@ def test_a_taskmanager_that_ends_and_is_replaced(
     at_least = job.await_checkpoint()
     victim = cluster.daemons("taskmanager")[0]
     os.kill(victim["pid"], number)
-    wait_ended(victim["pid"], 5)
+    wait_ended(victim["pid"], 10)
     job.await_that(lambda details: state_name(details) == "RESTARTING")
     failure = job.handle.details().failure
     assert failure.error_class == "TaskManagerLost"

@@ -389,7 +389,7 @@ def test_a_function_that_blocks_forever_is_killed_when_its_job_is_cancelled(
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
         handle.wait(10)
-    wait_ended(pid, 5)
+    wait_ended(pid, 10)
     assert_slots_are_free()
 
 
@@ -416,7 +416,7 @@ def test_a_source_that_blocks_does_not_keep_a_failed_job(
     handle = env.submit("half-blocked")
     with pytest.raises(ps.JobFailed, match="seven is not allowed"):
         handle.wait(15)
-    wait_ended(int(beacon.wait()), 5)
+    wait_ended(int(beacon.wait()), 10)
 
 
 def test_threads_and_children_of_user_code_end_with_the_slot(
@@ -435,7 +435,7 @@ def test_threads_and_children_of_user_code_end_with_the_slot(
     rows(env).map(busy_elsewhere, schema=OUT).discard()
     env.execute("threads")
     for pid in beacon.wait().split():
-        wait_ended(int(pid), 5)
+        wait_ended(int(pid), 10)
 
 
 def test_jobs_that_fail_and_are_cancelled_leak_nothing(
