@@ -2,6 +2,9 @@
 
     failure -> restart strategy: whether, when -> failover strategy: which regions -> exceptions history
 
+The strategy is not asked where a checkpoint could not be restored: another one is tried at once, and none
+twice. When none is left, the start cannot be prepared, which no restart mends.
+
 Source: Flink, ExecutionFailureHandler.
 """
 
@@ -72,6 +75,7 @@ class Failover:
         self._strategy = RestartStrategy(
             options.restart, jitter=options.jitter, is_recovered=options.is_recovered
         )
+        self._free_restarts = 0
         self._caching_readers = frozenset(
             edge.target
             for edge in regions.plan.edges
@@ -82,7 +86,7 @@ class Failover:
     @property
     def restarts(self) -> int:
         """Restarts that failures have led to; going on after another JobManager is one more."""
-        return self._strategy.restarts + self._options.is_recovered
+        return self._strategy.restarts + self._free_restarts + self._options.is_recovered
 
     def decide(
         self,
@@ -92,6 +96,7 @@ class Failover:
         now_ms: int,
         *,
         joins: bool,
+        is_free: bool = False,
     ) -> Recovery:
         """Decides on a failure.
 
@@ -101,9 +106,11 @@ class Failover:
             missing: what could not be read.
             now_ms: the wall clock.
             joins: a restart has begun that it belongs to, unless no restart can mend it.
+            is_free: it is restarted at once and not counted, unless no restart can mend it.
         """
-        if joins and self._strategy.allows(cause):
+        if (joins or is_free) and self._strategy.may_mend(cause):
             delay_ms: int | None = 0
+            self._free_restarts += not joins
         else:
             delay_ms = self._strategy.failed(cause, subtask_of(cause), now_ms).delay_ms
         if delay_ms is None:

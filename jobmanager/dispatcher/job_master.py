@@ -15,6 +15,8 @@ Invariants (``check``):
 - one group of subtasks at a time is on its way (stops, waits, is prepared, scheduled): failures that come
   before it runs make it larger;
 - nothing is deployed before every slot process it needs listens;
+- a checkpoint that a task has found damaged is restored no more: there are only so many restarts for which
+  the restart strategy is not asked;
 - each granted slot is freed exactly once, unless it is lost with its TaskManager;
 - without checkpoints output is committed once, and only when every attempt has finished or waits for it:
   whatever fails after that ends the job;
@@ -275,6 +277,7 @@ class JobMaster:
             return
         restored = event.restored
         self.restored_checkpoint_id = restored.checkpoint_id if restored else 0
+        assert self.restored_checkpoint_id not in self._unusable, "what is damaged is skipped"
         pinned = self._failover.pinned(restored) if restored and self._may_adopt else ()
         if pinned:
             self._found = restored
@@ -407,11 +410,12 @@ class JobMaster:
             self.dropped_events += 1
             return
         was_cancelled = attempt.state is AttemptState.CANCELING
+        was_starting = attempt.is_starting
         attempt.become(event.state)
         if event.state is AttemptState.FAILED:
             cause = event.failure or of_attempt(attempt, "it failed without a cause")
             if not self._is_survived(attempt, cause, misses_input=event.missing is not None):
-                self._fail(cause, self._concerned(attempt, cause), self._blamed(event))
+                self._take_failure(attempt, cause, event, was_starting=was_starting)
         elif event.state is AttemptState.CANCELED and not was_cancelled:
             # Nobody asked for it.
             cause = of_attempt(attempt, "its TaskManager cancelled it")
@@ -425,17 +429,28 @@ class JobMaster:
                 self._perform(self._wiring.finished(event.key, self._splits, self._now_ms))
         self._go_on()
 
-    def _concerned(
-        self, attempt: ExecutionAttempt, cause: FailureCause
-    ) -> Iterable[SubtaskId] | None:
-        """Whom the failure of an attempt concerns: itself, or all where their checkpoint is damaged."""
+    def _take_failure(
+        self,
+        attempt: ExecutionAttempt,
+        cause: FailureCause,
+        event: m.AttemptReported,
+        *,
+        was_starting: bool,
+    ) -> None:
+        """An attempt has failed: this concerns itself, or all where their checkpoint is damaged.
+
+        Args:
+            was_starting: it had not got its state yet. What fails so later has had it, and is counted.
+        """
+        failed: Iterable[SubtaskId] | None = [attempt.key.subtask]
         damaged = attempt.restored_from if cause.error_class in _DAMAGED else 0
         if damaged:
             self._unusable.add(damaged)
-        if damaged and damaged == self.restored_checkpoint_id:
-            # Others hold what follows the damaged checkpoint, and not what follows an older one.
-            return ALL
-        return [attempt.key.subtask]
+            if damaged == self.restored_checkpoint_id:
+                # Others hold what follows the damaged checkpoint, and not what follows an older one.
+                failed = ALL
+        is_free = bool(damaged) and was_starting
+        self._fail(cause, failed, self._blamed(event), is_free=is_free)
 
     def _blamed(self, event: m.AttemptReported) -> list[KeptPartition]:
         """The partition that a consumer could not read, unless it has been replaced meanwhile, is none that
@@ -632,12 +647,15 @@ class JobMaster:
         cause: FailureCause,
         failed: Iterable[SubtaskId] | None,
         missing: Iterable[KeptPartition] = (),
+        *,
+        is_free: bool = False,
     ) -> None:
         """Restarts what the failure concerns, or fails the job.
 
         Args:
             failed: whose attempts are over, or ``ALL``.
             missing: what could not be read.
+            is_free: the restart goes on from another checkpoint: the strategy is not asked for it.
         """
         if self._is_over or self.state in (JobState.CANCELLING, JobState.SUSPENDED):
             return
@@ -650,7 +668,9 @@ class JobMaster:
         if self._committed:
             cause = committed_already(cause)
         joins = self._phase in (Phase.STOPPING, Phase.WAITING)
-        recovery = self._failover.decide(cause, failed, missing, self._now_ms, joins=joins)
+        recovery = self._failover.decide(
+            cause, failed, missing, self._now_ms, joins=joins, is_free=is_free
+        )
         if recovery.delay_ms is None:
             self.failure = recovery.cause
             self._stop(JobState.FAILING)

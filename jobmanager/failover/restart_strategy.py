@@ -103,9 +103,11 @@ class RestartStrategy:
         return RestartDecision(delay_ms)
 
     def allows(self, cause: FailureCause) -> bool:
-        """Whether a restart may mend this cause, as long as there are restarts left."""
-        if not self._settings.restarts:
-            return False
+        """Whether failures of this cause are restarted, as long as there are restarts left."""
+        return self._settings.restarts and self.may_mend(cause)
+
+    def may_mend(self, cause: FailureCause) -> bool:
+        """Whether a restart may mend this cause, if there is one."""
         if not _NOT_RESTARTABLE.isdisjoint((cause.error_class, *cause.cause_chain)):
             return False
         if self._settings.spares_user_failures:

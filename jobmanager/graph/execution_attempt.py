@@ -111,6 +111,11 @@ class ExecutionAttempt:
         return is_terminal(self.state)
 
     @property
+    def is_starting(self) -> bool:
+        """True from its deployment until it has its state and runs."""
+        return self.state in (_S.DEPLOYING, _S.INITIALIZING)
+
+    @property
     def done_or_waiting(self) -> bool:
         """True when it has finished, or waits for the commit with all its input consumed."""
         waiting = self.reached_end_of_data and self.state is _S.RUNNING

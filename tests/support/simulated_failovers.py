@@ -60,10 +60,13 @@ class FailoverAudit:
             now_ms: int,
             *,
             joins: bool,
+            is_free: bool,
         ) -> Recovery:
             failed = failed if failed is ALL else frozenset(failed)
             missing = frozenset(missing)
-            recovery = decide(failover, cause, failed, missing, now_ms, joins=joins)
+            recovery = decide(
+                failover, cause, failed, missing, now_ms, joins=joins, is_free=is_free
+            )
             if recovery.delay_ms is not None:
                 graph, partitions = failover._graph, failover._partitions
                 self._check(recovery, failed, missing, graph, partitions)

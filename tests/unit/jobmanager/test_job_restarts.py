@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,7 +17,12 @@ from jobmanager.dispatcher.job_settings import job_settings
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.dispatcher.source_splits import SourceSplits
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSettings
+from jobmanager.failover.restart_settings import (
+    NO_LIMIT,
+    FixedDelay,
+    NoRestart,
+    RestartSettings,
+)
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
@@ -49,7 +55,7 @@ def options(
     make = partial(_coordinator, CheckpointSettings(interval_ms=1_000))
     return JobOptions(
         RestartSettings(FixedDelay(attempts, 500), spares_user_failures=spares),
-        make if checkpoints else None,
+        coordinator=make if checkpoints else None,
         first_attempt=first,
     )
 
@@ -189,6 +195,114 @@ def test_a_checkpoint_that_tasks_cannot_restore_is_not_tried_again() -> None:
     master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, damaged))
     cancel_the_rest(master)
     assert master.step(m.RestartDue(1)) == [m.PrepareStart(1, (7,))]
+
+
+DAMAGED = FailureCause("StoreCorrupt", "shared/x: its checksum differs", vertex="v0")
+NO_RESTARTS = RestartSettings(NoRestart())
+
+
+def restoring(settings: RestartSettings, checkpoint_id: int = 9) -> JobMaster:
+    """A job whose tasks are about to read their state."""
+    make = partial(_coordinator, CheckpointSettings(interval_ms=1_000))
+    master = JobMaster(PLAN, JobOptions(settings, coordinator=make, is_recovered=True))
+    master.step(m.JobStarted())
+    deploy(master, m.StartPrepared(0, m.RestoredCheckpoint(checkpoint_id), (), 10))
+    return master
+
+
+def fail(
+    master: JobMaster, index: int, cause: FailureCause = DAMAGED, now_ms: int = 0
+) -> list[m.JobEffect]:
+    key = keys(master.attempt)[index]
+    return master.step(m.AttemptReported(key, AttemptState.FAILED, cause), now_ms)
+
+
+def restart_from(master: JobMaster, checkpoint_id: int) -> None:
+    cancel_the_rest(master)
+    master.step(m.RestartDue(master.attempt + 1))
+    restored = m.RestoredCheckpoint(checkpoint_id)
+    deploy(master, m.StartPrepared(master.attempt, restored, (), 10))
+
+
+def test_damaged_checkpoints_are_skipped_at_once_without_a_restart_of_the_strategy() -> None:
+    """Aim: the retained checkpoints bound what damage costs, and no strategy or limit does."""
+    master = restoring(NO_RESTARTS)
+    for attempt, damaged in enumerate((9, 8, 7)):
+        effects = fail(master, 0)
+        assert m.PostLater(0, m.RestartDue(attempt + 1)) in effects
+        restart_from(master, damaged - 1)
+    run_all(master)
+    assert master.state is JobState.RUNNING
+    assert master.restored_checkpoint_id == 6
+    assert master.restarts == 1 + 3
+    newest, *_ = master.exceptions.entries
+    assert (newest.cause.message, newest.delay_ms) == (DAMAGED.message, 0)
+    assert len(master.exceptions.entries) == 3
+    fail(master, 0, CAUSE)
+    assert master.state is JobState.FAILING
+
+
+def test_what_else_fails_of_a_damaged_checkpoint_joins_its_restart() -> None:
+    """Others that read it, those that lose their connection to them, and both after the delay."""
+    master = restoring(NO_RESTARTS)
+    lost = FailureCause("PartitionUnavailable", "connection lost", vertex="v1")
+    fail(master, 0)
+    fail(master, 1)
+    fail(master, 2, lost)
+    master.step(m.RestartDue(1))
+    assert not any(isinstance(e, m.PostLater) for e in fail(master, 3))
+    assert master.attempt == 1
+    assert master.restarts == 1 + 1
+    (entry,) = master.exceptions.entries
+    assert entry.concurrent_count == 3
+    assert master.state is JobState.RESTARTING
+
+
+def test_damage_after_a_counted_failure_uses_up_nothing() -> None:
+    limits = RestartSettings(FixedDelay(1, 500), failures_total_max=1)
+    master = restoring(limits)
+    run_all(master)
+    assert m.PostLater(500, m.RestartDue(1)) in fail(master, 0, CAUSE)
+    restart_from(master, 9)
+    assert m.PostLater(0, m.RestartDue(2)) in fail(master, 0)
+    restart_from(master, 8)
+    run_all(master)
+    fail(master, 0, CAUSE, now_ms=10_000)
+    assert master.failure is not None
+    assert "is used up" in master.failure.message
+
+
+def test_a_job_without_a_checkpoint_that_is_intact_ends() -> None:
+    master = restoring(NO_RESTARTS)
+    fail(master, 0)
+    cancel_the_rest(master)
+    assert master.step(m.RestartDue(1)) == [m.PrepareStart(1, (9,))]
+    none_left = FailureCause("Unrecoverable", "none of the checkpoints can be restored")
+    master.step(m.StartNotPrepared(1, none_left))
+    assert master.state is JobState.FAILED
+    assert master.failure is not None
+    assert master.failure.message == none_left.message
+
+
+def test_what_has_its_state_and_finds_objects_damaged_is_counted() -> None:
+    """Aim: tasks that run, take checkpoints and fail so again and again use their restarts up."""
+    master = restoring(NO_RESTARTS)
+    run_all(master)
+    fail(master, 0)
+    assert master.state is JobState.FAILING
+
+
+def test_a_damaged_checkpoint_that_user_code_cannot_go_on_without_ends_the_job() -> None:
+    master = restoring(NO_RESTARTS)
+    fail(master, 0, replace(DAMAGED, cause_chain=("StoreCorrupt", "Unrecoverable")))
+    assert master.state is JobState.FAILING
+
+
+def test_a_failure_that_no_restart_mends_ends_a_job_that_skips_a_checkpoint() -> None:
+    master = restoring(NO_RESTARTS)
+    fail(master, 0)
+    fail(master, 1, HOPELESS)
+    assert master.state is JobState.FAILING
 
 
 @pytest.mark.parametrize(

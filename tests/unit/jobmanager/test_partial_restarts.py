@@ -631,6 +631,7 @@ def test_a_damaged_checkpoint_restarts_everything() -> None:
     damaged = FailureCause("StoreCorrupt", "chk-3/x was altered", vertex="a")
     effects = story.do(m.AttemptReported(story.key("a1"), AttemptState.FAILED, damaged))
     assert cancelled(effects) == "a0 b0 b1"
+    story.restored = m.RestoredCheckpoint(2)
     effects = story.due()
     assert effects[0] == m.PrepareStart(2, (3,))
     assert deployed(effects) == "a0 a1 b0 b1"
