@@ -124,7 +124,7 @@ class CheckpointStoreRunner:
         Raises:
             Fenced: another leader has the job.
             Unrecoverable: HEAD, or every checkpoint that it names, cannot be read, or is not there although
-                it must be; nothing is deleted.
+                it must be, or the store is too small for any; nothing is deleted.
             StoreTransient: the store does not answer now.
         """
         is_new_claim = self._head is None
@@ -172,6 +172,10 @@ class CheckpointStoreRunner:
                     f"the checkpoints of job {self._job_id} are not in {self._store!r}: {error}; is the "
                     "directory mounted, and execution.checkpointing.dir the one that the job began with? "
                     "To start it anew, submit it again"
+                ) from error
+            except StoreFull as error:
+                raise Unrecoverable(
+                    f"job {self._job_id} has no room for checkpoints: {error}"
                 ) from error
             except StoreCorrupt as error:
                 raise Unrecoverable(

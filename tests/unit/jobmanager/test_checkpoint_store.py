@@ -161,6 +161,11 @@ def test_retained_checkpoints_are_those_that_are_wanted(tmp_path: Path) -> None:
     assert head.next_checkpoint_id == 5
 
 
+def test_a_store_without_room_for_head_is_hopeless() -> None:
+    with pytest.raises(Unrecoverable, match="no room for checkpoints: HEAD"):
+        runner(MemoryStore(10)).prepare()
+
+
 def test_unreadable_manifests_are_skipped_and_then_nothing_is_swept(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     one = runner(store)

@@ -292,6 +292,26 @@ def test_storage_in_memory_is_limited_and_named(
     run(scenario)
 
 
+def test_storage_in_memory_without_room_for_any_checkpoint_ends_the_job(
+    cluster_of: Any, make_graph: Any
+) -> None:
+    async def scenario() -> None:
+        config = {
+            "execution.checkpointing.storage": "jobmanager",
+            "execution.checkpointing.interval": "1h",
+            "execution.checkpointing.jobmanager.max-size": "10 b",
+            "restart-strategy.exponential-delay.initial-backoff": "10ms",
+        }
+        async with cluster_of(config) as cluster:
+            await cluster.add("tm1")
+            await cluster.submit(make_graph())
+            details = await cluster.wait_for(JOB, "FAILED")
+            assert details.summary.restarts == 0
+            assert "execution.checkpointing.jobmanager.max-size" in details.failure.message
+
+    run(scenario)
+
+
 def test_checkpointing_that_was_asked_for_needs_a_directory(
     cluster_of: Any, make_graph: Any
 ) -> None:
