@@ -21,6 +21,7 @@ class Checkpoint:
         uploaded_bytes: what was written for it.
         start_delay_ms: from the trigger to the barrier, the longest of all subtasks.
         alignment_ms: the longest of all subtasks, like ``sync_ms`` and ``async_ms``.
+        aligned_bytes: input that all subtasks together have processed meanwhile.
         sync_ms: the part of the snapshot during which no rows are processed.
         async_ms: the part beside processing.
         failure: why it failed; "" = it has not.
@@ -38,6 +39,7 @@ class Checkpoint:
     uploaded_bytes: int
     start_delay_ms: int
     alignment_ms: int
+    aligned_bytes: int
     sync_ms: float
     async_ms: int
     failure: str
@@ -64,6 +66,7 @@ def checkpoint_of(details: client_pb2.CheckpointDetails) -> Checkpoint:
         uploaded_bytes=details.uploaded_bytes,
         start_delay_ms=details.start_delay_ms,
         alignment_ms=details.alignment_ms,
+        aligned_bytes=details.aligned_bytes,
         sync_ms=details.sync_ms,
         async_ms=details.async_ms,
         failure=details.failure,

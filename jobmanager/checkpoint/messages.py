@@ -53,6 +53,7 @@ class SnapshotSummary:
     async_ms: int = 0
     uploaded_bytes: int = 0
     state_bytes: int = 0
+    aligned_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

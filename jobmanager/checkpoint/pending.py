@@ -156,5 +156,6 @@ def summarize(summaries: Iterable[SnapshotSummary]) -> SnapshotSummary:
             async_ms=max(total.async_ms, summary.async_ms),
             uploaded_bytes=total.uploaded_bytes + summary.uploaded_bytes,
             state_bytes=total.state_bytes + summary.state_bytes,
+            aligned_bytes=total.aligned_bytes + summary.aligned_bytes,
         )
     return total

@@ -64,6 +64,7 @@ def _shown(record: CheckpointRecord, directory: str) -> client_pb2.CheckpointDet
         sync_ms=summary.sync_ms,
         async_ms=summary.async_ms,
         start_delay_ms=summary.start_delay_ms,
+        aligned_bytes=summary.aligned_bytes,
         failure=record.failure,
         path=f"{directory}/{record.manifest_path}" if directory and record.manifest_path else "",
         retained=record.retained,

@@ -23,6 +23,7 @@ def summary_of(metrics: checkpoint_pb2.CheckpointMetrics) -> c.SnapshotSummary:
         async_ms=metrics.async_ms,
         uploaded_bytes=metrics.uploaded_bytes,
         state_bytes=metrics.state_bytes,
+        aligned_bytes=metrics.aligned_bytes,
     )
 
 

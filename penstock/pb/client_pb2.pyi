@@ -358,6 +358,7 @@ class SubtaskMetrics(_message.Message):
     RESTORED_LOCAL_BYTES_FIELD_NUMBER: _builtins.int
     RESTORED_STORE_BYTES_FIELD_NUMBER: _builtins.int
     LOCAL_BACKUP_FAILURES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ALIGNED_BYTES_FIELD_NUMBER: _builtins.int
     records_in: _builtins.int
     records_out: _builtins.int
     bytes_in: _builtins.int
@@ -378,6 +379,8 @@ class SubtaskMetrics(_message.Message):
     restored_store_bytes: _builtins.int
     local_backup_failures: _builtins.int
     """Snapshots of which no local copy could be written."""
+    checkpoint_aligned_bytes: _builtins.int
+    """Of the last checkpoint: input processed between its first barrier and its last."""
     def __init__(
         self,
         *,
@@ -397,10 +400,11 @@ class SubtaskMetrics(_message.Message):
         restored_local_bytes: _builtins.int = ...,
         restored_store_bytes: _builtins.int = ...,
         local_backup_failures: _builtins.int = ...,
+        checkpoint_aligned_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_pressured_ms", b"back_pressured_ms", "bad_records", b"bad_records", "busy_ms", b"busy_ms", "bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "checkpoint_alignment_ms", b"checkpoint_alignment_ms", "checkpoint_start_delay_ms", b"checkpoint_start_delay_ms", "idle_ms", b"idle_ms", "late_records", b"late_records", "local_backup_failures", b"local_backup_failures", "records_in", b"records_in", "records_out", b"records_out", "restored_local_bytes", b"restored_local_bytes", "restored_store_bytes", b"restored_store_bytes", "state_bytes", b"state_bytes", "watermark_ms", b"watermark_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_pressured_ms", b"back_pressured_ms", "bad_records", b"bad_records", "busy_ms", b"busy_ms", "bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "checkpoint_aligned_bytes", b"checkpoint_aligned_bytes", "checkpoint_alignment_ms", b"checkpoint_alignment_ms", "checkpoint_start_delay_ms", b"checkpoint_start_delay_ms", "idle_ms", b"idle_ms", "late_records", b"late_records", "local_backup_failures", b"local_backup_failures", "records_in", b"records_in", "records_out", b"records_out", "restored_local_bytes", b"restored_local_bytes", "restored_store_bytes", b"restored_store_bytes", "state_bytes", b"state_bytes", "watermark_ms", b"watermark_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -880,6 +884,7 @@ class CheckpointDetails(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     RETAINED_FIELD_NUMBER: _builtins.int
+    ALIGNED_BYTES_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
     status: Global___CheckpointStatus.ValueType
     triggered_at_ms: _builtins.int
@@ -901,6 +906,8 @@ class CheckpointDetails(_message.Message):
     """Where its manifest lies; "" = in the JobManager's memory."""
     retained: _builtins.bool
     """It is kept and can be restored from."""
+    aligned_bytes: _builtins.int
+    """Input processed during the alignment, of all subtasks."""
     def __init__(
         self,
         *,
@@ -919,10 +926,11 @@ class CheckpointDetails(_message.Message):
         failure: _builtins.str = ...,
         path: _builtins.str = ...,
         retained: _builtins.bool = ...,
+        aligned_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_subtasks", b"acknowledged_subtasks", "alignment_ms", b"alignment_ms", "async_ms", b"async_ms", "checkpoint_id", b"checkpoint_id", "ended_at_ms", b"ended_at_ms", "failure", b"failure", "path", b"path", "retained", b"retained", "start_delay_ms", b"start_delay_ms", "state_bytes", b"state_bytes", "status", b"status", "sync_ms", b"sync_ms", "total_subtasks", b"total_subtasks", "triggered_at_ms", b"triggered_at_ms", "uploaded_bytes", b"uploaded_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_subtasks", b"acknowledged_subtasks", "aligned_bytes", b"aligned_bytes", "alignment_ms", b"alignment_ms", "async_ms", b"async_ms", "checkpoint_id", b"checkpoint_id", "ended_at_ms", b"ended_at_ms", "failure", b"failure", "path", b"path", "retained", b"retained", "start_delay_ms", b"start_delay_ms", "state_bytes", b"state_bytes", "status", b"status", "sync_ms", b"sync_ms", "total_subtasks", b"total_subtasks", "triggered_at_ms", b"triggered_at_ms", "uploaded_bytes", b"uploaded_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -169,6 +169,7 @@ class SubtaskSnapshotter:
         snapshot.metrics.sync_ms = sync_ns / _NANOS_PER_MS
         self._counters.checkpoint_alignment_ms = metrics.alignment_ms
         self._counters.checkpoint_start_delay_ms = metrics.start_delay_ms
+        self._counters.checkpoint_aligned_bytes = metrics.aligned_bytes
         checkpoint_id = barrier.checkpoint_id
         self._submit(lambda: self._finish(checkpoint_id, snapshot, frozen, work))
 

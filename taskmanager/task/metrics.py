@@ -24,6 +24,7 @@ class SubtaskCounters:
     bad_records: int = 0
     checkpoint_alignment_ms: int = 0
     checkpoint_start_delay_ms: int = 0
+    checkpoint_aligned_bytes: int = 0
     state_bytes: int = 0
     restored_local_bytes: int = 0
     restored_store_bytes: int = 0
@@ -44,6 +45,7 @@ class SubtaskCounters:
             bad_records=self.bad_records,
             checkpoint_alignment_ms=self.checkpoint_alignment_ms,
             checkpoint_start_delay_ms=self.checkpoint_start_delay_ms,
+            checkpoint_aligned_bytes=self.checkpoint_aligned_bytes,
             state_bytes=self.state_bytes,
             restored_local_bytes=self.restored_local_bytes,
             restored_store_bytes=self.restored_store_bytes,

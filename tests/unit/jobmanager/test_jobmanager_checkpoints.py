@@ -20,6 +20,7 @@ from jobmanager.metrics import build_registry
 from penstock import errors
 from penstock.config import Configuration
 from penstock.grpc_errors import error_from_rpc
+from penstock.job_checkpoints import checkpoint_of
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.head import HeadStore
 from penstock.storage.local_store import LocalStore
@@ -72,6 +73,7 @@ class Checkpointed:
         snapshot = checkpoint_pb2.SubtaskSnapshot(
             vertex=attempt.vertex, subtask_index=attempt.subtask_index
         )
+        snapshot.metrics.aligned_bytes = 5
         if attempt.vertex == "v0":
             snapshot.operators.add(operator_uid="src").splits.add(
                 id=f"s{attempt.subtask_index}", position=b"7", size=5
@@ -158,6 +160,8 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint(
             )
             assert [c.checkpoint_id for c in listed.checkpoints] == [3, 2, 1]
             assert [c.retained for c in listed.checkpoints] == [True, False, False]
+            shown = checkpoint_of(listed.checkpoints[0])
+            assert shown.aligned_bytes == shown.total_subtasks * 5
             assert listed.restored_checkpoint_id == 2
             assert listed.completed_count == 3
             dispatcher = cluster.jobmanager.dispatcher

@@ -213,6 +213,8 @@ def test_what_is_acknowledged() -> None:
     assert metrics.state_bytes == len(b"item") + len(b"state")
     assert subtask.counters.checkpoint_alignment_ms == 300
     assert subtask.counters.checkpoint_start_delay_ms == 300
+    assert subtask.counters.checkpoint_aligned_bytes == 55
+    assert subtask.counters.to_proto().checkpoint_aligned_bytes == 55
     assert subtask.counters.state_bytes == metrics.state_bytes
 
 

@@ -128,8 +128,11 @@ def test_deletions_go_in_batches_and_back_off() -> None:
 
 
 def test_summary_takes_maxima_of_times_and_sums_of_bytes() -> None:
-    summaries = [m.SnapshotSummary(1, 9, 2.5, 3, 10, 100), m.SnapshotSummary(5, 4, 0.5, 7, 20, 200)]
-    assert summarize(summaries) == m.SnapshotSummary(5, 9, 2.5, 7, 30, 300)
+    summaries = [
+        m.SnapshotSummary(1, 9, 2.5, 3, 10, 100, 6),
+        m.SnapshotSummary(5, 4, 0.5, 7, 20, 200, 1),
+    ]
+    assert summarize(summaries) == m.SnapshotSummary(5, 9, 2.5, 7, 30, 300, 7)
 
 
 def test_history_keeps_the_last_ones_and_all_that_are_pending() -> None:
