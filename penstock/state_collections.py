@@ -119,16 +119,17 @@ class ListState(KeyedState):
         return list(map(self.codec.to_value, held))
 
     def _live(self, slot: int, held: list[Any]) -> list[Any]:
-        """The (stored, stamp) to return; takes away what has expired, and renews the rest."""
+        """The (stored, stamp) to return; renews what lives, takes away expired items not to be seen."""
+        now_ms = self._scope.now_ms
         live = [item for item in held if not self._is_expired(item[1])]
-        has_expired = len(live) < len(held)
-        if self._reads_stamp and any(stamp != self._scope.now_ms for _, stamp in live):
-            live = [(stored, self._scope.now_ms) for stored, _ in live]
-            if not (has_expired and self._returns_expired):
-                self._replace(slot, list(live))
-        elif has_expired and not self._returns_expired:
-            self._replace(slot, list(live))
-        return held if self._returns_expired else live
+        seen = held if self._returns_expired else live
+        has_changed = len(seen) < len(held)
+        if self._reads_stamp and any(stamp != now_ms for _, stamp in live):
+            seen = [item if self._is_expired(item[1]) else (item[0], now_ms) for item in seen]
+            has_changed = True
+        if has_changed:
+            self._replace(slot, seen)
+        return seen
 
 
 class MapState(KeyedState):

@@ -60,8 +60,7 @@ class Model:
         seen = [cell[0] for cell in cells if self.shows or cell[1] + LIFE > now]
         if not self.shows:
             cells[:] = [cell for cell in cells if cell[1] + LIFE > now]
-        # A list whose expired items are still shown keeps the stamps of the others.
-        if self.renews and not (name == "items" and any(cell[1] + LIFE <= now for cell in cells)):
+        if self.renews:
             for cell in cells:
                 if cell[1] + LIFE > now:
                     cell[1] = now
@@ -102,6 +101,16 @@ def test_every_policy(update: Any, visibility: Any, type_: Any, steps: list[Any]
             assert found["text"] == repr(model.read(now))
         else:
             model.write(n, now)
+
+
+def test_items_that_live_are_renewed_beside_expired_ones_that_are_shown() -> None:
+    ttl = ps.Ttl(LIFE, update="read_and_write", visibility="return_if_not_cleaned_up")
+    harness = run_process(Living(ttl, pa.int64()), harness={"backend": ObjectBackend})
+    for now, n in ((0, 1), (LIFE - 20, 2), (LIFE + 10, -1)):
+        harness.clock.time_ms = now
+        harness.push(rows((1, n, 0)))
+    (items,) = (c for c in harness.state.space.columns if c.descriptor.name == "items")
+    assert list(items.held.values()) == [[(1, 0), (2, LIFE + 10)]]
 
 
 @pytest.mark.parametrize(("update", "visibility", "type_"), MATRIX)
