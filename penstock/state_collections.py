@@ -311,4 +311,4 @@ def map_key_codec(state: str, key_type: Any) -> Any:
             f"state {state!r}: keys of a map have a plain type such as pa.string() or pa.int64(), "
             f"not {codec.expected}"
         )
-    return codec
+    return codec.for_keys()

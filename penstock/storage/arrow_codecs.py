@@ -7,6 +7,7 @@ silently (only floats are rounded to the width of their type). None fits every t
 from __future__ import annotations
 
 import decimal
+import math
 import struct
 from abc import abstractmethod
 from typing import Any
@@ -225,10 +226,39 @@ class FloatCodec(_FixedWidthCodec):
             raise ValueError("which is too large") from error
 
     @override
+    def for_keys(self) -> StateCodec:
+        return FloatKeyCodec(self.type, self.name)
+
+    @override
     def column(self, stored: list[Any]) -> pa.Array:
         if pt.is_float16(self.type):
             return pa.array(stored, pa.float32()).cast(self.type)
         return super().column(stored)
+
+
+class FloatKeyCodec(FloatCodec):
+    """Floats as keys of a map: -0.0 is 0.0, and every NaN is one object, which a dict finds again."""
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FloatKeyCodec, (self.type, self.name)
+
+    @property
+    @override
+    def exact_type(self) -> None:
+        return None
+
+    @override
+    def check(self, value: Any) -> float:
+        return _one_of_equals(super().check(value))
+
+    @override
+    def unwire(self, wire: Any) -> float:
+        return _one_of_equals(wire)
+
+    @override
+    def stored(self, column: pa.Array) -> list[Any]:
+        return [None if key is None else _one_of_equals(key) for key in super().stored(column)]
 
 
 class StringCodec(PlainCodec):
@@ -312,7 +342,7 @@ class DecimalCodec(PlainCodec):
                 f"which is no number of {self.type.precision} digits, {self.type.scale} of them behind the "
                 "point: round it first"
             )
-        return fitted
+        return fitted or fitted.copy_abs()  # Arrow has no -0 either
 
     @override
     def wire(self, stored: Any) -> str:
@@ -329,6 +359,10 @@ class DecimalCodec(PlainCodec):
     @override
     def decode(self, data: bytes) -> Any:
         return decimal.Decimal(data.decode()) if data else None
+
+
+def _one_of_equals(value: float) -> float:
+    return math.nan if math.isnan(value) else value + 0.0  # -0.0 + 0.0 is 0.0
 
 
 def _item(value: Any, kinds: type | tuple[type, ...]) -> Any:

@@ -78,6 +78,10 @@ class StateCodec(ABC):
         """The Python type whose every instance is its own stored form; None = ask ``to_stored``."""
         return None
 
+    def for_keys(self) -> StateCodec:
+        """The codec of the same values as keys of a map: equal keys are encoded as the same bytes."""
+        return self
+
     @abstractmethod
     def to_stored(self, value: Any) -> Any:
         """The stored form of a value.

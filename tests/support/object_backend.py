@@ -56,7 +56,7 @@ class ObjectBackend:
             return {key: codec.stored(column)[0] for key, column in entries.items()}
         if descriptor.kind is StateKind.LIST:
             return {key: codec.stored(column) for key, column in entries.items()}
-        key_codec = codec_of(key_codec_name)
+        key_codec = codec_of(key_codec_name).for_keys()
         return {
             key: {key_codec.decode(k): codec.decode(v) for k, v in entry.items()}
             for key, entry in entries.items()

@@ -228,6 +228,27 @@ def test_broadcast_without_keys() -> None:
     assert texts(harness) == ["5: ['a', '!'] [['a']] True", "5: ['!'] [['a']] False"]
 
 
+class Weighted(ps.BroadcastProcessFunction):
+    weights = ps.BroadcastState("weights", pa.float64(), pa.int64())
+
+    def process(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
+        found = [self.weights.get(key) for key in (-0.0, float("nan"))]
+        out.emit(user=row.user, text=f"{found} {len(self.weights)}")
+
+    def process_broadcast(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
+        self.weights.put(float(row.name), row.limit)
+
+
+def test_equal_keys_of_broadcast_state_are_one_entry() -> None:
+    harness = run_process(Weighted(), second=RULES)
+    for name, limit in (("0.0", 1), ("nan", 2), ("-0.0", 3), ("nan", 4)):
+        harness.push(rule(name, limit), 1)
+    harness.push(rows((5, 1, 0)))
+    again = run_process(Weighted(), second=RULES, harness={"restored": [harness.snapshot()]})
+    again.push(rows((5, 1, 0)))
+    assert texts(harness) == texts(again) == ["5: [3, 4] 2"]
+
+
 class Both(ps.KeyedCoProcessFunction):
     left = ps.ValueState("left", pa.int64())
 

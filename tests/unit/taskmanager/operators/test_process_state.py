@@ -5,7 +5,9 @@ Method: a function runs one scripted step per row and emits what the step return
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from decimal import Decimal
 from itertools import count
 from typing import Any
 
@@ -198,6 +200,60 @@ def test_map() -> None:
     assert texts[11] == "True"
     with pytest.raises(TaskFailure, match="KeyError: 'q'"):
         run((1, lambda s: s.hits["q"]))
+
+
+class Keyed(ps.KeyedProcessFunction):
+    """A map of numbers, by a script of (key, value to put or None to remove)."""
+
+    def __init__(self, key_type: Any, script: list[tuple[Any, int | None]]) -> None:
+        self.found = ps.MapState("found", key_type, pa.int64())
+        self.script = script
+
+    def process(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
+        key, value = self.script[row.n]
+        if value is None:
+            self.found.remove(key)
+        else:
+            self.found.put(key, value)
+        text = repr((self.found.get(key), key in self.found, self.found.items()))
+        out.emit(user=row.user, text=text)
+
+
+@pytest.mark.parametrize(
+    ("key_type", "key", "equal"),
+    [
+        (pa.float64(), 0.0, -0.0),
+        (pa.float32(), 0.0, -0.0),
+        (pa.float16(), 0.0, -0.0),
+        (pa.float64(), math.nan, float("nan")),
+        (pa.float32(), math.nan, float("nan")),
+        (pa.float16(), math.nan, float("nan")),
+        (pa.float64(), math.nan, -float("nan")),
+        (pa.decimal128(4, 2), Decimal("0.00"), Decimal("-0.00")),
+        (pa.decimal128(4, 2), Decimal(1), Decimal("1.00")),
+    ],
+    ids=str,
+)
+def test_equal_keys_of_maps_are_one_entry(key_type: pa.DataType, key: Any, equal: Any) -> None:
+    """Live and after a restore alike, wherever the checkpoint falls between the changes."""
+    shown = repr(Decimal("1.00") if key == 1 else key)
+    changes = [(key, 1), (equal, 2), (equal, None), (equal, 3), (key, None)]
+    expected = [
+        "(None, False, [])" if value is None else f"({value}, True, [({shown}, {value})])"
+        for _, value in changes
+    ]
+    harness = run_process(Keyed(key_type, changes))
+    for n in range(len(changes)):
+        harness.push(rows((1, n, n)))
+        taken = harness.snapshot()
+        assert harness.take_rows()[-1]["text"] == expected[n]
+        script = [*changes[: n + 1], (equal, 9), (key, None)]
+        again = run_process(Keyed(key_type, script), harness={"restored": [taken]})
+        again.push(rows((1, n + 1, 0), (1, n + 2, 0)))
+        assert [row["text"] for row in again.take_rows()] == [
+            f"(9, True, [({shown}, 9)])",
+            "(None, False, [])",
+        ]
 
 
 def test_reducing_and_aggregating() -> None:
