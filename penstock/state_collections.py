@@ -5,7 +5,7 @@ Items and entries are stored one by one: a change writes what changed, and each 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from typing_extensions import override
 from penstock.errors import JobRejected
 from penstock.state_base import KeyedState, Ttl, codec_for
 from penstock.storage.codec import ABSENT, StateError
+from penstock.storage.nested_codec import map_entries
 
 
 class ListState(KeyedState):
@@ -67,7 +68,7 @@ class ListState(KeyedState):
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Replaces the lists of n keys of the batch; null removes."""
         for slot, items in self._pairs(keys, values, self._array_type, "put_many"):
-            self._replace(slot, [self._item(item) for item in items or ()])
+            self._replace(slot, [] if items is None else self._items(items, "put_many"))
 
     @override
     def enter(self) -> None:
@@ -240,7 +241,7 @@ class MapState(KeyedState):
         """Replaces the maps of n keys of the batch; null removes."""
         for slot, entries in self._pairs(keys, values, self._array_type, "put_many"):
             self._column.clear(slot)
-            for key, value in entries or ():
+            for key, value in self._given_entries(entries, "put_many"):
                 self._save(slot, key, value)
 
     @property
@@ -261,6 +262,12 @@ class MapState(KeyedState):
         if key is None:
             raise StateError(f"state {self.name!r}: None is no key of a map")
         return self._stored(key, self.key_codec, ": a key of its maps")
+
+    def _given_entries(self, entries: Any, method: str) -> Iterable[Sequence[Any]]:
+        try:
+            return () if entries is None else map_entries(entries)
+        except ValueError as error:
+            raise StateError(f"state {self.name!r}: {method}() takes maps, {error}") from error
 
     def _save(self, slot: int, key: Any, value: Any) -> None:
         stored = self._stored(value, self.codec)

@@ -6,7 +6,7 @@ Their values can be changed in place, so they are stored encoded: a msgpack valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -21,7 +21,7 @@ from penstock.storage.codec import EncodedCodec, StateError
 
 
 class NestedCodec(EncodedCodec):
-    """Lists, structs (dicts of their fields) and maps (dicts)."""
+    """Lists, structs (dicts of their fields) and maps (dicts; pairs, as Arrow gives them, can be put in)."""
 
     def __init__(self, type_: pa.DataType, name: str) -> None:
         self.type = type_
@@ -131,11 +131,15 @@ class _Map:
     def to_wire(self, value: Any) -> Any:
         if value is None:
             return None
-        if not isinstance(value, Mapping):
-            raise ValueError(f"in which {short_repr(value)} is no dict")  # noqa: TRY004 - as above
-        if None in value:
+        entries = [
+            [self._key.to_wire(key), self._item.to_wire(item)] for key, item in map_entries(value)
+        ]
+        keys = {key for key, _ in entries}
+        if None in keys:
             raise ValueError("which has the key None")
-        return [[self._key.to_wire(k), self._item.to_wire(v)] for k, v in value.items()]
+        if len(keys) < len(entries):
+            raise ValueError(f"in which {short_repr(value)} has a key more than once")
+        return entries
 
     def from_wire(self, wire: Any) -> Any:
         if wire is None:
@@ -143,6 +147,22 @@ class _Map:
         return {self._key.from_wire(k): self._item.from_wire(v) for k, v in wire}
 
 
+def map_entries(value: Any) -> Iterable[Sequence[Any]]:
+    """The (key, item) of a map: a dict, or the pairs that Arrow gives.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, Mapping):
+        return value.items()
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == _PAIR for pair in value
+    ):
+        raise ValueError(f"in which {short_repr(value)} is no dict or list of (key, value) pairs")
+    return value
+
+
+_PAIR = 2
 _Node = _Leaf | _List | _Struct | _Map
 
 

@@ -112,6 +112,21 @@ def test_nested_arrow_values(data: st.DataObject) -> None:
     _check(codec, value)
 
 
+@pytest.mark.parametrize("value", [{"a": 1, "b": None}, [("a", 1), ("b", None)], []])
+@pytest.mark.parametrize(
+    ("wrap", "inside"),
+    [
+        (lambda type_: type_, lambda value: value),
+        (pa.list_, lambda value: [value]),
+        (lambda type_: pa.struct([("a", type_)]), lambda value: {"a": value}),
+        (lambda type_: pa.map_(pa.int8(), type_), lambda value: {1: value}),
+    ],
+)
+def test_maps_are_put_in_as_pairs_too(wrap: Any, inside: Any, value: Any) -> None:
+    codec = codec_of(wrap(pa.map_(pa.string(), pa.int64())))
+    assert codec.to_value(codec.to_stored(inside(value))) == inside(dict(value))
+
+
 LEAVES = (
     st.none()
     | st.booleans()
@@ -203,7 +218,13 @@ def test_numpy_scalars_become_pythons_own() -> None:
         (pa.list_(pa.int64()), [1, "x"], "'x' is no int64"),
         (pa.list_(pa.int64(), 2), [1], "1 items"),
         (pa.struct([("a", pa.int64())]), {"b": 1}, "does not have: b"),
-        (pa.map_(pa.string(), pa.int64()), [("a", 1)], "no dict"),
+        (pa.map_(pa.string(), pa.int64()), "ab", "'ab' is no dict or list of"),
+        (pa.map_(pa.string(), pa.int64()), [("a", 1), "bc"], "no dict or list of"),
+        (pa.map_(pa.string(), pa.int64()), [("a", 1, 2)], "no dict or list of"),
+        (pa.map_(pa.string(), pa.int64()), [("a", 1), ("a", 2)], "has a key more than once"),
+        (pa.map_(pa.string(), pa.int64()), [(None, 1)], "has the key None"),
+        (pa.map_(pa.string(), pa.int64()), {None: 1}, "has the key None"),
+        (pa.map_(pa.string(), pa.int64()), {"a": "x"}, "'x' is no int64"),
     ],
 )
 def test_what_does_not_fit(type_: pa.DataType, value: Any, reason: str) -> None:
