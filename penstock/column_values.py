@@ -1,7 +1,7 @@
 """Arrow columns as Python values and back: what a row function sees, and what it may return.
 
 Decoding keeps every value but one kind: nanoseconds are cut to the microseconds that Python's own
-``datetime`` has. Encoding is strict where Arrow is lenient: a fraction is no integer, ``True`` is
+``datetime`` has, or refused where the caller wants exact values. Encoding is strict where Arrow is lenient: a fraction is no integer, ``True`` is
 no number, a key that a struct does not have is an error, so that nothing a function returns is lost
 silently.
 """
@@ -36,36 +36,46 @@ class ValueMismatch(ValueError):  # noqa: N818 - reads as what happened
         self.index = index
 
 
-def decode(array: pa.Array) -> list[Any]:
+def decode(array: pa.Array, *, exact: bool = False) -> list[Any]:
     """The values of a column as Python objects, nulls as None.
 
     Args:
         array: any Arrow array, n values.
+        exact: a value that would be cut is an error.
 
     Returns:
         n values: int, float, str, bytes, bool, Decimal, datetime (time zone kept), date, time,
         timedelta, list, dict.
 
     Raises:
-        ValueError: a timestamp or date lies outside of the years 1 to 9999.
+        ValueError: a timestamp or date lies outside of the years 1 to 9999, or a value would be cut.
     """
     kind = array.type
     if pt.is_timestamp(kind):
-        return _decode_timestamps(array)
+        return _decode_timestamps(array, exact)
     if pt.is_date(kind):
-        days = array.cast(pa.date32(), safe=False)
+        days = _cast(array, pa.date32(), exact)
         _check_datetime_range(days, 86_400_000_000)
         return _as_list(days, "datetime64[D]")
     if pt.is_duration(kind):
-        return _as_list(array.cast(pa.duration("us"), safe=False), "timedelta64[us]")
+        return _as_list(_cast(array, pa.duration("us"), exact), "timedelta64[us]")
     if pt.is_decimal(kind):
         return list(array.to_numpy(zero_copy_only=False).tolist())
     if pt.is_dictionary(kind):
-        values = decode(array.dictionary)
+        values = decode(array.dictionary, exact=exact)
         return [None if i is None else values[i] for i in array.indices.to_pylist()]
     if pt.is_nested(kind) or pt.is_time(kind):
-        return list(array.cast(_python_precision(kind), safe=False).to_pylist())
+        return list(_cast(array, _python_precision(kind), exact).to_pylist())
     return list(array.to_pylist())
+
+
+def _cast(array: pa.Array, kind: pa.DataType, exact: bool) -> pa.Array:
+    try:
+        return array.cast(kind, safe=exact)
+    except pa.ArrowInvalid as error:
+        raise ValueError(
+            f"a {array.type} value has more digits than Python's own values have, cut it first: {error}"
+        ) from error
 
 
 def encode(values: Sequence[object], field: pa.Field) -> pa.Array:
@@ -119,12 +129,12 @@ def _shown(value: pa.Scalar) -> object:
         return f"<{value.type}>"
 
 
-def _decode_timestamps(array: pa.Array) -> list[Any]:
+def _decode_timestamps(array: pa.Array, exact: bool) -> list[Any]:
     zone = array.type.tz
     _check_datetime_range(array, _UNIT_US[array.type.unit])
     if zone is not None and zone.upper() not in _UTC_NAMES:
-        return list(array.cast(pa.timestamp("us", zone), safe=False).to_pylist())
-    values = _as_list(array.cast(pa.timestamp("us"), safe=False), "datetime64[us]")
+        return list(_cast(array, pa.timestamp("us", zone), exact).to_pylist())
+    values = _as_list(_cast(array, pa.timestamp("us", None), exact), "datetime64[us]")
     if zone is None:
         return values
     utc = dt.UTC
@@ -170,6 +180,8 @@ def _python_precision(kind: pa.DataType) -> pa.DataType:
         return pa.large_list(_python_precision(kind.value_type))
     if pt.is_list(kind):
         return pa.list_(_python_precision(kind.value_type))
+    if pt.is_map(kind):
+        return pa.map_(_python_precision(kind.key_type), _python_precision(kind.item_type))
     return kind
 
 

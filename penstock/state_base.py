@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final, Literal, NoReturn, Self
 
 import pyarrow as pa
+import pyarrow.types as pt
 from typing_extensions import override
 
 from penstock.column_values import decode, short_repr
@@ -283,18 +284,24 @@ class KeyedState(State):
         """The slots of n keys of the batch, with n values.
 
         Raises:
-            StateError: there are not as many values as keys.
+            StateError: there are not as many values as keys, or a value would be cut.
         """
         slots = self._slots(keys, method)
         if isinstance(values, pa.ChunkedArray):
             values = values.combine_chunks()
-        elif not isinstance(values, pa.Array):
+        is_plain_list = isinstance(values, list | tuple) and _is_cut_by_arrow(type_)
+        if not isinstance(values, pa.Array) and not is_plain_list:
             values = pa.array(values, type_)
         if len(values) != len(slots):
             raise StateError(
                 f"state {self.name!r}: {method}() got {len(slots)} keys and {len(values)} values"
             )
-        return list(zip(slots, decode(values), strict=True))
+        if isinstance(values, pa.Array):
+            try:
+                values = decode(values, exact=True)
+            except ValueError as error:
+                raise StateError(f"state {self.name!r}: {method}(): {error}") from error
+        return list(zip(slots, values, strict=True))
 
     def _is_expired(self, stamp_ms: int) -> bool:
         return stamp_ms + self._ttl_ms <= self._scope.now_ms
@@ -306,6 +313,11 @@ class KeyedState(State):
                 f"{self.codec.expected} do not fit one; declare the state with an Arrow type"
             )
         return pa.array(values, type_)
+
+
+def _is_cut_by_arrow(type_: pa.DataType | None) -> bool:
+    """Arrays of the type that are made of Python values may lose digits of times, as states never do."""
+    return type_ is not None and (pt.is_temporal(type_) or pt.is_nested(type_))
 
 
 def codec_for(type_: Any, codec: str | None, where: str) -> StateCodec:

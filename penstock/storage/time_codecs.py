@@ -1,6 +1,7 @@
 """Codecs of dates, times, timestamps and durations: whole numbers of the type's unit.
 
-Python's own values have microseconds; a value that the unit of its type cannot hold exactly is refused.
+Python's own values have microseconds; a value that they, or the unit of its type, cannot hold exactly is
+refused.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ class TimeCodec(PlainCodec):
     def _units(self, elapsed: dt.timedelta) -> int:
         microseconds = elapsed // _MICROSECOND
         unit = self.type.unit
+        if getattr(elapsed, "nanoseconds", 0):  # of pandas
+            raise ValueError("which is no whole number of us, as Python's values are: cut it first")
         if unit == "ns":
             units = microseconds * _NS_PER_US
         else:

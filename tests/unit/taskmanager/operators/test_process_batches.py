@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -89,6 +91,7 @@ def test_every_kind_of_state() -> None:
         s.mean.add_many(keys, n)
         distinct = keys.unique()
         s.log.put_many(distinct, pa.array([["a"], None], pa.list_(pa.string())))
+        s.hits.put_many(distinct, [{"k": 2}, None])
         s.hits.put_many(distinct, [None, [("k", 3)]])
         found = [
             state.get_many(distinct).to_pylist()
@@ -100,6 +103,98 @@ def test_every_kind_of_state() -> None:
     texts = step(work, rows((1, 5, 0), (2, 6, 0), (1, 8, 0)))
     assert texts[0] == "[[8, 6], [13, 6], [6.5, 6.0], [['a'], None], [None, [('k', 3)]]]"
     assert texts[1] == "[None, 4, None]"
+
+
+MAPS = pa.map_(pa.string(), pa.int64())
+
+
+class Mapped(ps.KeyedBatchFunction):
+    """Puts arrays of nested values into states of their type, and gives what is there then."""
+
+    def __init__(self, given: pa.Array | list[Any], type_: pa.DataType) -> None:
+        self.given = given
+        self.list = pa.ListArray.from_arrays([0, 1], pa.array(given, type_))
+        self.value = ps.ValueState("value", type_)
+        self.items = ps.ListState("items", type_)
+
+    def process_batch(self, keys: pa.Array, batch: pa.RecordBatch, out: ps.BatchCollector) -> None:
+        self.value.put_many(keys, self.given)
+        self.items.put_many(keys, self.list)
+        lists = self.items.get_many(keys)
+        found = [self.value.get_many(keys).to_pylist(), lists.flatten().to_pylist()]
+        out.emit(pa.record_batch([keys, [repr(found)]], ["user", "text"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "type_"),
+    [
+        (pa.array([[("x", 1)]], MAPS), MAPS),
+        ([{"x": 1}], MAPS),
+        ([[("x", 1)]], MAPS),
+        (pa.array([{"a": [("x", 1)]}], pa.struct([("a", MAPS)])), pa.struct([("a", MAPS)])),
+        (pa.array([[[("x", 1)]]], pa.list_(MAPS)), pa.list_(MAPS)),
+    ],
+    ids=str,
+)
+def test_maps_of_columns_are_put_into_state(given: Any, type_: pa.DataType) -> None:
+    harness = run_process(Mapped(given, type_))
+    harness.push(rows((1, 5, 0)))
+    expected = pa.array(given, type_).to_pylist()
+    assert harness.rows() == [{"user": 1, "text": repr([expected, expected])}]
+
+
+NS = pa.timestamp("ns")
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        NS,
+        pa.timestamp("ns", "UTC"),
+        pa.timestamp("ns", "Europe/Berlin"),
+        pa.duration("ns"),
+        pa.time64("ns"),
+        pa.list_(NS),
+        pa.struct([("a", pa.duration("ns"))]),
+        pa.map_(pa.string(), NS),
+    ],
+    ids=str,
+)
+def test_nanoseconds_are_kept_or_refused(type_: pa.DataType) -> None:
+    def array(nanoseconds: int) -> pa.Array:
+        numbers = pa.array([nanoseconds])
+        if pa.types.is_map(type_):
+            return pa.MapArray.from_arrays([0, 1], ["x"], numbers.view(NS))
+        if pa.types.is_list(type_):
+            return pa.ListArray.from_arrays([0, 1], numbers.view(NS))
+        if pa.types.is_struct(type_):
+            return pa.StructArray.from_arrays([numbers.view(type_[0].type)], ["a"])
+        return numbers.view(type_)
+
+    harness = run_process(Mapped(array(123_456_000), type_))
+    harness.push(rows((1, 5, 0)))
+    assert "123456" in harness.rows()[0]["text"]
+    message = r"put_many\(\): a .* has more digits than Python's .*123456789"
+    with pytest.raises(TaskFailure, match=message):
+        run_process(Mapped(array(123_456_789), type_)).push(rows((1, 5, 0)))
+
+
+@pytest.mark.parametrize(
+    ("given", "type_", "message"),
+    [
+        (dt.datetime(2020, 1, 1, 0, 0, 0, 1), pa.timestamp("ms"), "no whole number of ms"),  # noqa: DTZ001
+        (dt.timedelta(microseconds=1), pa.duration("s"), "no whole number of s"),
+        (dt.time(0, 0, 0, 1), pa.time32("ms"), "no whole number of ms"),
+        (dt.datetime(2020, 1, 1, 5), pa.date32(), r"call .date\(\)"),  # noqa: DTZ001
+        ([dt.timedelta(microseconds=1)], pa.list_(pa.duration("ms")), "no whole number of ms"),
+        (pd.Timestamp(123_456_789), NS, "no whole number of us"),
+        (pd.Timestamp(123_456_789, tz="UTC"), pa.timestamp("ns", "UTC"), "no whole number of us"),
+        (pd.Timedelta(123_456_789), pa.duration("ns"), "no whole number of us"),
+    ],
+)
+def test_python_values_are_not_cut_either(given: Any, type_: pa.DataType, message: str) -> None:
+    with pytest.raises(TaskFailure, match=message):
+        run_process(Mapped([given], type_)).push(rows((1, 5, 0)))
 
 
 def test_keys_of_several_columns_are_structs() -> None:
@@ -119,6 +214,18 @@ def test_keys_of_several_columns_are_structs() -> None:
         (lambda s, k, b: s.plain.get_many(k), r"'plain': get_many\(\) gives an Arrow array"),
         (lambda s, k, b: s.number.put_many(k, pa.array([1, 2])), "got 1 keys and 2 values"),
         (lambda s, k, b: s.number.put_many(k, pa.array(["x"])), r"holds int64, got 'x'"),
+        (
+            lambda s, k, b: s.log.put_many(k, ["ab"]),
+            r"put_many\(\) takes a list of items, got 'ab'",
+        ),
+        (
+            lambda s, k, b: s.hits.put_many(k, ["ab"]),
+            r"takes maps, in which 'ab' is no dict or list",
+        ),
+        (
+            lambda s, k, b: s.hits.put_many(k, [["ab"]]),
+            r"takes maps, in which .* is no dict or list",
+        ),
         (lambda s, k, b: s.number.value(), r"none in process_batch\(\): use get_many\(\)"),
     ],
 )
