@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final, Literal, NoReturn, Self
@@ -169,6 +169,17 @@ class State(ABC):  # noqa: B024 - the methods are those of the subclasses
             return codec.to_stored(value)
         except ValueError as error:
             raise self._misfit(value, codec, error, what) from error
+
+    def _check_items(self, items: object, method: str) -> None:
+        """Refuses what is no list of items, text included.
+
+        Raises:
+            StateError: it is none.
+        """
+        if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+            raise StateError(
+                f"state {self.name!r}: {method}() takes a list of items, got {short_repr(items)}"
+            )
 
     @override
     def __repr__(self) -> str:

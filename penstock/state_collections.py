@@ -90,10 +90,7 @@ class ListState(KeyedState):
         return (stored, self._scope.now_ms) if self._ttl_ms else stored
 
     def _items(self, items: Iterable[Any], method: str) -> list[Any]:
-        if isinstance(items, str | bytes) or not isinstance(items, Iterable):
-            raise StateError(
-                f"state {self.name!r}: {method}() takes a list of items, got {items!r}"
-            )
+        self._check_items(items, method)
         return [self._item(item) for item in items]
 
     def _append(self, slot: int, stored: list[Any]) -> None:

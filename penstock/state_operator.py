@@ -80,11 +80,11 @@ class OperatorListState(State):
 
     def add_all(self, items: Iterable[Any]) -> None:
         """Appends items."""
-        self._list("add_all").items.extend([self._encoded(item) for item in items])
+        self._list("add_all").items.extend(self._all_encoded(items, "add_all"))
 
     def update(self, items: Iterable[Any]) -> None:
         """Replaces all items."""
-        self._list("update").items = [self._encoded(item) for item in items]
+        self._list("update").items = self._all_encoded(items, "update")
 
     def clear(self) -> None:
         """Removes all items."""
@@ -106,6 +106,10 @@ class OperatorListState(State):
 
     def _encoded(self, item: Any) -> bytes:
         return self.codec.encode(self._stored(item, self.codec))
+
+    def _all_encoded(self, items: Iterable[Any], method: str) -> list[bytes]:
+        self._check_items(items, method)
+        return [self._encoded(item) for item in items]
 
     def _list(self, method: str) -> ItemList:
         if self._held is None:

@@ -67,6 +67,16 @@ def test_unkeyed_functions_have_operator_state_and_hooks() -> None:
     assert not function.all
 
 
+@pytest.mark.parametrize("method", ["update", "add_all"])
+@pytest.mark.parametrize("items", ["xyz", b"xyz", 3])
+def test_operator_state_takes_lists_of_items(method: str, items: Any) -> None:
+    state = run_process(Numbering()).operator._handle.function.all
+    state.add("kept")
+    with pytest.raises(ps.StateError, match=rf"'all': {method}\(\) takes a list of items, got "):
+        getattr(state, method)(items)
+    assert state.get() == ["kept"]
+
+
 def test_operator_state_of_another_type_is_refused() -> None:
     class Changed(Numbering):
         kept = ps.OperatorListState("kept", pa.string())
