@@ -1,8 +1,9 @@
 """Codecs of plain Python values: msgpack by default, pickle where the user asks for it by name.
 
 With ``msgpack`` a state holds None, bool, int, float, str, bytes, list, tuple, dict, set, frozenset, date,
-time, datetime, timedelta and Decimal, nested at will; each comes back as the type it was put in as.
-numpy scalars come back as Python's own numbers. Everything else is refused, subclasses of these types
+time, datetime, timedelta and Decimal, nested at will; each comes back as the type it was put in as. A
+time zone that is no ``ZoneInfo`` comes back as its offset. Numbers, truths, texts and bytes of numpy come
+back as Python's own. Everything else is refused, subclasses of these types and other kinds of bytes
 included: what comes back would be something else than what was put in.
 """
 
@@ -95,7 +96,27 @@ class PickleCodec(EncodedCodec):
 
 
 def _pack(value: Any) -> bytes:
-    return bytes(msgpack.packb(value, default=_extended, use_bin_type=True, strict_types=True))
+    packed = bytes(msgpack.packb(value, default=_extended, use_bin_type=True, strict_types=True))
+    if any(marker in packed for marker in _BINARY_MARKERS):
+        _refuse_other_bytes(value)
+    return packed
+
+
+_BINARY_MARKERS = b"\xc4", b"\xc5", b"\xc6"
+"""One of them is before every binary value that msgpack writes; elsewhere they are seldom."""
+
+
+def _refuse_other_bytes(value: Any) -> None:
+    """Refuses what msgpack takes for bytes; what is in tuples and sets was packed, and looked at, before."""
+    if isinstance(value, bytearray | memoryview):
+        raise _no_plain_value(value)
+    if type(value) is dict:
+        for key, item in value.items():
+            _refuse_other_bytes(key)
+            _refuse_other_bytes(item)
+    elif type(value) is list:
+        for item in value:
+            _refuse_other_bytes(item)
 
 
 def _unpack(data: bytes) -> Any:
@@ -108,11 +129,19 @@ def _extended(value: Any) -> Any:
     if writer is not None:
         code, plain = writer
         return msgpack.ExtType(code, _pack(plain(value)))
-    if isinstance(value, np.generic) and not isinstance(value, np.void):
+    if isinstance(value, np.generic) and not isinstance(value, _NUMPYS_OWN):
         plain_value = value.item()
-        if type(plain_value) is not type(value):
+        if type(plain_value) in _PYTHONS_OWN:
             return plain_value
-    raise ValueError(
+    raise _no_plain_value(value)
+
+
+_NUMPYS_OWN = np.void, np.datetime64, np.timedelta64
+_PYTHONS_OWN = frozenset({bool, int, float, str, bytes})
+
+
+def _no_plain_value(value: Any) -> ValueError:
+    return ValueError(
         f"in which {short_repr(value)} ({type(value).__name__}) is no plain Python value: convert it, for "
         "example to a dict, or declare the state with codec='pickle'"
     )
@@ -136,6 +165,22 @@ def _datetime_of(parts: list[Any]) -> dt.datetime:
     return value.replace(tzinfo=ZoneInfo(zone) if zone else value.tzinfo, fold=fold)
 
 
+def _time_parts(value: dt.time) -> str | list[Any]:
+    """Text; where that does not tell all, the parts that a datetime has."""
+    zone = value.tzinfo
+    if isinstance(zone, ZoneInfo) and zone.key:
+        return [value.replace(tzinfo=None).isoformat(), zone.key, value.fold]
+    if zone is not None and value.utcoffset() is None:
+        raise ValueError(f"in which {short_repr(value)} has a time zone that is not known by name")
+    return [value.isoformat(), None, value.fold] if value.fold else value.isoformat()
+
+
+def _time_of(parts: str | list[Any]) -> dt.time:
+    text, zone, fold = (parts, None, 0) if isinstance(parts, str) else parts
+    value = dt.time.fromisoformat(text)
+    return value.replace(tzinfo=ZoneInfo(zone) if zone else value.tzinfo, fold=fold)
+
+
 def _timedelta_parts(value: dt.timedelta) -> list[int]:
     return [value.days, value.seconds, value.microseconds]
 
@@ -151,7 +196,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Any]]] = {
     frozenset: (_FROZENSET, _ordered),
     dt.datetime: (_DATETIME, _datetime_parts),
     dt.date: (_DATE, dt.date.isoformat),
-    dt.time: (_TIME, dt.time.isoformat),
+    dt.time: (_TIME, _time_parts),
     dt.timedelta: (_TIMEDELTA, _timedelta_parts),
     decimal.Decimal: (_DECIMAL, str),
     int: (_INT, str),  # beyond 64 bits
@@ -162,7 +207,7 @@ _READERS: dict[int, Callable[[Any], Any]] = {
     _FROZENSET: frozenset,
     _DATETIME: _datetime_of,
     _DATE: dt.date.fromisoformat,
-    _TIME: dt.time.fromisoformat,
+    _TIME: _time_of,
     _TIMEDELTA: lambda parts: dt.timedelta(*parts),
     _DECIMAL: decimal.Decimal,
     _INT: int,

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgpack
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -160,6 +161,40 @@ def test_plain_python_values(value: Any) -> None:
     _check(codec_of("msgpack/1"), value)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        dt.time(12, 1, tzinfo=ZoneInfo("Europe/Berlin")),
+        dt.time(12, 1, fold=1, tzinfo=ZoneInfo("Europe/Berlin")),
+        dt.time(12, 1, fold=1),
+        dt.time(12, 1, fold=1, tzinfo=dt.UTC),
+        dt.time(12, 1, tzinfo=dt.timezone(dt.timedelta(hours=2))),
+        dt.datetime(2020, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")),
+    ],
+)
+def test_times_keep_zone_and_fold(value: Any) -> None:
+    codec = codec_of("msgpack/1")
+    assert repr(codec.to_value(codec.to_stored([value]))) == repr([value])
+
+
+class Unnamed(dt.tzinfo):
+    def utcoffset(self, moment: dt.datetime | None) -> dt.timedelta | None:
+        return dt.timedelta(hours=1 if moment.month < 6 else 2) if moment else None
+
+
+def test_times_of_zones_without_a_name() -> None:
+    codec = codec_of("msgpack/1")
+    with pytest.raises(ValueError, match="time zone that is not known by name"):
+        codec.to_stored(dt.time(12, tzinfo=Unnamed()))
+    summer = dt.datetime(2020, 7, 1, tzinfo=Unnamed())
+    assert codec.to_value(codec.to_stored(summer)).isoformat() == "2020-07-01T00:00:00+02:00"
+
+
+def test_times_that_are_stored_as_text_are_read() -> None:
+    stored = msgpack.packb(msgpack.ExtType(6, msgpack.packb("12:01:00.000005")))
+    assert codec_of("msgpack/1").to_value(stored) == dt.time(12, 1, 0, 5)
+
+
 class Point:
     def __init__(self, x: int) -> None:
         self.x = x
@@ -186,6 +221,9 @@ def test_numpy_scalars_become_pythons_own() -> None:
         codec = codec_of(codec_name)
         value = codec.to_value(codec.to_stored(np.int32(7)))
         assert type(value) is int
+    plain = codec_of("msgpack/1")
+    given = [np.float64(0.5), np.str_("x"), np.bytes_(b"x"), np.True_, np.uint64(2**64 - 1)]
+    assert repr(plain.to_value(plain.to_stored(given))) == repr([0.5, "x", b"x", True, 2**64 - 1])
     assert codec_of(pa.float64()).to_stored(np.float32(0.5)) == 0.5
     assert codec_of(pa.bool_()).to_stored(np.True_) is True
 
@@ -232,7 +270,25 @@ def test_what_does_not_fit(type_: pa.DataType, value: Any, reason: str) -> None:
         codec_of(type_).to_stored(value)
 
 
-@pytest.mark.parametrize("value", [object(), OrderedDict(a=1), Point(1), "\ud800", [{1: object()}]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        OrderedDict(a=1),
+        Point(1),
+        "\ud800",
+        [{1: object()}],
+        bytearray(b"x"),
+        memoryview(b"x"),
+        [{1: (b"x", [bytearray(300)])}],
+        {memoryview(b"x"): 1},
+        np.datetime64("2020-01-01"),
+        np.datetime64(1, "ns"),
+        np.timedelta64(1, "ns"),
+        np.complex64(1),
+        np.array([1]),
+    ],
+)
 def test_msgpack_refuses_what_would_come_back_as_something_else(value: Any) -> None:
     with pytest.raises(ValueError, match=r"no plain Python value|cannot hold"):
         codec_of("msgpack/1").to_stored(value)
