@@ -56,7 +56,7 @@ class Ttl:
     """How long a value lives after it was written (or read), by the wall clock.
 
     Each item of a list and each entry of a map has its own time. Expired values are removed as they are
-    met, in the background and from snapshots.
+    met and in the background; snapshots do not write them, but may refer to files that hold them.
 
     Attributes:
         ttl_ms: time to live.
