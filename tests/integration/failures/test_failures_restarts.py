@@ -267,7 +267,7 @@ def test_a_jobmanager_that_is_paused_finds_everything_as_it_was(
     assert job.restarts == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_jobmanager_whose_successor_goes_on(
     cluster: DaemonCluster, submit: Submit, number: signal.Signals
 ) -> None:
