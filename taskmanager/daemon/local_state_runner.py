@@ -3,11 +3,16 @@
 Copies are a cache, so removing too many is harmless. They go when the last slot of their job is freed, and
 when no checkpoint of their subtask has completed here for ``taskmanager.local-state.retention``: that
 finds the jobs that ended while the daemon was away, subtasks that moved, and TaskManagers that are gone.
+
+Each TaskManager has a directory ``local-state-<id>`` in each configured one, the same after a restart. A
+configured directory may hold other things: nothing is removed there but what looks like our copies, in
+directories of that name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,8 +20,10 @@ from pathlib import Path
 from common.clock import Clock
 from common.log import get_logger
 from taskmanager.slots.names import require_name
+from taskmanager.snapshot.local_copies_store import remove_copies
 
 _INTERVAL_S = 60.0
+_PREFIX = "local-state-"
 
 
 def local_state_roots(configured: str, directory: Path, taskmanager_id: str) -> list[Path]:
@@ -27,14 +34,15 @@ def local_state_roots(configured: str, directory: Path, taskmanager_id: str) -> 
         directory: where the work directories of TaskManagers are made.
     """
     parents = [Path(part.strip()).absolute() for part in configured.split(",") if part.strip()]
-    return [parent / taskmanager_id for parent in parents or [directory / "local-state"]]
+    parents = parents or [directory / "local-state"]
+    return [parent / f"{_PREFIX}{taskmanager_id}" for parent in parents]
 
 
 class LocalStateKeeper:
     """Removes copies that nobody will read.
 
     Args:
-        roots: of this TaskManager; those next to them belong to others of the same host.
+        roots: of this TaskManager; those of the same prefix next to them belong to others of the host.
         clock: tells how old copies are.
         retention_ms: how long copies are kept that nobody touches.
         has_slots: whether a job holds slots here.
@@ -83,21 +91,34 @@ class LocalStateKeeper:
 
     def _sweep(self) -> list[Path]:
         """Of dead TaskManagers too: the names of those that nobody chose are not used again."""
-        swept = []
+        swept: list[Path] = []
         oldest_s = (self._clock.now_ms() - self._retention_ms) / 1000
         for parent in {root.parent for root in self._roots}:
-            for subtask in parent.glob("*/*/*"):
-                try:
-                    is_old = subtask.stat().st_mtime < oldest_s
-                except FileNotFoundError:
+            for root in _directories(parent):
+                if not root.name.startswith(_PREFIX):
                     continue
-                if is_old:
-                    shutil.rmtree(subtask, ignore_errors=True)
-                    swept.append(subtask)
-            for pattern in ("*/*", "*"):
-                for directory in parent.glob(pattern):
-                    _remove_if_empty(directory)
+                for job in _directories(root):
+                    old = [path for path in _directories(job) if _is_older(path, oldest_s)]
+                    swept += filter(remove_copies, old)
+                    _remove_if_empty(job)
+                _remove_if_empty(root)
         return swept
+
+
+def _directories(parent: Path) -> list[Path]:
+    """Directories in it, symbolic links to some left out; [] = it is gone, or not ours to read."""
+    try:
+        with os.scandir(parent) as entries:
+            return [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _is_older(path: Path, time_s: float) -> bool:
+    try:
+        return path.stat().st_mtime < time_s
+    except FileNotFoundError:
+        return False
 
 
 def _remove_if_empty(directory: Path) -> None:

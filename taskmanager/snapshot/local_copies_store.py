@@ -11,6 +11,7 @@ checkpoint does not need is removed by the subtask; what nobody has touched for 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -23,10 +24,12 @@ import structlog
 
 from penstock.errors import InvariantViolation
 from penstock.pb import checkpoint_pb2
-from penstock.storage.snapshot_files import parse_snapshot_file_name
+from penstock.storage.snapshot_files import SnapshotFileName, parse_snapshot_file_name
 
 _log = structlog.get_logger()
 _PART = ".part-"
+_SUBTASK = re.compile(r".+-\d{1,9}")
+_OFFSET = re.compile(r"\d+")
 
 Place = tuple[str, int]
 """Where a blob is: path of its snapshot file in the job's directory of the checkpoint store, offset."""
@@ -93,7 +96,7 @@ class LocalCopies:
         for path, offset in needed:
             kept.setdefault(path.rpartition("/")[2], set()).add(str(offset))
         for snapshot in directory.iterdir():
-            name = parse_snapshot_file_name(snapshot.name.removeprefix(_PART))
+            name = _snapshot_of(snapshot)
             if name is not None and name.checkpoint_id > checkpoint_id:
                 continue
             offsets = kept.get(snapshot.name)
@@ -104,6 +107,35 @@ class LocalCopies:
                 if file.name not in offsets:
                     file.unlink(missing_ok=True)
         os.utime(directory)  # it is in use
+
+
+def remove_copies(directory: Path) -> bool:
+    """Removes a subtask's directory with its copies; what is none of them stays, and the directory with it.
+
+    Returns:
+        Whether the directory is gone.
+    """
+    if _SUBTASK.fullmatch(directory.name) is None:
+        return False
+    with suppress(OSError):
+        for snapshot in list(directory.iterdir()):
+            if _snapshot_of(snapshot) is not None and not snapshot.is_symlink():
+                _remove_copy(snapshot)
+        directory.rmdir()
+    return not directory.exists()
+
+
+def _remove_copy(snapshot: Path) -> None:
+    with suppress(OSError):
+        for file in list(snapshot.iterdir()):
+            if _OFFSET.fullmatch(file.name):
+                file.unlink()
+        snapshot.rmdir()
+
+
+def _snapshot_of(directory: Path) -> SnapshotFileName | None:
+    """Which snapshot file a directory has copies of, complete or not; None = it is no such directory."""
+    return parse_snapshot_file_name(directory.name.removeprefix(_PART))
 
 
 class LocalCopy:
