@@ -43,9 +43,11 @@ class DaemonArguments:
         """``DIR/penstock.yaml`` with the command line's values on top.
 
         Raises:
-            ConfigurationError: the file, a key or a value is wrong.
+            ConfigurationError: the file, a key or a value is wrong, or two values contradict each other.
         """
-        return Configuration.load(self.directory / "penstock.yaml", dict(self.overrides))
+        config = Configuration.load(self.directory / "penstock.yaml", dict(self.overrides))
+        config.check_for_daemons()
+        return config
 
     def jobmanager_addresses(self, config: Configuration) -> tuple[str, ...]:
         """Where JobManagers are: ``--jobmanager``, else the configuration's address."""

@@ -97,6 +97,7 @@ RestartStrategyType = Literal[
     "exponential-delay",
     "exponentialdelay",
 ]
+_TYPES_WITH_EXPONENTIAL_DELAY = (None, "fallback", "exponential-delay", "exponentialdelay")
 Count = Annotated[int, WrapValidator(_count_or_infinite), PlainSerializer(_count_text)]
 """A number from 0 on, or ``infinite`` (-1 in here, and refused from outside)."""
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -267,7 +268,7 @@ class Configuration(BaseModel):
     execution_checkpointing_local_backup_dirs: str = Field(
         "",
         alias="execution.checkpointing.local-backup.dirs",
-        description="Directories of these copies, separated by commas, apart from the spill directory; empty: `local-state` next to the TaskManager's work directory.",
+        description="Directories of these copies, separated by commas, apart from the spill directory (neither within the other); empty: `local-state` next to the TaskManager's work directory.",
     )
     execution_state_recovery_from_local: bool = Field(
         False,
@@ -576,6 +577,26 @@ class Configuration(BaseModel):
             )
         return self
 
+    def check_for_daemons(self) -> None:
+        """Checks what values say together where daemons use them: jobs bring only a part of them.
+
+        Raises:
+            ConfigurationError: two values contradict each other.
+        """
+        if self.restart_strategy_type in _TYPES_WITH_EXPONENTIAL_DELAY:
+            self.check_exponential_delay()
+        if self.taskmanager_spill_dir:
+            self._check_copies_are_apart(Path(self.taskmanager_spill_dir))
+
+    def _check_copies_are_apart(self, spill: Path) -> None:
+        for copies in self.local_backup_directories:
+            one, other = copies.resolve(), spill.resolve()
+            if one.is_relative_to(other) or other.is_relative_to(one):
+                raise ConfigurationError(
+                    f"execution.checkpointing.local-backup.dirs ({copies}) and taskmanager.spill.dir "
+                    f"({spill}) must not be the same or within each other; change one of them"
+                )
+
     def check_exponential_delay(self) -> None:
         """Checks what the numbers of the exponential delay say together.
 
@@ -597,6 +618,12 @@ class Configuration(BaseModel):
         if self.execution_checkpointing_local_backup is None:
             return self.execution_state_recovery_from_local
         return self.execution_checkpointing_local_backup
+
+    @property
+    def local_backup_directories(self) -> list[Path]:
+        """Where these copies are; [] = where the TaskManager chooses."""
+        parts = self.execution_checkpointing_local_backup_dirs.split(",")
+        return [Path(part.strip()).absolute() for part in parts if part.strip()]
 
     @property
     def is_speculative(self) -> bool:

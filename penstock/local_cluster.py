@@ -174,13 +174,15 @@ class LocalCluster:
         The JobManager's port is chosen where it is not given: 6123 when free, else a free one.
 
         Raises:
-            ConfigurationError: a key or a value is wrong.
+            ConfigurationError: a key or a value is wrong, or two values contradict each other.
             ClusterError: the file cannot be written, or the JobManager runs on another port.
         """
         before = read_yaml(self._config_file) if self._config_file.exists() else {}
         content = {**before, **values}
         running = self._alive("jobmanager")
-        port = Configuration.from_mapping(content).jobmanager_rpc_port
+        config = Configuration.from_mapping(content)
+        config.check_for_daemons()
+        port = config.jobmanager_rpc_port
         if running:
             used = int(running[0].address.rpartition(":")[2])
             if _PORT_KEY in values and port not in (0, used):

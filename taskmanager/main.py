@@ -180,9 +180,7 @@ class TaskManagerDaemon:
         services.push_async_callback(client.close)
         packages = await asyncio.to_thread(installed_packages)
         table = SlotTable(config.taskmanager_slots)
-        local_state = local_state_roots(
-            config.execution_checkpointing_local_backup_dirs, self._directory, self._id
-        )
+        local_state = local_state_roots(config.local_backup_directories, self._directory, self._id)
 
         def report_event(event: internal_pb2.TaskEvent) -> None:
             registration.report(event)

@@ -26,15 +26,16 @@ _INTERVAL_S = 60.0
 _PREFIX = "local-state-"
 
 
-def local_state_roots(configured: str, directory: Path, taskmanager_id: str) -> list[Path]:
+def local_state_roots(
+    configured: Sequence[Path], directory: Path, taskmanager_id: str
+) -> list[Path]:
     """The directories for copies: the same for every daemon of this id.
 
     Args:
-        configured: ``execution.checkpointing.local-backup.dirs``, "" = below ``directory``.
+        configured: ``execution.checkpointing.local-backup.dirs``, [] = below ``directory``.
         directory: where the work directories of TaskManagers are made.
     """
-    parents = [Path(part.strip()).absolute() for part in configured.split(",") if part.strip()]
-    parents = parents or [directory / "local-state"]
+    parents = configured or [directory / "local-state"]
     return [parent / f"{_PREFIX}{taskmanager_id}" for parent in parents]
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import jobmanager.main
+import taskmanager.main
 from common.process import (
     DaemonRegistration,
     host_id,
@@ -54,6 +56,51 @@ def test_arguments(tmp_path: Path) -> None:
     config = arguments.load_configuration()
     assert config.rpc_timeout_ms == 5000
     assert arguments.jobmanager_addresses(config) == ("127.0.0.1:7000",)
+
+
+BACKOFF = "restart-strategy.exponential-delay.max-backoff=1ms"
+SPILL = "taskmanager.spill.dir"
+COPIES = "execution.checkpointing.local-backup.dirs"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ([BACKOFF], r"max-backoff \(1 ms\).*initial-backoff \(1000 ms\)"),
+        ([BACKOFF, "restart-strategy.type=fallback"], "max-backoff"),
+        ([BACKOFF, "restart-strategy.type=exponential-delay"], "max-backoff"),
+        ([f"{SPILL}=/a/b", f"{COPIES}=/a/b"], rf"{COPIES} \(/a/b\) and {SPILL} \(/a/b\)"),
+        ([f"{SPILL}=/a/b", f"{COPIES}=/c, /a"], rf"{COPIES} \(/a\) and {SPILL} \(/a/b\)"),
+        ([f"{SPILL}=/a/b", f"{COPIES}=/a/b/c"], COPIES),
+        ([f"{SPILL}=/a/b", f"{COPIES}=/a/d/../b"], COPIES),
+    ],
+)
+def test_contradictions_end_daemons_at_once(
+    tmp_path: Path, overrides: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--dir", str(tmp_path), *(part for text in overrides for part in ("-D", text))]
+    for role, main in (
+        ("jobmanager", jobmanager.main.main),
+        ("taskmanager", taskmanager.main.main),
+    ):
+        with pytest.raises(ConfigurationError, match=named):
+            parse_daemon_arguments(role, argv).load_configuration()
+        assert main(argv) == 2
+        assert f"{role}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [BACKOFF, "restart-strategy.exponential-delay.initial-backoff=1ms"],
+        [BACKOFF, "restart-strategy.type=fixed-delay"],  # nothing reads it
+        [f"{SPILL}=/a/b", f"{COPIES}=/a/c,/a/bb"],
+        [f"{COPIES}=/a"],
+    ],
+)
+def test_what_does_not_contradict_itself(tmp_path: Path, overrides: list[str]) -> None:
+    argv = ["--dir", str(tmp_path), *(part for text in overrides for part in ("-D", text))]
+    assert parse_daemon_arguments("jobmanager", argv).load_configuration()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import pytest
 from common.process import owned_by_parent
 from penstock import local_cluster
 from penstock.config import Configuration
+from penstock.errors import ConfigurationError
 from penstock.local_cluster import ClusterError, EmbeddedCluster, LocalCluster
 from penstock.owned_directories import OwnedDirectory, create_runtime_directory
 from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
@@ -53,6 +54,13 @@ def register(directory: Path, role: str, daemon_id: str, pid: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"role": role, "id": daemon_id, "pid": pid, "address": "h:1"}))
     return path
+
+
+def test_values_that_contradict_each_other_are_not_kept(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "cluster")
+    with pytest.raises(ConfigurationError, match="max-backoff"):
+        cluster.configure({"restart-strategy.exponential-delay.max-backoff": "1ms"})
+    assert not cluster.directory.exists()
 
 
 def test_only_the_daemon_itself_counts_as_alive(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.clock import SystemClock
+from penstock.config import Configuration
 from taskmanager.daemon.local_state_runner import LocalStateKeeper, local_state_roots
 
 RETENTION_S = 3600
@@ -38,15 +39,17 @@ def keeper_of(roots: list[Path], held: frozenset[str] = frozenset()) -> LocalSta
 
 
 def test_each_taskmanager_has_directories_of_its_own(tmp_path: Path) -> None:
-    configured = local_state_roots(f" {tmp_path}/a, {tmp_path}/b,", tmp_path, "tm-1")
+    key = "execution.checkpointing.local-backup.dirs"
+    config = Configuration.from_mapping({key: f" {tmp_path}/a, {tmp_path}/b,"})
+    configured = local_state_roots(config.local_backup_directories, tmp_path, "tm-1")
     assert configured == [tmp_path / "a/local-state-tm-1", tmp_path / "b/local-state-tm-1"]
-    assert local_state_roots("", tmp_path, "tm-1") == [tmp_path / "local-state/local-state-tm-1"]
+    assert local_state_roots([], tmp_path, "tm-1") == [tmp_path / "local-state/local-state-tm-1"]
 
 
 @pytest.mark.parametrize("configured", ["", "shared"])
 def test_old_copies_go_and_the_others_stay(tmp_path: Path, configured: str) -> None:
-    parent = str(tmp_path / configured) if configured else ""
-    own, dead = (local_state_roots(parent, tmp_path, id)[0] for id in ("tm-1", "tm-2"))
+    parents = [tmp_path / configured] if configured else []
+    own, dead = (local_state_roots(parents, tmp_path, id)[0] for id in ("tm-1", "tm-2"))
     for root in (own, dead):
         write(root / COPY)
         write(root / PART)
@@ -76,7 +79,7 @@ def test_old_copies_go_and_the_others_stay(tmp_path: Path, configured: str) -> N
 )
 def test_what_is_not_ours_stays(tmp_path: Path, path: str) -> None:
     precious = write(tmp_path / path)
-    (own,) = local_state_roots(str(tmp_path), tmp_path, "tm-1")
+    (own,) = local_state_roots([tmp_path], tmp_path, "tm-1")
     copy = write(own / COPY)
     (tmp_path / "empty/directory").mkdir(parents=True)
     make_old(tmp_path)
@@ -87,7 +90,7 @@ def test_what_is_not_ours_stays(tmp_path: Path, path: str) -> None:
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    (own,) = local_state_roots(str(tmp_path / "copies"), tmp_path, "tm-1")
+    (own,) = local_state_roots([tmp_path / "copies"], tmp_path, "tm-1")
     elsewhere = write(tmp_path / "elsewhere" / COPY)
     for link, target in (
         (own.with_name("local-state-tm-2"), tmp_path / "elsewhere"),
@@ -103,7 +106,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_copies_go_with_the_last_slot_of_their_job(tmp_path: Path) -> None:
-    own, dead = (local_state_roots("", tmp_path, id)[0] for id in ("tm-1", "tm-2"))
+    own, dead = (local_state_roots([], tmp_path, id)[0] for id in ("tm-1", "tm-2"))
     copies = [write(root / COPY) for root in (own, dead)]
     asyncio.run(keeper_of([own], held=frozenset({"job"})).slots_freed("job"))
     assert all(copy.exists() for copy in copies)
