@@ -9,6 +9,10 @@ from penstock.errors import ConfigurationError
 
 _QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-zµ]*)\s*", re.IGNORECASE)
 
+DURATION_MAX_MS = 10_000 * 366 * 86_400_000
+"""10,000 years: any time plus or minus it fits into 64 bits."""
+SIZE_MAX_BYTES = 2**63 - 1
+
 _MILLISECONDS: dict[str, float] = {}
 for _factor, _names in (
     (1e-6, "ns nano nanos nanosecond nanoseconds"),
@@ -35,27 +39,28 @@ def duration_ms(value: str | float | timedelta) -> int:
         value: ``"10s"``, ``"250ms"``, ``"1 min"``, ``"2h"``, a timedelta, or a number of milliseconds.
 
     Raises:
-        ConfigurationError: it is none of these, negative, or finer than a millisecond.
+        ConfigurationError: it is none of these, negative, longer than 10,000 years, or finer than a
+            millisecond.
     """
     if isinstance(value, timedelta):
-        return _whole(value / timedelta(milliseconds=1), value)
+        return _whole_ms(value / timedelta(milliseconds=1), value)
     if isinstance(value, bool):
         raise ConfigurationError(f"{value!r} is not a duration; write for example '10s'")
     if isinstance(value, (int, float)):
-        return _whole(value, value)
+        return _whole_ms(value, value)
     number, unit = _split(value, "a duration", "'10s', '250ms', '1 min' or '2h'")
     if unit and unit not in _MILLISECONDS:
         raise ConfigurationError(
             f"{value!r} is not a duration: unknown unit {unit!r}; units are ms, s, min, h and d"
         )
-    return _whole(number * _MILLISECONDS[unit or "ms"], value)
+    return _whole_ms(number * _MILLISECONDS[unit or "ms"], value)
 
 
 def signed_duration_ms(value: str | float | timedelta) -> int:
     """The same, and it may be negative: ``"-5s"``.
 
     Raises:
-        ConfigurationError: it is no duration, or finer than a millisecond.
+        ConfigurationError: it is no duration, longer than 10,000 years, or finer than a millisecond.
     """
     if isinstance(value, str):
         is_negative, length = value.lstrip().startswith("-"), value.lstrip().removeprefix("-")
@@ -74,18 +79,18 @@ def size_bytes(value: str | int) -> int:
         value: ``"64mb"``, ``"20 kb"``, ``"1g"``, or a number of bytes.
 
     Raises:
-        ConfigurationError: it is none of these or negative.
+        ConfigurationError: it is none of these, negative, or does not fit into 64 bits.
     """
     if isinstance(value, bool):
         raise ConfigurationError(f"{value!r} is not a size; write for example '64mb'")
     if isinstance(value, (int, float)):
-        return _whole(value, value)
+        return _whole_bytes(value, value)
     number, unit = _split(value, "a size", "'64mb', '20kb' or '1g'")
     if unit and unit not in _BYTES:
         raise ConfigurationError(
             f"{value!r} is not a size: unknown unit {unit!r}; units are b, kb, mb, gb and tb"
         )
-    return _whole(number * _BYTES[unit or "b"], value)
+    return _whole_bytes(number * _BYTES[unit or "b"], value)
 
 
 def _split(value: str, kind: str, examples: str) -> tuple[float, str]:
@@ -95,9 +100,21 @@ def _split(value: str, kind: str, examples: str) -> tuple[float, str]:
     return float(match["number"]), match["unit"].lower()
 
 
-def _whole(number: float, value: object) -> int:
+def _whole_ms(number: float, value: object) -> int:
+    return _whole(number, value, DURATION_MAX_MS, "is longer than 10,000 years")
+
+
+def _whole_bytes(number: float, value: object) -> int:
+    return _whole(number, value, SIZE_MAX_BYTES, "is more than 8 EiB")
+
+
+def _whole(number: float, value: object, number_max: int, too_much: str) -> int:
+    if number != number:
+        raise ConfigurationError(f"{value!r} is not a number")
     if number < 0:
         raise ConfigurationError(f"{value!r} is negative")
+    if number > number_max:
+        raise ConfigurationError(f"{value!r} {too_much}")
     if number != int(number):
         raise ConfigurationError(f"{value!r} is finer than the smallest unit (1 ms or 1 byte)")
     return int(number)
