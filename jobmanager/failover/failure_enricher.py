@@ -16,7 +16,7 @@ from jobmanager.failover.failure_cause import FailureCause
 _LABELS_MAX = 16
 _CHARACTERS_MAX = 255
 _RESOURCES = frozenset({"NoResourceAvailable", "StoreFull", "MemoryError"})
-_RESOURCE_WORDS = ("out of memory", "no space left on device")
+_RESOURCE_WORDS = ("out of memory", "no space left on device", "disk quota exceeded")
 
 
 class FailureEnricher(Protocol):
@@ -34,7 +34,7 @@ class TypeEnricher:
 
     - ``DATA``: the rows do not fit: their producer.
     - ``RESOURCE``: slots, memory or space ran out: whoever runs the cluster.
-    - ``USER``: the job's code, or files that it names: its author.
+    - ``USER``: the job's code, what it declares, or files that it names: its author.
     - ``SYSTEM``: a process, a machine, a connection or a store failed: nobody, where it is restarted.
     """
 
@@ -50,6 +50,8 @@ def _type_of(cause: FailureCause) -> str:
     message = cause.message.lower()
     if classes & _RESOURCES or any(word in message for word in _RESOURCE_WORDS):
         return "RESOURCE"
+    if "NotReproducible" in classes:
+        return "USER"  # declared deterministic what is not
     return "USER" if cause.is_of_user else "SYSTEM"
 
 

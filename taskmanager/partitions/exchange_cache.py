@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from penstock.errors import StreamError
+from penstock.errors import StoreFull, StreamError
 from taskmanager.partitions.retention import Retention
 from taskmanager.partitions.spill_layout import SpillFailed, SpillFile
 from taskmanager.partitions.spilling import Spilling
@@ -197,7 +197,9 @@ class ExchangeCache:
         for member in candidates:
             if member.retention is Retention.BLOCKING and (member.is_sealing or self.is_full):
                 self.leave(member)
-                member.fail(SpillFailed(f"a blocking result partition does not fit: {reason}"))
+                error = SpillFailed(f"a blocking result partition does not fit: {reason}")
+                error.__cause__ = StoreFull(reason)  # what the cluster's operator has to act on
+                member.fail(error)
         return False
 
     def _written(self, member: CacheMember, run: SpillRun, files: WrittenFiles) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import structlog
 
+from common.cause_chain import cause_chain
 from common.elements import (
     CheckpointBarrier,
     EndOfData,
@@ -542,6 +543,7 @@ def test_a_blocking_partition_beyond_the_limit_of_the_disk_fails(tmp_path: Path)
     error = mailbox.errors[0]
     assert isinstance(error, StreamError)
     assert "taskmanager.spill.max-size is 1000" in str(error)
+    assert "StoreFull" in cause_chain(error), "the label of the failure says that space ran out"
     partition.release()
 
 
@@ -563,6 +565,7 @@ def test_a_blocking_partition_fails_when_it_has_waited_for_the_disk_in_vain(
     (error,) = case.errors
     assert isinstance(error, SpillFailed)
     assert "taskmanager.spill.wait-timeout" in str(error)
+    assert "StoreFull" in cause_chain(error), "the label of the failure says that space ran out"
     assert not case.files.pending
 
 
