@@ -112,7 +112,7 @@ class ClusterCollector(Collector):
 
 
 class CheckpointCollector(Collector):
-    """Checkpoints and restarts of the jobs that run.
+    """Checkpoints and restarts of the jobs that run or ended a short while ago.
 
     Args:
         jobs: the current numbers.
@@ -155,6 +155,8 @@ class CheckpointCollector(Collector):
             labels=_JOB_LABELS,
         )
         for job in taking:
+            if job.has_ended:
+                continue
             at_risk_ms = max(0, self._now_ms() - job.checkpoints.safe_since_ms)
             at_risk.add_metric((job.job_id, job.name), at_risk_ms / 1000)
         yield at_risk

@@ -32,15 +32,17 @@ class CheckpointNumbers:
 
 @dataclass(frozen=True, slots=True)
 class JobCheckpointNumbers:
-    """Of one job that runs.
+    """Of one job that runs, or ended a short while ago.
 
     Attributes:
+        has_ended: nothing of it is at risk any more.
         speculative_attempts: rivals that there have been.
         speculative_attempts_won: those that took the place of the attempt that they ran beside.
     """
 
     job_id: str
     name: str
+    has_ended: bool
     restarts: int
     speculative_attempts: int
     speculative_attempts_won: int

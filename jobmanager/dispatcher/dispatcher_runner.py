@@ -58,6 +58,27 @@ _ABANDON_TIMEOUT_S = 1.0
 class _Job:
     record: JobRecord
     runner: JobMasterRunner | None
+    last_numbers: JobCheckpointNumbers | None = None  # of a runner that is gone
+
+    @property
+    def numbers(self) -> JobCheckpointNumbers | None:
+        runner = self.runner
+        if runner is None:
+            return self.last_numbers
+        return JobCheckpointNumbers(
+            self.record.job_id,
+            self.record.name,
+            self.record.ended,
+            runner.master.restarts,
+            runner.master.speculation.started,
+            runner.master.speculation.won,
+            runner.master.restarts_by_region,
+            runner.checkpoints.gauges.numbers,
+        )
+
+    def is_measured(self, now_ms: int) -> bool:
+        """It runs, or ended within the last minute."""
+        return not self.record.ended or self.record.ended_at_ms >= now_ms - _METRICS_AFTER_END_MS
 
 
 class DispatcherRunner:
@@ -227,7 +248,8 @@ class DispatcherRunner:
             if self._jobs[job_id].record.ended:
                 self._store.remove(job_id)  # its checkpoints are deleted
         finally:
-            self._jobs[job_id].runner = None
+            job = self._jobs[job_id]
+            job.last_numbers, job.runner = job.numbers, None
             if all(job.runner is None for job in self._jobs.values()):
                 self._idle.set()
             has_evicted = self._evict()
@@ -367,20 +389,10 @@ class DispatcherRunner:
         return self._clock.now_ms()
 
     def checkpoint_numbers(self) -> tuple[JobCheckpointNumbers, ...]:
-        """Checkpoints and restarts of jobs that run; any thread may ask."""
-        return tuple(
-            JobCheckpointNumbers(
-                job.record.job_id,
-                job.record.name,
-                runner.master.restarts,
-                runner.master.speculation.started,
-                runner.master.speculation.won,
-                runner.master.restarts_by_region,
-                runner.checkpoints.gauges.numbers,
-            )
-            for job in tuple(self._jobs.values())
-            if (runner := job.runner) is not None
-        )
+        """Checkpoints and restarts of jobs that run or ended within the last minute; any thread may ask."""
+        now_ms = self._clock.now_ms()
+        jobs = [job for job in tuple(self._jobs.values()) if job.is_measured(now_ms)]
+        return tuple(numbers for job in jobs if (numbers := job.numbers) is not None)
 
     # ------------------------------------------------------------ reports of TaskManagers
 
@@ -404,10 +416,10 @@ class DispatcherRunner:
 
     def recent_metrics(self) -> tuple[internal_pb2.AttemptMetrics, ...]:
         """Counters of jobs that run or ended within the last minute; any thread may ask."""
-        since_ms = self._clock.now_ms() - _METRICS_AFTER_END_MS
+        now_ms = self._clock.now_ms()
         return tuple(
             entry
             for job in tuple(self._jobs.values())
-            if not job.record.ended or job.record.ended_at_ms >= since_ms
+            if job.is_measured(now_ms)
             for entry in tuple(job.record.metrics.values())
         )

@@ -15,6 +15,7 @@ import pytest
 from common.clock import SystemClock
 from common.pb import internal_pb2
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.dispatcher import dispatcher_runner
 from jobmanager.main import serving
 from jobmanager.metrics import build_registry
 from penstock import errors
@@ -124,7 +125,7 @@ async def restarted(cluster: Any, restarts: int) -> Any:
 
 
 def test_a_failed_job_goes_on_from_its_newest_checkpoint(
-    cluster_of: Any, make_graph: Any, tmp_path: Path
+    cluster_of: Any, make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         async with cluster_of(settings(tmp_path)) as cluster:
@@ -172,10 +173,19 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint(
             of_region = {**labels, "region": "v0/0"}
             assert value("penstock_job_region_restarts_total", of_region) == 1.0
             assert value("penstock_job_checkpoints_completed_total", labels) == 3.0
+            assert value("penstock_job_work_at_risk_seconds", labels) is not None
             await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
             await cluster.wait_for(JOB, "CANCELED")
             while store.root.exists():  # noqa: ASYNC110 - a thread removes it
                 await asyncio.sleep(0.01)
+            await dispatcher._idle.wait()
+            # The numbers stay for a minute, so that the last of them are scraped.
+            assert value("penstock_job_restarts_total", labels) == 1.0
+            assert value("penstock_job_checkpoints_completed_total", labels) == 3.0
+            assert value("penstock_job_last_checkpoint_duration_seconds", labels) is not None
+            assert value("penstock_job_work_at_risk_seconds", labels) is None
+            monkeypatch.setattr(dispatcher_runner, "_METRICS_AFTER_END_MS", -1)
+            assert value("penstock_job_restarts_total", labels) is None
 
     run(scenario)
 
