@@ -104,6 +104,9 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 MetricsPort = Annotated[int, Field(ge=-1, le=65535)]
 
 
+_DEADLINE_MAX_MS = 10 * 366 * 86_400_000
+"""Ten years: gRPC takes a deadline some centuries ahead for one that is over."""
+
 DEFAULT_CHECKPOINT_INTERVAL_MS = 10_000
 """Committing sinks need checkpoints: in streaming mode they are on unless they are turned off."""
 
@@ -522,6 +525,7 @@ class Configuration(BaseModel):
     heartbeat_timeout_ms: DurationMs = Field(
         10_000,
         ge=50,
+        le=_DEADLINE_MAX_MS,
         alias="heartbeat.timeout",
         description="A peer that is silent for longer is lost.",
     )
@@ -544,6 +548,7 @@ class Configuration(BaseModel):
     rpc_timeout_ms: DurationMs = Field(
         10_000,
         ge=100,
+        le=_DEADLINE_MAX_MS,
         alias="rpc.timeout",
         description="Deadline of a call between client and daemons.",
     )

@@ -132,6 +132,8 @@ def test_an_unknown_key_names_the_nearest():
     [
         ("heartbeat.timeout", "soon"),
         ("heartbeat.timeout", "500 ms"),  # not longer than the interval
+        ("heartbeat.timeout", "3661 d"),  # gRPC takes deadlines only so far ahead
+        ("rpc.timeout", "3661 d"),
         ("state.backend.type", "postgres"),
         ("jobmanager.rpc.port", "70000"),
         ("parallelism.default", "0"),
