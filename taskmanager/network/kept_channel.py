@@ -121,6 +121,7 @@ class KeptInputChannel(InputChannel):
         self.spec = spec
         self.position = start = spec.start
         self._next_row = start.rows
+        self._replay_start = start.rows
         self._replayed_checksum = 0
         """Of the rows before ``stream_row``, while these are being read again."""
         self._supply = supply
@@ -206,7 +207,7 @@ class KeptInputChannel(InputChannel):
         if upstream is not None:
             upstream.cancel(is_complete=False)
         self.name, self.partition = name, partition
-        self._next_row = self._completed.rows
+        self._next_row = self._replay_start = self._completed.rows
         self._replayed_checksum = self._completed.checksum
         if self.is_finished:
             return
@@ -288,7 +289,7 @@ class KeptInputChannel(InputChannel):
         if first + rows.num_rows == self.position.rows and replayed != self.position.checksum:
             raise NotReproducible(
                 f"{self.name}: its restarted producer has sent other rows than before, among rows"
-                f" {self._completed.rows} to {self.position.rows - 1}: {_ADVICE}"
+                f" {self._replay_start} to {self.position.rows - 1}: {_ADVICE}"
             )
 
 

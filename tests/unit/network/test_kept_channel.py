@@ -271,6 +271,22 @@ def test_other_rows_than_before_are_noticed_at_once() -> None:
     assert consumer.rows == list(range(10)), "nothing of it has reached the task"
 
 
+def test_the_rows_that_were_compared_are_named_also_where_a_checkpoint_has_completed_meanwhile() -> (
+    None
+):
+    consumer = Consumer()
+    consumer.send(numbers(0, 5), CheckpointBarrier(1, 0))
+    consumer.take()
+    consumer.channel.mark(1)
+    consumer.send(numbers(5, 5))
+    consumer.take()
+    consumer.replace()
+    consumer.channel.checkpoint_completed(1)
+    consumer.send(numbers(1, 10), row=0)
+    with pytest.raises(NotReproducible, match="rows 0 to 9: an operator of the producer"):
+        consumer.take()
+
+
 def test_the_same_rows_in_another_order_are_noticed() -> None:
     consumer = Consumer()
     consumer.send(numbers(0, 10))
