@@ -567,17 +567,21 @@ class CheckpointDeclined(_message.Message):
 
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    IS_COMPARING_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
     reason: _builtins.str
+    is_comparing: _builtins.bool
+    """Rows that a restarted producer sends again are still being compared: no failure of the checkpoint."""
     def __init__(
         self,
         *,
         checkpoint_id: _builtins.int = ...,
         reason: _builtins.str = ...,
+        is_comparing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "is_comparing", b"is_comparing", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

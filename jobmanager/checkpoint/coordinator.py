@@ -357,7 +357,8 @@ class CheckpointCoordinator:
         if pending is None or not pending.waits_for(event.key):
             self.dropped_events += 1
             return
-        self._abort(pending, m.AbortReason.DECLINED, f"{event.key} declined it: {event.reason}")
+        reason = m.AbortReason.COMPARING if event.is_comparing else m.AbortReason.DECLINED
+        self._abort(pending, reason, f"{event.key} declined it: {event.reason}")
 
     def _expire(self) -> None:
         for pending in list(self._pending.values()):

@@ -2,8 +2,8 @@
 
 A failed or late checkpoint does no harm to a job that runs: by default any number of them is tolerated.
 What counts is said by ``AbortReason.counts``: checkpoints that were void for a reason of the job's own
-life (stopped tasks, a task that finished, a later checkpoint that was faster) say nothing about the
-health of checkpoints. A completed checkpoint sets the count back.
+life (stopped tasks, a task that finished, a later checkpoint that was faster, rows that were still being
+compared after a restart) say nothing about the health of checkpoints. A completed checkpoint sets the count back.
 
 After each further failure the next periodic checkpoint waits twice as long, so that a store or a job in
 trouble is not loaded further.

@@ -78,6 +78,7 @@ class AbortReason(Enum):
 
     EXPIRED = "it took longer than execution.checkpointing.timeout"
     DECLINED = "a subtask declined it"
+    COMPARING = "rows that a restarted producer sends again were still being compared"
     TASK_FINISHED = "a subtask finished before its barrier came"
     SUBSUMED = "a later checkpoint completed first"
     TASKS_STOPPED = "the job's tasks were stopped"
@@ -91,6 +92,7 @@ class AbortReason(Enum):
             AbortReason.SUBSUMED,
             AbortReason.TASKS_STOPPED,
             AbortReason.TASK_FINISHED,
+            AbortReason.COMPARING,
         )
 
 
@@ -183,12 +185,18 @@ class AckReceived:
 
 @dataclass(frozen=True, slots=True)
 class DeclineReceived:
-    """A task takes no part in a checkpoint."""
+    """A task takes no part in a checkpoint.
+
+    Attributes:
+        is_comparing: rows that its restarted producers send again are in its state, and may yet turn out to be
+            others than before.
+    """
 
     key: AttemptKey
     checkpoint_id: int
     reason: str
     now_ms: int
+    is_comparing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,13 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
             )
         case "checkpoint_declined":
             declined = event.checkpoint_declined
-            return c.DeclineReceived(key, declined.checkpoint_id, declined.reason, now_ms)
+            return c.DeclineReceived(
+                key,
+                declined.checkpoint_id,
+                declined.reason,
+                now_ms,
+                is_comparing=declined.is_comparing,
+            )
         case "kept_rows_lost":
             reason = f"what {key} had left for its consumers is gone: {event.kept_rows_lost.reason}"
             lost = client_pb2.FailureCause(error_class="PartitionUnavailable", message=reason)

@@ -227,6 +227,10 @@ class InputGate:
             f"producer {producer_index} of {edge_id} is no producer that keeps its rows"
         )
 
+    def comparing(self) -> KeptInputChannel | None:
+        """A channel that reads rows again which are in the state, and has not compared them all yet."""
+        return next((channel for channel in self.kept if channel.is_comparing), None)
+
     def mark(self, checkpoint_id: int) -> list[RowPosition]:
         """The snapshot of a checkpoint is being taken: what has been handed out is in it.
 

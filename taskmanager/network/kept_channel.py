@@ -5,8 +5,9 @@ needs next. When the producer has been replaced by a new attempt, the channel go
 read at the barrier of its latest completed checkpoint, which is where the new attempt can have begun;
 what it has read before is dropped, after its checksum has proved to be that of the first time.
 
-A checkpoint barrier may come among rows that have been read before. The snapshot then says that more rows
-are in the state than the producer has written: a restored consumer goes on from there, so it is exact.
+A checkpoint barrier may come among rows that have been read before. No snapshot is taken then
+(``is_comparing``): should these rows turn out to be others than the first time, the job goes back to a
+checkpoint whose rows have all been compared, and from which all of them are read again.
 
 Invariants:
     - ``position`` never goes back, and counts exactly the rows that ``take`` has handed out (and those
@@ -14,7 +15,8 @@ Invariants:
     - ``stream_row <= position.rows`` between two calls, and where it is less nothing is handed out but
       barriers,
     - a mark is the position at the barrier of its checkpoint; in mode at-least-once it may lie behind that, if
-      the producer is reproducible.
+      the producer is reproducible,
+    - no mark is made of rows that are still to be compared.
 """
 
 from __future__ import annotations
@@ -145,6 +147,14 @@ class KeptInputChannel(InputChannel):
 
     # ------------------------------------------------------------ checkpoints
 
+    @property
+    def is_comparing(self) -> bool:
+        """Rows in the state are read again, and may yet turn out to be others: no time for a snapshot.
+
+        What has read the end compares nothing any more.
+        """
+        return self._is_replaying and not self.is_finished
+
     def mark(self, checkpoint_id: int) -> RowPosition:
         """The state as it is now goes into a checkpoint.
 
@@ -152,6 +162,7 @@ class KeptInputChannel(InputChannel):
             Where a task goes on that is restored from it. In mode at-least-once rows from behind the barrier
             may be in the state already; they are left out only if they are sure to come again as they were.
         """
+        assert not self.is_comparing, f"{self.name}: a snapshot of rows that are being compared"
         at_barrier = self._at_barrier.pop(checkpoint_id, self.position)
         mark = self.position if self.spec.is_reproducible else at_barrier
         self._marks[checkpoint_id] = mark

@@ -286,6 +286,11 @@ class Deployment:
         has_finished = self._deployment.restore.finished
 
         def take_snapshot(barrier: CheckpointBarrier, alignment: Alignment | None) -> None:
+            comparing = self._gate.comparing() if self._gate is not None else None
+            if comparing is not None:
+                reason = f"{comparing.name}: rows that come again are still being compared"
+                execution.decline(barrier.checkpoint_id, reason, is_comparing=True)
+                return
             finished = has_finished or subtask.has_ended_outputs
             snapshotter.take(
                 barrier,

@@ -353,12 +353,17 @@ class Execution:
             )
         )
 
-    def decline(self, checkpoint_id: int, reason: str) -> None:
-        """Tells the JobManager that there will be no snapshot for a checkpoint; any thread."""
-        _log.warning("checkpoint.declined", reason=reason, **self._names())
+    def decline(self, checkpoint_id: int, reason: str, *, is_comparing: bool = False) -> None:
+        """Tells the JobManager that there will be no snapshot for a checkpoint; any thread.
+
+        Args:
+            is_comparing: rows that come again are still being compared, which is no failure.
+        """
+        note = _log.info if is_comparing else _log.warning
+        note("checkpoint.declined", reason=reason, **self._names())
         self._report_event(
             checkpoint_declined=internal_pb2.CheckpointDeclined(
-                checkpoint_id=checkpoint_id, reason=_readable(reason)
+                checkpoint_id=checkpoint_id, reason=_readable(reason), is_comparing=is_comparing
             )
         )
 

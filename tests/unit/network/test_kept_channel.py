@@ -229,18 +229,43 @@ def test_control_elements_are_not_told_twice() -> None:
     assert consumer.rows == list(range(11))
 
 
-def test_a_barrier_among_rows_that_were_read_before_counts_them_all() -> None:
+def test_a_barrier_among_rows_that_were_read_before_finds_them_being_compared() -> None:
     consumer = Consumer()
     consumer.send(numbers(0, 10))
     consumer.take()
+    assert not consumer.channel.is_comparing
     consumer.replace()
+    assert consumer.channel.is_comparing, "from the moment on at which other rows may come"
     consumer.send(numbers(0, 4), CheckpointBarrier(7, 0))
     consumer.take()
     assert consumer.controls == [CheckpointBarrier(7, 0)]
-    assert consumer.channel.position == position_after(10)
+    assert consumer.channel.is_comparing
+    consumer.channel.checkpoint_aborted(7)
+    consumer.send(numbers(4, 6))
+    consumer.take()
+    assert not consumer.channel.is_comparing
+    consumer.send(CheckpointBarrier(8, 0))
+    consumer.take()
+    assert consumer.channel.mark(8) == position_after(10)
+
+
+def test_what_has_read_the_end_compares_nothing() -> None:
+    consumer = Consumer()
+    consumer.send(numbers(0, 10), EndOfData(), EndOfPartition())
+    consumer.take()
+    consumer.replace()
+    assert not consumer.channel.is_comparing
+    assert consumer.channel.mark(7) == position_after(10)
+
+
+def test_a_consumer_ahead_of_a_restored_producer_drops_what_is_in_its_snapshot() -> None:
+    """In mode at-least-once rows from behind the barrier are in it."""
+    consumer = Consumer()
+    consumer.send(numbers(0, 4), CheckpointBarrier(7, 0), numbers(4, 6))
+    consumer.take()
     consumer.channel.mark(7)
     consumer.channel.checkpoint_completed(7)
-    consumer.send(numbers(4, 10))
+    consumer.send(numbers(10, 4))
     consumer.take()
     consumer.replace()
     assert consumer.channel.stream_row == 10, "not 4: the rows up to 10 are in its snapshot"
@@ -477,6 +502,9 @@ class Story:
         for control in self.consumer.controls[seen:]:
             if isinstance(control, CheckpointBarrier):
                 checkpoint_id = control.checkpoint_id
+                if self.consumer.channel.is_comparing:
+                    self.consumer.channel.checkpoint_aborted(checkpoint_id)
+                    continue
                 self.consumer.channel.mark(checkpoint_id)
                 self.pending[checkpoint_id] = Snapshot(
                     self.barrier_rows[checkpoint_id],

@@ -120,9 +120,12 @@ class Cluster:
         self.slot.handle(internal_pb2.SlotCommand(cancel=cancel))
         self.run()
 
-    def checkpoint(self, checkpoint_id: int) -> checkpoint_pb2.SubtaskSnapshot:
+    def barrier(self, checkpoint_id: int) -> None:
         self.partition.emit_control(CheckpointBarrier(checkpoint_id, 0))
         self.run()
+
+    def checkpoint(self, checkpoint_id: int) -> checkpoint_pb2.SubtaskSnapshot:
+        self.barrier(checkpoint_id)
         self.complete(checkpoint_id)
         return self.acknowledged()[-1]
 
@@ -229,9 +232,15 @@ def test_a_running_attempt_reads_on_from_a_replaced_producer(tmp_path: Path) -> 
     )
     (channel,) = input_edge([(cluster.producer.endpoint, attempt)]).channels
     cluster.command(replace_producer=internal_pb2.ReplaceProducer(channel=channel))
-    cluster.emit(20, 25)
+    cluster.emit(20, 5)
+    cluster.barrier(2)
+    declined = cluster.host.events[-1].checkpoint_declined
+    assert (declined.checkpoint_id, declined.is_comparing) == (2, True)
+    assert "are still being compared" in declined.reason
+    cluster.command(checkpoint_aborted=internal_pb2.CheckpointAborted(checkpoint_id=2))
+    cluster.emit(25, 20)
     assert cluster.last_state == "ATTEMPT_STATE_RUNNING"
-    assert cluster.checkpoint(2).inputs[0].rows == 45
+    assert cluster.checkpoint(3).inputs[0].rows == 45
     assert cluster.acknowledged()[-1].inputs[0].producer_attempt == 1
     cluster.cancel()
     cluster.assert_nothing_stays()

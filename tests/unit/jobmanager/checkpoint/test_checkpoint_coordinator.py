@@ -183,6 +183,22 @@ def test_too_many_failures_fail_the_job_and_a_success_sets_them_back() -> None:
     assert driver.machine.failed_total == 4
 
 
+def test_rows_that_are_being_compared_are_no_failure() -> None:
+    driver = Driver(ONE_TASK, tolerable_failed=0)
+    for _ in range(3):
+        checkpoint_id = driver.trigger()
+        decline = m.DeclineReceived(
+            SOURCE, checkpoint_id, "they come again", driver.now_ms, is_comparing=True
+        )
+        effects = driver.step(decline)
+        [report] = of_type(effects, m.ReportAborted)
+        assert (report.reason, report.failed_in_a_row) == (m.AbortReason.COMPARING, 0)
+        assert "they come again" in report.detail
+        assert not of_type(effects, m.FailJob)
+    driver.complete()
+    assert driver.machine.failed_total == 0
+
+
 def test_failures_are_tolerated_without_limit_by_default() -> None:
     driver = Driver(ONE_TASK)
     for number in range(1, 30):
