@@ -6,11 +6,15 @@ the real machines, exchange, exchange cache, spill files and partition servers i
 (``tests.support.simulated_kept_jobs`` has the jobs). ``make sim SEED=n COUNT=1 JOB=name`` repeats a seed.
 """
 
+import dataclasses
+import random
+
 import pytest
 
 from jobmanager.dispatcher.job_state import JobState
-from tests.support.simulated_kept_jobs import KEPT_JOBS
-from tests.support.simulated_run import simulate
+from tests.support.simulated_faults import Fault, Faults, Trigger
+from tests.support.simulated_kept_jobs import KEPT_JOBS, moving_liar
+from tests.support.simulated_run import draw_run, simulate, simulate_run
 
 SEEDS_PER_JOB = 4
 
@@ -42,6 +46,38 @@ def test_windows_that_are_pre_aggregated_come_again_as_they_were():
     assert sum(cluster.failovers.spared for cluster in clusters) >= 6
     stories = "\n".join(line for cluster in clusters for line in cluster.story)
     assert "has sent other rows than before" not in stories
+
+
+@pytest.mark.parametrize("seed", [0, 7, 9, 18])
+def test_no_checkpoint_hides_that_rows_are_others_than_before(seed):
+    """A producer that lies fails, and checkpoints are asked for while its consumers compare what comes again."""
+    draws = random.Random(seed)
+    drawn = draw_run(seed, "hashmap", "moving_liar")
+    settings = {
+        "execution.checkpointing.interval": "20ms",
+        "execution.checkpointing.mode": "exactly-once",
+        "execution.checkpointing.min-pause": "0ms",
+        "execution.checkpointing.timeout": "10min",
+        "execution.checkpointing.tolerable-failed-checkpoints": 0,
+        "execution.buffer-timeout.interval": "0ms",
+        "execution.batch-rows": 3,
+        "jobmanager.execution.failover-strategy": "region",
+        "taskmanager.memory.exchange-cache.size": 64 << 20,
+    }
+    triggers = [Trigger(Fault.TASK_RAISES, "row", draws.randint(20, 60), 0)]
+    for count in (1, 2, 3):
+        pause_ns = draws.randrange(20_000_000)
+        triggers.append(Trigger(Fault.CHECKPOINT_REQUESTED, "replace_producer", count, pause_ns))
+    job = moving_liar(f"seed {seed}", 300, 1000.0, 2)
+    run = dataclasses.replace(
+        drawn,
+        job=dataclasses.replace(job, noticed_rows=None),  # no end is read before the failure
+        settings=drawn.settings | settings,
+        faults=Faults(triggers=tuple(triggers)),
+    )
+    cluster = simulate_run(run, seed)
+    assert cluster.state is JobState.FINISHED
+    assert "has sent other rows than before" in "\n".join(cluster.story)
 
 
 @pytest.mark.parametrize("job", ["mixed", "caching_memory"])

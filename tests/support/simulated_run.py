@@ -99,7 +99,11 @@ def draw_run(seed: int, backend: str, job: str = "") -> Run:
 
 def simulate(seed: int, backend: str = "hashmap", job: str = "") -> SimulatedCluster:
     """Runs a seed and checks all there is to check."""
-    run = draw_run(seed, backend, job)
+    return simulate_run(draw_run(seed, backend, job), seed, backend, job)
+
+
+def simulate_run(run: Run, seed: int, backend: str = "hashmap", job: str = "") -> SimulatedCluster:
+    """Runs what was drawn from a seed, or made of that."""
     config = Configuration.from_mapping(run.settings)
     with tempfile.TemporaryDirectory() as directory:
         cluster = SimulatedCluster(
