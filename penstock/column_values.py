@@ -1,9 +1,9 @@
 """Arrow columns as Python values and back: what a row function sees, and what it may return.
 
 Decoding keeps every value but one kind: nanoseconds are cut to the microseconds that Python's own
-``datetime`` has, or refused where the caller wants exact values. Encoding is strict where Arrow is lenient: a fraction is no integer, ``True`` is
-no number, a key that a struct does not have is an error, so that nothing a function returns is lost
-silently.
+``datetime`` has, or refused where the caller wants exact values. Encoding is strict where Arrow is
+lenient: a fraction is no integer, ``True`` is no number, a key that a struct does not have is an error,
+so that nothing a function returns is lost silently.
 """
 
 from __future__ import annotations

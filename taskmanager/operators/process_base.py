@@ -137,9 +137,9 @@ class StatefulOperator(Operator):
     def close(self) -> None:
         if self.is_open:
             self._ctx.absence = "in close()"
-        self._handle.close()
         if self._is_bound:
             self._states.close()
+        self._handle.close()
 
 
 class TimerOperator(StatefulOperator):

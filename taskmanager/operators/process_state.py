@@ -160,7 +160,7 @@ class FunctionStates:
         self._memory.check()
 
     def close(self) -> None:
-        """They are not used any more."""
+        """Their memory is not counted any more."""
         self._memory.close()
 
     def visit(

@@ -10,6 +10,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from common.clock import SystemClock
@@ -289,18 +290,17 @@ def test_storage_in_memory_is_limited_and_named(
         config = {
             "execution.checkpointing.storage": "jobmanager",
             "execution.checkpointing.interval": "1h",
-            "execution.checkpointing.jobmanager.max-size": "1 kb",
+            "execution.checkpointing.jobmanager.max-size": "200 b",
             "restart-strategy.exponential-delay.initial-backoff": "10ms",
         }
         async with cluster_of(config) as cluster:
             fake = Checkpointed(await cluster.add("tm1"))
             await cluster.submit(make_graph(parallelism=1))
             await cluster.wait_for(JOB, "RUNNING")
-            try:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await take_checkpoint(cluster)
-            except Exception as error:
-                message = str(error_from_rpc(error))  # type: ignore[arg-type]
-                assert "execution.checkpointing.jobmanager.max-size" in message
+            message = str(error_from_rpc(caught.value))
+            assert "execution.checkpointing.jobmanager.max-size" in message
             assert {task.checkpoint_directory for task in fake.restored} == {""}
 
     run(scenario)
