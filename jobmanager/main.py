@@ -14,9 +14,9 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
-from common.auth import load_token, require_token, server_interceptors
+from common.auth import load_token, require_token
 from common.clock import Clock, SystemClock
-from common.grpc_options import server_options
+from common.grpc_server import make_server
 from common.log import configure_logging
 from common.metrics import METRICS_OFF, MetricsServer
 from common.pb import internal_pb2_grpc
@@ -39,7 +39,6 @@ from jobmanager.scheduler.cluster_runner import ClusterRunner
 from penstock.addresses import format_address
 from penstock.config import Configuration
 from penstock.errors import StreamError
-from penstock.grpc_errors import ErrorServerInterceptor
 from penstock.pb import client_pb2_grpc
 
 ROLE = "jobmanager"
@@ -97,10 +96,7 @@ async def serving(
 
         cluster = ClusterRunner(config, connect, clock)
         dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock, labels)
-        server = grpc.aio.server(
-            interceptors=[*server_interceptors(token), ErrorServerInterceptor()],
-            options=server_options(),
-        )
+        server = make_server(token)
         client_pb2_grpc.add_JobManagerServicer_to_server(
             JobManagerServicer(dispatcher, cluster, artifacts, results, store), server
         )

@@ -22,9 +22,9 @@ import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
-from common.auth import load_token, require_token, server_interceptors
+from common.auth import load_token, require_token
 from common.clock import SystemClock
-from common.grpc_options import server_options
+from common.grpc_server import make_server
 from common.log import configure_logging, get_logger
 from common.metrics import METRICS_OFF, AttemptMetricsCollector, MetricsServer
 from common.pb import internal_pb2
@@ -40,7 +40,6 @@ from common.process import (
 from penstock.addresses import format_address
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, StreamError
-from penstock.grpc_errors import ErrorServerInterceptor
 from penstock.owned_directories import (
     OwnedDirectory,
     create_runtime_directory,
@@ -245,10 +244,7 @@ class TaskManagerDaemon:
         )
         await guard.look()
 
-        rpc_server = grpc.aio.server(
-            options=server_options(),
-            interceptors=[*server_interceptors(token), ErrorServerInterceptor()],
-        )
+        rpc_server = make_server(token)
         add_TaskManagerInternalServicer_to_server(
             TaskManagerServicer(
                 supervisor, keeper, partition_endpoint, local_state_keeper, enter, logs / "jobs"

@@ -22,12 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from common.auth import (
     load_token,
     require_token,
-    server_interceptors,
     token_client_interceptors,
     token_metadata,
 )
 from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
-from common.grpc_options import channel_options, server_options
+from common.grpc_options import channel_options
+from common.grpc_server import make_server
 from common.log import configure_logging, get_logger
 from common.metrics import METRICS_OFF, AttemptMetricsCollector, MetricsServer
 from common.pb import internal_pb2, internal_pb2_grpc
@@ -164,9 +164,7 @@ class Service(internal_pb2_grpc.TaskManagerInternalServicer):
 )
 def test_only_the_token_lets_in(theirs: str, is_let_in: bool) -> None:
     async def work() -> None:
-        server = grpc.aio.server(
-            options=server_options(), interceptors=server_interceptors("the-right-one")
-        )
+        server = make_server("the-right-one")
         internal_pb2_grpc.add_TaskManagerInternalServicer_to_server(Service(), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

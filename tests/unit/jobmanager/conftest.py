@@ -14,10 +14,10 @@ import pytest
 from typing_extensions import override
 
 from common.clock import SystemClock
+from common.grpc_server import make_server
 from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.main import RunningJobManager, serving
 from penstock.config import Configuration
-from penstock.grpc_errors import ErrorServerInterceptor
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 from penstock.schema import schema_to_bytes
 
@@ -56,9 +56,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.refuse_releasing = False
         self._jobmanager_port = jobmanager_port
         self._reports: asyncio.Queue[internal_pb2.TaskEvent] = asyncio.Queue()
-        self.server = grpc.aio.server(
-            interceptors=[ErrorServerInterceptor()], options=[("grpc.so_reuseport", 0)]
-        )
+        self.server = make_server()
         internal_pb2_grpc.add_TaskManagerInternalServicer_to_server(self, self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
 

@@ -15,13 +15,12 @@ import grpc.aio
 import pytest
 from typing_extensions import override
 
-from common.grpc_options import server_options
+from common.grpc_server import make_server
 from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.liveness.reachability import JOBMANAGER, Reachability
 from jobmanager.rpc.reachability_client import ReachabilityClient
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
 from penstock.errors import Fenced
-from penstock.grpc_errors import ErrorServerInterceptor
 
 QUICK_S = 0.3
 
@@ -42,7 +41,7 @@ class Answers(internal_pb2_grpc.TaskManagerInternalServicer):
 
 
 async def serve(servicer: Answers) -> tuple[grpc.aio.Server, str]:
-    server = grpc.aio.server(options=server_options(), interceptors=[ErrorServerInterceptor()])
+    server = make_server()
     internal_pb2_grpc.add_TaskManagerInternalServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -12,14 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import grpc.aio
 from typing_extensions import override
 
-from common.grpc_options import server_options
+from common.grpc_server import make_server
 from common.pb import internal_pb2_grpc
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.errors import StoreTransient, StreamError, TaskManagerLost
-from penstock.grpc_errors import ErrorServerInterceptor
 
 
 class WithoutDisk(internal_pb2_grpc.TaskManagerInternalServicer):
@@ -62,7 +60,7 @@ def address_of(listener: socket.socket) -> str:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[str]:
-    server = grpc.aio.server(options=server_options(), interceptors=[ErrorServerInterceptor()])
+    server = make_server()
     internal_pb2_grpc.add_TaskManagerInternalServicer_to_server(WithoutDisk(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

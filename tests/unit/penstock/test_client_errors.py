@@ -153,7 +153,7 @@ def _parts(error: errors.StreamError) -> tuple[Any, str, Any]:
 
 @contextmanager
 def grpc_server(add: Callable[[grpc.Server], None]) -> Iterator[str]:
-    server = grpc.server(futures.ThreadPoolExecutor(1))
+    server = grpc.server(futures.ThreadPoolExecutor(1))  # noqa: TID251 - it is none of ours
     add(server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

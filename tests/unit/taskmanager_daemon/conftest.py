@@ -16,11 +16,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from common.grpc_options import channel_options, server_options
+from common.grpc_options import channel_options
+from common.grpc_server import make_server
 from common.pb import internal_pb2, internal_pb2_grpc
 from common.process import parse_daemon_arguments
 from penstock.errors import StreamError
-from penstock.grpc_errors import ErrorServerInterceptor, error_from_rpc
+from penstock.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2, graph_pb2
 from taskmanager.main import TaskManagerDaemon
 
@@ -239,7 +240,7 @@ async def running_cluster(
     **options: str,
 ) -> AsyncIterator[Cluster]:
     jobmanager = FakeJobManager()
-    server = grpc.aio.server(options=server_options(), interceptors=[ErrorServerInterceptor()])
+    server = make_server()
     internal_pb2_grpc.add_JobManagerInternalServicer_to_server(jobmanager, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -26,8 +26,8 @@ from urllib.request import urlopen
 import grpc.aio
 import pytest
 
+from common.grpc_server import make_server
 from common.pb import internal_pb2, internal_pb2_grpc
-from penstock.grpc_errors import ErrorServerInterceptor
 
 HERE = Path(__file__).parent
 
@@ -90,7 +90,7 @@ def daemon(cluster: Any, environment: Any) -> Any:
     async def start(directory: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], Any, Any]]:
         module = sys.modules[cluster.__module__]
         jobmanager = module.FakeJobManager()
-        server = grpc.aio.server(interceptors=[ErrorServerInterceptor()])
+        server = make_server()
         internal_pb2_grpc.add_JobManagerInternalServicer_to_server(jobmanager, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

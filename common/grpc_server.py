@@ -1,0 +1,25 @@
+"""Makes every gRPC server: those of the daemons, and those that stand for daemons in tests.
+
+A server without ``server_options`` takes the pings of its peers for an attack and ends their connections
+(GOAWAY, ``too_many_pings``), which looks like the loss of a daemon. So nobody else makes one: ruff refuses it.
+"""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from common.auth import server_interceptors
+from common.grpc_options import server_options
+from penstock.grpc_errors import ErrorServerInterceptor
+
+
+def make_server(token: str = "") -> grpc.aio.Server:
+    """A server that listens nowhere yet; errors of its services become statuses.
+
+    Args:
+        token: who calls must carry it, "" = everybody may call.
+    """
+    return grpc.aio.server(  # noqa: TID251 - the one place
+        options=server_options(),
+        interceptors=[*server_interceptors(token), ErrorServerInterceptor()],
+    )
