@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import JobRejected
+from penstock.foreign_names import missing_call
 from penstock.function_schemas import process_output_schema
 from penstock.job_builder import JobBuilder
 from penstock.join_schemas import check_same_keys
+from penstock.kept_keys import lost_keys
 from penstock.logical import (
     NodeInput,
     Process,
@@ -17,7 +20,7 @@ from penstock.logical import (
 from penstock.pb import graph_pb2
 from penstock.process_functions import PROCESS_KINDS, ProcessKindInfo, process_kind
 from penstock.row_access import columns_used
-from penstock.stream import Schema, Stream
+from penstock.stream import Schema, Stream, stream_of
 
 _HASH = graph_pb2.PARTITIONING_HASH
 _BROADCAST = graph_pb2.PARTITIONING_BROADCAST
@@ -38,6 +41,11 @@ class ConnectedStreams:
         self._builder = builder
         self._inputs = (first, second)
         self._kind = _connected_kind(first, second)
+
+    if not TYPE_CHECKING:  # type checkers know the names that there are
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_call(self, name)
 
     def process(self, function: object, schema: Schema = None) -> Stream:
         """Hands the rows of both streams to a function, which emits rows.
@@ -67,7 +75,7 @@ def add_process(
     Raises:
         JobRejected: the function does not fit, or its output's columns are not known.
     """
-    info = _fitting_kind(function, fitting)
+    info = _fitting_kind(function, fitting, inputs)
     kind = info.kind
     output = process_output_schema(function, info.methods, schema)
     keys = tuple(source.routing.keys for source in inputs)
@@ -90,7 +98,7 @@ def add_process(
         schema=output,
         has_event_time=all(input_has_event_time(source) for source in inputs),
     )
-    return Stream(builder, NodeInput(node))
+    return stream_of(builder, node)
 
 
 _CALLS = {
@@ -109,7 +117,9 @@ _CALLS = {
 
 
 def _fitting_kind(
-    function: object, fitting: Sequence[graph_pb2.ProcessKind.ValueType]
+    function: object,
+    fitting: Sequence[graph_pb2.ProcessKind.ValueType],
+    inputs: Sequence[NodeInput],
 ) -> ProcessKindInfo:
     """The kind of a function, which must be one of those that go with the streams.
 
@@ -125,6 +135,12 @@ def _fitting_kind(
         )
     info = process_kind(function)
     if info.kind not in fitting:
+        lost = next(filter(None, map(lost_keys, inputs)), None) if info.is_keyed else None
+        if lost is not None:
+            raise JobRejected(
+                f"process: {type(function).__name__} is a {info.base.__name__}, which is used as "
+                f"{_CALLS[info.kind]}; {lost.story}: call .key_by(...) again before it"
+            )
         raise JobRejected(
             f"process: {type(function).__name__} is a {info.base.__name__}, which is used as "
             f"{_CALLS[info.kind]}; on these streams use a {wanted}"
@@ -162,6 +178,12 @@ def _connected_kind(first: NodeInput, second: NodeInput) -> graph_pb2.ProcessKin
     if _HASH in kinds:
         which, other = ("first", "second") if kinds[0] == _HASH else ("second", "first")
         advice = " or .broadcast()" if other == "second" else ""
+        lost = lost_keys(first if other == "first" else second)
+        if lost is not None:
+            raise JobRejected(
+                f"connect: the {which} stream has keys and the {other} has none any more: {lost.story}: "
+                f"call .key_by(...) again{advice} on the {other}"
+            )
         raise JobRejected(
             f"connect: the {which} stream has keys and the {other} has none, so rows that belong "
             f"together would not meet: call .key_by(...){advice} on the {other} too, or connect both "

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock.errors import JobRejected
 from penstock.graph_exchanges import check_colocation, check_exchanges
+from penstock.graph_keys import PlacedRows
 from penstock.graph_operators import (
     check_collect_ids,
     check_operator,
@@ -48,10 +49,12 @@ def validate(graph: graph_pb2.JobGraph) -> None:
     _check_acyclic(graph, vertices)
     _check_uids(graph)
     artifacts = {artifact.id for artifact in graph.artifacts}
+    placed = PlacedRows(graph)
     for vertex in graph.vertices:
         _check_parallelism(vertex)
-        _check_chain(vertex, artifacts)
-        _check_inputs(vertex, [edge for edge in graph.edges if edge.target_vertex == vertex.id])
+        _check_chain(vertex, artifacts, placed)
+        incoming = [edge for edge in graph.edges if edge.target_vertex == vertex.id]
+        _check_inputs(vertex, incoming, placed)
     for edge in graph.edges:
         _check_edge(edge, vertices[edge.source_vertex], vertices[edge.target_vertex])
     check_exchanges(graph)
@@ -141,7 +144,7 @@ def _check_parallelism(vertex: graph_pb2.Vertex) -> None:
         )
 
 
-def _check_chain(vertex: graph_pb2.Vertex, artifacts: set[str]) -> None:
+def _check_chain(vertex: graph_pb2.Vertex, artifacts: set[str], placed: PlacedRows) -> None:
     for index, operator in enumerate(vertex.operators):
         where = operator_where(vertex, index)
         check_operator(operator, where, artifacts)
@@ -157,7 +160,7 @@ def _check_chain(vertex: graph_pb2.Vertex, artifacts: set[str]) -> None:
         given = _output_schema(parent, operator.input.side_tag, where)
         _check_same_schema(given, decode_schema(operator.input_schema, where), where)
         keys = grouping_keys(operator)
-        if keys and not is_partial(operator):
+        if keys and not is_partial(operator) and placed.of_input(vertex, index) != keys:
             raise JobRejected(
                 f"{where}: it works per key ({', '.join(keys)}), but no exchange brings the rows of a "
                 "key together: use .key_by(...) directly before it"
@@ -166,7 +169,9 @@ def _check_chain(vertex: graph_pb2.Vertex, artifacts: set[str]) -> None:
             raise JobRejected(f"{where}: it sees all rows, so its parallelism must be 1")
 
 
-def _check_inputs(vertex: graph_pb2.Vertex, edges: list[graph_pb2.Edge]) -> None:
+def _check_inputs(
+    vertex: graph_pb2.Vertex, edges: list[graph_pb2.Edge], placed: PlacedRows
+) -> None:
     where, head = operator_where(vertex, 0), vertex.operators[0]
     if _kind(head) == "source":
         if edges:
@@ -182,9 +187,9 @@ def _check_inputs(vertex: graph_pb2.Vertex, edges: list[graph_pb2.Edge]) -> None
     keys = grouping_keys(head)
     if keys is not None and not is_partial(head):
         first = [edge for edge in edges if not edge.target_input]
-        _check_grouped(vertex, keys, first, where)
+        _check_grouped(vertex, keys, first, placed, where)
     if has_two_inputs(head):
-        _check_second_input(head, [edge for edge in edges if edge.target_input], where)
+        _check_second_input(head, [e for e in edges if e.target_input], placed, where)
 
 
 def _check_target_inputs(head: graph_pb2.Operator, edges: list[graph_pb2.Edge], where: str) -> None:
@@ -199,7 +204,11 @@ def _check_target_inputs(head: graph_pb2.Operator, edges: list[graph_pb2.Edge], 
 
 
 def _check_grouped(
-    vertex: graph_pb2.Vertex, keys: tuple[str, ...], edges: list[graph_pb2.Edge], where: str
+    vertex: graph_pb2.Vertex,
+    keys: tuple[str, ...],
+    edges: list[graph_pb2.Edge],
+    placed: PlacedRows,
+    where: str,
 ) -> None:
     if not keys:
         if vertex.parallelism != 1:
@@ -209,21 +218,23 @@ def _check_grouped(
             )
         return
     for edge in edges:
-        if edge.partitioning != _HASH or tuple(edge.key_columns) != keys:
+        if placed.of_edge(edge) != keys:
             raise JobRejected(
                 f"{where}: it works per key ({', '.join(keys)}), but edge {edge.id} does not bring the "
                 "rows of a key together: use .key_by(...) directly before it"
             )
 
 
-def _check_second_input(head: graph_pb2.Operator, edges: list[graph_pb2.Edge], where: str) -> None:
+def _check_second_input(
+    head: graph_pb2.Operator, edges: list[graph_pb2.Edge], placed: PlacedRows, where: str
+) -> None:
     keys = second_keys(head)
     for edge in edges:
         if keys == () and edge.partitioning != graph_pb2.PARTITIONING_BROADCAST:
             raise JobRejected(
                 f"{where}: its second input must reach all its subtasks: connect(rules.broadcast())"
             )
-        if keys and (edge.partitioning != _HASH or tuple(edge.key_columns) != keys):
+        if keys and placed.of_edge(edge) != keys:
             raise JobRejected(
                 f"{where}: its second input must be routed by ({', '.join(keys)}), and edge {edge.id} "
                 "is not: use .key_by(...) on it"

@@ -9,7 +9,6 @@ from penstock.errors import JobRejected
 from penstock.job_builder import JobBuilder
 from penstock.join_schemas import joined_columns
 from penstock.logical import (
-    ANY_ROUTING,
     Join,
     NodeInput,
     Routing,
@@ -60,15 +59,21 @@ def add_join(
     spec = None if window is None else _window_spec(window)
     joined = joined_columns(input_schema(left), input_schema(right), keys, kind, spec)
     check_output_names("join", joined.schema.names)
-    routing = Routing(_HASH, keys)
     node = builder.add(
         Join(keys, kind, interval, spec, joined.left, joined.right),
-        (NodeInput(left.node, left.tag, routing), NodeInput(right.node, right.tag, routing)),
+        (_keyed_by(keys, left), _keyed_by(keys, right)),
         label="interval_join" if spec is None else "window_join",
         schema=joined.schema,
         has_event_time=True,
     )
     return Stream(builder, NodeInput(node))
+
+
+def _keyed_by(keys: tuple[str, ...], source: NodeInput) -> NodeInput:
+    """The rows brought together by the join's keys; they stay where they lie by these already."""
+    if source.routing.keys == keys:
+        return source
+    return NodeInput(source.node, source.tag, Routing(_HASH, keys))
 
 
 def _join_keys(on: str | Sequence[str]) -> tuple[str, ...]:
@@ -84,9 +89,9 @@ def _join_keys(on: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_join_side(side: str, source: NodeInput) -> None:
-    if source.routing != ANY_ROUTING and source.routing.partitioning != _HASH:
+    if source.routing.is_asked and source.routing.partitioning != _HASH:
         raise JobRejected(
-            f"join: the {side} stream is routed ({_routing_name(source.routing)}), and a join brings "
+            f"join: the {side} stream is routed ({source.routing.call}), and a join brings "
             "the rows of a key together itself: leave the routing out"
         )
     if not input_has_event_time(source):
@@ -94,12 +99,6 @@ def _check_join_side(side: str, source: NodeInput) -> None:
             f"join: the {side} stream has no event time, and both need it: call "
             ".with_event_time('ts') on it before the join"
         )
-
-
-def _routing_name(routing: Routing) -> str:
-    assert routing.partitioning is not None, "the planner chooses the others"
-    name = graph_pb2.Partitioning.Name(routing.partitioning)
-    return f".{name.removeprefix('PARTITIONING_').lower()}()"
 
 
 def _interval(within: tuple[Duration, Duration], how: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from penstock.aggregates import Aggregate, check_aggregates
 from penstock.column_checks import check_output_names, column_name, require_columns
 from penstock.errors import JobRejected
 from penstock.expressions import Expr, col
+from penstock.foreign_names import missing_call
 from penstock.job_builder import JobBuilder
 from penstock.logical import (
     EVENT_TIME_FIELD,
@@ -28,7 +29,7 @@ from penstock.logical import (
 )
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME, user_schema
-from penstock.stream import Schema, Stream
+from penstock.stream import Schema, Stream, stream_of
 from penstock.window_schemas import (
     running_aggregate_schema,
     window_aggregate_schema,
@@ -101,6 +102,11 @@ class WindowedStream:
         self._builder = builder
         self._source = source
         self._window = window
+
+    if not TYPE_CHECKING:  # type checkers know the names that there are
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_call(self, name)
 
     def aggregate(self, **aggregates: Aggregate) -> Stream:
         """Aggregates of each window: the keys, ``window_start``, ``window_end``, the aggregates."""
@@ -201,7 +207,7 @@ def _with_aggregate_columns(
     kept = [(name, col(name)) for name in schema.names]
     node = builder.add(
         Project((*kept, *computed)),
-        (NodeInput(source.node, source.tag),),
+        (source.in_front,),
         label="with_columns",
         schema=pa.schema([*schema, *fields]),
         has_event_time=input_has_event_time(source),
@@ -224,7 +230,7 @@ def _add(
     node = builder.add(
         operation, (source,), label=label, schema=columns, has_event_time=has_event_time
     )
-    return Stream(builder, NodeInput(node))
+    return stream_of(builder, node)
 
 
 def _free_name(wanted: str, taken: list[str]) -> str:

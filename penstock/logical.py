@@ -200,10 +200,31 @@ def is_key_function(operation: Operation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How rows reach the subtasks of the next operator; without a partitioning the planner chooses."""
+    """How rows reach the subtasks of the next operator; without a partitioning the planner chooses.
+
+    Attributes:
+        keys: of a keyed stream.
+        is_placed: the rows lie by their keys already, and stay where they are unless the next operator
+            has another number of subtasks or key-groups.
+        lost_keys: of a keyed stream that was routed otherwise.
+    """
 
     partitioning: graph_pb2.Partitioning.ValueType | None = None
     keys: tuple[str, ...] = ()
+    is_placed: bool = False
+    lost_keys: tuple[str, ...] = ()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the user asked for an exchange here."""
+        return self.partitioning is not None and not self.is_placed
+
+    @property
+    def call(self) -> str:
+        """The user's call, for errors; only where there was one."""
+        assert self.partitioning is not None, "the planner chooses the others"
+        name = graph_pb2.Partitioning.Name(self.partitioning)
+        return f".{name.removeprefix('PARTITIONING_').lower()}()"
 
 
 ANY_ROUTING = Routing()
@@ -216,6 +237,11 @@ class NodeInput:
     node: Node
     tag: str = ""
     routing: Routing = ANY_ROUTING
+
+    @property
+    def in_front(self) -> NodeInput:
+        """The same rows in front of the exchange that the user asked for, if any."""
+        return NodeInput(self.node, self.tag) if self.routing.is_asked else self
 
 
 @dataclass(slots=True)
@@ -274,7 +300,7 @@ class Node:
         return (
             self.is_inserted
             and not isinstance(self.operation, AssignEventTime)
-            and self.inputs[0].routing == ANY_ROUTING
+            and not self.inputs[0].routing.is_asked
         )
 
     @property
@@ -305,12 +331,12 @@ class Node:
             if isinstance(self.operation, ReadSource):
                 return SOURCE_ERROR_SCHEMA
             return input_schema(self.inputs[0]).append(pa.field(ERROR_COLUMN, pa.string()))
-        if tag and (tag == self.late_tag or self._emits_any_tag):
+        if tag and (tag == self.late_tag or self.emits_any_tag):
             return input_schema(self.inputs[0])
         raise JobRejected(self._unknown_tag(tag))
 
     @property
-    def _emits_any_tag(self) -> bool:
+    def emits_any_tag(self) -> bool:
         """Whether the user's function may send rows to side outputs of any name (``out.side``)."""
         operation = self.operation
         return isinstance(operation, Process) or (

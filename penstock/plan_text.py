@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config import Configuration
 from penstock.exchanges import exchange_name
 from penstock.expressions import Expr
-from penstock.graph_operators import shown_name
+from penstock.graph_operators import grouping_keys, shown_name, window_of
 from penstock.pb import graph_pb2
 from penstock.repeatability import Repeatability, repeatability_of_edges
 from penstock.schema import schema_from_bytes
@@ -74,6 +74,7 @@ def _operator(operator: graph_pb2.Operator, index: int) -> dict[str, Any]:
         "name": shown_name(operator),
         "kind": operator.WhichOneof("spec"),
         "detail": operator_detail(operator),
+        "note": _note(operator),
         "reads": {"operator": operator.input.operator_index, "side_output": operator.input.side_tag}
         if index
         else None,
@@ -81,6 +82,13 @@ def _operator(operator: graph_pb2.Operator, index: int) -> dict[str, Any]:
         "deterministic": operator.deterministic,
         "on_error": operator.on_error.tag or action.removeprefix("ERROR_ACTION_").lower(),
     }
+
+
+def _note(operator: graph_pb2.Operator) -> str:
+    """What the user should look at, "" = nothing."""
+    if window_of(operator) is None or grouping_keys(operator):
+        return ""
+    return "one window for all rows, in one subtask; for one per key, call key_by before it"
 
 
 def _edge(edge: graph_pb2.Edge, known: Repeatability) -> dict[str, Any]:
@@ -266,6 +274,8 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
                 yield f"       {_restart_line(edge)}"
         for index, operator in enumerate(vertex["operators"]):
             yield f"    {index}: {_operator_line(operator)}"
+            if operator["note"]:
+                yield f"       note: {operator['note']}"
 
 
 def _edge_line(edge: dict[str, Any]) -> str:

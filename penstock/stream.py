@@ -8,7 +8,7 @@ until ``env.execute``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -23,10 +23,11 @@ from penstock.column_checks import (
 )
 from penstock.errors import JobRejected
 from penstock.expressions import Expr, col, lit
+from penstock.foreign_names import missing_call
 from penstock.graph_operators import ERROR_COLUMN
 from penstock.job_builder import JobBuilder
+from penstock.kept_keys import lost_keys, output_of
 from penstock.logical import (
-    ANY_ROUTING,
     AssignEventTime,
     BatchFunction,
     Filter,
@@ -61,7 +62,10 @@ Schema = Any
 
 
 class Stream(OperatorProperties, StreamPairs, StreamOutputs):
-    """Rows of one schema, made by ``env.read_...`` and by the methods below."""
+    """Rows of one schema, made by ``env.read_...`` and by the methods below.
+
+    A keyed stream stays keyed behind what leaves its key columns, and the places of its rows, alone.
+    """
 
     def __init__(self, builder: JobBuilder, source: NodeInput) -> None:
         self._builder = builder
@@ -76,9 +80,15 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({describe(self.schema)})"
 
+    if not TYPE_CHECKING:  # type checkers know the names that there are
+
+        def __getattr__(self, name: str) -> Any:
+            lost = None if name.startswith("_") else lost_keys(self._source)
+            raise missing_call(self, name, lost)
+
     # ------------------------------------------------------------ columns
 
-    def select(self, *cols: str | Expr, **exprs: Any) -> Stream:
+    def select(self, *cols: str | Expr, **exprs: Any) -> Self:
         """Replaces the columns by the given ones.
 
         Args:
@@ -89,7 +99,7 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
             "select", [*(self._named(c) for c in cols), *_expressions(exprs).items()]
         )
 
-    def with_columns(self, **exprs: Any) -> Stream:
+    def with_columns(self, **exprs: Any) -> Self:
         """Adds columns, or replaces those that exist; all expressions see the old values."""
         if not exprs:
             raise JobRejected(
@@ -98,13 +108,13 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         columns = {**{name: col(name) for name in self.schema.names}, **_expressions(exprs)}
         return self._project("with_columns", list(columns.items()))
 
-    def drop(self, *cols: str) -> Stream:
+    def drop(self, *cols: str) -> Self:
         """Leaves the columns out."""
         require_columns("drop", cols, self.schema)
         kept = [name for name in self.schema.names if name not in cols]
         return self._project("drop", [(name, col(name)) for name in kept])
 
-    def rename(self, **names: str) -> Stream:
+    def rename(self, **names: str) -> Self:
         """Gives columns other names: ``rename(old="new")``."""
         require_columns("rename", names, self.schema)
         columns = [(names.get(name, name), col(name)) for name in self.schema.names]
@@ -120,15 +130,16 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
             raise JobRejected(f"select: the expression {column} needs a name: select(name=...)")
         return name, column
 
-    def _project(self, label: str, columns: Sequence[tuple[str, Expr]]) -> Stream:
+    def _project(self, label: str, columns: Sequence[tuple[str, Expr]]) -> Self:
         check_output_names(label, [name for name, _ in columns])
         fields = []
         for name, expression in columns:
             require_columns(label, sorted(expression.columns()), self.schema)
             fields.append(pa.field(name, expression.type(self.schema)))
-        return self._then(Project(tuple(columns)), label, pa.schema(fields))
+        # A keyed stream stays one unless a key column is touched; then it says so when it is needed.
+        return cast("Self", self._then(Project(tuple(columns)), label, pa.schema(fields)))
 
-    def filter(self, predicate: Expr | Callable[[Any], bool]) -> Stream:
+    def filter(self, predicate: Expr | Callable[[Any], bool]) -> Self:
         """Keeps the rows for which the expression, or the function of a row, is true."""
         if isinstance(predicate, Expr):
             require_columns("filter", sorted(predicate.columns()), self.schema)
@@ -138,9 +149,9 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
                     f"filter: the expression {predicate} is {kind}, not true or false; compare it "
                     "with something: col('x') > 0"
                 )
-            return self._then(Filter(predicate), "filter", self.schema)
+            return cast("Self", self._then(Filter(predicate), "filter", self.schema))
         function = self._row_function("filter", graph_pb2.ROW_FUNCTION_KIND_FILTER, predicate)
-        return self._then(function, "filter", self.schema)
+        return cast("Self", self._then(function, "filter", self.schema))
 
     # ------------------------------------------------------------ Python functions
 
@@ -213,6 +224,8 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         if len(set(keys)) < len(keys):
             raise JobRejected(f"key_by: a column is named twice: {', '.join(keys)}")
         check_key_types(self.schema, keys)
+        if keys == self._source.routing.keys:
+            return KeyedStream(self._builder, self._source)
         routing = Routing(graph_pb2.PARTITIONING_HASH, keys)
         return KeyedStream(self._builder, self._reference(routing))
 
@@ -247,7 +260,7 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         allowed_lateness: Duration = 0,
         late_to: str = "",
     ) -> WindowedStream:
-        """Groups rows into windows; on a stream without keys there is one window for all rows.
+        """Groups rows into windows: per key, or of all rows together on a stream that never had keys.
 
         Args:
             window: ``ps.tumbling(...)``, ``ps.sliding``, ``ps.session`` or ``ps.count_window``.
@@ -258,7 +271,30 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         """
         from penstock.keyed_stream import windowed
 
+        lost = lost_keys(self._source)
+        if lost is not None:
+            raise JobRejected(
+                f"window: {lost.story}: call .key_by(...) again before the window, or .window_all(...) for one "
+                "window over all rows"
+            )
         return windowed(self._builder, self._source, window, time, allowed_lateness, late_to)
+
+    def window_all(
+        self,
+        window: Window,
+        *,
+        time: str = "event",
+        allowed_lateness: Duration = 0,
+        late_to: str = "",
+    ) -> WindowedStream:
+        """Groups rows into windows of all rows together, whatever their keys; one subtask sees them all.
+
+        Args: as of ``window``.
+        """
+        from penstock.keyed_stream import windowed
+
+        source = NodeInput(self._source.node, self._source.tag)
+        return windowed(self._builder, source, window, time, allowed_lateness, late_to)
 
     def union(self, *streams: Stream) -> Stream:
         """All rows of this stream and the others; they must have the same columns."""
@@ -282,7 +318,7 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
             schema=unified,
             has_event_time=all(input_has_event_time(source) for source in inputs),
         )
-        return Stream(self._builder, NodeInput(node))
+        return stream_of(self._builder, node)
 
     def process(self, function: ProcessFunction, schema: Schema = None) -> Stream:
         """Hands every row to a function, which emits rows.
@@ -301,10 +337,9 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         """This stream's rows with their columns in the order, and as nullable, as in ``schema``."""
         if self.schema.equals(schema):
             return self._source
-        plain = NodeInput(self._source.node, self._source.tag)
         columns = tuple((name, col(name)) for name in schema.names)
         node = (
-            Stream(self._builder, plain)
+            Stream(self._builder, self._source.in_front)
             ._then(Project(columns), "select", schema, is_inserted=True)
             ._source.node
         )
@@ -327,7 +362,9 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         return self._routed(graph_pb2.PARTITIONING_FORWARD)
 
     def _routed(self, partitioning: graph_pb2.Partitioning.ValueType) -> Stream:
-        return Stream(self._builder, self._reference(Routing(partitioning)))
+        given = self._source.routing
+        routing = Routing(partitioning, lost_keys=given.keys or given.lost_keys)
+        return Stream(self._builder, self._reference(routing))
 
     # ------------------------------------------------------------ time and side outputs
 
@@ -336,7 +373,7 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         column: str,
         out_of_orderness: Duration = 0,
         idle_timeout: Duration | None = None,
-    ) -> Stream:
+    ) -> Self:
         """Says when rows happened.
 
         Args:
@@ -364,9 +401,10 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
             duration_ms(out_of_orderness),
             0 if idle_timeout is None else duration_ms(idle_timeout),
         )
-        return self._then(
+        timed = self._then(
             operation, "with_event_time", self.schema, has_event_time=True, is_inserted=True
         )
+        return cast("Self", timed)
 
     def side_output(self, tag: str) -> Stream:
         """The side output of the last operator: late rows, or bad records.
@@ -376,7 +414,7 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         """
         node = self._last_operator("side_output")
         schema = node.side_schema(tag)
-        side = Stream(self._builder, NodeInput(node, tag))
+        side = stream_of(self._builder, node, tag)
         hidden = node.inputs[0].node.hidden_columns if node.inputs else frozenset()
         if hidden.isdisjoint(schema.names):
             return side
@@ -448,13 +486,13 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
             is_inserted=is_inserted,
             hidden_columns=hidden_columns,
         )
-        return Stream(self._builder, NodeInput(node))
+        return stream_of(self._builder, node)
 
     def _reference(self, routing: Routing) -> NodeInput:
         return NodeInput(self._source.node, self._source.tag, routing)
 
     def _last_operator(self, call: str) -> Node:
-        if self._source.routing != ANY_ROUTING:
+        if self._source.routing.is_asked:
             # The exchange behind an operator is the one that the routing asks for.
             later = "" if call == "exchange" else " or after the next operator"
             raise JobRejected(
@@ -471,6 +509,14 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
     @override
     def _target(self, call: str) -> tuple[JobBuilder, Node]:
         return self._builder, self._last_operator(call)
+
+
+def stream_of(builder: JobBuilder, node: Node, tag: str = "") -> Stream:
+    """An output of a node, which is keyed where the rows lie by keys that nothing has changed."""
+    from penstock.keyed_stream import KeyedStream
+
+    source = output_of(node, tag)
+    return (KeyedStream if source.routing.keys else Stream)(builder, source)
 
 
 def _expressions(exprs: dict[str, Any]) -> dict[str, Expr]:

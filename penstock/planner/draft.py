@@ -116,10 +116,16 @@ class DraftInput:
 
 
 class Draft:
-    """Collects vertices and edges in topological order."""
+    """Collects vertices and edges in topological order.
 
-    def __init__(self, *, chaining: bool) -> None:
+    Args:
+        chaining: whether operators may share a vertex.
+        default_max_parallelism: of vertices that set none; 0 = from their parallelism.
+    """
+
+    def __init__(self, *, chaining: bool, default_max_parallelism: int) -> None:
         self._chaining = chaining
+        self._default_max = default_max_parallelism
         self._vertices: list[DraftVertex] = []
         self._edges: list[DraftEdge] = []
 
@@ -207,16 +213,38 @@ class Draft:
             )
         return operator
 
-    def to_proto(self, default_max: int) -> graph_pb2.JobGraph:
-        """Vertices and edges as they travel.
+    def with_equal_key_groups(
+        self, vertices: Sequence[DraftVertex], max_parallelism: int | None
+    ) -> int:
+        """Settles the key-groups of vertices whose rows stay where they lie by key in the next vertex.
 
         Args:
-            default_max: max-parallelism of vertices that set none; 0 = from their parallelism.
+            vertices: of equal parallelism; those that have a max-parallelism have this one.
+            max_parallelism: None = the default.
+
+        Returns:
+            The max-parallelism of them all.
         """
+        settled = max_parallelism or self._max_parallelism(vertices[0])
+        for vertex in vertices:
+            vertex.max_parallelism = settled
+        return settled
+
+    def _max_parallelism(self, vertex: DraftVertex) -> int:
+        return (
+            vertex.max_parallelism
+            or self._default_max
+            or default_max_parallelism(vertex.parallelism)
+        )
+
+    def to_proto(self) -> graph_pb2.JobGraph:
+        """Vertices and edges as they travel."""
         graph = graph_pb2.JobGraph()
         ids = {id(vertex): f"v{i}" for i, vertex in enumerate(self._vertices)}
         for vertex in self._vertices:
-            graph.vertices.append(_vertex_proto(vertex, ids[id(vertex)], default_max))
+            graph.vertices.append(
+                _vertex_proto(vertex, ids[id(vertex)], self._max_parallelism(vertex))
+            )
         for i, edge in enumerate(self._edges):
             operator = edge.source.operator
             graph.edges.append(
@@ -261,12 +289,11 @@ def chain_name(vertex: graph_pb2.Vertex) -> str:
     return name(0)
 
 
-def _vertex_proto(vertex: DraftVertex, vertex_id: str, default_max: int) -> graph_pb2.Vertex:
-    derived = default_max or default_max_parallelism(vertex.parallelism)
+def _vertex_proto(vertex: DraftVertex, vertex_id: str, max_parallelism: int) -> graph_pb2.Vertex:
     proto = graph_pb2.Vertex(
         id=vertex_id,
         parallelism=vertex.parallelism,
-        max_parallelism=vertex.max_parallelism or derived,
+        max_parallelism=max_parallelism,
         slot_group=vertex.slot_group,
         colocation_group=vertex.colocation_group,
     )

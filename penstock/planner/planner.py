@@ -87,7 +87,10 @@ class Planner:
         self._needs = find_needs(nodes)
         self._uids = assign_uids(nodes)
         self._see_through = _unions_to_see_through(nodes)
-        self._draft = Draft(chaining=config.pipeline_operator_chaining)
+        self._draft = Draft(
+            chaining=config.pipeline_operator_chaining,
+            default_max_parallelism=config.pipeline_max_parallelism,
+        )
         self._operators: dict[int, DraftOperator] = {}
         self._narrowed: dict[tuple[int, str, tuple[str, ...]], DraftOutput] = {}
 
@@ -100,7 +103,7 @@ class Planner:
         for node in self._nodes:
             if node.index not in self._see_through:
                 self._operators[node.index] = self._place(node)
-        return self._draft.to_proto(self._config.pipeline_max_parallelism)
+        return self._draft.to_proto()
 
     # ------------------------------------------------------------ placing
 
@@ -112,9 +115,17 @@ class Planner:
         ]
         parallelism = self._parallelism(node, reads)
         group = _slot_group(node, reads)
-        inputs = [self._draft_input(read, parallelism) for read in reads]
-        most, together = node.properties.max_parallelism, node.properties.colocation_group
+        most = node.properties.max_parallelism or _key_groups_of_placed(reads, parallelism)
+        together = node.properties.colocation_group
+        inputs = [self._draft_input(read, parallelism, most) for read in reads]
         chained = self._draft.can_chain(inputs, parallelism, group, most, together)
+        if not chained:
+            stay = [
+                given.source.operator.vertex
+                for read, given in zip(reads, inputs, strict=True)
+                if read.routing.is_placed and given.partitioning == FORWARD
+            ]
+            most = self._draft.with_equal_key_groups(stay, most) if stay else most
         inputs = [
             self._prepare(node, read, given, _routed_by(inputs, given), chained=chained)
             for read, given in zip(reads, inputs, strict=True)
@@ -157,7 +168,7 @@ class Planner:
             exchange: what is wanted of the exchange behind the input.
             behind: how its rows are routed there.
         """
-        routing = source.routing if behind == ANY_ROUTING else behind
+        routing = behind if behind.is_asked else source.routing
         if source.node.index in self._see_through:
             return [
                 output
@@ -184,19 +195,24 @@ class Planner:
             return wanted
         if isinstance(node.operation, ReadSource) and node.operation.is_single:
             return 1
-        if node.is_inserted and len(reads) == 1 and reads[0].routing == ANY_ROUTING:
+        if node.is_inserted and len(reads) == 1 and not reads[0].routing.is_asked:
             return reads[0].output.operator.vertex.parallelism
         return self._config.parallelism_default
 
     # ------------------------------------------------------------ in front of an operator
 
-    def _draft_input(self, read: _Read, parallelism: int) -> DraftInput:
-        partitioning = read.routing.partitioning
+    def _draft_input(
+        self, read: _Read, parallelism: int, max_parallelism: int | None
+    ) -> DraftInput:
+        partitioning, keys = read.routing.partitioning, read.routing.keys
+        vertex = read.output.operator.vertex
+        same = vertex.parallelism == parallelism
         if partitioning is None:
-            same = read.output.operator.vertex.parallelism == parallelism
             partitioning = FORWARD if same else _REBALANCE
+        elif read.routing.is_placed and same and vertex.max_parallelism in (None, max_parallelism):
+            # A key's subtask follows from the number of key-groups.
+            partitioning, keys = FORWARD, ()
         partition_type = exchange_type(partitioning, read.exchange, self._config)
-        keys = read.routing.keys
         return DraftInput(read.output, partitioning, keys, read.target_input, partition_type)
 
     def _prepare(
@@ -286,6 +302,15 @@ def _routed_by(inputs: Sequence[DraftInput], given: DraftInput) -> frozenset[str
     """The columns that rows of the same input of an operator are routed by."""
     same = (each for each in inputs if each.target_input == given.target_input)
     return frozenset(key for each in same for key in each.keys)
+
+
+def _key_groups_of_placed(reads: Sequence[_Read], parallelism: int) -> int | None:
+    """Max-parallelism of the operator where its rows can stay where they lie by key; None = any."""
+    placed = (read.output.operator.vertex for read in reads if read.routing.is_placed)
+    return next(
+        (v.max_parallelism for v in placed if v.max_parallelism and v.parallelism == parallelism),
+        None,
+    )
 
 
 def _slot_group(node: Node, reads: Sequence[_Read]) -> str:
