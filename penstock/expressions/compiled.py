@@ -18,14 +18,16 @@ from penstock.column_values import row_text
 from penstock.errors import BadRecord, ExpressionError
 from penstock.expressions import calls
 from penstock.expressions.casting import cast_kernel
+from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
+from penstock.expressions.conditionals import Conditional, Rows, needed_parts
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
-from penstock.expressions.literals import adopt
+from penstock.expressions.literals import adopt, literal_scalar
 from penstock.expressions.operators import OPERATORS, Apply, item_kernel, operator_kernel
 from penstock.naming import nearest_hint
 from penstock.schema import user_batch, user_schema
 
-Evaluate = Callable[[pa.RecordBatch], Any]
-"""Batch in, array of its length or scalar out."""
+Evaluate = Callable[[Rows], Any]
+"""Rows in, array of their length or scalar out."""
 
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError)
 # Functions of which the first argument is no value among values.
@@ -149,16 +151,23 @@ def compile_expression(expression: Expr, schema: pa.Schema) -> CompiledExpressio
 
 
 class _Bound:
-    """A node that knows its type."""
+    """A node that knows its type, and what it is made of where that is not a constant."""
 
-    __slots__ = ("constant", "evaluate", "type")
+    __slots__ = ("constant", "evaluate", "kernel", "parts", "type")
 
     def __init__(
-        self, type_: pa.DataType, evaluate: Evaluate, constant: pa.Scalar | None = None
+        self,
+        type_: pa.DataType,
+        evaluate: Evaluate,
+        constant: pa.Scalar | None = None,
+        parts: Sequence[_Bound] = (),
+        kernel: Apply | None = None,
     ) -> None:
         self.type = type_
         self.evaluate = evaluate
         self.constant = constant
+        self.parts = parts
+        self.kernel = kernel
 
     def sample(self) -> Any:
         """A value to find types with: the constant, or a row of nulls; no rows would not do, since Arrow
@@ -255,9 +264,19 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
             return operator_kernel(name, types)
     except _ARROW_ERRORS as e:
         raise ExpressionError(f"cannot compute {call}: {e}") from e
-    options = calls.options_object(name, _adopted_options(call, types), types[0] if types else None)
+    if name in COMPARISONS.values():
+        return comparison_kernel(name, types)
+    chosen = _adopted_options(call, types)
+    options = calls.options_object(name, chosen, types[0] if types else None)
     function = pc.get_function(name).call
+    if name == "is_in" and not _has_null(chosen["value_set"]):
+        unknown = pa.scalar(None, pa.bool_())
+        return lambda args: pc.if_else(pc.is_valid(args[0]), function(args, options), unknown)
     return function if options is None else lambda args: function(args, options)
+
+
+def _has_null(values: Any) -> bool:
+    return any(not value.is_valid for value in values)
 
 
 def _adopted_options(call: Call, types: Sequence[pa.DataType]) -> dict[str, Any]:
@@ -268,9 +287,26 @@ def _adopted_options(call: Call, types: Sequence[pa.DataType]) -> dict[str, Any]
         return options
     kind = types[0].value_type if pt.is_dictionary(types[0]) else types[0]
     adopted = [adopt(value, kind) for value in values]
+    if call._function == "is_in" and _is_number(kind) and _is_number(values.type):
+        # What the column's type cannot hold is in no row.
+        adopted = [value for value in (_whole(v, kind) for v in adopted) if value.type == kind]
     if all(value.type == kind for value in adopted):
         values = pa.array([value.as_py() for value in adopted], kind)
     return {**options, "value_set": values}
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pt.is_integer(kind) or pt.is_floating(kind))
+
+
+def _whole(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
+    """A float without a fraction as an integer, where integers are looked for."""
+    number = value.as_py()
+    if not pt.is_integer(kind) or not isinstance(number, float):
+        return value
+    if not number.is_integer() or abs(number) >= 2**64:
+        return value
+    return adopt(literal_scalar(int(number)), kind)
 
 
 def _decoded(argument: _Bound) -> _Bound:
@@ -291,7 +327,13 @@ def _apply(expression: Expr, arguments: Sequence[_Bound], kernel: Apply) -> _Bou
         raise ExpressionError(_type_error(expression, arguments, e)) from e
     if isinstance(result, pa.Scalar):
         return _constant(result)
-    return _Bound(result.type, _evaluator(kernel, arguments))
+    function = expression._function if isinstance(expression, Call) else "cast"
+    needed = needed_parts(function, [argument.type for argument in arguments])
+    if needed is None:
+        evaluate = _evaluator(kernel, arguments)
+    else:
+        evaluate = Conditional(needed, arguments, kernel, _ARROW_ERRORS)
+    return _Bound(result.type, evaluate, parts=arguments, kernel=kernel)
 
 
 def _evaluator(kernel: Apply, arguments: Sequence[_Bound]) -> Evaluate:

@@ -1,9 +1,8 @@
-"""Python's operators on columns: which kernel of Arrow an operator means for given types.
+"""Python's operators on columns: which kernel an operator means for given types.
 
-Integers never wrap: what does not fit is an error. ``/`` is true division (float64 for integers; a
-float divided by zero is infinite or NaN); ``//`` rounds down and ``%`` has the sign of the divisor, as in
-Python, and both refuse an integer zero. ``&`` and ``|`` are SQL's for booleans (null = unknown) and
-bitwise for integers.
+Integers never wrap: what does not fit is an error. Divisions are Python's (``division``), comparisons of
+numbers exact (``comparisons``). ``&`` and ``|`` are SQL's for booleans (null = unknown) and bitwise for
+integers.
 """
 
 from __future__ import annotations
@@ -15,6 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
+from penstock.expressions.division import floor_divide, modulo, true_divide
+
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
 
@@ -22,18 +24,12 @@ _DIRECT = {
     "-": "subtract_checked",
     "*": "multiply_checked",
     "**": "power_checked",
-    "==": "equal",
-    "!=": "not_equal",
-    "<": "less",
-    "<=": "less_equal",
-    ">": "greater",
-    ">=": "greater_equal",
     "neg": "negate_checked",
     "abs": "abs_checked",
 }
 _BITWISE = {"&": "bit_wise_and", "|": "bit_wise_or", "^": "bit_wise_xor", "~": "bit_wise_not"}
 _LOGICAL = {"&": "and_kleene", "|": "or_kleene", "^": "xor", "~": "invert"}
-OPERATORS = frozenset({*_DIRECT, *_BITWISE, "+", "/", "//", "%", "[]"})
+OPERATORS = frozenset({*_DIRECT, *_BITWISE, *COMPARISONS, "+", "/", "//", "%", "[]"})
 """Names of the operators in ``Call.function``; all other names are functions of pyarrow.compute."""
 
 
@@ -46,11 +42,9 @@ def operator_kernel(symbol: str, types: Sequence[pa.DataType]) -> Apply:
         return _function((_BITWISE if both_integers else _LOGICAL)[symbol])
     if symbol == "+":
         return _add(types)
-    if symbol == "/":
-        return _true_divide(types)
-    if symbol == "//":
-        return _floor_divide(types)
-    return _modulo(types)
+    if symbol in COMPARISONS:
+        return comparison_kernel(COMPARISONS[symbol], types)
+    return {"/": true_divide, "//": floor_divide, "%": modulo}[symbol](types)
 
 
 def item_kernel(container: pa.DataType, key: pa.Scalar) -> Apply:
@@ -113,46 +107,3 @@ def _concatenate(types: Sequence[pa.DataType]) -> Apply:
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
-
-
-def _true_divide(types: Sequence[pa.DataType]) -> Apply:
-    divide = pc.get_function("divide").call
-    if not all(pt.is_integer(t) or pt.is_boolean(t) for t in types):
-        return divide
-    to_float = pc.CastOptions(pa.float64(), allow_float_truncate=True)
-    cast = pc.get_function("cast").call
-    return lambda args: divide([cast([arg], to_float) for arg in args])
-
-
-def _floor_divide(types: Sequence[pa.DataType]) -> Apply:
-    if not all(map(pt.is_integer, types)):
-        divide, floor = pc.get_function("divide").call, pc.get_function("floor").call
-        return lambda args: floor([divide(args)])
-    if all(map(pt.is_unsigned_integer, types)):
-        return _function("divide_checked")
-    return lambda args: _floor_quotient(args[0], args[1])
-
-
-def _floor_quotient(a: Any, b: Any) -> Any:
-    quotient = pc.divide_checked(a, b)
-    remainder = pc.subtract(a, pc.multiply(quotient, b))
-    signs_differ = pc.xor(pc.less(remainder, 0), pc.less(b, 0))
-    round_down = pc.and_(pc.not_equal(remainder, 0), signs_differ)
-    return pc.subtract(quotient, pc.cast(round_down, quotient.type))
-
-
-def _modulo(types: Sequence[pa.DataType]) -> Apply:
-    if all(map(pt.is_integer, types)):
-        unsigned = all(map(pt.is_unsigned_integer, types))
-        floor_quotient = pc.divide_checked if unsigned else _floor_quotient
-
-        def integer_modulo(args: list[Any]) -> Any:
-            a, b = args
-            return pc.subtract(a, pc.multiply(floor_quotient(a, b), b))
-
-        return integer_modulo
-    if hasattr(pc, "modulo"):
-        return _function("modulo")
-    return lambda args: pc.subtract(
-        args[0], pc.multiply(pc.floor(pc.divide(args[0], args[1])), args[1])
-    )

@@ -1,0 +1,85 @@
+"""Comparisons of numbers: exact for every pair of types.
+
+Arrow compares an integer with a float as floats, and a signed with an unsigned integer as signed ones,
+and fails on values that do not survive that (2**53 + 1, 2**63). Those are compared here by their sign:
+that of ``left - right``, as if it were computed without a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+COMPARISONS = {
+    "==": "equal",
+    "!=": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+}
+"""Operators, and the functions of Arrow that they mean."""
+
+
+def comparison_kernel(function: str, types: Sequence[pa.DataType]) -> Callable[[list[Any]], Any]:
+    """How two values of these types are compared.
+
+    Args:
+        function: of ``COMPARISONS``.
+        types: of both sides.
+    """
+    direct = pc.get_function(function).call
+    left, right = types
+    if pt.is_integer(left) and pt.is_floating(right):
+        return lambda args: _compare(direct, args, _against_float)
+    if pt.is_floating(left) and pt.is_integer(right):
+        return lambda args: _compare(direct, args, lambda a, b: pc.negate(_against_float(b, a)))
+    if pt.is_signed_integer(left) and pt.is_uint64(right):
+        return lambda args: _compare(direct, args, _against_unsigned)
+    if pt.is_uint64(left) and pt.is_signed_integer(right):
+        return lambda args: _compare(direct, args, lambda a, b: pc.negate(_against_unsigned(b, a)))
+    return direct
+
+
+def _compare(
+    direct: Callable[[list[Any]], Any], args: list[Any], sign: Callable[[Any, Any], Any]
+) -> Any:
+    try:
+        return direct(args)
+    except pa.ArrowInvalid:  # a value outside of what the common type holds exactly
+        left, right = args
+        both = pc.and_(pc.is_valid(left), pc.is_valid(right))
+        known = pc.if_else(both, sign(left, right), pa.scalar(None, pa.float64()))
+        return direct([known, pa.scalar(0.0)])
+
+
+def _against_float(integer: Any, number: Any) -> Any:
+    """Sign of ``integer - number``; NaN where the number is NaN."""
+    kind = pa.uint64() if pt.is_uint64(integer.type) else pa.int64()
+    low, high = (0.0, 2.0**64) if pt.is_uint64(kind) else (-(2.0**63), 2.0**63)
+    integer, number = pc.cast(integer, kind), pc.cast(number, pa.float64())
+    whole = pc.floor(number)
+    is_inside = pc.and_(pc.greater_equal(whole, low), pc.less(whole, high))
+    same_kind = pc.cast(pc.if_else(is_inside, whole, 0.0), kind)
+    fraction = pc.if_else(pc.greater(number, whole), -1.0, 0.0)
+    near = _sign(integer, same_kind, fraction)
+    far = pc.if_else(
+        pc.greater(number, 0.0), -1.0, pc.if_else(pc.less(number, 0.0), 1.0, float("nan"))
+    )
+    return pc.if_else(is_inside, near, far)
+
+
+def _against_unsigned(signed: Any, unsigned: Any) -> Any:
+    """Sign of ``signed - unsigned``."""
+    is_negative = pc.less(signed, 0)
+    natural = pc.cast(pc.if_else(is_negative, pa.scalar(0, signed.type), signed), pa.uint64())
+    return pc.if_else(is_negative, -1.0, _sign(natural, unsigned, 0.0))
+
+
+def _sign(left: Any, right: Any, equal: Any) -> Any:
+    """1, -1, or what stands for equal."""
+    return pc.if_else(pc.greater(left, right), 1.0, pc.if_else(pc.less(left, right), -1.0, equal))

@@ -1,0 +1,111 @@
+"""Division: ``/`` is true division, ``//`` rounds down and ``%`` has the sign of the divisor, as in Python.
+
+Integers refuse a zero, floats by zero stay IEEE's (infinite or NaN). The least integer ``% -1`` is 0,
+although its quotient does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+Apply = Callable[[list[Any]], Any]
+"""Arrow arrays or scalars in, an array or scalar out."""
+
+
+def true_divide(types: Sequence[pa.DataType]) -> Apply:
+    """``/`` for arguments of these types: float64 for integers."""
+    divide = pc.get_function("divide").call
+    if not all(pt.is_integer(t) or pt.is_boolean(t) for t in types):
+        return divide
+    to_float = pc.CastOptions(pa.float64(), allow_float_truncate=True)
+    cast = pc.get_function("cast").call
+    return lambda args: divide([cast([arg], to_float) for arg in args])
+
+
+def floor_divide(types: Sequence[pa.DataType]) -> Apply:
+    """``//`` for arguments of these types."""
+    if all(map(pt.is_unsigned_integer, types)):
+        return pc.get_function("divide_checked").call
+    if all(map(pt.is_integer, types)):
+        return lambda args: _floor_quotient(args[0], args[1])
+    kind = _quotient_type(types)
+    if pt.is_floating(kind):
+        return _of_floats(np.floor_divide, kind)
+    divide, floor = pc.get_function("divide").call, pc.get_function("floor").call
+    return lambda args: floor([divide(args)])
+
+
+def modulo(types: Sequence[pa.DataType]) -> Apply:
+    """``%`` for arguments of these types."""
+    if all(map(pt.is_integer, types)):
+        return _unsigned_modulo if all(map(pt.is_unsigned_integer, types)) else _signed_modulo
+    kind = _quotient_type(types)
+    if pt.is_floating(kind):
+        return _of_floats(np.mod, kind)
+    return lambda args: pc.subtract(
+        args[0], pc.multiply(pc.floor(pc.divide(args[0], args[1])), args[1])
+    )
+
+
+def _quotient_type(types: Sequence[pa.DataType]) -> pa.DataType:
+    return pc.divide(*(pa.nulls(1, kind) for kind in types)).type
+
+
+def _of_floats(function: np.ufunc, kind: pa.DataType) -> Apply:
+    """numpy's: Python's rule exactly (floor of the quotient is not: 1.0 // 0.1 is 9), null where one is."""
+
+    def apply(args: list[Any]) -> Any:
+        sides = [pc.cast(arg, kind) for arg in args]
+        values = [_numpy(side) for side in sides]
+        with np.errstate(all="ignore"):
+            result = np.atleast_1d(function(*values))
+        missing = [
+            pc.is_null(side).to_numpy(zero_copy_only=False) for side in sides if _nulls(side)
+        ]
+        mask = np.logical_or.reduce(missing) if missing else None
+        if any(isinstance(side, pa.Scalar) and not side.is_valid for side in sides):
+            mask = np.ones(len(result), np.bool_)
+        array = pa.array(result, kind, mask=mask)
+        return array[0] if all(isinstance(side, pa.Scalar) for side in sides) else array
+
+    return apply
+
+
+def _numpy(side: Any) -> Any:
+    if isinstance(side, pa.Scalar):
+        value = side.as_py()
+        return side.type.to_pandas_dtype()(np.nan if value is None else value)
+    return side.to_numpy(zero_copy_only=False)
+
+
+def _nulls(side: Any) -> int:
+    return 0 if isinstance(side, pa.Scalar) else side.null_count
+
+
+def _floor_quotient(a: Any, b: Any) -> Any:
+    quotient = pc.divide_checked(a, b)
+    remainder = pc.subtract(a, pc.multiply(quotient, b))
+    signs_differ = pc.xor(pc.less(remainder, 0), pc.less(b, 0))
+    round_down = pc.and_(pc.not_equal(remainder, 0), signs_differ)
+    return pc.subtract(quotient, pc.cast(round_down, quotient.type))
+
+
+def _unsigned_modulo(args: list[Any]) -> Any:
+    a, b = args
+    return pc.subtract(a, pc.multiply(pc.divide_checked(a, b), b))
+
+
+def _signed_modulo(args: list[Any]) -> Any:
+    a, b = args
+    try:
+        quotient = _floor_quotient(a, b)
+    except pa.ArrowInvalid:  # a zero, or the least integer by -1: what is left by 1 is the same
+        b = pc.if_else(pc.equal(b, -1), pa.scalar(1, b.type), b)
+        quotient = _floor_quotient(a, b)
+    return pc.subtract(a, pc.multiply(quotient, b))

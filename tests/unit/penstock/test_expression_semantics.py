@@ -1,0 +1,250 @@
+"""Aim: expressions mean what SQL and Python mean. Method: against DuckDB and Python, row by row, and on the
+rows that only a part that is not needed would fail for."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock import col, when
+from penstock.expressions import BadRow, evaluate_each
+
+fn = ps.fn
+
+ROWS = pa.RecordBatch.from_pydict(
+    {
+        "a": pa.array([7, 8, 9, None, 5, -7], pa.int64()),
+        "b": pa.array([2, 0, None, 3, 0, 2], pa.int64()),
+        "s": pa.array(["1", "x", None, "4", "5", ""]),
+        "l": pa.array([[1], [], None, [4, 5], [6], []], pa.list_(pa.int64())),
+        "t": pa.array([True, False, None, True, False, None]),
+    }
+)
+
+
+def values(expression: ps.Expr, rows: pa.RecordBatch = ROWS) -> list[Any]:
+    return expression.compile(rows.schema)(rows).to_pylist()
+
+
+QUOTIENT = col("a") // col("b")
+NUMBER = col("s").cast("int64")
+ITEM = col("l")[0]
+
+
+@pytest.mark.parametrize(
+    ("expression", "sql"),
+    [
+        (
+            fn.if_else(col("b") > 0, QUOTIENT, None),
+            "if(b is null, null, if(b > 0, floor(a / b), null))",
+        ),
+        (
+            fn.if_else(col("b") == 0, -1, QUOTIENT),
+            "if(b is null, null, if(b = 0, -1, floor(a / b)))",
+        ),
+        (when(col("b") > 0, QUOTIENT).otherwise(0), "case when b > 0 then floor(a / b) else 0 end"),
+        (
+            when(col("b").is_null(), -1).when(col("b") == 0, -2).otherwise(QUOTIENT),
+            "case when b is null then -1 when b = 0 then -2 else floor(a / b) end",
+        ),
+        (
+            when(col("b") == 0, -2).when(QUOTIENT > 2, 3).otherwise(4),  # conditions wait as well
+            "case when b = 0 then -2 when floor(a / b) > 2 then 3 else 4 end",
+        ),
+        (
+            when(fn.list_value_length(col("l")) > 0, ITEM).otherwise(None),
+            "case when len(l) > 0 then l[1] end",
+        ),
+        (
+            fn.if_else(col("s").match_substring_regex("^[0-9]+$"), NUMBER, -1),
+            "case when s is null then null when regexp_matches(s, '^[0-9]+$') then s::bigint else -1 end",
+        ),
+        ((col("b") > 0) & (QUOTIENT > 2), "b > 0 and floor(a / b) > 2"),
+        ((col("b") == 0) | (QUOTIENT > 2), "b = 0 or floor(a / b) > 2"),
+        (fn.and_kleene(col("b") > 0, QUOTIENT > 2), "b > 0 and floor(a / b) > 2"),
+        (fn.or_kleene(col("b") == 0, QUOTIENT > 2), "b = 0 or floor(a / b) > 2"),
+        (fn.and_not_kleene(col("b") > 0, QUOTIENT > 2), "b > 0 and not floor(a / b) > 2"),
+        (
+            fn.choose((col("b") > 0).cast("int64"), 0, QUOTIENT),
+            "if(b is null, null, if(b > 0, floor(a / b), 0))",
+        ),
+        (
+            fn.if_else(col("b") > 0, fn.if_else(col("t"), QUOTIENT, QUOTIENT + 1), None),
+            "if(b > 0, if(t is null, null, if(t, floor(a / b), floor(a / b) + 1)), null)",
+        ),
+        (~col("a").isin([7, 9]), "not a in (7, 9)"),
+        (col("a").isin([7, 9]) | (col("b") == 0), "a in (7, 9) or b = 0"),
+        (~col("s").isin(["x"]), "not s in ('x')"),
+    ],
+    ids=str,
+)
+def test_a_part_is_evaluated_on_the_rows_that_need_it(expression: ps.Expr, sql: str) -> None:
+    connection = duckdb.connect()
+    connection.register("rows", pa.Table.from_batches([ROWS]))
+    expected = [row[0] for row in connection.execute(f"select {sql} from rows").fetchall()]
+    assert values(expression) == expected
+    for i in range(
+        ROWS.num_rows
+    ):  # one by one, too: a part that fails anywhere must not matter elsewhere
+        assert values(expression, ROWS.slice(i, 1)) == expected[i : i + 1]
+
+
+def test_a_coalesce_looks_further_only_where_all_before_are_null() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": [1, None, None], "b": [0, 2, None], "c": [0, 0, 5]})
+    assert values(col("a").fill_null(10 // col("b")), rows.slice(0, 2)) == [1, 5]
+    assert values(fn.coalesce(col("a"), 10 // col("b"), 10 // col("c")), rows) == [1, 5, 2]
+
+
+def test_a_part_that_fails_where_it_is_needed_names_the_row() -> None:
+    compiled = fn.if_else(col("a") > 6, QUOTIENT, None).compile(ROWS.schema)
+    with pytest.raises(BadRow, match="divide by zero") as failure:
+        compiled(ROWS)
+    assert failure.value.row_index == 1
+    project = lambda rows: pa.RecordBatch.from_arrays([compiled(rows)], names=["q"])  # noqa: E731
+    results, bad = evaluate_each(ROWS, project)
+    assert [i for i, _ in bad] == [1]
+    assert sum(r.num_rows for r in results) == ROWS.num_rows - 1
+
+
+def test_what_no_row_needs_is_evaluated_for_none() -> None:
+    rows = ROWS.slice(1, 1)
+    for part in (
+        fn.if_else(False, QUOTIENT, col("a")),
+        fn.if_else(col("b") > 0, QUOTIENT, col("a")),
+    ):
+        assert values(part, rows) == [8]
+    assert values(fn.if_else(col("b") > 0, QUOTIENT, col("a")), rows.slice(0, 0)) == []
+
+
+def test_a_list_with_none_finds_nulls() -> None:
+    assert values(col("a").isin([7, None])) == [True, False, False, True, False, False]
+
+
+def test_values_that_the_column_cannot_hold_are_in_no_row() -> None:
+    rows = pa.RecordBatch.from_pydict({"i": [1, 2**53 + 1, None], "f": [1.5, 2.0**53, None]})
+    assert values(col("i").isin([1.0, 0.5, 1e300]), rows) == [True, False, None]
+    assert values(col("f").isin([2**53 + 1, 2**53]), rows) == [False, True, None]
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+FLOAT = st.one_of(
+    st.floats(),
+    st.integers(-(2**64), 2**64).map(float),
+    st.sampled_from([2.0**63, -(2.0**63), 2.0**64, 2.0**53, 0.5, -0.5]),
+)
+OPERATORS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+FUNCTIONS = (fn.equal, fn.not_equal, fn.less, fn.less_equal, fn.greater, fn.greater_equal)
+
+
+@given(
+    st.one_of(
+        st.tuples(
+            st.just(("int64", "double")),
+            st.lists(st.tuples(INT64 | st.none(), FLOAT | st.none()), min_size=1),
+        ),
+        st.tuples(
+            st.just(("uint64", "double")),
+            st.lists(st.tuples(UINT64 | st.none(), FLOAT | st.none()), min_size=1),
+        ),
+        st.tuples(
+            st.just(("int64", "uint64")),
+            st.lists(st.tuples(INT64 | st.none(), UINT64 | st.none()), min_size=1),
+        ),
+    )
+)
+@example((("int64", "double"), [(2**53 + 1, 2.0**53), (2**63 - 1, 2.0**63), (None, 1e300)]))
+@example(
+    (("int64", "double"), [(2**53 + 1, math.nan), (-(2**63), -(2.0**63)), (3, 3.5), (-4, -3.5)])
+)
+@example((("int64", "uint64"), [(-1, 2**63), (2**63 - 1, 2**63), (None, 2**64 - 1), (-1, None)]))
+def test_numbers_are_compared_exactly(
+    drawn: tuple[tuple[str, str], list[tuple[int | None, float | int | None]]],
+) -> None:
+    kinds, pairs = drawn
+    left = pa.array([a for a, _ in pairs], kinds[0])
+    right = pa.array([b for _, b in pairs], kinds[1])
+    rows = pa.RecordBatch.from_arrays([left, right], names=["x", "y"])
+    for compare, function in zip(OPERATORS, FUNCTIONS, strict=True):
+        there = [None if a is None or b is None else compare(a, b) for a, b in pairs]
+        back = [None if a is None or b is None else compare(b, a) for a, b in pairs]
+        assert values(compare(col("x"), col("y")), rows) == there
+        assert values(compare(col("y"), col("x")), rows) == back
+        assert values(function(col("x"), col("y")), rows) == there
+        b = pairs[0][1]
+        if b is not None:
+            expected = [None if x is None else compare(x, b) for x, _ in pairs]
+            assert values(compare(col("x"), ps.lit(pa.scalar(b, kinds[1]))), rows) == expected
+
+
+@given(st.lists(st.tuples(st.none() | st.floats(), st.none() | st.floats()), min_size=1))
+@example(
+    [
+        (1.0, 0.1),
+        (-1.0, 0.1),
+        (5.0, math.inf),
+        (-5.0, math.inf),
+        (1.0, 0.0),
+        (0.0, 0.0),
+        (-1.0, -0.0),
+    ]
+)
+def test_division_of_floats_is_pythons_and_ieee_by_zero(
+    pairs: list[tuple[float | None, float | None]],
+) -> None:
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.array([a for a, _ in pairs], pa.float64()),
+            pa.array([b for _, b in pairs], pa.float64()),
+        ],
+        names=["x", "y"],
+    )
+
+    def expected(function: Any, a: float | None, b: float | None) -> float | None:
+        if a is None or b is None:
+            return None
+        if b == 0:
+            if function is operator.mod or a == 0 or math.isnan(a):
+                return math.nan
+            return math.copysign(math.inf, a) * math.copysign(1, b)
+        if (
+            function is operator.floordiv
+            and math.isinf(a)
+            and not math.isnan(b)
+            and not math.isinf(b)
+        ):
+            return None  # Python: NaN, numpy and IEEE: infinite; either is right
+        return function(a, b)
+
+    for function in (operator.floordiv, operator.mod):
+        for got, (a, b) in zip(values(function(col("x"), col("y")), rows), pairs, strict=True):
+            want = expected(function, a, b)
+            if want is None:
+                assert got is None or (a is not None and math.isinf(a))
+            else:
+                assert got == want or (math.isnan(got) and math.isnan(want)), (function, a, b)
+
+
+def test_the_least_integer_modulo_minus_one_is_zero() -> None:
+    for bits in (8, 16, 32, 64):
+        kind = pa.int64() if bits == 64 else getattr(pa, f"int{bits}")()
+        rows = pa.RecordBatch.from_pydict(
+            {
+                "a": pa.array([-(2 ** (bits - 1)), 7, -7, None], kind),
+                "b": pa.array([-1, -1, 3, -1], kind),
+            }
+        )
+        assert values(col("a") % col("b"), rows) == [0, 0, 2, None]
+        assert values(col("a") % -1, rows) == [0, 0, 0, None]
+        with pytest.raises(BadRow, match="divide by zero"):
+            values(col("a") % (col("b") + 1), rows)
+        with pytest.raises(BadRow):
+            values(col("a") // col("b"), rows)
