@@ -594,6 +594,7 @@ class AttemptStateChanged(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     MISSING_PARTITION_FIELD_NUMBER: _builtins.int
+    LAST_STATES_FIELD_NUMBER: _builtins.int
     state: _client_pb2.AttemptState.ValueType
     @_builtins.property
     def failure(self) -> _client_pb2.FailureCause:
@@ -603,16 +604,21 @@ class AttemptStateChanged(_message.Message):
     def missing_partition(self) -> Global___PartitionId:
         """Where the attempt failed because it could not read this."""
 
+    @_builtins.property
+    def last_states(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.OperatorSnapshot]:
+        """FINISHED only: the lists of its functions, which checkpoints keep from now on."""
+
     def __init__(
         self,
         *,
         state: _client_pb2.AttemptState.ValueType = ...,
         failure: _client_pb2.FailureCause | None = ...,
         missing_partition: Global___PartitionId | None = ...,
+        last_states: _abc.Iterable[_checkpoint_pb2.OperatorSnapshot] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "missing_partition", b"missing_partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "missing_partition", b"missing_partition", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "last_states", b"last_states", "missing_partition", b"missing_partition", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

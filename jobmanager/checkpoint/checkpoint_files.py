@@ -4,7 +4,7 @@ Brings together the registry (what completed checkpoints name), the uses (who ho
 deletions (what nobody holds any more).
 
 Invariants (``check``):
-- the holders are the kept checkpoints and those under way, and nobody else;
+- the holders are the kept checkpoints, those under way and the finished tasks, and nobody else;
 - no path is in use and on its way out;
 - a file that was released is never taken up again: ``claim`` refuses it;
 - as long as a checkpoint under way may still name a shared file of a released one, the file stays.
@@ -19,6 +19,8 @@ from jobmanager.checkpoint.file_uses import FileUses, Holder, Role
 from jobmanager.checkpoint.messages import CompletedCheckpoint, FileReference
 from jobmanager.checkpoint.shared_state_registry import Claim, Registration, SharedStateRegistry
 from penstock.errors import InvariantViolation
+
+_LAST_STATES = Holder(Role.LAST_STATES, 0)
 
 
 class FileReleased(Exception):  # noqa: N818  (says what happened)
@@ -68,6 +70,13 @@ class CheckpointFiles:
         """
         return self.registry.plan(claims)
 
+    def hold_last(self, references: Iterable[FileReference]) -> None:
+        """Holds what the last states of finished tasks name, in the place of what they named before."""
+        paths = [reference.location.path for reference in references]
+        before = self._uses.drop(_LAST_STATES)
+        self._uses.hold(_LAST_STATES, paths)
+        self._discard(path for path in before if not self._uses.in_use(path))
+
     def register(self, checkpoint: CompletedCheckpoint) -> None:
         """Counts a completed checkpoint, and holds its files."""
         self.registry.register(checkpoint.checkpoint_id, checkpoint.references)
@@ -111,6 +120,7 @@ class CheckpointFiles:
         for part in (self.registry, self._uses, self.deletions):
             part.check()
         expected = {Holder(Role.COMPLETED, checkpoint_id) for checkpoint_id in kept}
+        expected.add(_LAST_STATES)
         expected |= {Holder(Role.PENDING, checkpoint_id) for checkpoint_id in under_way}
         if not self._uses.holders() <= expected:
             raise InvariantViolation("a checkpoint that is over holds files")

@@ -272,6 +272,10 @@ class CheckpointStoreRunner:
         for key, uid, ids in done_splits:
             done.setdefault(key, []).append((uid, ids))
         subtasks = []
+        held: dict[AttemptKey, Sequence[checkpoint_pb2.OperatorSnapshot]] = {}
+        for key, last in wanted.last:
+            assert isinstance(last, checkpoint_pb2.SubtaskSnapshot), "what was reported"
+            held[key] = last.operators
         for _, snapshot in wanted.snapshots:
             assert isinstance(snapshot, checkpoint_pb2.SubtaskSnapshot), "what was acknowledged"
             subtasks.append(with_replaced(snapshot, replaced))
@@ -280,7 +284,7 @@ class CheckpointStoreRunner:
                 key.vertex,
                 key.subtask_index,
                 done.get(key, ()),
-                last_states.get(key.subtask, ()),
+                [*last_states.get(key.subtask, ()), *held.get(key, ())],
             )
             for key in wanted.finished
         )

@@ -8,8 +8,8 @@ Invariants (``check``):
 - checkpoints complete in the order of their ids: one that completes aborts all older ones under way;
 - it is registered before those it subsumes are released; the count of a shared file is the number of
   completed checkpoints that are kept and name it;
-- a file is deleted only when no kept checkpoint, no checkpoint being stored and no ack of a pending one
-  names it (``CheckpointFiles``);
+- a file is deleted only when no kept checkpoint, no checkpoint being stored, no ack of a pending one and
+  no last state of a finished task names it (``CheckpointFiles``);
 - at most ``max_concurrent`` checkpoints are under way, at most one is being stored, at most one
   ``DeleteFiles`` is under way, and at most one checkpoint is triggered per step.
 
@@ -94,6 +94,7 @@ class CheckpointCoordinator:
         self._safe_since = 0
         self._tasks: dict[AttemptKey, m.TaskView] = {}
         self._finished: set[AttemptKey] = set()
+        self._last: dict[AttemptKey, m.LastState] = {}
         self._active = False
         self._pending: dict[int, PendingCheckpoint] = {}
         self._ready: deque[int] = deque()
@@ -206,7 +207,7 @@ class CheckpointCoordinator:
             case m.TasksStopped():
                 self._stop()
             case m.TaskFinished():
-                self._finish_task(event.key)
+                self._finish_task(event.key, event.last)
             case m.TimeReached():
                 self._asked_at = None
             case m.CheckpointRequested():
@@ -232,6 +233,8 @@ class CheckpointCoordinator:
             self._stop()
         self._tasks = {task.key: task for task in tasks}
         self._finished = {task.key for task in tasks if task.finished}
+        self._last = {task.key: task.last for task in tasks if task.finished and task.last}
+        self._files.hold_last(self._last_references(self._last))
         for task in tasks:
             for producer in task.producers:
                 if producer not in self._tasks:
@@ -248,11 +251,17 @@ class CheckpointCoordinator:
                 self._abort(pending, m.AbortReason.TASKS_STOPPED, m.AbortReason.TASKS_STOPPED.value)
         self._refuse_queued("the job's tasks were stopped")
 
-    def _finish_task(self, key: AttemptKey) -> None:
+    def _last_references(self, keys: Iterable[AttemptKey]) -> list[m.FileReference]:
+        return [file for key in keys if key in self._last for file in self._last[key].references]
+
+    def _finish_task(self, key: AttemptKey, last: m.LastState | None) -> None:
         if key not in self._tasks or key in self._finished:
             self.dropped_events += 1
             return
         self._finished.add(key)
+        if last is not None:
+            self._last[key] = last
+            self._files.hold_last(self._last_references(self._last))
         for pending in list(self._pending.values()):
             if pending.waits_for(key):
                 self._abort(
@@ -381,9 +390,13 @@ class CheckpointCoordinator:
         while self._storing is None and self._ready:
             pending = self._pending[self._ready.popleft()]
             acks = pending.acks
+            left = self._last_references(pending.finished)
             try:
                 pending.registration = self._files.plan(
-                    claim for _, ack in acks for claim in ack.claims
+                    [
+                        *(claim for _, ack in acks for claim in ack.claims),
+                        *self._files.claim(pending.checkpoint_id, tuple(left)),
+                    ]
                 )
             except SharedFileMismatch as error:
                 self._abort(pending, m.AbortReason.STORE_FAILED, str(error))
@@ -399,7 +412,13 @@ class CheckpointCoordinator:
                     replaced=pending.registration.replaced,
                     retained=self._completed.ids_with(pending.checkpoint_id),
                     next_checkpoint_id=self._next_id,
-                    state_bytes=pending.summary().state_bytes,
+                    state_bytes=pending.summary().state_bytes
+                    + sum(reference.location.size_bytes for reference in left),
+                    last=tuple(
+                        (key, self._last[key].snapshot)
+                        for key in pending.finished
+                        if key in self._last
+                    ),
                 )
             )
 

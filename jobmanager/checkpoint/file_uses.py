@@ -1,4 +1,4 @@
-"""Which files of the store are in use, and by which checkpoints.
+"""Which files of the store are in use, and by which checkpoints; what finished tasks hold is in use as well.
 
 A file may hold several ranges, so uses are counted per path. A holder is a checkpoint, as pending (what
 its acks name, and what they may still name) or as completed.
@@ -21,6 +21,7 @@ class Role(Enum):
 
     PENDING = "pending"
     COMPLETED = "completed"
+    LAST_STATES = "last states"
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,17 +109,32 @@ class RequestRefused(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class LastState:
+    """What a finished subtask goes on holding: lists of its functions.
+
+    Attributes:
+        snapshot: opaque; handed back in ``StoreCheckpoint``.
+        references: all file ranges in it.
+    """
+
+    snapshot: object
+    references: tuple[FileReference, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TaskView:
     """One subtask as the coordinator sees it.
 
     Attributes:
         producers: current attempts that feed it; none for a source.
         finished: restored as finished, or finished meanwhile.
+        last: of a finished one, None = it holds nothing.
     """
 
     key: AttemptKey
     producers: tuple[AttemptKey, ...]
     finished: bool = False
+    last: LastState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +158,7 @@ class TaskFinished:
 
     key: AttemptKey
     now_ms: int
+    last: LastState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +275,7 @@ class StoreCheckpoint:
     Attributes:
         snapshots: the opaque snapshots, one per task that took part.
         finished: tasks that had finished before it began.
+        last: what these hold, opaque, where they hold anything.
         replaced: per shared key the location that counts, where it is another than the snapshot says:
             to be put into the snapshots before they are written.
         retained: ids HEAD is to name afterwards, this one last; manifests of others are deleted later.
@@ -272,6 +289,7 @@ class StoreCheckpoint:
     retained: tuple[int, ...]
     next_checkpoint_id: int
     state_bytes: int
+    last: tuple[tuple[AttemptKey, object], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ class CheckpointWiring:
         self._coordinator: Coordinator | None = None
         self._runs = False
         self._final_request = ""
+        self._last: dict[SubtaskId, c.LastState] = {}
+        """Of finished subtasks that hold anything."""
         self.stale_reports = 0
 
     @property
@@ -87,6 +89,7 @@ class CheckpointWiring:
                 attempt.key,
                 tuple(_producers(self._graph, attempt.key)),
                 finished=attempt.state is AttemptState.FINISHED,
+                last=self._last.get(attempt.key.subtask),
             )
             for attempt in self._graph.current()
             if attempt.state is not AttemptState.CREATED
@@ -100,9 +103,21 @@ class CheckpointWiring:
         self._runs, self._final_request = False, ""
         return self._step(c.TasksStopped(now_ms), splits)
 
-    def finished(self, key: AttemptKey, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
+    def restored(self, restored: m.RestoredCheckpoint | None, moving: Iterable[SubtaskId]) -> None:
+        """Subtasks begin again from a checkpoint: those that had finished hold what it says."""
+        known = restored or m.RestoredCheckpoint(0)
+        for subtask in (*moving, *known.finished):
+            self._last.pop(subtask, None)
+        self._last.update(known.left)
+
+    def finished(
+        self, key: AttemptKey, last: c.LastState | None, splits: SourceSplits, now_ms: int
+    ) -> list[WiredEffect]:
         """An attempt has finished; before ``started`` it is told there."""
-        return self._step(c.TaskFinished(key, now_ms), splits) if self._runs else []
+        self._last.pop(key.subtask, None)
+        if last is not None:
+            self._last[key.subtask] = last
+        return self._step(c.TaskFinished(key, now_ms, last), splits) if self._runs else []
 
     def request_final(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
         """Every attempt has finished or waits; harmless to repeat."""

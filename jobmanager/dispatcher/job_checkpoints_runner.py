@@ -208,8 +208,8 @@ class JobCheckpointsRunner:
             jobs.note_checkpoints(job_id)
         restored = None
         if found.newest is not None:
-            self._restored = restored_tasks(found.newest, self._graph)
-            restored = restored_checkpoint(found.newest.checkpoint_id, self._restored)
+            self._restored = restored_tasks(found.newest, self._graph, effect.subtasks)
+            restored = restored_checkpoint(found.newest.checkpoint_id, self._restored, self._graph)
         return m.StartPrepared(
             attempt, restored, found.retained, found.next_checkpoint_id, found.is_new_claim
         )

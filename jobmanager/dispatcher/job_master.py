@@ -308,6 +308,8 @@ class JobMaster:
             self._splits = SourceSplits(self.plan, restored)
         else:
             self._splits.restart(self._moving, restored)
+        if self._wiring is not None:
+            self._wiring.restored(restored, self._moving)
         self._schedule()
 
     def _schedule(self) -> None:
@@ -426,7 +428,9 @@ class JobMaster:
             self._partitions.produced(attempt)
             self._effects += self._partitions.release_unneeded(self._moving)
             if self._wiring is not None:
-                self._perform(self._wiring.finished(event.key, self._splits, self._now_ms))
+                self._perform(
+                    self._wiring.finished(event.key, event.last, self._splits, self._now_ms)
+                )
         self._go_on()
 
     def _take_failure(

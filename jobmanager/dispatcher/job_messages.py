@@ -63,6 +63,7 @@ class RestoredCheckpoint:
         finished: subtasks that had done all their work.
         reads: of edges that keep their rows.
         subtasks: those it holds, the finished ones included.
+        left: what those that had finished go on holding.
     """
 
     checkpoint_id: int
@@ -70,6 +71,7 @@ class RestoredCheckpoint:
     splits: tuple[RestoredSplit, ...] = ()
     reads: tuple[RestoredRead, ...] = ()
     subtasks: frozenset[SubtaskId] = frozenset()
+    left: tuple[tuple[SubtaskId, c.LastState], ...] = ()
 
     def without(self, is_left_out: Callable[[SubtaskId], bool]) -> RestoredCheckpoint:
         """The same, but for subtasks that start from nothing."""
@@ -83,6 +85,7 @@ class RestoredCheckpoint:
             ),
             tuple(read for read in self.reads if not is_left_out(read.reader)),
             frozenset(subtask for subtask in self.subtasks if not is_left_out(subtask)),
+            self.left,
         )
 
 
@@ -199,12 +202,18 @@ class MissingPartition:
 
 @dataclass(frozen=True, slots=True)
 class AttemptReported:
-    """A TaskManager reports an attempt's new state; ``failure`` and ``missing`` with FAILED only."""
+    """A TaskManager reports an attempt's new state.
+
+    Attributes:
+        failure: with FAILED only, as is ``missing``.
+        last: with FINISHED only.
+    """
 
     key: AttemptKey
     state: AttemptState
     failure: FailureCause | None = None
     missing: MissingPartition | None = None
+    last: c.LastState | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
 from jobmanager.rpc.persisted_convert import persisted_edges, persisted_source
-from jobmanager.rpc.snapshot_convert import references_of, summary_of
+from jobmanager.rpc.snapshot_convert import last_state_of, references_of, summary_of
 from jobmanager.scheduler.deployment import ChannelPlan, Endpoint, TaskPlan
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError
@@ -132,7 +132,8 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
                 named = changed.missing_partition
                 producer = AttemptKey(named.vertex, named.subtask_index, named.attempt)
                 missing = m.MissingPartition(named.edge_id, producer)
-            return m.AttemptReported(key, AttemptState(changed.state), failure, missing)
+            last = last_state_of(changed.last_states)
+            return m.AttemptReported(key, AttemptState(changed.state), failure, missing, last)
         case "splits_discovered":
             discovered = event.splits_discovered
             splits = tuple(_split(split) for split in discovered.splits)

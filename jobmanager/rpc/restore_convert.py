@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from common.pb import internal_pb2
+from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
+from jobmanager.rpc.dealt_lists import deal, function_uids, is_split
 from jobmanager.rpc.graph_convert import plan_of
+from jobmanager.rpc.snapshot_convert import last_state_of
 from jobmanager.scheduler.deployment import producers_of
 from penstock.errors import Unrecoverable
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -17,12 +20,18 @@ RestoredTasks = Mapping[SubtaskId, internal_pb2.RestoredTask]
 
 
 def restored_tasks(
-    manifest: checkpoint_pb2.CheckpointManifest, graph: graph_pb2.JobGraph
+    manifest: checkpoint_pb2.CheckpointManifest,
+    graph: graph_pb2.JobGraph,
+    alone: Collection[SubtaskId] | None = None,
 ) -> RestoredTasks:
     """The state of each subtask of the job.
 
-    The graph is the one the checkpoint was taken of, so each subtask gets its own snapshot back, and
-    of union lists those of all subtasks. Those that had not begun have none.
+    The graph is the one the checkpoint was taken of, so each subtask gets its own snapshot back, of
+    union lists those of all subtasks, and of split lists a share of what finished subtasks held. Those that had
+    not begun have none.
+
+    Args:
+        alone: subtasks that begin again while the others run; None = all begin again.
 
     Raises:
         Unrecoverable: there is a snapshot of a subtask that is not there: the manifest belongs to
@@ -44,14 +53,23 @@ def restored_tasks(
             f"{', '.join(map(str, foreign[:10]))}"
         )
     unions = _unions(manifest.subtasks)
+    dealt, given = deal(snapshots, graph, alone)
+    uids = {vertex.id: function_uids(vertex) for vertex in graph.vertices}
     ends = _ends_of_finished(plan_of(graph), snapshots)
     return {
         subtask: internal_pb2.RestoredTask(
             checkpoint_id=manifest.checkpoint_id,
             finished=snapshot.finished,
             operators=[
-                _restored_operator(
-                    operator, unions.get((subtask.vertex, operator.operator_uid), [])
+                _left_operator(
+                    operator,
+                    is_dealt=subtask in given and operator.operator_uid in uids[subtask.vertex],
+                )
+                if snapshot.finished
+                else _restored_operator(
+                    operator,
+                    unions.get((subtask.vertex, operator.operator_uid), []),
+                    dealt.get(subtask, {}).get(operator.operator_uid, []),
                 )
                 for operator in snapshot.operators
             ],
@@ -93,8 +111,11 @@ def _ends_of_finished(
     }
 
 
-def restored_checkpoint(checkpoint_id: int, tasks: RestoredTasks) -> m.RestoredCheckpoint:
+def restored_checkpoint(
+    checkpoint_id: int, tasks: RestoredTasks, graph: graph_pb2.JobGraph
+) -> m.RestoredCheckpoint:
     """What the machine of the job must know of it."""
+    uids = {vertex.id: function_uids(vertex) for vertex in graph.vertices}
     return m.RestoredCheckpoint(
         checkpoint_id,
         finished=frozenset(subtask for subtask, task in tasks.items() if task.finished),
@@ -117,6 +138,19 @@ def restored_checkpoint(checkpoint_id: int, tasks: RestoredTasks) -> m.RestoredC
             for read in task.inputs
         ),
         subtasks=frozenset(tasks),
+        left=tuple(
+            (subtask, left)
+            for subtask, task in tasks.items()
+            if task.finished and (left := _left_by(task, uids[subtask.vertex])) is not None
+        ),
+    )
+
+
+def _left_by(task: internal_pb2.RestoredTask, uids: Collection[str]) -> c.LastState | None:
+    return last_state_of(
+        checkpoint_pb2.OperatorSnapshot(operator_uid=operator.operator_uid, lists=operator.lists)
+        for operator in task.operators
+        if operator.operator_uid in uids and operator.lists
     )
 
 
@@ -139,10 +173,23 @@ def _is_union(state: checkpoint_pb2.OperatorStateSnapshot) -> bool:
 def _restored_operator(
     operator: checkpoint_pb2.OperatorSnapshot,
     unions: list[checkpoint_pb2.OperatorStateSnapshot],
+    dealt: list[checkpoint_pb2.OperatorStateSnapshot],
 ) -> internal_pb2.RestoredOperator:
     return internal_pb2.RestoredOperator(
         operator_uid=operator.operator_uid,
         keyed=[operator.keyed] if operator.HasField("keyed") else [],
-        lists=[*(one for one in operator.lists if not _is_union(one)), *unions],
+        lists=[*(one for one in operator.lists if not _is_union(one)), *dealt, *unions],
+        splits=operator.splits,
+    )
+
+
+def _left_operator(
+    operator: checkpoint_pb2.OperatorSnapshot, *, is_dealt: bool
+) -> internal_pb2.RestoredOperator:
+    """What a finished subtask goes on holding: its own, but for what has been dealt out."""
+    return internal_pb2.RestoredOperator(
+        operator_uid=operator.operator_uid,
+        keyed=[operator.keyed] if operator.HasField("keyed") else [],
+        lists=[one for one in operator.lists if not (is_dealt and is_split(one))],
         splits=operator.splits,
     )

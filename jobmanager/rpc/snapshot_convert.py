@@ -14,6 +14,12 @@ def references_of(snapshot: checkpoint_pb2.SubtaskSnapshot) -> tuple[c.FileRefer
     return tuple(map(_reference, snapshot_references(snapshot)))
 
 
+def last_state_of(operators: Iterable[checkpoint_pb2.OperatorSnapshot]) -> c.LastState | None:
+    """What a finished subtask goes on holding; None = nothing."""
+    snapshot = checkpoint_pb2.SubtaskSnapshot(operators=operators)
+    return c.LastState(snapshot, references_of(snapshot)) if snapshot.operators else None
+
+
 def summary_of(metrics: checkpoint_pb2.CheckpointMetrics) -> c.SnapshotSummary:
     """The numbers of a snapshot."""
     return c.SnapshotSummary(
@@ -75,7 +81,7 @@ def finished_snapshot(
         vertex: of the subtask.
         subtask_index: within the vertex.
         done_splits: of a source: operator uid, and the splits it has read.
-        last_states: of its collect sinks.
+        last_states: of its collect sinks and functions.
     """
     return checkpoint_pb2.SubtaskSnapshot(
         vertex=vertex,

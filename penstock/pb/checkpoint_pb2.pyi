@@ -249,10 +249,15 @@ class OperatorStateSnapshot(_message.Message):
     ITEMS_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
+    FIRST_ITEM_FIELD_NUMBER: _builtins.int
+    ITEM_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     redistribution: Global___Redistribution.ValueType
     codec: _builtins.str
     """How items are encoded, for tools."""
+    first_item: _builtins.int
+    """Of the items of the file, those that are meant: item_count of them, first_item first; 0 = all."""
+    item_count: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -267,10 +272,12 @@ class OperatorStateSnapshot(_message.Message):
         items: _abc.Iterable[_builtins.bytes] | None = ...,
         handle: Global___StateHandle | None = ...,
         codec: _builtins.str = ...,
+        first_item: _builtins.int = ...,
+        item_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "handle", b"handle", "items", b"items", "name", b"name", "redistribution", b"redistribution"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "first_item", b"first_item", "handle", b"handle", "item_count", b"item_count", "items", b"items", "name", b"name", "redistribution", b"redistribution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -89,6 +89,13 @@ class FunctionStates:
                         f"{context.operator_name}: state {name}", bound.memory_bytes
                     )
 
+    @property
+    def has_lists(self) -> bool:
+        """Whether it declares state that belongs to no key."""
+        return any(
+            isinstance(state, OperatorListState | BroadcastState) for state in self.by_name.values()
+        )
+
     def _column(self, state: KeyedState) -> Any:
         if self._space is None:
             raise JobRejected(f"state {state.name!r}: state per key needs a keyed stream")

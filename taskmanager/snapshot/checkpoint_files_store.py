@@ -145,8 +145,10 @@ class CheckpointFiles:
                 content = checkpoint_pb2.OperatorStateItems.FromString(
                     self.reader.read(held.handle)
                 )
-                found.items.extend(content.items)
-                found.ClearField("handle")
+                end = held.first_item + held.item_count if held.item_count else None
+                found.items.extend(content.items[held.first_item : end])
+                for field in ("handle", "first_item", "item_count"):
+                    found.ClearField(field)
             lists.append(found)
         return lists
 

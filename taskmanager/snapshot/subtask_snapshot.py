@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import structlog
+
 from common.clock import Clock
 from common.elements import CheckpointBarrier
 from penstock.errors import CheckpointAborted, StreamError, TaskFailure
@@ -23,10 +25,15 @@ from taskmanager.state.backend import BackendSnapshot, KeyedStateBackend
 from taskmanager.state.operator_state import OperatorStateStore
 from taskmanager.task.metrics import SubtaskCounters
 
+_log = structlog.get_logger()
+
 _NANOS_PER_MS = 1_000_000
 
 _SMALL_LIST_BYTES = 1024
 """Lists up to this size stay where the JobManager can read them (how far a collect sink has got)."""
+
+
+LastStates = Sequence[checkpoint_pb2.OperatorSnapshot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,7 @@ class SnapshotPart:
         operator: None for a source, which is no operator of the chain.
         backend: None where the operator keeps no keyed state.
         splits: a source's splits as they stand.
+        is_of_function: its lists are those of a user's function, which count beyond the subtask's end.
     """
 
     uid: str
@@ -44,6 +52,7 @@ class SnapshotPart:
     operator_state: OperatorStateStore
     backend: KeyedStateBackend | None
     splits: Callable[[], list[checkpoint_pb2.SplitSnapshot]] | None = None
+    is_of_function: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +182,46 @@ class SubtaskSnapshotter:
         checkpoint_id = barrier.checkpoint_id
         self._submit(lambda: self._finish(checkpoint_id, snapshot, frozen, work))
 
+    def take_last(self, when_written: Callable[[LastStates | None], None]) -> LastStates | None:
+        """The lists of functions as the subtask leaves them; called on the mailbox thread.
+
+        Args:
+            when_written: called on an I/O thread where they are large, with None where they could not be
+                written now.
+
+        Returns:
+            The lists; None = they are being written.
+        """
+        parts = [part for part in self._parts if part.is_of_function]
+        operators = [self._sync_part(part, 0, []) for part in parts]
+        snapshot = checkpoint_pb2.SubtaskSnapshot(
+            operators=[operator for operator in operators if operator.lists]
+        )
+        if not any(self._large_lists(snapshot)):
+            return snapshot.operators
+        self._submit(lambda: self._write_last(snapshot, when_written))
+        return None
+
+    def _write_last(
+        self,
+        snapshot: checkpoint_pb2.SubtaskSnapshot,
+        when_written: Callable[[LastStates | None], None],
+    ) -> None:
+        try:
+            self._write(0, snapshot, ())
+        except (StreamError, OSError) as error:
+            _log.warning(
+                "state.last_not_written",
+                vertex=self._vertex,
+                subtask_index=self._subtask_index,
+                reason=str(error),
+            )
+            when_written(None)
+        except BaseException as error:  # noqa: BLE001 - handed to the task's boundary
+            self._listener.fail_later(error)
+        else:
+            when_written(snapshot.operators)
+
     def _sync_part(
         self, part: SnapshotPart, checkpoint_id: int, work: list[Callable[[], None]]
     ) -> checkpoint_pb2.OperatorSnapshot:
@@ -227,6 +276,7 @@ class SubtaskSnapshotter:
         handles = self._new_writer(checkpoint_id).write(_blobs(frozen, lists))
         for name, held in lists.items():
             held.handle.CopyFrom(handles[name])
+            held.item_count = len(held.items)
             del held.items[:]
         for index, backend in enumerate(frozen):
             if backend is not None:

@@ -32,6 +32,7 @@ from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.factory import build_operator
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.persisted import reads_partitions
+from taskmanager.operators.process_base import StatefulOperator
 from taskmanager.operators.source import SourceOperator
 from taskmanager.operators.user_failure import failure_of_operator
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
@@ -39,6 +40,7 @@ from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.snapshot.subtask_snapshot import (
     Alignment,
     ChannelPositions,
+    LastStates,
     SnapshotPart,
     SubtaskSnapshotter,
 )
@@ -113,6 +115,7 @@ class Deployment:
         self._operators: list[Operator] = []
         self._contexts: dict[int, OperatorContext] = {}
         self._subtask: Subtask | None = None
+        self._snapshotter: SubtaskSnapshotter | None = None
         self._restored = {
             operator.operator_uid: operator for operator in deployment.restore.operators
         }
@@ -250,6 +253,7 @@ class Deployment:
         if not self._has_source:
             chain_input = self._open_gate(execution, TakenInput)
         # A checkpoint that finds it still ending its outputs gets back what it was restored with.
+        of_functions = {spec.uid for spec in self._deployment.vertex.operators if _is_process(spec)}
         parts = [
             SnapshotPart(
                 restored.operator_uid,
@@ -257,6 +261,7 @@ class Deployment:
                 OperatorStateStore(self._files.restored_lists(restored)),
                 None,
                 partial(list, restored.splits),
+                is_of_function=restored.operator_uid in of_functions,
             )
             for restored in self._deployment.restore.operators
         ]
@@ -271,7 +276,7 @@ class Deployment:
         parts: list[SnapshotPart],
     ) -> Subtask:
         services, attempt = self._services, self._deployment.attempt
-        snapshotter = SubtaskSnapshotter(
+        snapshotter = self._snapshotter = SubtaskSnapshotter(
             attempt.vertex,
             attempt.subtask_index,
             parts,
@@ -325,7 +330,13 @@ class Deployment:
                 operators[node].open(context)
             backend = context.state if keeps_keyed_state(specs[node]) else None
             parts.append(
-                SnapshotPart(specs[node].uid, operators[node], context.operator_state, backend)
+                SnapshotPart(
+                    specs[node].uid,
+                    operators[node],
+                    context.operator_state,
+                    backend,
+                    is_of_function=_has_lists(operators[node]),
+                )
             )
         source = self.source
         if source is not None:
@@ -464,6 +475,16 @@ class Deployment:
         outputs = [position for partition in self._partitions for position in partition.positions()]
         return ChannelPositions(inputs, outputs)
 
+    def take_last_states(
+        self, when_written: Callable[[LastStates | None], None]
+    ) -> LastStates | None:
+        """The lists of functions as the subtask leaves them, for the checkpoints to come."""
+        if self._snapshotter is None or not self._deployment.takes_checkpoints:
+            return ()
+        return self._snapshotter.take_last(
+            lambda states: self._services.post(partial(when_written, states))
+        )
+
     def replace_producer(self, channel: internal_pb2.InputChannel) -> None:
         """Reads an edge that keeps its rows from a new attempt."""
         if self._gate is None:
@@ -522,6 +543,14 @@ def _named(operator: str) -> Iterator[None]:
 def _reads_splits(vertex: graph_pb2.Vertex) -> bool:
     head = vertex.operators[0]
     return head.WhichOneof("spec") == "source" and not reads_partitions(head)
+
+
+def _has_lists(operator: Operator) -> bool:
+    return isinstance(operator, StatefulOperator) and operator.states.has_lists
+
+
+def _is_process(operator: graph_pb2.Operator) -> bool:
+    return operator.WhichOneof("spec") == "process"
 
 
 def _event_time_column(operators: list[graph_pb2.Operator]) -> str:

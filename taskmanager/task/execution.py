@@ -31,6 +31,7 @@ from penstock.pb.client_pb2 import (
 )
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.source import SourceOperator
+from taskmanager.snapshot.subtask_snapshot import LastStates
 from taskmanager.task.lifecycle import Lifecycle
 from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.subtask import Progress, Subtask
@@ -39,6 +40,7 @@ from taskmanager.task.user_output import AttemptOutput
 _log = structlog.get_logger()
 
 _TEXT_LENGTH_MAX = 16_384
+_LEAVE_AGAIN_MS = 1_000
 
 
 class SubtaskParts(Protocol):
@@ -72,6 +74,13 @@ class SubtaskParts(Protocol):
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Tells the backends and the outputs that a checkpoint will not complete."""
+
+    def take_last_states(
+        self, when_written: Callable[[LastStates | None], None]
+    ) -> LastStates | None:
+        """The lists of functions as the subtask leaves them, for the checkpoints to come; None = they are
+        being written, and ``when_written`` is called with them on the mailbox thread, with None where that
+        did not work."""
 
     def close(self) -> list[BaseException]:
         """Closes the state, after the operators; returns what went wrong on the way."""
@@ -112,6 +121,8 @@ class Execution:
         self._is_opening_state = False
         self._early: list[internal_pb2.TaskCommand] = []
         self._has_reported_end = False
+        self._is_leaving = False
+        self._leaves_again_at_ms: int | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -145,7 +156,7 @@ class Execution:
                 self._has_reported_end = True
                 self._report_event(end_of_data=internal_pb2.EndOfDataReached())
             elif progress is Progress.ENDED:
-                self._finish()
+                self._leave()
             return progress
         return Progress.ENDED
 
@@ -227,6 +238,8 @@ class Execution:
 
     def next_deadline_ms(self) -> int | None:
         """Wall-clock time of the earliest timer."""
+        if self._leaves_again_at_ms is not None:
+            return self._leaves_again_at_ms
         return self._subtask.next_deadline_ms() if self._subtask is not None else None
 
     def flush_deadline_ns(self) -> int | None:
@@ -275,13 +288,29 @@ class Execution:
 
         self._post(lambda: self.run(fail))
 
-    def _finish(self) -> None:
+    def _leave(self) -> None:
+        """All is done: what its functions keep without a key outlives the attempt."""
+        if self._is_leaving:
+            return
+        self._is_leaving, self._leaves_again_at_ms = True, None
+        states = self._parts.take_last_states(self._left)
+        if states is not None:
+            self._finish(states)
+
+    def _left(self, states: LastStates | None) -> None:
+        if states is not None:
+            self.run(partial(self._finish, states))
+        else:
+            self._is_leaving = False
+            self._leaves_again_at_ms = self._clock.now_ms() + _LEAVE_AGAIN_MS
+
+    def _finish(self, last_states: LastStates) -> None:
         errors = self._close(has_finished=True)
         if errors:
             self._parts.release()
             self._move_to(ATTEMPT_STATE_FAILED, self._cause_of(errors[0]))
         else:
-            self._move_to(ATTEMPT_STATE_FINISHED)
+            self._move_to(ATTEMPT_STATE_FINISHED, last_states=last_states)
 
     def _close(self, *, has_finished: bool = False) -> list[BaseException]:
         errors: list[BaseException] = []
@@ -372,13 +401,17 @@ class Execution:
         state: client_pb2.AttemptState.ValueType,
         failure: client_pb2.FailureCause | None = None,
         missing_partition: internal_pb2.PartitionId | None = None,
+        last_states: LastStates = (),
     ) -> None:
         self._lifecycle.move_to(state)
         if self._lifecycle.is_terminal:  # the last counters go ahead of the end
             metrics = internal_pb2.SlotMetrics(attempts=[self.metrics()])
             self._report(internal_pb2.SlotReport(metrics=metrics))
         changed = internal_pb2.AttemptStateChanged(
-            state=state, failure=failure, missing_partition=missing_partition
+            state=state,
+            failure=failure,
+            missing_partition=missing_partition,
+            last_states=last_states,
         )
         self._report_event(state_changed=changed)
         if self._lifecycle.is_terminal:

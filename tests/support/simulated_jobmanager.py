@@ -418,8 +418,10 @@ class SimulatedJobManager:
         found = self._runner.prepare(effect.unusable, alone=effect.subtasks)
         restored = None
         if found.newest is not None:
-            self._restored = restored_tasks(found.newest, self._host.graph)
-            restored = restored_checkpoint(found.newest.checkpoint_id, self._restored)
+            self._restored = restored_tasks(found.newest, self._host.graph, effect.subtasks)
+            restored = restored_checkpoint(
+                found.newest.checkpoint_id, self._restored, self._host.graph
+            )
         return m.StartPrepared(
             attempt, restored, found.retained, found.next_checkpoint_id, found.is_new_claim
         )

@@ -103,7 +103,7 @@ def test_a_stored_checkpoint_is_what_the_next_attempt_starts_from(tmp_path: Path
     tasks = restored_tasks(found.newest, graph())
     assert tasks[SubtaskId("v0", 1)].finished
     assert [one.name for one in tasks[SubtaskId("v1", 0)].operators[0].lists] == ["l", "u"]
-    seen = restored_checkpoint(1, tasks)
+    seen = restored_checkpoint(1, tasks, graph())
     assert seen.finished == {SubtaskId("v0", 1)}
     assert {(s.subtask_index, s.split_id, s.done) for s in seen.splits} == {
         (0, "x", False),

@@ -85,6 +85,7 @@ class Slot:
             source=None,
             collects=[],
             release=self._release,
+            take_last_states=lambda when_written: (),
             close=list,
             checkpoint_aborted=lambda checkpoint_id: None,
         )

@@ -1,0 +1,107 @@
+"""The split lists of subtasks that had finished before a checkpoint, dealt out to those that go on from it.
+
+A finished subtask is opened no more, so what it held would be seen by nobody. Its items go to the subtasks of its
+vertex that had not finished, in order, and no two of these get numbers that differ by more than one.
+
+Invariants: an item is dealt once: to all that had not finished, where all of them begin again from the checkpoint,
+else to none, and it stays with the finished subtask; only lists of user functions are dealt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from jobmanager.graph.execution_attempt import SubtaskId
+from penstock.pb import checkpoint_pb2, graph_pb2
+
+Lists = list[checkpoint_pb2.OperatorStateSnapshot]
+DealtLists = dict[SubtaskId, dict[str, Lists]]
+"""Receiver -> operator uid -> what it gets besides its own."""
+
+
+def deal(
+    snapshots: Mapping[SubtaskId, checkpoint_pb2.SubtaskSnapshot],
+    graph: graph_pb2.JobGraph,
+    alone: Collection[SubtaskId] | None,
+) -> tuple[DealtLists, frozenset[SubtaskId]]:
+    """Deals out the split lists of finished subtasks.
+
+    Args:
+        snapshots: of the checkpoint.
+        alone: subtasks that begin again while the others run; None = all begin again.
+
+    Returns:
+        Who gets what, and whose lists have been dealt out.
+    """
+    dealt: DealtLists = {}
+    given: set[SubtaskId] = set()
+    for vertex in graph.vertices:
+        subtasks = [SubtaskId(vertex.id, index) for index in range(vertex.parallelism)]
+        known = [subtask for subtask in subtasks if subtask in snapshots]
+        receivers = [subtask for subtask in known if not snapshots[subtask].finished]
+        if not receivers or (alone is not None and not set(receivers) <= set(alone)):
+            continue
+        finished = [subtask for subtask in known if snapshots[subtask].finished]
+        uids = function_uids(vertex)
+        operators = [
+            operator
+            for subtask in finished
+            for operator in snapshots[subtask].operators
+            if operator.operator_uid in uids
+        ]
+        _deal_operators(operators, receivers, dealt)
+        given.update(finished)
+    return dealt, frozenset(given)
+
+
+def function_uids(vertex: graph_pb2.Vertex) -> frozenset[str]:
+    """The operators of a vertex whose lists are those of user functions."""
+    return frozenset(op.uid for op in vertex.operators if op.WhichOneof("spec") == "process")
+
+
+def is_split(held: checkpoint_pb2.OperatorStateSnapshot) -> bool:
+    """Whether each item belongs to one subtask."""
+    return held.redistribution == checkpoint_pb2.REDISTRIBUTION_SPLIT
+
+
+def _deal_operators(
+    operators: Iterable[checkpoint_pb2.OperatorSnapshot],
+    receivers: Sequence[SubtaskId],
+    dealt: DealtLists,
+) -> None:
+    runs: dict[tuple[str, str], Lists] = {}
+    for operator in operators:
+        for held in filter(is_split, operator.lists):
+            runs.setdefault((operator.operator_uid, held.name), []).append(held)
+    for (uid, _), own in runs.items():
+        total = sum(map(_item_count, own))
+        for index, receiver in enumerate(receivers):
+            first, end = (bound * total // len(receivers) for bound in (index, index + 1))
+            share = dealt.setdefault(receiver, {}).setdefault(uid, [])
+            share += _cut(own, first, end)
+
+
+def _cut(runs: Iterable[checkpoint_pb2.OperatorStateSnapshot], first: int, end: int) -> Lists:
+    """The items from ``first`` up to ``end`` of several runs, counted over all."""
+    found: Lists = []
+    begin = 0
+    for run in runs:
+        count = _item_count(run)
+        low, high = max(first - begin, 0), min(end - begin, count)
+        begin += count
+        if low >= high:
+            continue
+        part = checkpoint_pb2.OperatorStateSnapshot()
+        part.CopyFrom(run)
+        if not run.HasField("handle"):
+            del part.items[:]
+            part.items.extend(run.items[low:high])
+        elif run.item_count:
+            part.first_item, part.item_count = run.first_item + low, high - low
+        found.append(part)
+    return found
+
+
+def _item_count(run: checkpoint_pb2.OperatorStateSnapshot) -> int:
+    # A file whose items are not counted, as of earlier versions, goes to one subtask whole.
+    return (run.item_count or 1) if run.HasField("handle") else len(run.items)
