@@ -159,7 +159,9 @@ class HarnessRunner:
         )
         deployment = deployment_of(self._graph, vertex, attempt, inputs)
         if restored.checkpoint_id:
-            deployment.restore.CopyFrom(restored.task_of(vertex, attempt.subtask_index))
+            deployment.restore.CopyFrom(
+                restored.task_of(self._graph, vertex, attempt.subtask_index)
+            )
         head = vertex.operators[0].uid
         return make_task(
             deployment,

@@ -9,7 +9,11 @@ from common.pb import internal_pb2
 from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.manifest import decode_manifest
+from penstock.storage.snapshot_files import StoreSnapshotReader
+from taskmanager.harness.partial_rows import PARTIAL_ROWS, Owner, owned
+from taskmanager.state.operator_state import with_items
 
+_INLINE = StoreSnapshotReader(None)
 _UNION = checkpoint_pb2.REDISTRIBUTION_UNION
 _BROADCAST = checkpoint_pb2.REDISTRIBUTION_BROADCAST
 
@@ -53,17 +57,20 @@ class RestoredState:
         self.checkpoint_id = 0
         self._of_operator: dict[str, dict[int, checkpoint_pb2.OperatorSnapshot]] = {}
         self._names: dict[str, str] = {}
+        self._parallelism: dict[str, int] = {}
         for content in snapshots:
             manifest = decode_manifest(content, "the snapshot")
             self.checkpoint_id = max(self.checkpoint_id, manifest.checkpoint_id)
             for vertex in manifest.vertices:
                 for operator in vertex.operators:
                     self._names[operator.uid] = operator.name
+                    self._parallelism[operator.uid] = vertex.parallelism
             for subtask in manifest.subtasks:
                 self._add(subtask)
 
     def _add(self, subtask: checkpoint_pb2.SubtaskSnapshot) -> None:
-        for operator in subtask.operators:
+        for stored in subtask.operators:
+            operator = _with_items(stored)
             held = self._of_operator.setdefault(operator.operator_uid, {})
             if subtask.subtask_index in held and operator != held[subtask.subtask_index]:
                 raise JobRejected(
@@ -89,14 +96,54 @@ class RestoredState:
                     "restore what has the same"
                 )
 
-    def task_of(self, vertex: graph_pb2.Vertex, subtask_index: int) -> internal_pb2.RestoredTask:
+    def task_of(
+        self, graph: graph_pb2.JobGraph, vertex: graph_pb2.Vertex, subtask_index: int
+    ) -> internal_pb2.RestoredTask:
         """What one subtask starts with."""
         task = internal_pb2.RestoredTask(checkpoint_id=self.checkpoint_id)
-        for spec in vertex.operators:
+        for index, spec in enumerate(vertex.operators):
             held = self._of_operator.get(spec.uid)
             if held:
-                task.operators.append(self._operator(spec, vertex, subtask_index, held))
+                restored = self._operator(spec, vertex, subtask_index, held)
+                self._restore_partial_rows(restored, graph, vertex, index, subtask_index)
+                task.operators.append(restored)
         return task
+
+    def _restore_partial_rows(
+        self,
+        restored: internal_pb2.RestoredOperator,
+        graph: graph_pb2.JobGraph,
+        vertex: graph_pb2.Vertex,
+        operator_index: int,
+        subtask_index: int,
+    ) -> None:
+        """Puts in the place of the partial rows that were dealt out those of the subtask's own keys."""
+        kept = [one for one in restored.lists if one.codec != PARTIAL_ROWS]
+        if len(kept) == len(restored.lists):
+            return
+        (edge,) = (
+            edge
+            for edge in graph.edges
+            if edge.source_vertex == vertex.id
+            and edge.source_output.operator_index == operator_index
+        )
+        target = next(each for each in graph.vertices if each.id == edge.target_vertex)
+        before = self._parallelism.get(target.operators[0].uid, 1)
+        now = Owner(min(subtask_index, target.parallelism - 1), target.parallelism)
+        found = checkpoint_pb2.OperatorStateSnapshot(
+            name=next(one.name for one in restored.lists if one.codec == PARTIAL_ROWS),
+            redistribution=checkpoint_pb2.REDISTRIBUTION_SPLIT,
+            codec=PARTIAL_ROWS,
+        )
+        for index, operator in sorted(self._of_operator[restored.operator_uid].items()):
+            owners = (Owner(min(index, before - 1), before), now)
+            for held in operator.lists:
+                if held.name == found.name:
+                    found.items.extend(
+                        owned(item, edge, target.max_parallelism, owners) for item in held.items
+                    )
+        del restored.lists[:]
+        restored.lists.extend([*kept, found])
 
     def split_ids(self, uid: str) -> frozenset[str]:
         """The splits that a source's snapshots name."""
@@ -157,6 +204,15 @@ class RestoredState:
                 assigned.items.extend(given[subtask_index])
             found.append(assigned)
         return found
+
+
+def _with_items(stored: checkpoint_pb2.OperatorSnapshot) -> checkpoint_pb2.OperatorSnapshot:
+    """The snapshot with the items of large lists in their places."""
+    operator = checkpoint_pb2.OperatorSnapshot()
+    operator.CopyFrom(stored)
+    del operator.lists[:]
+    operator.lists.extend(with_items(held, _INLINE) for held in stored.lists)
+    return operator
 
 
 def _has_state(operator: checkpoint_pb2.OperatorSnapshot) -> bool:

@@ -23,6 +23,7 @@ from penstock.storage.snapshot_files import (
 )
 from taskmanager.snapshot.local_copies_store import LocalCopies, Place
 from taskmanager.snapshot.local_first_store import LocalFirstReader
+from taskmanager.state.operator_state import with_items
 from taskmanager.task.metrics import SubtaskCounters
 
 _log = structlog.get_logger()
@@ -137,20 +138,7 @@ class CheckpointFiles:
         Raises:
             StreamError: a file of theirs is missing or damaged.
         """
-        lists = []
-        for held in restored.lists:
-            found = checkpoint_pb2.OperatorStateSnapshot()
-            found.CopyFrom(held)
-            if held.HasField("handle"):
-                content = checkpoint_pb2.OperatorStateItems.FromString(
-                    self.reader.read(held.handle)
-                )
-                end = held.first_item + held.item_count if held.item_count else None
-                found.items.extend(content.items[held.first_item : end])
-                for field in ("handle", "first_item", "item_count"):
-                    found.ClearField(field)
-            lists.append(found)
-        return lists
+        return [with_items(held, self.reader) for held in restored.lists]
 
 
 def _handles(

@@ -9,10 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import SnapshotReader
 
 SPLIT = checkpoint_pb2.REDISTRIBUTION_SPLIT
 UNION = checkpoint_pb2.REDISTRIBUTION_UNION
 BROADCAST = checkpoint_pb2.REDISTRIBUTION_BROADCAST
+
+
+def with_items(
+    held: checkpoint_pb2.OperatorStateSnapshot, reader: SnapshotReader
+) -> checkpoint_pb2.OperatorStateSnapshot:
+    """The list with its items in place, also where they are in a file.
+
+    Raises:
+        StreamError: the file is missing or damaged.
+    """
+    found = checkpoint_pb2.OperatorStateSnapshot()
+    found.CopyFrom(held)
+    if held.HasField("handle"):
+        content = checkpoint_pb2.OperatorStateItems.FromString(reader.read(held.handle))
+        end = held.first_item + held.item_count if held.item_count else None
+        found.items.extend(content.items[held.first_item : end])
+        for field in ("handle", "first_item", "item_count"):
+            found.ClearField(field)
+    return found
 
 
 class OperatorList:
