@@ -143,7 +143,8 @@ def process_output_schema(function: Any, methods: Sequence[str], schema: Any) ->
     Args:
         function: an object of one of the classes for process functions.
         methods: its methods that take rows.
-        schema: what the user gave; None = from the annotation ``out: ps.Collector[Record]`` of a method.
+        schema: what the user gave; None = from the annotation ``out: ps.Collector[Record]`` of a method, or
+            of what it returns.
 
     Raises:
         JobRejected: nothing tells them.
@@ -151,7 +152,7 @@ def process_output_schema(function: Any, methods: Sequence[str], schema: Any) ->
     if schema is not None:
         return declared_schema("process", schema)
     found = next(
-        filter(None, (_collected_schema(getattr(function, method)) for method in methods)), None
+        filter(None, (_emitted_schema(getattr(function, method)) for method in methods)), None
     )
     if found is None:
         raise JobRejected(
@@ -163,8 +164,8 @@ def process_output_schema(function: Any, methods: Sequence[str], schema: Any) ->
     return found
 
 
-def _collected_schema(method: Callable[..., Any]) -> pa.Schema | None:
-    """The columns of ``Record`` where a parameter is annotated ``Collector[Record]``."""
+def _emitted_schema(method: Callable[..., Any]) -> pa.Schema | None:
+    """The columns of ``Record`` in ``out: Collector[Record]``, or in ``-> Iterator[Record]``."""
     from penstock.functions import Collector
     from penstock.process_functions import BatchCollector
 
@@ -176,7 +177,7 @@ def _collected_schema(method: Callable[..., Any]) -> pa.Schema | None:
         if typing.get_origin(hint) in (Collector, BatchCollector):
             (record,) = typing.get_args(hint)
             return schema_from_annotations(record) if isinstance(record, type) else None
-    return None
+    return schema_from_annotations(method)
 
 
 def _type(call: str, name: str, given: Any) -> pa.DataType:

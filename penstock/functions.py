@@ -10,7 +10,15 @@ import datetime as dt
 import inspect
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -163,8 +171,8 @@ class WindowFunction(UserFunction):
     """Sees all rows of a window at once."""
 
     @abstractmethod
-    def process(self, key: Any, window: WindowInfo, rows: Sequence[Row], out: Collector) -> None:
-        """Called when the window fires.
+    def process(self, key: Any, window: WindowInfo, rows: Sequence[Row], out: Collector) -> Any:
+        """Called when the window fires; may also return a list of results, or yield them.
 
         Args:
             key: the value of the key column, a tuple where there are several, None on an unkeyed
@@ -180,10 +188,7 @@ def open_function(function: object, ctx: FunctionContext) -> None:
     hook = _hook(function, "open")
     if hook is None:
         return
-    if inspect.signature(hook).parameters:
-        hook(ctx)
-    else:
-        hook()
+    check_has_run(hook(ctx) if inspect.signature(hook).parameters else hook(), "open")
 
 
 def has_open(function: object) -> bool:
@@ -196,7 +201,20 @@ def close_function(function: object) -> None:
     """Calls ``function.close``, where it has one."""
     hook = _hook(function, "close")
     if hook is not None:
-        hook()
+        check_has_run(hook(), "close")
+
+
+def check_has_run(returned: object, what: str) -> None:
+    """Checks that a call has done its work, where nobody takes what it returned.
+
+    Raises:
+        TypeError: it returned a generator or a coroutine, of which no line has run.
+    """
+    if isinstance(returned, Coroutine):
+        returned.close()
+        raise TypeError(f"{what} is a coroutine, which nobody awaits: write def, not async def")
+    if isinstance(returned, (Generator, AsyncGenerator)):
+        raise TypeError(f"{what} is a generator, of which no line would run: leave yield out")
 
 
 def _hook(function: object, name: str) -> Callable[..., object] | None:

@@ -3,6 +3,8 @@
 All of them: state is declared on the class (``penstock.state``); ``open`` and ``close`` frame the work;
 ``snapshot``, ``restore`` and ``checkpoint_complete`` are optional hooks around checkpoints. Everything is
 called on one thread, one call at a time, and every call should be short: a checkpoint waits for it.
+
+What takes ``out`` may emit its results, return a list of them, or yield them; it returns nothing else.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class StatefulFunction(UserFunction):
 class TimerFunction(StatefulFunction):
     """Base of the functions with timers."""
 
-    def on_timer(self, timestamp: int, ctx: ProcessContext, out: Collector) -> None:
+    def on_timer(self, timestamp: int, ctx: ProcessContext, out: Collector) -> Any:
         """Called for a timer of the current key.
 
         Args:
@@ -66,7 +68,7 @@ class ProcessFunction(StatefulFunction):
     """Any number of rows for a row, with side outputs and operator state, without a key."""
 
     @abstractmethod
-    def process(self, row: Any, ctx: ProcessContext, out: Collector) -> None:
+    def process(self, row: Any, ctx: ProcessContext, out: Collector) -> Any:
         """Called for each row; results have its event time."""
 
 
@@ -74,7 +76,7 @@ class KeyedProcessFunction(TimerFunction):
     """State and timers per key."""
 
     @abstractmethod
-    def process(self, row: Any, ctx: ProcessContext, out: Collector) -> None:
+    def process(self, row: Any, ctx: ProcessContext, out: Collector) -> Any:
         """Called for each row; state is that of the row's key, results have its event time."""
 
 
@@ -122,7 +124,7 @@ class KeyedBatchFunction(StatefulFunction):
     """State per key, read and written for many keys at once (``get_many``, ``put_many``)."""
 
     @abstractmethod
-    def process_batch(self, keys: pa.Array, batch: pa.RecordBatch, out: BatchCollector) -> None:
+    def process_batch(self, keys: pa.Array, batch: pa.RecordBatch, out: BatchCollector) -> Any:
         """Called for each batch.
 
         Args:
@@ -136,11 +138,11 @@ class BroadcastProcessFunction(StatefulFunction):
     """Rows, and a broadcast stream that all subtasks see."""
 
     @abstractmethod
-    def process(self, row: Any, ctx: ProcessContext, out: Collector) -> None:
+    def process(self, row: Any, ctx: ProcessContext, out: Collector) -> Any:
         """Called for each row; broadcast state can be read."""
 
     @abstractmethod
-    def process_broadcast(self, row: Any, ctx: ProcessContext, out: Collector) -> None:
+    def process_broadcast(self, row: Any, ctx: ProcessContext, out: Collector) -> Any:
         """Called for each row of the broadcast stream; broadcast state can be changed.
 
         Must do the same to it in every subtask: depend on the row and on broadcast state alone.
@@ -155,11 +157,11 @@ class CoProcessFunction(StatefulFunction):
     """Rows of two streams."""
 
     @abstractmethod
-    def process_left(self, row: Any, ctx: ProcessContext, out: Collector) -> None:
+    def process_left(self, row: Any, ctx: ProcessContext, out: Collector) -> Any:
         """Called for each row of the first stream."""
 
     @abstractmethod
-    def process_right(self, row: Any, ctx: ProcessContext, out: Collector) -> None:
+    def process_right(self, row: Any, ctx: ProcessContext, out: Collector) -> Any:
         """Called for each row of the second stream."""
 
 

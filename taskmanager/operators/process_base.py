@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from common.elements import PAUSE, OperatorOutput, Watermark
 from penstock.errors import JobRejected, TaskFailure
+from penstock.functions import check_has_run
 from penstock.pb import graph_pb2
 from penstock.process_context import ProcessContext
 from penstock.process_functions import PROCESS_KINDS, CheckpointContext, ProcessKindInfo
@@ -30,6 +31,7 @@ from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.process_output import ProcessCollector, ProcessOutput
 from taskmanager.operators.process_state import FunctionStates
 from taskmanager.operators.process_timers import TimerService
+from taskmanager.operators.returned_rows import emit_returned
 from taskmanager.operators.time_slice import TimeSlice
 from taskmanager.operators.user_function import UserFunctionHandle
 
@@ -119,7 +121,7 @@ class StatefulOperator(Operator):
     def _call_hook(self, method: str, argument: object) -> None:
         self._ctx.absence = f"in {method}()"
         try:
-            getattr(self._handle.function, method)(argument)
+            check_has_run(getattr(self._handle.function, method)(argument), method)
         except Exception as error:
             raise self._handle.failure(error, method=method) from error
 
@@ -266,7 +268,9 @@ class TimerOperator(StatefulOperator):
                 if changes.deleted and changes.deleted.pop((slot, time_ms), None) is not None:
                     continue
                 ctx.slot, ctx.index = slot, fired
-                on_timer(time_ms, ctx, out)
+                returned = on_timer(time_ms, ctx, out)
+                if returned is not None:
+                    emit_returned(returned, out.emit)
         except Exception as error:
             shown = f"{domain} timer at {time_ms} ms of key {ctx.key!r}"
             raise self._handle.failure(error, row=_Text(shown), method="on_timer") from error

@@ -22,6 +22,7 @@ from taskmanager.operators.batch_results import result_columns
 from taskmanager.operators.operator import NOTHING, OperatorContext
 from taskmanager.operators.process_base import StatefulOperator
 from taskmanager.operators.process_state import BatchKeys
+from taskmanager.operators.returned_rows import emit_returned
 
 _FATAL = (StoreCorrupt, StoreNotFound, StoreTransient)
 
@@ -58,7 +59,9 @@ class BatchProcessOperator(StatefulOperator):
         ctx.absence = "in process_batch(): use get_many() and put_many()"
         ctx.slots_of = BatchKeys(keys, slots).slots_of
         try:
-            self._handle.function.process_batch(keys, user_batch(batch), out)
+            returned = self._handle.function.process_batch(keys, user_batch(batch), out)
+            if returned is not None:
+                emit_returned(returned, out.emit, "batch")
         except Exception as error:
             failure = self._handle.failure(error, method="process_batch")
             if isinstance(error, _FATAL):

@@ -21,6 +21,7 @@ from typing_extensions import override
 from common.elements import PAUSE, OperatorOutput
 from penstock.column_values import decode
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
+from penstock.functions import check_has_run
 from penstock.pb import graph_pb2
 from penstock.rows import Row, lazy_columns, row_class
 from penstock.schema import EVENT_TIME, schema_from_bytes, user_schema
@@ -29,6 +30,7 @@ from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import NOTHING, OperatorContext
 from taskmanager.operators.process_base import TimerOperator
+from taskmanager.operators.returned_rows import emit_returned
 from taskmanager.operators.row_results import row_at
 
 # Never a bad record: asks for the end, or says that the state cannot be read.
@@ -153,7 +155,10 @@ class ProcessOperator(TimerOperator):
         self._leave(keys)
 
     def _apply(self, state: Any, function: Callable[[Any, Any], object]) -> None:
-        self._states.visit(state, function, _keys_of)
+        def call(key: Any, state: Any) -> None:
+            check_has_run(function(key, state), "what ctx.apply_to_keyed_state() calls")
+
+        self._states.visit(state, call, _keys_of)
 
     def _call_rows(
         self,
@@ -174,7 +179,9 @@ class ProcessOperator(TimerOperator):
                 row._penstock_index = index
                 ctx.index = index
                 ctx.slot = slot
-                call(row, ctx, out)
+                returned = call(row, ctx, out)
+                if returned is not None:
+                    emit_returned(returned, out.emit)
         except (Exception, SystemExit) as e:  # noqa: BLE001 - the user's code may raise anything; the policy decides
             out.drop(index)
             self._raised(columns[-1], index, e, given)

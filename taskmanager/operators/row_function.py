@@ -15,6 +15,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import PAUSE, OperatorOutput
+from penstock.functions import check_has_run
 from penstock.pb import graph_pb2
 from penstock.rows import Row, lazy_columns, make_row, row_class
 from penstock.schema import schema_from_bytes
@@ -108,6 +109,8 @@ class RowFunctionOperator(Operator):
         for index, result in zip(indexes, results, strict=True):
             try:
                 if result:
+                    if result is not True:
+                        check_has_run(result, "the predicate")
                     kept.append(index)
             except Exception as e:  # noqa: BLE001 - the truth of the user's object may raise anything
                 self._raised(batch, index, e)

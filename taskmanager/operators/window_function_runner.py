@@ -32,6 +32,7 @@ from penstock.rows import (
 from penstock.schema import EVENT_TIME, schema_from_bytes, user_schema
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import OperatorContext
+from taskmanager.operators.returned_rows import emit_returned
 from taskmanager.operators.time_slice import SLICE_NS
 from taskmanager.operators.user_function import UserFunctionHandle
 from taskmanager.operators.window_contents import times
@@ -145,7 +146,9 @@ class ProcessRunner(WindowFunctionRunner):
     def _call(self, windows: WindowRows, window: int, rows: RowSequence) -> None:
         key, info = self._key(window), windows.info(window)
         try:
-            self._handle.function.process(key, info, rows, self._collector)
+            returned = self._handle.function.process(key, info, rows, self._collector)
+            if returned is not None:
+                emit_returned(returned, self._collector.emit)
         except Exception as error:
             self._collector.discard()
             shown = _Shown(

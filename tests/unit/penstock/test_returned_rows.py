@@ -1,0 +1,297 @@
+"""Aim: rows that a function yields or returns come out, and nothing that it returns is lost without a word.
+
+Method: every kind of function, each with the same results given out in every way there is, through the harness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typing_extensions import override
+
+import penstock as ps
+import penstock.testing as pt
+
+SCHEMA = {"k": "string", "n": "int64"}
+
+
+def emits(row: Any, out: Any) -> Any:
+    out.emit(k=row["k"], n=row["n"])
+    out.emit({"k": row["k"], "n": -row["n"]})
+    return None
+
+
+def both(row: Any) -> list[Any]:
+    return [{"k": row["k"], "n": row["n"]}, (row["k"], -row["n"])]
+
+
+def yields(row: Any, out: Any) -> Any:
+    yield from both(row)
+
+
+def mixes(row: Any, out: Any) -> Any:
+    out.emit(k=row["k"], n=row["n"])
+    yield {"k": row["k"], "n": -row["n"]}
+
+
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "emit": emits,
+    "list": lambda row, out: both(row),
+    "yield": yields,
+    "both": mixes,
+    "iterator": lambda row, out: iter(both(row)),
+    "map": lambda row, out: map(
+        dict, [{"k": row["k"], "n": row["n"]}, {"k": row["k"], "n": -row["n"]}]
+    ),
+}
+
+
+async def awaits(row: Any, out: Any) -> Any:
+    return both(row)
+
+
+WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "dict": (lambda row, out: {"k": "a", "n": 1}, r"returned \{'k': 'a', 'n': 1\} \(dict\)"),
+    "int": (lambda row, out: 0, r"returned 0 \(int\)"),
+    "bool": (lambda row, out: False, r"returned False \(bool\)"),
+    "row": (lambda row, out: row, r"returned .*"),
+    "tuple": (lambda row, out: ("a", 1), r"\(tuple\)"),
+    "text": (lambda row, out: "abc", r"returned 'abc' \(str\)"),
+    "set": (lambda row, out: {1}, r"\(set\)"),
+    "coroutine": (awaits, "write def, not async def"),
+    "list of no rows": (lambda row, out: [1], "does not fit"),
+}
+
+
+class Way:
+    def __init__(self, way: Callable[[Any, Any], Any]) -> None:
+        self.way = way
+
+
+class Plain(Way, ps.ProcessFunction):
+    @override
+    def process(self, row: Any, ctx: Any, out: Any) -> Any:
+        return self.way(row, out)
+
+
+class Keyed(Way, ps.KeyedProcessFunction):
+    @override
+    def process(self, row: Any, ctx: Any, out: Any) -> Any:
+        return self.way(row, out)
+
+
+class Timed(Way, ps.KeyedProcessFunction):
+    last = ps.ValueState("last", pa.int64())
+
+    @override
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        self.last.update(row.n)
+        ctx.timers.event_time(10)
+
+    @override
+    def on_timer(self, timestamp: int, ctx: Any, out: Any) -> Any:
+        return self.way({"k": ctx.key, "n": self.last.value()}, out)
+
+
+class Broadcast(Way, ps.BroadcastProcessFunction):
+    @override
+    def process(self, row: Any, ctx: Any, out: Any) -> Any:
+        return self.way(row, out)
+
+    @override
+    def process_broadcast(self, row: Any, ctx: Any, out: Any) -> Any:
+        return self.way(row, out)
+
+
+class KeyedBroadcast(Broadcast, ps.KeyedBroadcastProcessFunction):
+    pass
+
+
+class Co(Way, ps.CoProcessFunction):
+    @override
+    def process_left(self, row: Any, ctx: Any, out: Any) -> Any:
+        return self.way(row, out)
+
+    @override
+    def process_right(self, row: Any, ctx: Any, out: Any) -> Any:
+        return self.way(row, out)
+
+
+class KeyedCo(Co, ps.KeyedCoProcessFunction):
+    pass
+
+
+class Windowed(Way, ps.WindowFunction):
+    @override
+    def process(self, key: Any, window: Any, rows: Any, out: Any) -> Any:
+        return self.way(rows[0], out)
+
+
+KINDS = {
+    Plain: {},
+    Keyed: {"keys": ["k"]},
+    Timed: {"keys": ["k"]},
+    Broadcast: {},
+    KeyedBroadcast: {"keys": ["k"]},
+    Co: {},
+    KeyedCo: {"keys": ["k"]},
+    Windowed: {"keys": ["k"], "window": ps.tumbling("1s")},
+}
+TWO = (Broadcast, Co)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_come_out_however_they_are_given(kind: Any, way: str) -> None:
+    with pt.harness(kind(WAYS[way]), schema=SCHEMA, output_schema=SCHEMA, **KINDS[kind]) as h:
+        h.push({"k": "a", "n": 1}, 0)
+        expected = [{"k": "a", "n": 1}, {"k": "a", "n": -1}]
+        if issubclass(kind, TWO):
+            h.push({"k": "b", "n": 2}, 0, input=1)
+            expected += [{"k": "b", "n": 2}, {"k": "b", "n": -2}]
+        h.end()
+        assert h.output == expected
+
+
+def _push_and_end(h: pt.Harness) -> None:
+    h.push({"k": "a", "n": 1}, 0)
+    h.end()
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_else_is_returned_fails_with_the_word(kind: Any, case: str) -> None:
+    way, words = WRONG[case]
+    h = pt.harness(kind(way), schema=SCHEMA, output_schema=SCHEMA, **KINDS[kind])
+    with h, pytest.raises(ps.JobFailed, match=words) as failed:
+        _push_and_end(h)
+    if words.startswith("returned"):
+        assert "out.emit(row), yield it, or return a list" in str(failed.value)
+
+
+def test_event_times_and_policy_are_those_of_emitted_rows() -> None:
+    def way(row: Any, out: Any) -> Any:
+        yield {"k": row.k, "n": row.n}
+        if row.n == 2:
+            raise ValueError("two")
+
+    with pt.harness(
+        lambda s: s.process(Plain(way), schema=SCHEMA).on_error("bad"), schema=SCHEMA
+    ) as h:
+        h.push_many([{"k": "a", "n": n} for n in (1, 2, 3)], [5, 6, 7])
+        assert h.take(event_time=True) == [(5, {"k": "a", "n": 1}), (7, {"k": "a", "n": 3})]
+        (bad,) = h.side("bad")
+        assert "two" in bad["error"]
+
+
+class Batches(ps.KeyedBatchFunction):
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    @override
+    def process_batch(self, keys: pa.Array, batch: pa.RecordBatch, out: Any) -> Any:
+        if self.way == "emit":
+            out.emit(batch)
+            return None
+        if self.way == "list":
+            return [batch]
+        if self.way == "yield":
+            return (each for each in [batch.slice(0, 1), batch.slice(1)])
+        return batch
+
+
+@pytest.mark.parametrize("way", ["emit", "list", "yield"])
+def test_batches_come_out_however_they_are_given(way: str) -> None:
+    with pt.harness(
+        Batches(way), keys=["k"], schema=SCHEMA, output_schema=SCHEMA, event_time=False
+    ) as h:
+        rows = [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
+        h.push_many(rows)
+        assert h.output == rows
+
+
+def test_a_returned_batch_fails_with_the_word() -> None:
+    h = pt.harness(Batches("return"), keys=["k"], schema=SCHEMA, output_schema=SCHEMA)
+    with h, pytest.raises(ps.JobFailed, match=r"\(RecordBatch\): emit each batch with"):
+        h.push({"k": "a", "n": 1})
+
+
+@dataclass
+class Found:
+    k: str
+    n: int
+
+
+class Annotated(ps.KeyedProcessFunction):
+    @override
+    def process(self, row: Any, ctx: Any, out: Any) -> Iterator[Found]:
+        yield Found(row.k, row.n)
+
+
+def test_the_columns_may_be_those_of_what_is_yielded() -> None:
+    with pt.harness(Annotated(), keys=["k"], schema=SCHEMA) as h:
+        h.push({"k": "a", "n": 1})
+        assert h.output == [{"k": "a", "n": 1}]
+
+
+# ---------------------------------------------------------------- what nobody would run
+
+
+class Opens(ps.ProcessFunction):
+    @override
+    def open(self, ctx: Any) -> Any:
+        yield 1
+
+    @override
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        pass
+
+
+class Snaps(ps.ProcessFunction):
+    @override
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        pass
+
+    @override
+    async def snapshot(self, ctx: Any) -> None:  # type: ignore[override]
+        pass
+
+
+class Visits(ps.KeyedBroadcastProcessFunction):
+    last = ps.ValueState("last", pa.int64())
+
+    @override
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        self.last.update(row.n)
+
+    @override
+    def process_broadcast(self, row: Any, ctx: Any, out: Any) -> None:
+        def visit(key: Any, state: Any) -> Iterator[int]:
+            yield state.value()
+
+        ctx.apply_to_keyed_state(self.last, visit)
+
+
+def test_a_hook_of_which_no_line_would_run_fails() -> None:
+    with pytest.raises(ps.JobFailed, match="open is a generator, of which no line would run"):
+        pt.harness(Opens(), schema=SCHEMA, output_schema=SCHEMA)
+    snaps = pt.harness(Snaps(), schema=SCHEMA, output_schema=SCHEMA)
+    with snaps, pytest.raises(ps.JobFailed, match="snapshot is a coroutine, which nobody awaits"):
+        snaps.snapshot()
+    with pt.harness(Visits(), keys=["k"], schema=SCHEMA, output_schema=SCHEMA) as h:
+        h.push({"k": "a", "n": 1})
+        with pytest.raises(ps.JobFailed, match="is a generator"):
+            h.push({"k": "a", "n": 1}, input=1)
+
+
+def test_a_predicate_that_yields_does_not_keep_every_row() -> None:
+    def predicate(row: Any) -> Any:
+        yield row.n > 1
+
+    h = pt.harness(lambda s: s.filter(predicate), schema=SCHEMA)
+    with h, pytest.raises(ps.JobFailed, match="the predicate is a generator"):
+        h.push({"k": "a", "n": 1})
