@@ -29,8 +29,7 @@ from taskmanager.kernels.jit import (
 )
 
 _EMPTY = interface.EMPTY_WORD
-_MULTIPLIER_1 = np.uint64(interface.HOME_MULTIPLIER_1)
-_MULTIPLIER_2 = np.uint64(interface.HOME_MULTIPLIER_2)
+_MULTIPLIER = np.uint64(interface.HOME_MULTIPLIER)
 _ONE = np.uint64(1)
 _COUNT = interface.STATE_COUNT
 _NEXT_INDEX = interface.STATE_NEXT_INDEX
@@ -39,15 +38,22 @@ _SENTINEL_USED = interface.STATE_SENTINEL_USED
 _NULL_USED = interface.STATE_NULL_USED
 _ARENA_USED = interface.STATE_ARENA_USED
 _ARENA_DEAD = interface.STATE_ARENA_DEAD
+_OWN_MULTIPLIER = interface.STATE_MULTIPLIER
 _HEADER = interface.ARENA_HEADER_BYTES
 
 
 @inlined
-def _home(key: Any, shift: Any) -> Any:
+def _home(key: Any, multiplier: Any, shift: Any) -> Any:
     """The slot where probing for a key word starts."""
-    mixed = np.uint64(key) * _MULTIPLIER_1
+    mixed = np.uint64(key) * _MULTIPLIER
     mixed ^= mixed >> np.uint64(32)
-    return (mixed * _MULTIPLIER_2) >> shift
+    return (mixed * multiplier) >> shift
+
+
+@inlined
+def _byte_home(key_hash: Any, multiplier: Any, shift: Any) -> Any:
+    """The slot where probing for a key of that hash starts."""
+    return (np.uint64(key_hash) * multiplier) >> shift
 
 
 @inlined
@@ -123,6 +129,7 @@ def upsert_fixed(
     capacity = records.shape[0] - 2
     mask = np.uint64(capacity - 1)
     shift = _shift(capacity)
+    multiplier = np.uint64(state[_OWN_MULTIPLIER])
     has_nulls = len(nulls) > 0
     count = state[_COUNT]
     for row in range(len(keys)):
@@ -134,7 +141,7 @@ def upsert_fixed(
             slot = np.uint64(capacity)
             count += _use_special(records, slot, _SENTINEL_USED, state, free, index_column)
         else:
-            slot = _home(key, shift)
+            slot = _home(key, multiplier, shift)
             while True:
                 found = records[slot, 0]
                 if found == key:
@@ -157,9 +164,9 @@ def upsert_fixed(
 
 
 @inlined
-def _find_word(key: Any, records: Any, mask: Any, shift: Any) -> Any:
+def _find_word(key: Any, records: Any, mask: Any, multiplier: Any, shift: Any) -> Any:
     """The slot of a key word, -1 where it is not in the table."""
-    slot = _home(key, shift)
+    slot = _home(key, multiplier, shift)
     result = np.int64(-1)
     while True:
         found = records[slot, 0]
@@ -180,21 +187,25 @@ def find_fixed(
     capacity = records.shape[0] - 2
     mask = np.uint64(capacity - 1)
     shift = _shift(capacity)
+    multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(keys)):
         if len(nulls) > 0 and nulls[row]:
             slots[row] = capacity + 1 if state[_NULL_USED] else -1
         elif keys[row] == _EMPTY:
             slots[row] = capacity if state[_SENTINEL_USED] else -1
         else:
-            slots[row] = _find_word(keys[row], records, mask, shift)
+            slots[row] = _find_word(keys[row], records, mask, multiplier, shift)
 
 
-@kernel(VOID(RECORDS, INT64S_IN, INT64, BOOL))
-def _close_gap(records: Int64Array, template: Int64Array, removed: int, byte_keys: bool) -> None:
+@kernel(VOID(RECORDS, INT64S_IN, INT64S_IN, INT64, BOOL))
+def _close_gap(
+    records: Int64Array, template: Int64Array, state: Int64Array, removed: int, byte_keys: bool
+) -> None:
     """Empties a slot and moves back the records that were displaced beyond it."""
     capacity = records.shape[0] - 2
     mask = np.uint64(capacity - 1)
     shift = _shift(capacity)
+    multiplier = np.uint64(state[_OWN_MULTIPLIER])
     gap = np.uint64(removed)
     slot = gap
     while True:
@@ -202,11 +213,11 @@ def _close_gap(records: Int64Array, template: Int64Array, removed: int, byte_key
         if byte_keys:
             if records[slot, 1] < 0:
                 break
-            home = np.uint64(records[slot, 0]) >> shift
+            home = _byte_home(records[slot, 0], multiplier, shift)
         else:
             if records[slot, 0] == _EMPTY:
                 break
-            home = _home(records[slot, 0], shift)
+            home = _home(records[slot, 0], multiplier, shift)
         # A record may move to the gap unless its home lies behind the gap.
         if ((slot - home) & mask) >= ((slot - gap) & mask):
             for column in range(records.shape[1]):
@@ -229,6 +240,7 @@ def remove_fixed(
     capacity = records.shape[0] - 2
     mask = np.uint64(capacity - 1)
     shift = _shift(capacity)
+    multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(keys)):
         if len(nulls) > 0 and nulls[row]:
             if state[_NULL_USED]:
@@ -241,19 +253,26 @@ def remove_fixed(
                 _release(records, capacity, state, free, index_column)
                 _reset(records, capacity, template)
         else:
-            slot = _find_word(keys[row], records, mask, shift)
+            slot = _find_word(keys[row], records, mask, multiplier, shift)
             if slot >= 0:
                 _release(records, slot, state, free, index_column)
-                _close_gap(records, template, slot, False)
+                _close_gap(records, template, state, slot, False)
 
 
 @inlined
 def _probe_bytes(
-    data: Any, start: Any, length: Any, key_hash: Any, records: Any, arena: Any, shift: Any
+    data: Any,
+    start: Any,
+    length: Any,
+    key_hash: Any,
+    records: Any,
+    arena: Any,
+    multiplier: Any,
+    shift: Any,
 ) -> Any:
     """The slot of a byte key; -1 - the empty slot where it belongs, when it is not there."""
     mask = np.uint64(records.shape[0] - 3)
-    slot = np.uint64(key_hash) >> shift
+    slot = _byte_home(key_hash, multiplier, shift)
     while True:
         position = records[slot, 1]
         if position < 0:
@@ -290,10 +309,12 @@ def upsert_bytes(
 ) -> int:
     """See ``interface.Kernels.upsert_bytes``."""
     shift = _shift(records.shape[0] - 2)
+    multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
         start = offsets[row]
         length = offsets[row + 1] - start
-        slot = _probe_bytes(data, start, length, np.int64(hashes[row]), records, arena, shift)
+        key_hash = np.int64(hashes[row])
+        slot = _probe_bytes(data, start, length, key_hash, records, arena, multiplier, shift)
         if slot < 0:
             if state[_COUNT] >= limit:
                 return row
@@ -313,21 +334,24 @@ def upsert_bytes(
     return len(hashes)
 
 
-@kernel(VOID(BYTES_IN, INT64S_IN, UINT64S_IN, RECORDS_IN, BYTES_IN, INT64S), nogil=True)
+@kernel(VOID(BYTES_IN, INT64S_IN, UINT64S_IN, RECORDS_IN, INT64S_IN, BYTES_IN, INT64S), nogil=True)
 def find_bytes(
     data: ByteArray,
     offsets: Int64Array,
     hashes: UInt64Array,
     records: Int64Array,
+    state: Int64Array,
     arena: ByteArray,
     slots: Int64Array,
 ) -> None:
     """See ``interface.Kernels.find_bytes``."""
     shift = _shift(records.shape[0] - 2)
+    multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
         start = offsets[row]
         length = offsets[row + 1] - start
-        slot = _probe_bytes(data, start, length, np.int64(hashes[row]), records, arena, shift)
+        key_hash = np.int64(hashes[row])
+        slot = _probe_bytes(data, start, length, key_hash, records, arena, multiplier, shift)
         slots[row] = max(slot, -1)
 
 
@@ -348,36 +372,39 @@ def remove_bytes(
 ) -> None:
     """See ``interface.Kernels.remove_bytes``."""
     shift = _shift(records.shape[0] - 2)
+    multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
         start = offsets[row]
         length = offsets[row + 1] - start
-        slot = _probe_bytes(data, start, length, np.int64(hashes[row]), records, arena, shift)
+        key_hash = np.int64(hashes[row])
+        slot = _probe_bytes(data, start, length, key_hash, records, arena, multiplier, shift)
         if slot >= 0:
             state[_ARENA_DEAD] += _HEADER + length
             _release(records, slot, state, free, index_column)
-            _close_gap(records, template, slot, True)
+            _close_gap(records, template, state, slot, True)
 
 
-@kernel(VOID(RECORDS_IN, RECORDS, BOOL), nogil=True)
-def rehash(source: Int64Array, target: Int64Array, byte_keys: bool) -> None:
+@kernel(VOID(RECORDS_IN, RECORDS, INT64S_IN, BOOL), nogil=True)
+def rehash(source: Int64Array, target: Int64Array, state: Int64Array, byte_keys: bool) -> None:
     """See ``interface.Kernels.rehash``."""
     old_capacity = source.shape[0] - 2
     capacity = target.shape[0] - 2
     width = source.shape[1]
     mask = np.uint64(capacity - 1)
     shift = _shift(capacity)
+    multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for old in range(old_capacity):
         if byte_keys:
             if source[old, 1] < 0:
                 continue
-            slot = np.uint64(source[old, 0]) >> shift
+            slot = _byte_home(source[old, 0], multiplier, shift)
             while target[slot, 1] >= 0:
                 slot = (slot + _ONE) & mask
         else:
             key = source[old, 0]
             if key == _EMPTY:
                 continue
-            slot = _home(key, shift)
+            slot = _home(key, multiplier, shift)
             while target[slot, 0] != _EMPTY:
                 slot = (slot + _ONE) & mask
         for column in range(width):

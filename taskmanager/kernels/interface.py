@@ -6,7 +6,8 @@ know nothing of Arrow. An empty ``nulls`` or ``valid`` array means that every ro
 Layout of a table's ``records`` (int64[capacity + 2, width], capacity a power of two): column 0 is
 the key word (fixed keys) or the key's hash (byte keys, which have the arena position of the key in
 column 1). An empty record is the table's ``template``: ``EMPTY_WORD`` in column 0 (fixed) or -1 in
-column 1 (bytes), and what a new key starts from in the others. Probing is linear from ``home``. Two records behind the last slot are for keys that cannot be hashed into
+column 1 (bytes), and what a new key starts from in the others. Probing is linear from ``home``, the top
+bits of the key's product with the table's multiplier. Two records behind the last slot are for keys that cannot be hashed into
 place: row ``capacity`` for the key ``EMPTY_WORD`` itself, row ``capacity + 1`` for null.
 
 ``state`` (int64[STATE_WORDS]) carries the counters of a table, see the ``STATE_`` constants.
@@ -25,8 +26,8 @@ from taskmanager.kernels.accumulators import Values
 EMPTY_WORD: Final = -0x5BD1E99512345679
 """Marks an empty record of fixed keys."""
 
-HOME_MULTIPLIER_1: Final = 0x9E3779B97F4A7C15
-HOME_MULTIPLIER_2: Final = 0xBF58476D1CE4E5B9
+HOME_MULTIPLIER: Final = 0x9E3779B97F4A7C15
+"""Spreads key words before the table's own multiplier orders them; hashes need no such step."""
 
 STATE_COUNT: Final = 0
 """Keys in the table."""
@@ -42,7 +43,9 @@ STATE_ARENA_USED: Final = 5
 """Bytes of the arena in use."""
 STATE_ARENA_DEAD: Final = 6
 """Bytes of those that belong to removed keys."""
-STATE_WORDS: Final = 7
+STATE_MULTIPLIER: Final = 7
+"""What keys are multiplied with to find their home: odd, and another one in each table (``SlotTable``)."""
+STATE_WORDS: Final = 8
 
 ARENA_HEADER_BYTES: Final = 8
 
@@ -127,6 +130,7 @@ class Kernels(KeyLoops, Protocol):
         offsets: Int64Array,
         hashes: UInt64Array,
         records: Int64Array,
+        state: Int64Array,
         arena: ByteArray,
         slots: Int64Array,
     ) -> None:
@@ -148,7 +152,9 @@ class Kernels(KeyLoops, Protocol):
         """Like ``remove_fixed`` for byte keys; their bytes in the arena become dead."""
         ...
 
-    def rehash(self, source: Int64Array, target: Int64Array, byte_keys: bool) -> None:
+    def rehash(
+        self, source: Int64Array, target: Int64Array, state: Int64Array, byte_keys: bool
+    ) -> None:
         """Moves all records of one table into an empty, larger one of the same width."""
         ...
 

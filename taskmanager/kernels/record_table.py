@@ -190,9 +190,6 @@ class RecordTable:
         Raises:
             AccumulatorOverflowError: as in ``accumulate``.
         """
-        # Rows mostly come in the order of another table's slots: into a table that grows on the way they
-        # would all go to its first slots, in quadratic time.
-        self.reserve(max(len(self), len(rows.keys)))
         self.accumulate(rows.keys, rows.accumulators, rows.validity, merge=True)
 
     def lookup_or_insert(self, keys: KeyBatch) -> Int64Array:

@@ -4,6 +4,10 @@
 gives out slots; what lies in the other columns is the owner's. Slots are valid until the next
 insertion, removal or ``clear``.
 
+Each table orders its keys in a way of its own, by a multiplier that its first key gives. Keys often come
+in the order of another table's slots; in the same order here they would all go to the first slots of a
+table that grows, in quadratic time.
+
 Invariants: at most ``LOAD_PERCENT`` of the slots are used, so that probing always meets an empty
 one; the records are aligned to cache lines; with an index column, the indices of the keys in the
 table are distinct, and smaller than ``index_bound``.
@@ -28,6 +32,7 @@ from taskmanager.kernels.interface import (
     STATE_ARENA_USED,
     STATE_COUNT,
     STATE_FREE_COUNT,
+    STATE_MULTIPLIER,
     STATE_NEXT_INDEX,
     STATE_NULL_USED,
     STATE_SENTINEL_USED,
@@ -41,6 +46,8 @@ FAST_GROWTH_BELOW: Final = 1 << 16
 """Smaller tables grow fourfold, larger ones twofold."""
 ARENA_COMPACTION_MIN_BYTES: Final = 1 << 16
 FILL_ROWS: Final = 2048
+
+_WORD_MASK: Final = (1 << 64) - 1
 
 NO_NULLS: BoolArray = np.empty(0, dtype=np.bool_)
 CACHE_LINE_BYTES: Final = 64
@@ -106,6 +113,8 @@ class SlotTable(ABC):
         """
         slots = np.empty(len(keys), dtype=np.int64)
         before = len(self)
+        if before == 0 and len(keys):
+            self.state[STATE_MULTIPLIER] = _multiplier(self._first_word(keys))
         while self._upsert_some(keys, version_column, version, slots) < len(keys):
             self._grow()
         if len(self) != before:
@@ -200,7 +209,7 @@ class SlotTable(ABC):
         else:
             self.records = self._empty_records(capacity)
         self._clear_arena(is_kept)
-        self.state[:] = 0
+        self.state[:] = 0  # the first key to come gives a new multiplier
         self._occupied = None
 
     def memory_bytes(self) -> int:
@@ -216,7 +225,7 @@ class SlotTable(ABC):
     def _replace_records(self, capacity: int) -> None:
         self.before_replacement()
         target = self._empty_records(capacity)
-        self.kernels.rehash(self.records, target, self.key_words == 2)
+        self.kernels.rehash(self.records, target, self.state, self.key_words == 2)
         self.records = target
         self._occupied = None
 
@@ -235,6 +244,10 @@ class SlotTable(ABC):
 
     @abstractmethod
     def _remove(self, keys: KeyBatch) -> None: ...
+
+    @abstractmethod
+    def _first_word(self, keys: KeyBatch) -> int:
+        """Something of the first of at least one key."""
 
     @abstractmethod
     def _empty_key(self, template: Int64Array) -> Int64Array:
@@ -295,6 +308,10 @@ class FixedSlotTable(SlotTable):
         )
 
     @override
+    def _first_word(self, keys: KeyBatch) -> int:
+        return int(_fixed_parts(keys)[0][0])
+
+    @override
     def _empty_key(self, template: Int64Array) -> Int64Array:
         return np.append(np.int64(EMPTY_WORD), template[1:])
 
@@ -326,7 +343,9 @@ class ByteSlotTable(SlotTable):
     def find(self, keys: KeyBatch) -> Int64Array:
         slots = np.empty(len(keys), dtype=np.int64)
         data, offsets = _byte_parts(keys)
-        self.kernels.find_bytes(data, offsets, keys.hashes, self.records, self._arena, slots)
+        self.kernels.find_bytes(
+            data, offsets, keys.hashes, self.records, self.state, self._arena, slots
+        )
         return slots
 
     @override
@@ -441,6 +460,10 @@ class ByteSlotTable(SlotTable):
         return lengths
 
     @override
+    def _first_word(self, keys: KeyBatch) -> int:
+        return int(keys.hashes[0])
+
+    @override
     def _empty_key(self, template: Int64Array) -> Int64Array:
         return np.concatenate([np.array([0, -1], dtype=np.int64), template[2:]])
 
@@ -448,6 +471,15 @@ class ByteSlotTable(SlotTable):
     def _used(self, records: Int64Array) -> BoolArray:
         used: BoolArray = records[:, 1] >= 0
         return used
+
+
+def _multiplier(word: int) -> int:
+    """An odd number, as int64, that has nothing in common with those of other words (splitmix64)."""
+    mixed = (word + 0x9E3779B97F4A7C15) & _WORD_MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD_MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _WORD_MASK
+    mixed = (mixed ^ (mixed >> 31)) | 1
+    return mixed - ((mixed >> 63) << 64)
 
 
 def _nobody() -> bool:

@@ -13,12 +13,12 @@ from penstock.storage.key_types import BoolArray, ByteArray, Int64Array, UInt64A
 from taskmanager.kernels.interface import (
     ARENA_HEADER_BYTES,
     EMPTY_WORD,
-    HOME_MULTIPLIER_1,
-    HOME_MULTIPLIER_2,
+    HOME_MULTIPLIER,
     STATE_ARENA_DEAD,
     STATE_ARENA_USED,
     STATE_COUNT,
     STATE_FREE_COUNT,
+    STATE_MULTIPLIER,
     STATE_NEXT_INDEX,
     STATE_NULL_USED,
     STATE_SENTINEL_USED,
@@ -57,7 +57,7 @@ def upsert_fixed(
     state[STATE_NULL_USED] |= int(new_nulls.any())
     state[STATE_SENTINEL_USED] |= int((~new_nulls & (new_keys == EMPTY_WORD)).any())
     occupied = records[:capacity, 0] != EMPTY_WORD
-    new_slots[plain] = _place(_homes(new_keys[plain], capacity), occupied)
+    new_slots[plain] = _place(_homes(new_keys[plain], state, capacity), occupied)
     _start_records(records, new_slots, state, free, index_column)
     records[new_slots[plain], 0] = new_keys[plain]
     slots[missing] = new_slots[group]
@@ -79,7 +79,7 @@ def find_fixed(
         slots[nulls] = capacity + 1 if state[STATE_NULL_USED] else -1
         special = special | nulls
     rows = np.flatnonzero(~special)
-    at = _homes(keys[rows], capacity)
+    at = _homes(keys[rows], state, capacity)
     while len(rows):
         found = words[at]
         hit = found == keys[rows]
@@ -112,7 +112,7 @@ def remove_fixed(
         kept = np.setdiff1d(kept, removed, assume_unique=True)
         survivors = records[kept]
         records[:capacity] = template
-        homes = _homes(survivors[:, 0], capacity)
+        homes = _homes(survivors[:, 0], state, capacity)
         records[_place(homes, np.zeros(capacity, dtype=np.bool_))] = survivors
 
 
@@ -132,7 +132,7 @@ def upsert_bytes(
 ) -> int:
     """See ``interface.Kernels.upsert_bytes``."""
     capacity = len(records) - 2
-    find_bytes(data, offsets, hashes, records, arena, slots)
+    find_bytes(data, offsets, hashes, records, state, arena, slots)
     missing = np.flatnonzero(slots < 0)
     if len(missing) == 0:
         _stamp(slots, records, version_column, version)
@@ -149,7 +149,7 @@ def upsert_bytes(
     new_rows = np.array(first, dtype=np.int64)
     if int(state[STATE_COUNT]) + len(new_rows) > limit:
         return int(new_rows[0])
-    homes = _byte_homes(hashes[new_rows].view(np.int64), capacity)
+    homes = _byte_homes(hashes[new_rows].view(np.int64), state, capacity)
     new_slots = _place(homes, records[:capacity, 1] >= 0)
     _start_records(records, new_slots, state, free, index_column)
     lengths = offsets[new_rows + 1] - offsets[new_rows]
@@ -173,6 +173,7 @@ def find_bytes(
     offsets: Int64Array,
     hashes: UInt64Array,
     records: Int64Array,
+    state: Int64Array,
     arena: ByteArray,
     slots: Int64Array,
 ) -> None:
@@ -181,7 +182,7 @@ def find_bytes(
     slots[:] = -1
     signed = hashes.view(np.int64)
     rows = np.arange(len(hashes), dtype=np.int64)
-    at = _byte_homes(signed, capacity)
+    at = _byte_homes(signed, state, capacity)
     while len(rows):
         used = records[at, 1] >= 0
         rows, at = rows[used], at[used]
@@ -207,7 +208,7 @@ def remove_bytes(
     """See ``interface.Kernels.remove_bytes``."""
     capacity = len(records) - 2
     slots = np.empty(len(hashes), dtype=np.int64)
-    find_bytes(data, offsets, hashes, records, arena, slots)
+    find_bytes(data, offsets, hashes, records, state, arena, slots)
     removed = _first_appearances(slots)
     if len(removed) == 0:
         return
@@ -217,19 +218,19 @@ def remove_bytes(
     kept = np.setdiff1d(np.flatnonzero(records[:capacity, 1] >= 0), removed, assume_unique=True)
     survivors = records[kept]
     records[:capacity] = template
-    homes = _byte_homes(survivors[:, 0], capacity)
+    homes = _byte_homes(survivors[:, 0], state, capacity)
     records[_place(homes, np.zeros(capacity, dtype=np.bool_))] = survivors
 
 
-def rehash(source: Int64Array, target: Int64Array, byte_keys: bool) -> None:
+def rehash(source: Int64Array, target: Int64Array, state: Int64Array, byte_keys: bool) -> None:
     """See ``interface.Kernels.rehash``."""
     capacity = len(target) - 2
     if byte_keys:
         moved = source[:-2][source[:-2, 1] >= 0]
-        homes = _byte_homes(moved[:, 0], capacity)
+        homes = _byte_homes(moved[:, 0], state, capacity)
     else:
         moved = source[:-2][source[:-2, 0] != EMPTY_WORD]
-        homes = _homes(moved[:, 0], capacity)
+        homes = _homes(moved[:, 0], state, capacity)
     target[_place(homes, np.zeros(capacity, dtype=np.bool_))] = moved
     target[-2:] = source[-2:]
 
@@ -282,14 +283,15 @@ def _shift(capacity: int) -> np.uint64:
     return np.uint64(65 - capacity.bit_length())
 
 
-def _homes(keys: Int64Array, capacity: int) -> Int64Array:
-    mixed = keys.astype(np.uint64) * np.uint64(HOME_MULTIPLIER_1)
+def _homes(keys: Int64Array, state: Int64Array, capacity: int) -> Int64Array:
+    mixed = keys.astype(np.uint64) * np.uint64(HOME_MULTIPLIER)
     mixed ^= mixed >> np.uint64(32)
-    return ((mixed * np.uint64(HOME_MULTIPLIER_2)) >> _shift(capacity)).view(np.int64)
+    return _byte_homes(mixed.view(np.int64), state, capacity)
 
 
-def _byte_homes(hashes: Int64Array, capacity: int) -> Int64Array:
-    return (hashes.astype(np.uint64) >> _shift(capacity)).view(np.int64)
+def _byte_homes(hashes: Int64Array, state: Int64Array, capacity: int) -> Int64Array:
+    multiplier = state.view(np.uint64)[STATE_MULTIPLIER]
+    return ((hashes.astype(np.uint64) * multiplier) >> _shift(capacity)).view(np.int64)
 
 
 def _place(homes: Int64Array, occupied: BoolArray) -> Int64Array:

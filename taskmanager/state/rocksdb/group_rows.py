@@ -225,7 +225,7 @@ class StoredGroupTable(GroupTable):
         if self._is_complete:
             self._row_count = len(ages)
             self._is_complete = False
-        self._cache = self._new_cache(capacity=keep_rows)
+        self._cache = self._new_cache()
         self._written_version = _LOADED_VERSION
         if keep_rows:
             newest = np.argpartition(ages, len(ages) - keep_rows)[len(ages) - keep_rows :]
@@ -251,11 +251,9 @@ class StoredGroupTable(GroupTable):
         """What a table in memory that merges this one reads of it."""
         return _PlainRecords(self)
 
-    def _new_cache(self, capacity: int = 0) -> RecordTable:
+    def _new_cache(self) -> RecordTable:
         descriptor = self.descriptor
-        cache = RecordTable(
-            descriptor.key_types, descriptor.kinds, capacity=capacity, with_versions=True
-        )
+        cache = RecordTable(descriptor.key_types, descriptor.kinds, with_versions=True)
         cache.versions.current = _LOADED_VERSION + 1
         return cache
 

@@ -229,9 +229,8 @@ class StoredTimerTable:
 
     # -- what is in memory
 
-    def _new_cache(self, capacity: int = 0) -> RecordTable:
-        types = [*self._plain_types, pa.int64()]
-        cache = RecordTable(types, _KINDS, capacity=capacity, with_versions=True)
+    def _new_cache(self) -> RecordTable:
+        cache = RecordTable([*self._plain_types, pa.int64()], _KINDS, with_versions=True)
         cache.versions.current = _LOADED_VERSION + 1
         return cache
 
@@ -311,8 +310,7 @@ class StoredTimerTable:
         if len(clean) + len(changed) > limit:
             return
         self._tidy_above = 0
-        # Rows in the order of another table's slots would all go to the first ones of a table that grows.
-        self._cache = self._new_cache(len(clean) + len(changed))
+        self._cache = self._new_cache()
         self._written_version = _LOADED_VERSION
         self._cache.put(take_rows(rows, clean))
         if len(changed):
