@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.column_checks import check_output_names
 from penstock.errors import JobRejected
@@ -73,7 +74,7 @@ def _keyed_by(keys: tuple[str, ...], source: NodeInput) -> NodeInput:
     """The rows brought together by the join's keys; they stay where they lie by these already."""
     if source.routing.keys == keys:
         return source
-    return NodeInput(source.node, source.tag, Routing(_HASH, keys))
+    return replace(source, routing=Routing(_HASH, keys))
 
 
 def _join_keys(on: str | Sequence[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from penstock.logical import (
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME, user_schema
 from penstock.stream import Schema, Stream, stream_of
+from penstock.updates import check_no_updates
 from penstock.window_schemas import (
     running_aggregate_schema,
     window_aggregate_schema,
@@ -64,6 +66,7 @@ class KeyedStream(Stream):
 
     def aggregate(self, **aggregates: Aggregate) -> Stream:
         """Running aggregates per key over all rows so far; emits new values once per key and batch."""
+        check_no_updates("aggregate", self._source)
         source, resolved = _with_aggregate_columns(self._builder, self._source, aggregates)
         schema = running_aggregate_schema(_planned(source), self.keys, resolved)
         operation = RunningAggregate(self.keys, tuple(resolved.items()))
@@ -165,6 +168,7 @@ def windowed(
             f"window: {window!r} is no window; write ps.tumbling('10s'), ps.sliding('1 min', '10s'), "
             "ps.session('30s') or ps.count_window(100)"
         )
+    check_no_updates("window", source)
     spec = window.to_proto(time, allowed_lateness, late_to)
     if is_event_time(spec) and not input_has_event_time(source):
         raise JobRejected(
@@ -214,7 +218,7 @@ def _with_aggregate_columns(
         is_inserted=True,
         hidden_columns=frozenset(name for name, _ in computed),
     )
-    return NodeInput(node, routing=source.routing), resolved
+    return replace(source, node=node, tag=""), resolved
 
 
 def _add(

@@ -8,7 +8,7 @@ is a topological order. Operations never change; the properties of a node (uid, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -232,16 +232,21 @@ ANY_ROUTING = Routing()
 
 @dataclass(frozen=True, slots=True)
 class NodeInput:
-    """Where a node reads: a node's main output, or its side output ``tag``."""
+    """Where a node reads: a node's main output, or its side output ``tag``.
+
+    Attributes:
+        is_rows: the user said that each update is a row of its own.
+    """
 
     node: Node
     tag: str = ""
     routing: Routing = ANY_ROUTING
+    is_rows: bool = False
 
     @property
     def in_front(self) -> NodeInput:
         """The same rows in front of the exchange that the user asked for, if any."""
-        return NodeInput(self.node, self.tag) if self.routing.is_asked else self
+        return replace(self, routing=ANY_ROUTING) if self.routing.is_asked else self
 
 
 @dataclass(slots=True)

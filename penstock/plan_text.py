@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config import Configuration
 from penstock.exchanges import exchange_name
 from penstock.expressions import Expr
-from penstock.graph_operators import grouping_keys, shown_name, window_of
+from penstock.graph_operators import grouping_keys, is_partial, shown_name, window_of
 from penstock.pb import graph_pb2
 from penstock.repeatability import Repeatability, repeatability_of_edges
 from penstock.schema import schema_from_bytes
@@ -86,6 +86,8 @@ def _operator(operator: graph_pb2.Operator, index: int) -> dict[str, Any]:
 
 def _note(operator: graph_pb2.Operator) -> str:
     """What the user should look at, "" = nothing."""
+    if operator.WhichOneof("spec") == "running_aggregate" and not is_partial(operator):
+        return "gives out updates: the new values of each key that a batch touched"
     if window_of(operator) is None or grouping_keys(operator):
         return ""
     return "one window for all rows, in one subtask; for one per key, call key_by before it"

@@ -8,6 +8,7 @@ until ``env.execute``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from penstock.graph_operators import ERROR_COLUMN
 from penstock.job_builder import JobBuilder
 from penstock.kept_keys import lost_keys, output_of
 from penstock.logical import (
+    ANY_ROUTING,
     AssignEventTime,
     BatchFunction,
     Filter,
@@ -293,8 +295,15 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         """
         from penstock.keyed_stream import windowed
 
-        source = NodeInput(self._source.node, self._source.tag)
+        source = self._reference(ANY_ROUTING)
         return windowed(self._builder, source, window, time, allowed_lateness, late_to)
+
+    def as_rows(self) -> Self:
+        """Takes each update for a row of its own, so that aggregates and windows may count updates.
+
+        Of running aggregates, and of what is made of their output: see docs/api.md.
+        """
+        return type(self)(self._builder, replace(self._source, is_rows=True))
 
     def union(self, *streams: Stream) -> Stream:
         """All rows of this stream and the others; they must have the same columns."""
@@ -343,7 +352,7 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
             ._then(Project(columns), "select", schema, is_inserted=True)
             ._source.node
         )
-        return NodeInput(node, routing=self._source.routing)
+        return replace(self._source, node=node, tag="")
 
     def broadcast(self) -> Stream:
         """Sends every row to all subtasks of the next operator."""
@@ -489,7 +498,7 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         return stream_of(self._builder, node)
 
     def _reference(self, routing: Routing) -> NodeInput:
-        return NodeInput(self._source.node, self._source.tag, routing)
+        return replace(self._source, routing=routing)
 
     def _last_operator(self, call: str) -> Node:
         if self._source.routing.is_asked:

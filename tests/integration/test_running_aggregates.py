@@ -170,7 +170,7 @@ def is_even(row: ps.Row) -> bool:
 
 def test_a_running_aggregate_of_a_running_aggregate(env: ps.Environment, bids_dir: Path) -> None:
     per_auction = env.read_parquet(str(bids_dir)).key_by("auction").aggregate(n=ps.count())
-    largest = per_auction.key_by(is_even).aggregate(most=ps.max("n"))
+    largest = per_auction.as_rows().key_by(is_even).aggregate(most=ps.max("n"))
     last = {row["key"]: row["most"] for row in rows_of(env, largest)}
     counts = whole(BIDS, ["auction"], {"n": len})
     assert last == {

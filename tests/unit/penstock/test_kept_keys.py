@@ -133,6 +133,7 @@ KEEPS: dict[str, dict[str, Call]] = {
         "of keyed": lambda s: s.union(s.filter(col("b") > 1)),
         "in another order": lambda s: s.union(s.select("ts", "b", "a")),
     },
+    "as_rows": {"": lambda s: s.filter(col("b") > 0).as_rows()},
     "key_by": {
         "again": lambda s: s.filter(col("b") > 0).key_by("a"),
     },

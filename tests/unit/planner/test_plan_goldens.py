@@ -116,7 +116,7 @@ def kept_exchanges(env: ps.Environment) -> None:
         .aggregate(total=ps.sum("price"))
         .uid("totals")
     )
-    totals.exchange("blocking").key_by("total").aggregate(n=ps.count()).uid("n").discard()
+    totals.exchange("blocking").as_rows().key_by("total").aggregate(n=ps.count()).uid("n").discard()
     doubled = bids(env).map(twice, schema={"auction": "int64"}).colocate("pair")
     doubled.exchange("caching-memory").print().colocate("pair")
 

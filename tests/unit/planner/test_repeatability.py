@@ -308,7 +308,7 @@ def has_partial(graph: graph_pb2.JobGraph) -> bool:
 
 
 def summed(stream: ps.Stream) -> ps.Stream:
-    return stream.key_by("auction").aggregate(price=ps.sum("price"))
+    return stream.key_by("auction").aggregate(price=ps.sum("price")).as_rows()
 
 
 @pytest.mark.parametrize(

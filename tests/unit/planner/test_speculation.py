@@ -42,7 +42,7 @@ class UpsertedTable(Table):
 
 
 def totals(stream: ps.Stream) -> ps.Stream:
-    return stream.key_by("auction").aggregate(price=ps.sum("price"))
+    return stream.key_by("auction").aggregate(price=ps.sum("price")).as_rows()
 
 
 def planned(
