@@ -88,8 +88,10 @@ class TextReader(Reader):
         self._start = self._next = _Place(start, line, row)
         if given:
             text = self._read_bytes(start, end - start)
-            batch = self._parse(text, None, lambda _where, _text, _error: None)
-            self._advance(Block(len(text)), text, batch)
+            block = self._format.cut(text, at_end=True)
+            assert block.length == len(text), "the position is behind a block"
+            batch = self._parse(text, block, lambda _where, _text, _error: None)
+            self._advance(block, text, batch)
             self._end = end
             self._cutter.fill(batch, given)
             self._given = given
@@ -211,10 +213,10 @@ class TextReader(Reader):
             return None
 
     def _parse(
-        self, text: bytes, structure: object, report: Callable[[str, str, str], None]
+        self, text: bytes, block: Block, report: Callable[[str, str, str], None]
     ) -> pa.RecordBatch:
         self._bad_rows = 0
-        batch = self._try_parse(text, Block(len(text), structure=structure))
+        batch = self._try_parse(text, block)
         return self._salvage(text, report) if batch is None else batch
 
     def _salvage(self, text: bytes, report: Callable[[str, str, str], None]) -> pa.RecordBatch:
