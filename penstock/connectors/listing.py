@@ -22,11 +22,12 @@ _WILDCARDS = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """One file: absolute path, size and the time of its last change."""
+    """One file: absolute path, size, the time of its last change and its inode."""
 
     path: str
     size_bytes: int
     modified_ns: int
+    inode: int = 0
 
 
 def is_glob(path: str) -> bool:
@@ -59,7 +60,7 @@ def list_files(path: str) -> list[ListedFile]:
     if Path(path).is_dir():
         return sorted(_list_tree(path), key=lambda file: file.path)
     status = Path(path).stat()
-    return [ListedFile(path, status.st_size, status.st_mtime_ns)]
+    return [ListedFile(path, status.st_size, status.st_mtime_ns, status.st_ino)]
 
 
 def _list_tree(directory: str) -> list[ListedFile]:
@@ -83,7 +84,7 @@ def _stat(path: str) -> list[ListedFile]:
         status = Path(path).stat()
     except FileNotFoundError:
         return []
-    return [ListedFile(path, status.st_size, status.st_mtime_ns)]
+    return [ListedFile(path, status.st_size, status.st_mtime_ns, status.st_ino)]
 
 
 def partition_values(base: str, path: str) -> dict[str, str | None]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -42,6 +43,16 @@ class Split:
     min_event_time_ms: int | None = None
 
 
+def run_at_once(call: Callable[[], Any]) -> Future[Any]:
+    """In place of an I/O thread where there is none: runs the function on this one."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:  # noqa: BLE001 - belongs to whoever asks for the result
+        future.set_exception(error)
+    return future
+
+
 @dataclass(slots=True)
 class SourceContext:
     """What a source may know while it discovers splits and reads.
@@ -53,6 +64,7 @@ class SourceContext:
         artifact_paths: artifact id -> local file.
         bad_record: reports a record that does not fit, as (where, text, error); what happens then is
             the user's choice (``on_error``): it raises, drops and counts, or fills a side output.
+        submit: runs a function on one of the slot's I/O threads; what it raises is the future's.
         event_time_column: the column named by ``with_event_time`` where it reads a column of the
             source, else "" (a source that has statistics sets ``Split.min_event_time_ms`` by it).
         split: the split being read, "" during discovery.
@@ -68,6 +80,7 @@ class SourceContext:
     artifact_paths: dict[str, str]
     event_time_column: str = ""
     batch_rows: int = 8192
+    submit: Callable[[Callable[[], Any]], Future[Any]] = run_at_once
 
 
 class Reader(ABC):

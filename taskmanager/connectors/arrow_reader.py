@@ -1,4 +1,5 @@
-"""Reads Arrow IPC files and streams. The position is the batch and the rows handed out of it.
+"""Reads Arrow IPC files and streams. The position is the batch and the rows handed out of it, and the
+checksum of the columns read of all batches up to that one.
 
 Files are memory mapped: batches are views of the page cache. A file must not be cut off while it is
 read (the kernel would end the process); writers that move finished files into place are safe.
@@ -7,7 +8,8 @@ read (the kernel would end the process); writers that move finished files into p
 from __future__ import annotations
 
 import struct
-from pathlib import Path
+import zlib
+from functools import partial
 
 import pyarrow as pa
 from typing_extensions import override
@@ -16,6 +18,13 @@ from penstock.connectors.messages import os_reason, shorten
 from penstock.connectors.source import END, EndOfSplit, Reader
 from penstock.errors import TaskFailure
 from taskmanager.connectors.columns import ColumnPlan
+from taskmanager.connectors.file_identity import (
+    FileMark,
+    OpenedFile,
+    PieceChecksums,
+    Submit,
+    fold,
+)
 from taskmanager.connectors.recut import BatchCutter
 
 _MAGIC = b"ARROW1"
@@ -25,16 +34,15 @@ _POSITION = struct.Struct("<qq")
 class ArrowBatches:
     """The record batches of an IPC file (random access) or stream (in order)."""
 
-    def __init__(self, path: str, plan: ColumnPlan) -> None:
-        self._path = path
+    def __init__(self, file: OpenedFile, plan: ColumnPlan) -> None:
+        self._path = file.path
         self._plan = plan
         self._next_of_stream = 0
+        self._is_file = file.read(0, len(_MAGIC)) == _MAGIC
         try:
-            with Path(path).open("rb") as file:
-                self._is_file = file.read(len(_MAGIC)) == _MAGIC
-            self._map = pa.memory_map(path)
+            self._map = pa.memory_map(file.descriptor_path)
         except OSError as error:
-            raise TaskFailure(f"{path}: cannot be read: {os_reason(error)}") from error
+            raise TaskFailure(f"{file.path}: cannot be read: {os_reason(error)}") from error
         except pa.ArrowInvalid as error:
             raise self._unreadable(error) from error
         self._file: pa.RecordBatchFileReader | None = None
@@ -92,34 +100,82 @@ class ArrowBatches:
 class ArrowFileReader(Reader):
     """One IPC file, batch by batch."""
 
-    def __init__(self, path: str, plan: ColumnPlan, position: bytes | None) -> None:
-        self._batches = ArrowBatches(path, plan)
+    def __init__(
+        self, file: OpenedFile, plan: ColumnPlan, submit: Submit, position: bytes | None
+    ) -> None:
+        self._file = file
         self._plan = plan
+        self._batches = ArrowBatches(file, plan)
         self._cutter = BatchCutter()
-        self._next_batch, self._skip_rows = (
-            (0, 0) if position is None else _POSITION.unpack(position)
-        )
         self._rows_of_batch = 0
+        self._next_batch = self._skip_rows = 0
+        mark: FileMark | None = None
+        if position is not None:
+            mark, place = FileMark.decode(position, _POSITION.size)
+            self._next_batch, self._skip_rows = _POSITION.unpack(place)
+            file.check_resumed(mark, self._checksum_so_far)
+        # Batches of a number below this one are in the checksum.
+        self._summed_batches = self._next_batch + (1 if self._skip_rows else 0)
+        self._checksums = PieceChecksums(submit, mark.checksum if mark is not None else 0)
+
+    def _checksum_so_far(self) -> int:
+        """Of the batches up to the next one, and of that where rows of it were handed out."""
+        batches = ArrowBatches(self._file, self._plan)
+        try:
+            checksum = 0
+            for index in range(self._next_batch + (1 if self._skip_rows else 0)):
+                batch = batches.get(index)
+                if batch is None:
+                    break
+                checksum = fold(checksum, self._batch_checksum(batch))
+            return checksum
+        finally:
+            batches.close()
+
+    def _batch_checksum(self, batch: pa.RecordBatch) -> int:
+        checksum = batch.num_rows
+        for name in self._plan.file_schema.names:
+            checksum = _checksum(batch.column(batch.schema.get_field_index(name)), checksum)
+        return checksum
 
     @override
     def read(self, max_rows: int) -> pa.RecordBatch | EndOfSplit:
         while not self._cutter.remaining_rows:
             batch = self._batches.get(self._next_batch)
             if batch is None:
+                self._check_read()
                 return END
             self._next_batch += 1
+            if self._next_batch > self._summed_batches:
+                self._summed_batches = self._next_batch
+                self._checksums.add(partial(self._batch_checksum, batch))
             self._rows_of_batch = batch.num_rows
             self._cutter.fill(self._plan.assemble(batch), self._skip_rows)
             self._skip_rows = 0
         return self._cutter.take(max_rows)
 
+    def _check_read(self) -> None:
+        self._file.check_read(self._checksums.value, self._checksum_so_far)
+
     @override
     def position(self) -> bytes:
         if not self._cutter.remaining_rows:
-            return _POSITION.pack(self._next_batch, self._skip_rows)
-        given = self._rows_of_batch - self._cutter.remaining_rows
-        return _POSITION.pack(self._next_batch - 1, given)
+            place = _POSITION.pack(self._next_batch, self._skip_rows)
+        else:
+            given = self._rows_of_batch - self._cutter.remaining_rows
+            place = _POSITION.pack(self._next_batch - 1, given)
+        return FileMark(self._file.version, self._checksums.value()).encode(place)
 
     @override
     def close(self) -> None:
         self._batches.close()
+        self._file.close()
+
+
+def _checksum(array: pa.Array, checksum: int) -> int:
+    for buffer in array.buffers():
+        if buffer is not None:
+            checksum = zlib.crc32(buffer, checksum)
+    if pa.types.is_dictionary(array.type):
+        return _checksum(array.dictionary, checksum)
+    return checksum

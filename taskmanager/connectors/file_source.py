@@ -10,12 +10,13 @@ from typing_extensions import override
 from penstock.connectors.listing import ListedFile, is_glob, list_files
 from penstock.connectors.messages import os_reason
 from penstock.connectors.source import Reader, Source, SourceContext, Split
-from penstock.errors import TaskFailure
+from penstock.errors import TaskFailure, Unrecoverable
 from penstock.pb import graph_pb2
 from penstock.schema import schema_from_bytes
 from taskmanager.connectors.arrow_reader import ArrowFileReader
 from taskmanager.connectors.columns import ColumnPlan
 from taskmanager.connectors.csv_format import CsvFormat
+from taskmanager.connectors.file_identity import OpenedFile
 from taskmanager.connectors.file_splits import FileSplit, parquet_splits, whole_file_split
 from taskmanager.connectors.json_format import open_json_format
 from taskmanager.connectors.parquet_reader import ParquetReader
@@ -103,23 +104,32 @@ class FileSource(Source):
         part = FileSplit.decode(split.payload)
         base = "" if is_glob(self._path) or Path(self._path).is_file() else self._path
         plan = ColumnPlan(self._schema, part.path, base)
-        self._check_size(part)
-        if self._format == "parquet":
-            return ParquetReader(part, plan, position)
-        if self._format == "arrow":
-            return ArrowFileReader(part.path, plan, position)
-        opened = CsvFormat.open if self._format == "csv" else open_json_format
-        return TextReader(part, plan, opened, self._context.bad_record, position)
-
-    def _check_size(self, part: FileSplit) -> None:
+        file = OpenedFile(part.path)
         try:
-            size = Path(part.path).stat().st_size
-        except OSError as error:
-            raise TaskFailure(
-                f"{part.path}: cannot be read on this TaskManager: {os_reason(error)}"
-            ) from error
-        if size < part.size_bytes:
-            raise TaskFailure(
-                f"{part.path}: was {part.size_bytes} bytes when it was found and is {size} now: it was "
-                "cut off or replaced while the job ran"
-            )
+            _check_size(part, file, is_new=position is None)
+            return self._open(file, part, plan, position)
+        except BaseException:
+            file.close()
+            raise
+
+    def _open(
+        self, file: OpenedFile, part: FileSplit, plan: ColumnPlan, position: bytes | None
+    ) -> Reader:
+        assert self._context is not None, "start() comes before open()"
+        if self._format == "parquet":
+            return ParquetReader(file, part, plan, self._context.submit, position)
+        if self._format == "arrow":
+            return ArrowFileReader(file, plan, self._context.submit, position)
+        opened = CsvFormat.open if self._format == "csv" else open_json_format
+        return TextReader(file, part, plan, opened, self._context.bad_record, position)
+
+
+def _check_size(part: FileSplit, file: OpenedFile, *, is_new: bool) -> None:
+    """Refuses a file that has become smaller, or another one that is larger: the same may have grown."""
+    size = file.size()
+    is_replaced = is_new and size > part.size_bytes and file.is_another_file(part.version)
+    if size < part.size_bytes or is_replaced:
+        raise Unrecoverable(
+            f"{part.path}: was {part.size_bytes} bytes when it was found and is {size} now: it was "
+            "cut off or replaced while the job ran"
+        )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import struct
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,22 +19,35 @@ from penstock.connectors.listing import ListedFile
 from penstock.connectors.messages import os_reason, shorten
 from penstock.connectors.source import Split
 from penstock.errors import TaskFailure
+from taskmanager.connectors.file_identity import OpenedFile, file_version
 
 SPLIT_BYTES = 4 << 20
 """A Parquet file is cut between row groups into splits of about this size."""
 
+_FOOTER_LENGTH = struct.Struct("<I")
 _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 _MS_PER_DAY = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class FileSplit:
-    """The payload of a split: row groups are first and behind-last, 0 and -1 for all of the file."""
+    """The payload of a split: what was found at discovery.
+
+    Attributes:
+        path: of the file.
+        size_bytes: of the file.
+        first_row_group: of a Parquet file.
+        end_row_group: behind the last one, -1 = all of the file.
+        version: of the file, see ``OpenedFile``.
+        footer_checksum: CRC-32 of a Parquet file's footer, 0 of others.
+    """
 
     path: str
     size_bytes: int
     first_row_group: int = 0
     end_row_group: int = -1
+    version: str = ""
+    footer_checksum: int = 0
 
     def encode(self) -> bytes:
         """As bytes for ``Split.payload``."""
@@ -48,7 +61,8 @@ class FileSplit:
 
 def whole_file_split(file: ListedFile) -> Split:
     """The file as one split."""
-    payload = FileSplit(file.path, file.size_bytes).encode()
+    version = file_version(file.modified_ns, file.inode)
+    payload = FileSplit(file.path, file.size_bytes, version=version).encode()
     return Split(id=file.path, payload=payload, size=file.size_bytes)
 
 
@@ -60,21 +74,27 @@ def parquet_splits(file: ListedFile, event_time_column: str) -> list[Split]:
     """
     from pyarrow import parquet
 
+    opened = OpenedFile(file.path)
     try:
-        with Path(file.path).open("rb") as handle:
+        with opened.stream() as handle:
             metadata = parquet.read_metadata(handle)
+        footer = footer_checksum(opened)
     except OSError as error:
         raise TaskFailure(f"{file.path}: cannot be read: {os_reason(error)}") from error
     except pa.ArrowException as error:
         raise TaskFailure(
             f"{file.path}: not a readable Parquet file: {shorten(str(error))}"
         ) from error
+    finally:
+        opened.close()
     column = _column_index(metadata, event_time_column)
     groups = _row_group_ranges(metadata)
     splits: list[Split] = []
     for first, end in groups:
         whole = len(groups) == 1
-        payload = FileSplit(file.path, file.size_bytes, first, -1 if whole else end)
+        payload = FileSplit(
+            file.path, file.size_bytes, first, -1 if whole else end, opened.version, footer
+        )
         splits.append(
             Split(
                 id=file.path if whole else f"{file.path}#{first}-{end - 1}",
@@ -84,6 +104,13 @@ def parquet_splits(file: ListedFile, event_time_column: str) -> list[Split]:
             )
         )
     return splits
+
+
+def footer_checksum(file: OpenedFile) -> int:
+    """CRC-32 of a Parquet file's footer, which says where its pages are, and what statistics they have."""
+    size = file.size()
+    (length,) = _FOOTER_LENGTH.unpack_from(file.read(size - 8, 8))
+    return file.checksum(size - 8 - length, size)
 
 
 def _row_group_ranges(metadata: Any) -> list[tuple[int, int]]:

@@ -1,19 +1,30 @@
-"""Reads the row groups of one Parquet split. The position is the number of rows handed out."""
+"""Reads the row groups of one Parquet split. The position is the number of rows handed out, and the checksum
+of the pages of the row groups they came from.
+"""
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
+from itertools import accumulate
 
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.messages import os_reason, shorten
+from penstock.connectors.messages import shorten
 from penstock.connectors.source import END, EndOfSplit, Reader
-from penstock.errors import TaskFailure
+from penstock.errors import TaskFailure, Unrecoverable
 from taskmanager.connectors.columns import ColumnPlan
-from taskmanager.connectors.file_splits import FileSplit
+from taskmanager.connectors.file_identity import (
+    FileMark,
+    OpenedFile,
+    PieceChecksums,
+    Submit,
+    fold,
+)
+from taskmanager.connectors.file_splits import FileSplit, footer_checksum
 from taskmanager.connectors.recut import BatchCutter
 
 _DECODE_ROWS = 64 * 1024
@@ -25,30 +36,71 @@ _POSITION = struct.Struct("<q")
 class ParquetReader(Reader):
     """Decodes on the calling thread, a bounded number of rows per call."""
 
-    def __init__(self, split: FileSplit, plan: ColumnPlan, position: bytes | None) -> None:
+    def __init__(
+        self,
+        file: OpenedFile,
+        split: FileSplit,
+        plan: ColumnPlan,
+        submit: Submit,
+        position: bytes | None,
+    ) -> None:
         from pyarrow import parquet
 
+        self._opened = file
         self._path = split.path
         self._plan = plan
         self._cutter = BatchCutter()
-        self._rows_read = 0 if position is None else int(_POSITION.unpack(position)[0])
-        try:
-            self._handle = Path(split.path).open("rb")  # noqa: SIM115 (closed by close())
-        except OSError as error:
-            raise TaskFailure(f"{split.path}: cannot be read: {os_reason(error)}") from error
+        self._handle = file.stream()
         try:
             self._file = parquet.ParquetFile(self._handle)
             plan.check_present(self._file.schema_arrow)
+            if split.footer_checksum:
+                found = FileMark(split.version, split.footer_checksum)
+                file.check_resumed(found, lambda: footer_checksum(file))
         except (pa.ArrowException, OSError) as error:
             self._handle.close()
             raise TaskFailure(
                 f"{split.path}: not a readable Parquet file: {shorten(str(error))}"
             ) from error
-        except TaskFailure:
+        except (TaskFailure, Unrecoverable):
             self._handle.close()
             raise
         end = self._file.num_row_groups if split.end_row_group < 0 else split.end_row_group
-        self._batches = self._decode(range(split.first_row_group, end), self._rows_read)
+        self._groups = range(split.first_row_group, end)
+        self._group_ends = list(accumulate(map(self._group_rows, self._groups)))
+        self._rows_read = 0
+        mark: FileMark | None = None
+        if position is not None:
+            mark, place = FileMark.decode(position, _POSITION.size)
+            self._rows_read = int(_POSITION.unpack(place)[0])
+            file.check_resumed(mark, self._checksum_so_far)
+        self._summed_groups = self._begun_groups()
+        self._checksums = PieceChecksums(submit, mark.checksum if mark is not None else 0)
+        self._batches = self._decode(self._groups, self._rows_read)
+
+    def _begun_groups(self) -> int:
+        """How many row groups rows were handed out of."""
+        return bisect_left(self._group_ends, self._rows_read) + 1 if self._rows_read else 0
+
+    def _checksum_so_far(self) -> int:
+        checksum = 0
+        for index in self._groups[: self._begun_groups()]:
+            checksum = fold(checksum, self._group_checksum(index))
+        return checksum
+
+    def _group_checksum(self, index: int) -> int:
+        """Of the pages of the columns that are read."""
+        group = self._file.metadata.row_group(index)
+        checksum = 0
+        for number in range(group.num_columns):
+            column = group.column(number)
+            if column.path_in_schema.partition(".")[0] in self._plan.file_schema.names:
+                start = column.data_page_offset
+                if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
+                    start = column.dictionary_page_offset
+                end = start + column.total_compressed_size
+                checksum = self._opened.checksum(start, end, checksum)
+        return checksum
 
     def _decode(self, groups: range, skip_rows: int) -> Iterator[pa.RecordBatch]:
         remaining = list(groups)
@@ -78,17 +130,24 @@ class ParquetReader(Reader):
                     f"{shorten(str(error))}"
                 ) from error
             if batch is None:
+                self._opened.check_read(self._checksums.value, self._checksum_so_far)
                 return END
             self._cutter.fill(self._plan.assemble(batch))
         piece = self._cutter.take(max_rows)
         self._rows_read += piece.num_rows
+        while self._summed_groups < self._begun_groups():
+            index = self._groups[self._summed_groups]
+            self._checksums.add(partial(self._group_checksum, index))
+            self._summed_groups += 1
         return piece
 
     @override
     def position(self) -> bytes:
-        return _POSITION.pack(self._rows_read)
+        mark = FileMark(self._opened.version, self._checksums.value())
+        return mark.encode(_POSITION.pack(self._rows_read))
 
     @override
     def close(self) -> None:
         self._file.close(force=True)
         self._handle.close()
+        self._opened.close()

@@ -3,24 +3,24 @@
 A block is a stretch of whole rows. It is parsed at once; when that fails, a smaller block is halved until
 the malformed rows stand alone, these are reported in their order, and the others are kept. The position
 is the block's byte range and the rows handed out of it: another reader parses the same block again, and
-does not report again what was reported before its first row went out. One call parses one block.
+does not report again what was reported before its first row went out. One call parses one block. The
+checksum of a position is of all text up to its block, which is part of it once rows of it went out.
 """
 
 from __future__ import annotations
 
-import os
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.messages import os_reason
 from penstock.connectors.source import END, EndOfSplit, Reader
-from penstock.errors import TaskFailure
+from penstock.errors import TaskFailure, Unrecoverable
 from taskmanager.connectors.columns import ColumnPlan
+from taskmanager.connectors.file_identity import FileMark, OpenedFile
 from taskmanager.connectors.file_splits import FileSplit
 from taskmanager.connectors.recut import BatchCutter
 from taskmanager.connectors.text_format import (
@@ -44,11 +44,12 @@ _POSITION = struct.Struct("<qqqqq")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a block starts: byte offset, line number and number of the row."""
+    """Where a block starts: byte offset, line number, number of the row, checksum of the text before."""
 
     offset: int
     line: int
     row: int
+    checksum: int
 
 
 class TextReader(Reader):
@@ -56,6 +57,7 @@ class TextReader(Reader):
 
     def __init__(
         self,
+        file: OpenedFile,
         split: FileSplit,
         plan: ColumnPlan,
         open_format: OpenTextFormat,
@@ -69,30 +71,28 @@ class TextReader(Reader):
         self._cutter = BatchCutter()
         self._salvage_until = 0
         self._bad_rows = 0
-        try:
-            self._file = Path(split.path).open("rb", buffering=0)  # noqa: SIM115 (closed by close())
-        except OSError as error:
-            raise TaskFailure(f"{split.path}: cannot be read: {os_reason(error)}") from error
-        try:
-            head = self._read_bytes(0, min(_HEAD_BYTES, self._size))
-            self._format: TextFormat = open_format(split.path, head, plan)
-            self._start = self._next = _Place(self._format.data_offset, self._format.first_line, 0)
-            if position is not None:
-                self._resume(position)
-        except BaseException:
-            self._file.close()
-            raise
+        self._file = file
+        head = self._read_bytes(0, min(_HEAD_BYTES, self._size))
+        self._format: TextFormat = open_format(split.path, head, plan)
+        start = self._format.data_offset
+        self._start = self._next = _Place(
+            start, self._format.first_line, 0, zlib.crc32(head[:start])
+        )
+        if position is not None:
+            self._resume(position)
 
     def _resume(self, position: bytes) -> None:
-        start, end, given, line, row = _POSITION.unpack(position)
-        self._start = self._next = _Place(start, line, row)
+        mark, place = FileMark.decode(position, _POSITION.size)
+        start, end, given, line, row = _POSITION.unpack(place)
+        self._file.check_resumed(mark, lambda: self._file.checksum(0, end))
+        checksum = mark.checksum if mark is not None else self._file.checksum(0, end)
+        self._start = self._next = _Place(start, line, row, checksum)
         if given:
             text = self._read_bytes(start, end - start)
             block = self._format.cut(text, at_end=True)
             assert block.length == len(text), "the position is behind a block"
             batch = self._parse(text, block, lambda _where, _text, _error: None)
-            self._advance(block, text, batch)
-            self._end = end
+            self._advance(block, text, batch, checksum)
             self._cutter.fill(batch, given)
             self._given = given
 
@@ -100,6 +100,9 @@ class TextReader(Reader):
     def read(self, max_rows: int) -> pa.RecordBatch | EndOfSplit | None:
         if not self._cutter.remaining_rows:
             if self._next.offset >= self._size:
+                self._file.check_read(
+                    lambda: self._next.checksum, lambda: self._file.checksum(0, self._size)
+                )
                 return END
             self._load()
             if not self._cutter.remaining_rows:
@@ -115,11 +118,11 @@ class TextReader(Reader):
 
     @override
     def position(self) -> bytes:
+        place, end, given, checksum = self._next, self._next.offset, 0, self._next.checksum
         if self._cutter.remaining_rows:
-            place = self._start
-            return _POSITION.pack(place.offset, self._end, self._given, place.line, place.row)
-        place = self._next
-        return _POSITION.pack(place.offset, place.offset, 0, place.line, place.row)
+            place, end, given, checksum = self._start, self._end, self._given, self._end_checksum
+        packed = _POSITION.pack(place.offset, end, given, place.line, place.row)
+        return FileMark(self._file.version, checksum).encode(packed)
 
     @override
     def close(self) -> None:
@@ -141,8 +144,8 @@ class TextReader(Reader):
         self._bad_rows = 0
         if batch is None:
             batch = self._salvage(text[: block.length], self._report)
-        self._advance(block, text, batch)
-        self._end = self._start.offset + block.length
+        checksum = zlib.crc32(memoryview(text)[: block.length], self._start.checksum)
+        self._advance(block, text, batch, checksum)
         self._check_end(block, text)
         self._given = 0
         self._cutter.fill(batch)
@@ -170,22 +173,24 @@ class TextReader(Reader):
         return Block(line_end + 1)
 
     def _read_bytes(self, offset: int, length: int) -> bytes:
-        try:
-            data = os.pread(self._file.fileno(), length, offset)
-        except OSError as error:
-            raise TaskFailure(f"{self._path}: cannot be read: {os_reason(error)}") from error
+        data = self._file.read(offset, length)
         if len(data) < length:
-            raise TaskFailure(
+            raise Unrecoverable(
                 f"{self._path}: ends at byte {offset + len(data)}, but had {self._size} bytes when it "
                 "was found: it was cut off while the job ran"
             )
         return data
 
-    def _advance(self, block: Block, text: bytes, batch: pa.RecordBatch) -> None:
+    def _advance(self, block: Block, text: bytes, batch: pa.RecordBatch, checksum: int) -> None:
+        """Behind the block, to whose end the checksum goes, and behind all text where no rows follow."""
+        end = self._end = self._start.offset + block.length
+        self._end_checksum = checksum
+        if block.closed:
+            checksum = self._file.checksum(end, self._size, checksum)
+            end = self._size
         lines = text.count(b"\n", 0, block.length)
-        end = self._size if block.closed else self._start.offset + block.length
         rows = batch.num_rows + self._bad_rows
-        self._next = _Place(end, self._start.line + lines, self._start.row + rows)
+        self._next = _Place(end, self._start.line + lines, self._start.row + rows, checksum)
 
     def _check_end(self, block: Block, text: bytes) -> None:
         """Reports what stands behind the rows, and rows that do not end."""

@@ -9,6 +9,7 @@ state must be consistent (a timer is removed as its rows are emitted).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 from common.clock import Clock
 from common.elements import ControlElement, OperatorOutput, OriginEnded, StreamStatus, Watermark
 from penstock.config import Configuration
+from penstock.connectors.source import run_at_once
 from penstock.pb import client_pb2
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class OperatorContext:
         wake: thread-safe; the subtask may be able to go on (data arrived, a sink has room).
         run_in_background: runs the first function on an I/O thread and hands its result, or what it
             raised, to the second on the mailbox thread.
+        submit: runs a function on an I/O thread, without a word to the mailbox thread.
         send_results: ships a chunk of a collect sink to the JobManager; answered by ``ResultsTaken``.
         artifact_paths: artifact id -> local file.
         origins: where the rows being processed come from (a split of the source, or a channel), and
@@ -75,6 +78,7 @@ class OperatorContext:
     restored_checkpoint_id: int = 0
     takes_checkpoints: bool = False
     is_speculative: bool = False
+    submit: Callable[[Callable[[], Any]], Future[Any]] = run_at_once
 
 
 class Operator:

@@ -76,6 +76,7 @@ class SourceOperator:
             artifact_paths=context.artifact_paths,
             event_time_column=self._event_time_column,
             batch_rows=context.config.batch_rows,
+            submit=context.submit,
         )
         self._guard(lambda: self._source.start(self._source_context))
         self._restore(restored)

@@ -449,6 +449,7 @@ class Deployment:
             register_timer=register_timer,
             wake=self._wake,
             run_in_background=run_in_background,
+            submit=services.executor.submit,
             send_results=send_results,
             origins=self._origins,
             artifact_paths=services.artifact_paths,

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.connectors import file_source
-from penstock.errors import TaskFailure
+from penstock.errors import TaskFailure, Unrecoverable
 from taskmanager.connectors import file_splits, parquet_reader
 
 SHARED_FLIGHTS = Path(__file__).parents[4] / "shared" / "data" / "flights-20k.json"
@@ -293,7 +293,7 @@ def test_a_file_that_is_cut_off(harness: Any, tmp_path: Path, format: str) -> No
     (split,) = harness.discover(source)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(TaskFailure, match="was cut off or replaced"):
+    with pytest.raises(Unrecoverable, match="was cut off or replaced"):
         source.open(split, None)
     if format in ("parquet", "arrow"):
         fails(harness, opened, str(path), "not a readable")

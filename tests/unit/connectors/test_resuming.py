@@ -17,11 +17,11 @@ from penstock.connectors import file_source
 from taskmanager.connectors import parquet_reader, text_reader
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
-ROWS = [{"a": i, "b": f'x{i} "é",\n' if i % 4 == 0 else None} for i in range(9)]
+ROWS = [{"a": i, "b": f'x{i} "é",\n' if i % 4 == 0 else None} for i in range(7)]
 OBJECTS = [json.dumps(row, ensure_ascii=False) for row in ROWS]
 LINE_ENDS = ["\n", "\r\n", "\n\n", "\n \t\n", "\r\n\r\n"]
 ENDINGS = ["", "\n", "\r\n", "\n\n", " ", " \n", "\t\r\n \n", " " * 300, "\n" * 300]
-ROW_COUNTS = [0, 1, 2, 9]
+ROW_COUNTS = [0, 1, 7]
 
 
 def csv_rows(count: int) -> list[str]:
@@ -39,11 +39,11 @@ def texts() -> list[tuple[str, str, int]]:
         for line_end in ("\n", "\r\n", "\n\n"):
             for ending in ("", "\n", "\r\n", "\n\n"):
                 found.append(("csv", line_end.join(["a,b", *csv_rows(count)]) + ending, count))
-        for comma in (",", ", ", ",\n", "\n,\n", " ,\r\n\t"):
-            for before, behind in (("[", "]"), (" [ ", " ]"), ("\n[\n", "\n]")):
-                for ending in ENDINGS:
-                    text = before + comma.join(OBJECTS[:count]) + behind + ending
-                    found.append(("json", text, count))
+        arrays = [("[", ",", "]", ending) for ending in ENDINGS]
+        for comma in (", ", ",\n", "\n,\n", " ,\r\n\t"):
+            arrays += [(" [ ", comma, " ]", "\n"), ("\n[\n", comma, "\n]", "")]
+        for before, comma, behind, ending in arrays:
+            found.append(("json", before + comma.join(OBJECTS[:count]) + behind + ending, count))
     return found
 
 
@@ -98,5 +98,5 @@ def test_binary_files_go_on_from_every_position(
             writer.write_table(table, max_chunksize=4)
             writer.write_table(table.slice(0, 0))
     check_every_position(
-        harness, file_source(format.split()[0], path, schema=SCHEMA), count, max_rows
+        harness, file_source(format.split(maxsplit=1)[0], path, schema=SCHEMA), count, max_rows
     )

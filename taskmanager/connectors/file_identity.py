@@ -1,0 +1,182 @@
+"""Whether a file is still the one that its rows were read from.
+
+A position carries a mark: which version of the file was read (time of the last change and inode), and a
+checksum of what was read before it. Another version is no proof: each host may have a copy of its own,
+and a file may have been touched or have grown. Then the checksum decides. It is also asked at the end of a
+split whose file changed while it was read, so that the rows of a split are rows of one content.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock.connectors.messages import os_reason
+from penstock.errors import TaskFailure, Unrecoverable
+
+CHUNK_BYTES = 1 << 20
+
+_MARK = struct.Struct("<IH")
+_PENDING_MAX = 16
+
+Submit = Callable[[Callable[[], int]], Future[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What a position says about its file.
+
+    Attributes:
+        version: of the file that was read, "" = not known.
+        checksum: CRC-32 of what was read of the split.
+    """
+
+    version: str
+    checksum: int
+
+    def encode(self, place: bytes) -> bytes:
+        """A position: the mark, then the place in the reader's own bytes."""
+        version = self.version.encode()
+        return _MARK.pack(self.checksum, len(version)) + version + place
+
+    @staticmethod
+    def decode(position: bytes, place_bytes: int) -> tuple[FileMark | None, bytes]:
+        """Inverse of ``encode``; no mark where there is only a place, as there was none once."""
+        if len(position) == place_bytes:
+            return None, position
+        checksum, length = _MARK.unpack_from(position)
+        end = _MARK.size + length
+        return FileMark(position[_MARK.size : end].decode(), checksum), position[end:]
+
+
+def file_version(modified_ns: int, inode: int) -> str:
+    """The version of a file."""
+    return f"{modified_ns}:{inode}"
+
+
+class OpenedFile:
+    """A file that is open for reading by position, and the version of it that was opened.
+
+    Raises:
+        TaskFailure: it cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 (closed by close())
+        except OSError as error:
+            raise TaskFailure(
+                f"{path}: cannot be read on this TaskManager: {os_reason(error)}"
+            ) from error
+        self.version = self._version_now()
+
+    def _version_now(self) -> str:
+        status = os.fstat(self._file.fileno())
+        return file_version(status.st_mtime_ns, status.st_ino)
+
+    def is_another_file(self, version: str) -> bool:
+        """Whether it is not the file of that version, changed or not."""
+        return version.rpartition(":")[2] != self.version.rpartition(":")[2]
+
+    def size(self) -> int:
+        """Bytes in it now."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Bytes from an offset; fewer at the end of the file.
+
+        Raises:
+            TaskFailure: the operating system refuses.
+        """
+        try:
+            return os.pread(self._file.fileno(), length, offset)
+        except OSError as error:
+            raise TaskFailure(f"{self.path}: cannot be read: {os_reason(error)}") from error
+
+    def checksum(self, start: int, end: int, checksum: int = 0) -> int:
+        """CRC-32 of a stretch of the file, behind what ``checksum`` is of."""
+        while start < end:
+            data = self.read(start, min(CHUNK_BYTES, end - start))
+            if not data:
+                break
+            checksum = zlib.crc32(data, checksum)
+            start += len(data)
+        return checksum
+
+    def check_resumed(self, mark: FileMark | None, checksum: Callable[[], int]) -> None:
+        """Refuses to go on in a file of another content than was read before the position.
+
+        Args:
+            mark: of the position.
+            checksum: of what lies before the position in the file that is there now.
+
+        Raises:
+            Unrecoverable: it is another content.
+        """
+        if mark is not None and mark.version != self.version and checksum() != mark.checksum:
+            raise _replaced(self.path)
+
+    def check_read(self, expected: Callable[[], int], checksum: Callable[[], int]) -> None:
+        """As ``check_resumed``, for what has been read of it while it was open."""
+        if self._version_now() != self.version and checksum() != expected():
+            raise _replaced(self.path)
+
+    def stream(self) -> BinaryIO:
+        """The file for those who read streams; to be closed apart."""
+        return os.fdopen(os.dup(self._file.fileno()), "rb")
+
+    @property
+    def descriptor_path(self) -> str:
+        """A path that opens this very file, whatever has got its name meanwhile."""
+        return f"/dev/fd/{self._file.fileno()}"
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def fold(checksum: int, piece: int) -> int:
+    """The checksum of pieces, from that of those before and that of the next one."""
+    return zlib.crc32(struct.pack("<I", piece), checksum)
+
+
+class PieceChecksums:
+    """The checksum of pieces that were read, each computed on an I/O thread.
+
+    Args:
+        submit: runs a function on an I/O thread.
+        folded: of the pieces before.
+    """
+
+    def __init__(self, submit: Submit, folded: int = 0) -> None:
+        self._submit = submit
+        self._folded = folded
+        self._pending: deque[Future[int]] = deque()
+
+    def add(self, piece: Callable[[], int]) -> None:
+        """The next piece is being read."""
+        self._pending.append(self._submit(piece))
+        while self._pending and (self._pending[0].done() or len(self._pending) > _PENDING_MAX):
+            self._folded = fold(self._folded, self._pending.popleft().result())
+
+    def value(self) -> int:
+        """Of all pieces so far; waits for those that are under way."""
+        while self._pending:
+            self._folded = fold(self._folded, self._pending.popleft().result())
+        return self._folded
+
+
+def _replaced(path: str) -> Unrecoverable:
+    return Unrecoverable(
+        f"{path}: was replaced or changed while the job read it: what was read of it before is not in it "
+        "any more, so the rest would not belong to it; put the file back as it was, or run the job anew. "
+        "Files that are read must not change: write new ones under new names"
+    )

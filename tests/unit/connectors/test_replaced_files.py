@@ -1,0 +1,222 @@
+"""Aim: rows of two contents of one file never come out of one split; the same content always goes on.
+
+Method: files of every format are replaced, overwritten, copied, touched and appended to, between
+discovery, opening and two reads, at every position.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.connectors import file_source
+from penstock.connectors.source import END
+from penstock.errors import Unrecoverable
+from taskmanager.connectors import parquet_reader
+
+SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
+ROWS = 40
+
+
+def content(path: Path, format: str, first: int) -> bytes:
+    """A file of ROWS rows; those of another first row have the same size."""
+    numbers = range(first, first + ROWS)
+    if format in ("parquet", "arrow", "arrow stream"):
+        # The smallest and largest values are the same, so that a footer may be.
+        values = [100, *(first + i for i in range(ROWS - 2)), 999]
+        table = pa.table({"a": pa.array(values, pa.int64()), "b": ["x"] * ROWS}, SCHEMA)
+        if format == "parquet":
+            options = {"compression": "none", "use_dictionary": False}
+            pq.write_table(table, path, row_group_size=8, **options)
+        else:
+            new = pa.ipc.new_stream if format == "arrow stream" else pa.ipc.new_file
+            with new(path, SCHEMA) as writer:
+                writer.write_table(table, max_chunksize=7)
+    elif format == "csv":
+        path.write_text("a,b\n" + "".join(f"{n},x\n" for n in numbers))
+    else:
+        objects = [f'{{"a":{n},"b":"x"}}' for n in numbers]
+        text = f"[{','.join(objects)}]\n" if format == "array" else "\n".join(objects) + "\n"
+        path.write_text(text)
+    return path.read_bytes()
+
+
+FORMATS = ["csv", "json", "array", "parquet", "arrow", "arrow stream"]
+STOPS = [1, 2, 3, 5, 9]
+
+
+def as_read(format: str) -> str:
+    return "json" if format == "array" else format.split(maxsplit=1)[0]
+
+
+class Replaced:
+    """A source of one file, and another content for it."""
+
+    def __init__(self, harness: Any, path: Path, format: str) -> None:
+        self.path = path
+        self.new = content(path, format, 500)
+        self.old = content(path, format, 200)
+        assert len(self.old) == len(self.new)
+        self.harness = harness
+        self.source = harness.start(*file_source(as_read(format), path, schema=SCHEMA))
+        (self.split,) = harness.discover(self.source)
+
+    def read(self, stop: int | None = None, position: bytes | None = None) -> Any:
+        batches, position = self.harness.read_split(
+            self.source, self.split, 6, stop_after=stop, position=position
+        )
+        return [value for batch in batches for value in batch.column("a").to_pylist()], position
+
+
+def move_over(path: Path, data: bytes) -> None:
+    other = path.with_name("_other")
+    other.write_bytes(data)
+    other.rename(path)
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+
+
+def read_out(reader: Any) -> None:
+    while reader.read(6) is not END:
+        pass
+
+
+CHANGES = [move_over, overwrite]
+
+
+@pytest.fixture(autouse=True)
+def tiny_blocks(monkeypatch: Any, small_blocks: None) -> None:
+    monkeypatch.setattr(parquet_reader, "_DECODE_ROWS", 10)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_another_content_is_refused_at_every_position(
+    harness: Any, tmp_path: Path, format: str, change: Callable[[Path, bytes], None]
+) -> None:
+    for stop in STOPS:
+        file = Replaced(harness, tmp_path / "data", format)
+        _, position = file.read(stop)
+        change(file.path, file.new)
+        with pytest.raises(Unrecoverable, match=r"data: was replaced or changed while"):
+            file.read(position=position)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_same_content_goes_on(harness: Any, tmp_path: Path, format: str) -> None:
+    file = Replaced(harness, tmp_path / "data", format)
+    whole, _ = file.read()
+    for stop in STOPS:
+        first, position = file.read(stop)
+        move_over(file.path, file.old)
+        second, position = file.read(stop, position)
+        overwrite(file.path, file.old)
+        rest, _ = file.read(position=position)
+        assert first + second + rest == whole
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_change_in_what_is_left_is_none_of_what_was_read(
+    harness: Any, tmp_path: Path, format: str
+) -> None:
+    file = Replaced(harness, tmp_path / "data", format)
+    first, position = file.read(1)
+    changed = file.old.replace(b"235", b"735") if b"235" in file.old else file.old
+    move_over(file.path, changed)
+    rest, _ = file.read(position=position)
+    assert len(first + rest) == ROWS
+    assert (735 in rest) == (changed != file.old)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_is_overwritten_while_it_is_open(
+    harness: Any, tmp_path: Path, format: str
+) -> None:
+    file = Replaced(harness, tmp_path / "data", format)
+    reader = file.source.open(file.split, None)
+    assert reader.read(6).num_rows > 0
+    overwrite(file.path, file.new)
+    with pytest.raises(Unrecoverable, match=r"data: was replaced or changed while"):
+        read_out(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_is_replaced_while_it_is_open_is_read_as_it_was(
+    harness: Any, tmp_path: Path, format: str
+) -> None:
+    file = Replaced(harness, tmp_path / "data", format)
+    whole, _ = file.read()
+    reader = file.source.open(file.split, None)
+    first = reader.read(6)
+    move_over(file.path, file.new)
+    rows = first.num_rows
+    while isinstance(batch := reader.read(6), pa.RecordBatch):
+        rows += batch.num_rows
+    assert rows == len(whole)
+    reader.close()
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "array", "arrow", "arrow stream"])
+def test_a_file_replaced_before_it_is_opened_is_read_as_one(
+    harness: Any, tmp_path: Path, format: str
+) -> None:
+    file = Replaced(harness, tmp_path / "data", format)
+    move_over(file.path, file.new)
+    rows, _ = file.read()
+    assert len(rows) == ROWS
+    assert rows[5] >= 500
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_replaced_by_a_larger_one_before_it_is_opened_is_refused(
+    harness: Any, tmp_path: Path, format: str
+) -> None:
+    file = Replaced(harness, tmp_path / "data", format)
+    move_over(file.path, file.new + b" " * 1000)
+    with pytest.raises(Unrecoverable, match="it was cut off or replaced while the job ran"):
+        file.read()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_parquet_file_with_other_statistics_is_refused_before_it_is_opened(
+    harness: Any, tmp_path: Path, change: Callable[[Path, bytes], None]
+) -> None:
+    # The splits of it, and their event times, were made from the old footer.
+    file = Replaced(harness, tmp_path / "data", "parquet")
+    other = pa.table({"a": pa.array(range(ROWS)), "b": ["x"] * ROWS}, SCHEMA)
+    pq.write_table(
+        other, tmp_path / "_o", row_group_size=8, compression="none", use_dictionary=False
+    )
+    data = (tmp_path / "_o").read_bytes()
+    assert len(data) == len(file.old)
+    change(file.path, data)
+    with pytest.raises(Unrecoverable, match=r"data: was replaced or changed while"):
+        file.read()
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_a_file_that_grows_is_read_as_far_as_it_was_found(
+    harness: Any, tmp_path: Path, format: str
+) -> None:
+    file = Replaced(harness, tmp_path / "data", format)
+    position, found = None, []
+    reader = file.source.open(file.split, None)
+    while isinstance(batch := reader.read(6), pa.RecordBatch):
+        with file.path.open("ab") as more:
+            more.write(b'{"a":1}\n' if format == "json" else b"1,y\n")
+        found += batch.column("a").to_pylist()
+        position = reader.position()
+        rest, _ = file.read(position=position)
+        assert found + rest == list(range(200, 240))
+    assert found == list(range(200, 240))
+    reader.close()
