@@ -1,7 +1,8 @@
 """Who may call a daemon: the shared token, checked on every call.
 
-Invariant: a daemon that listens beyond this machine has a token (``require_token``), and a server
-with a token answers no call without it.
+Invariant: a daemon has a token, unless an open loopback port was asked for; one that listens beyond this
+machine has one that somebody gave it (``require_token``); and a server with a token answers no call without
+it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
     status = status_of(
         Unauthenticated(
             "the cluster's token is missing or wrong: set security.token-file or PENSTOCK_TOKEN to "
-            "the secret that the daemons were started with"
+            "the secret that the daemons were started with. A cluster on loopback that was given none has "
+            "made one for its own user, in the file `token` of the JobManager's directory"
         )
     )
     await context.abort(status.code, status.details, status.metadata)

@@ -22,6 +22,7 @@ from pathlib import Path
 from penstock.addresses import format_address, parse_addresses
 from penstock.config import Configuration, parse_override
 from penstock.errors import ConfigurationError
+from penstock.private_directories import make_private
 from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
@@ -99,6 +100,36 @@ def parse_daemon_arguments(role: str, argv: Sequence[str]) -> DaemonArguments:
         overrides=dict(parse_override(text) for text in parsed.overrides),
         jobmanagers=() if jobmanagers is None else parse_addresses(jobmanagers),
     )
+
+
+# ---------------------------------------------------------------- who may look
+
+_OWN_DIRECTORIES = (
+    "run", "logs", "logs/jobs", "jobmanager", "artifacts", "checkpoints", "local-state", "cache"
+)  # fmt: skip
+
+
+def keep_private(directory: Path) -> int:
+    """Lets no other user into what this daemon makes, and into what one has made in its directory before.
+
+    Args:
+        directory: of the daemon. It may be there for other things too, and keeps its mode where it is.
+
+    Returns:
+        The umask as it was: what user code writes is the user's to give away.
+
+    Raises:
+        ConfigurationError: the directory is not this user's to write.
+    """
+    umask = os.umask(0o077)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in _OWN_DIRECTORIES:
+            if (directory / name).is_dir():
+                make_private(directory / name)
+    except OSError as error:
+        raise ConfigurationError(f"the directory {directory} cannot be written: {error}") from error
+    return umask
 
 
 # ---------------------------------------------------------------- registration

@@ -6,8 +6,8 @@ import asyncio
 import errno
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from common.metrics import METRICS_OFF, MetricsServer
 from common.pb import internal_pb2_grpc
 from common.process import (
     DaemonRegistration,
+    keep_private,
     owned_by_parent,
     parse_daemon_arguments,
     stop_requests,
@@ -37,7 +38,9 @@ from jobmanager.rpc.jobmanager_servicer import JobManagerServicer
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from penstock.addresses import format_address
+from penstock.announced_tokens import Announcement
 from penstock.config import Configuration
+from penstock.credentials import make_own_token
 from penstock.errors import StreamError
 from penstock.pb import client_pb2_grpc
 
@@ -53,10 +56,12 @@ class RunningJobManager:
     Attributes:
         port: of the gRPC server.
         metrics_port: of Prometheus' endpoint, ``METRICS_OFF`` where there is none.
+        made_token_file: holds the token that it has made for its user, None where it was given one.
     """
 
     port: int
     metrics_port: int
+    made_token_file: Path | None
     dispatcher: DispatcherRunner
     cluster: ClusterRunner
 
@@ -75,11 +80,14 @@ async def serving(
     Raises:
         StreamError: a port, a file or a setting is not to be had.
     """
-    token = load_token(config.security_token_file)
+    token, made_token_file = load_token(config.security_token_file), None
     require_token(config.jobmanager_bind_host, token, "jobmanager.bind-host")
     storage = Path(config.jobmanager_storage_dir) if config.jobmanager_storage_dir else directory
     store = JobStore(directory / "jobmanager")
     try:
+        if not token and not config.security_open_loopback:
+            made_token_file = make_own_token(directory)
+            token = load_token(str(made_token_file))
         artifacts = ArtifactStore(storage / "artifacts")
         results = ResultsStore()
         labels = load_failure_labels(config.jobmanager_failure_enrichers)
@@ -121,7 +129,9 @@ async def serving(
                     await started.wait()
                 await server.start()
                 try:
-                    yield RunningJobManager(port, metrics_port, dispatcher, cluster)
+                    yield RunningJobManager(
+                        port, metrics_port, made_token_file, dispatcher, cluster
+                    )
                 finally:
                     await dispatcher.stop()
                     await server.stop(_SERVER_GRACE_S)
@@ -177,6 +187,31 @@ def _why_not(host: str, port: int) -> int | None:
     return errno.EADDRINUSE  # it was, a moment ago
 
 
+@contextmanager
+def _announced(config: Configuration, jobmanager: RunningJobManager) -> Iterator[None]:
+    """Tells this user's other processes where the token is that was made for them."""
+    announcement: Announcement | None = None
+    if jobmanager.made_token_file is not None:
+        try:
+            announcement = Announcement(
+                config.jobmanager_rpc_address,
+                config.jobmanager_bind_host,
+                jobmanager.port,
+                jobmanager.made_token_file.absolute(),
+            )
+        except (OSError, RuntimeError) as error:  # the latter: there is no home
+            structlog.get_logger(__name__).warning(
+                "token.not_announced",
+                token_file=str(jobmanager.made_token_file),
+                reason=str(error),
+            )
+    try:
+        yield
+    finally:
+        if announcement is not None:
+            announcement.remove()
+
+
 async def run_daemon(config: Configuration, directory: Path) -> None:
     """Serves until it is asked to stop."""
     log = structlog.get_logger(__name__)
@@ -190,13 +225,14 @@ async def run_daemon(config: Configuration, directory: Path) -> None:
                 else format_address(host, jobmanager.metrics_port)
             )
             registration = DaemonRegistration(directory, ROLE, _ID)
-            registration.write(address, metrics_address)
-            try:
-                log.info("jobmanager.started", address=address, metrics_address=metrics_address)
-                await stop.wait()
-                log.info("jobmanager.stopping")
-            finally:
-                registration.remove()
+            with _announced(config, jobmanager):
+                registration.write(address, metrics_address)
+                try:
+                    log.info("jobmanager.started", address=address, metrics_address=metrics_address)
+                    await stop.wait()
+                    log.info("jobmanager.stopping")
+                finally:
+                    registration.remove()
     log.info("jobmanager.stopped")
 
 
@@ -205,6 +241,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         arguments = parse_daemon_arguments(ROLE, argv)
         config = arguments.load_configuration()
+        keep_private(arguments.directory)
         configure_logging(
             ROLE, arguments.directory / "logs" / f"{ROLE}-{_ID}.log", config.log_level
         )

@@ -22,6 +22,7 @@ import grpc
 import pyarrow as pa
 
 from penstock.addresses import parse_addresses
+from penstock.announced_tokens import find_token
 from penstock.credentials import token_metadata
 from penstock.errors import JobManagerUnreachable, JobRejected, ProtocolMismatch, StreamError
 from penstock.grpc_errors import error_from_rpc, is_ours, unanswered
@@ -73,7 +74,7 @@ class Client:
 
     Args:
         addresses: "host:port[,host:port...]", tried in order at the first call.
-        token: the cluster's secret; None or "" without one.
+        token: the cluster's secret; "" without one, None to look for it among this user's clusters.
         connect_timeout_s: how long each address may take to answer.
         call_timeout_s: deadline of calls.
 
@@ -90,6 +91,7 @@ class Client:
         call_timeout_s: float = _CALL_TIMEOUT_S,
     ) -> None:
         self._addresses = parse_addresses(addresses)
+        self._token = token
         self._metadata = token_metadata(token or "")
         self._connect_timeout_s = connect_timeout_s
         self._call_timeout_s = call_timeout_s
@@ -285,7 +287,8 @@ class Client:
 
     def _connect(self) -> client_pb2_grpc.JobManagerStub:
         failures = []
-        for address in self._addresses:
+        for named in self._addresses:
+            address = self._look_up(named)
             channel = grpc.insecure_channel(address, options=_OPTIONS)
             # Also where nobody closes the client: a call that is left over would hold up the exit.
             close_channel = weakref.finalize(self, channel.close)
@@ -310,6 +313,14 @@ class Client:
             f"no JobManager answers at {', '.join(self._addresses)} ({'; '.join(failures)}): start "
             "one with `penstock cluster start`, or name its address with --jobmanager HOST:PORT"
         )
+
+    def _look_up(self, named: str) -> str:
+        """Where to connect to; takes the token of the cluster there where none was given."""
+        if self._token is not None:
+            return named
+        found = find_token(named)
+        self._metadata = token_metadata("" if found is None else found.token)
+        return named if found is None else found.address
 
     def _greet(self, address: str, stub: client_pb2_grpc.JobManagerStub) -> None:
         try:

@@ -46,7 +46,8 @@ def connect(address: str, *, token_file: str = "") -> Cluster:
 
     Args:
         address: "host:port[,host:port...]"
-        token_file: file with the cluster's secret; "" = the variable ``PENSTOCK_TOKEN``, else none.
+        token_file: file with the cluster's secret; "" = the variable ``PENSTOCK_TOKEN``, else that of
+            this user's cluster at the address.
 
     Raises:
         JobManagerUnreachable: nobody answers there.
@@ -54,6 +55,6 @@ def connect(address: str, *, token_file: str = "") -> Cluster:
     from penstock.client import Client
 
     config = Configuration.from_mapping({"security.token-file": token_file})
-    client = Client(address, load_token(config.security_token_file))
+    client = Client(address, load_token(config.security_token_file) or None)
     client.hello()
     return Cluster(client)

@@ -378,7 +378,7 @@ class Configuration(BaseModel):
     jobmanager_bind_host: str = Field(
         "127.0.0.1",
         alias="jobmanager.bind-host",
-        description="Interface the JobManager listens on; leaving loopback needs a token.",
+        description="Interface the JobManager listens on; leaving loopback needs a token of yours.",
     )
     jobmanager_metrics_port: MetricsPort = Field(
         0,
@@ -424,7 +424,7 @@ class Configuration(BaseModel):
     taskmanager_bind_host: str = Field(
         "127.0.0.1",
         alias="taskmanager.bind-host",
-        description="Interface the TaskManager and its slots listen on; leaving loopback needs a token.",
+        description="Interface the TaskManager and its slots listen on; leaving loopback needs a token of yours.",
     )
     taskmanager_rpc_port: Port = Field(
         0, alias="taskmanager.rpc.port", description="Port of the TaskManager; 0 takes a free one."
@@ -557,7 +557,14 @@ class Configuration(BaseModel):
     security_token_file: str = Field(
         "",
         alias="security.token-file",
-        description="File with the secret that clients and daemons share.",
+        description="File with the secret that clients and daemons share; no other user may be able to read it. "
+        "Empty: `PENSTOCK_TOKEN`, else, on loopback, a secret that the JobManager makes for its own user.",
+    )
+    security_open_loopback: bool = Field(
+        False,
+        alias="security.open-loopback",
+        description="Take calls without a token on loopback: every user of the machine can then run code as "
+        "the daemons' user.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", alias="log.level", description="Least severe level that is logged."

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.config import Configuration
-from penstock.credentials import load_token
 from penstock.errors import JobRejected
 from penstock.job import TERMINAL_STATES, raise_on_termination
 from penstock.pb import graph_pb2
@@ -80,7 +79,6 @@ class EmbeddedClusters:
         raise JobRejected(f"no cluster of this environment holds {names} (any more)")
 
     def _start(self, slots: int, config: Configuration) -> Client:
-        from penstock.client import Client
         from penstock.local_cluster import EmbeddedCluster
 
         if not self._clusters:
@@ -88,7 +86,7 @@ class EmbeddedClusters:
             atexit.register(self.close)
             raise_on_termination()  # else SIGTERM would end the process without atexit
         cluster = EmbeddedCluster(config, slots)
-        client = Client(cluster.address, load_token(config.security_token_file))
+        client = cluster.client()
         self._clusters.append((cluster, client))
         return client
 

@@ -465,7 +465,8 @@ class Environment:
         if address not in self._clients:
             from penstock.client import Client
 
-            self._clients[address] = Client(address, load_token(self.config.security_token_file))
+            token = load_token(self.config.security_token_file)
+            self._clients[address] = Client(address, token or None)
         return self._clients[address]
 
 

@@ -30,15 +30,17 @@ import yaml
 from penstock.addresses import format_address
 from penstock.client import Client
 from penstock.config import Configuration, read_yaml
-from penstock.credentials import load_token
+from penstock.credentials import load_token, own_token_file
 from penstock.errors import JobManagerUnreachable, StreamError
 from penstock.owned_directories import sweep_runtime_directories, sweep_work_directories
+from penstock.private_directories import make_private
 from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
 from penstock.user_code import OWN_PACKAGES
 
 DEFAULT_PORT = 6123
 _PORT_KEY = "jobmanager.rpc.port"
 _CHECKPOINTS_KEY = "execution.checkpointing.dir"
+_TOKEN_FILE_KEY = "security.token-file"
 _START_DEADLINE_S = 60.0
 _STOP_DEADLINE_S = 10.0
 _POLL_S = 0.02
@@ -84,6 +86,7 @@ class LocalCluster:
         self._run_directory = self.directory / "run"
         self._config_file = self.directory / "penstock.yaml"
         self._children: list[subprocess.Popen[bytes]] = []
+        self._token_file = ""
 
     # -- reading
 
@@ -136,7 +139,7 @@ class LocalCluster:
         if not any(daemon.role == "jobmanager" and daemon.alive for daemon in daemons):
             return {}
         try:
-            with self._client() as client:
+            with self.client() as client:
                 shown = client.cluster().taskmanagers
         except JobManagerUnreachable:
             return {}
@@ -148,11 +151,20 @@ class LocalCluster:
         Raises:
             JobManagerUnreachable: it does not serve.
         """
-        with self._client() as client:
+        with self.client() as client:
             return {one.taskmanager_id: one.slots_total for one in client.cluster().taskmanagers}
 
-    def _client(self) -> Client:
-        return Client(self.address, token=load_token(self.configuration().security_token_file))
+    def client(self) -> Client:
+        """A client that has the cluster's token.
+
+        Raises:
+            ConfigurationError: the token's file cannot be used.
+        """
+        token = load_token(self._token_file or self.configuration().security_token_file)
+        own = own_token_file(self.directory)
+        if not token and own.exists():
+            token = load_token(str(own))
+        return Client(self.address, token or None)
 
     def _is_alive(self, role: str, pid: int) -> bool:
         """Whether the process is still the daemon that registered: pids are used again."""
@@ -197,7 +209,7 @@ class LocalCluster:
         if content == before:
             return
         with _told_where(self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
+            _make_directory(self.directory)
             temporary = self._config_file.with_suffix(".tmp")
             temporary.write_text(yaml.safe_dump(content, sort_keys=True))
             temporary.replace(self._config_file)
@@ -225,9 +237,12 @@ class LocalCluster:
         """
         _refuse_shadowing({**os.environ, **(environment or {})}.get("PYTHONPATH", ""))
         with _told_where(self.directory):
-            self._run_directory.mkdir(parents=True, exist_ok=True)
-            (self.directory / "logs").mkdir(exist_ok=True)
+            _make_directory(self.directory)
+            make_private(self._run_directory)
+            make_private(self.directory / "logs")
+            make_private(Path(_KERNEL_CACHE["NUMBA_CACHE_DIR"]))
         options = dict(overrides or {})
+        self._token_file = options.get(_TOKEN_FILE_KEY, "")
         if slots is not None:
             options["taskmanager.numberOfTaskSlots"] = str(slots)
         if _PORT_KEY not in options:
@@ -334,7 +349,7 @@ class LocalCluster:
 
         Those that ran before register again after a new JobManager has come.
         """
-        with self._client() as client:
+        with self.client() as client:
             while True:
                 # By process, since the JobManager may still count on one that has just died.
                 registered = {known.pid for known in client.cluster().taskmanagers}
@@ -408,6 +423,10 @@ class EmbeddedCluster:
         """Where its JobManager is."""
         return self._cluster.address
 
+    def client(self) -> Client:
+        """A client of it."""
+        return self._cluster.client()
+
     def close(self) -> None:
         """Ends the daemons and removes their directory."""
         self._cluster.stop()
@@ -440,6 +459,12 @@ def _refuse_shadowing(python_path: str) -> None:
                     "Penstock's own package of that name in the daemons; rename it, or start the "
                     "cluster with another PYTHONPATH"
                 )
+
+
+def _make_directory(directory: Path) -> None:
+    """Private where it is made; one that is there may hold other things, and stays as it is."""
+    if not directory.is_dir():
+        make_private(directory)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from common.process import (
     DaemonArguments,
     DaemonRegistration,
     host_id,
+    keep_private,
     owned_by_parent,
     parse_daemon_arguments,
     stop_requests,
@@ -46,11 +47,13 @@ from penstock.owned_directories import (
     sweep_runtime_directories,
     sweep_work_directories,
 )
+from penstock.private_directories import make_private
 from taskmanager.daemon.background import Background
 from taskmanager.daemon.disk_guard import DiskLimits
 from taskmanager.daemon.disk_guard_runner import DiskGuardRunner
 from taskmanager.daemon.identity import identify, new_taskmanager_id
 from taskmanager.daemon.local_state_runner import LocalStateKeeper, local_state_roots
+from taskmanager.daemon.made_token_runner import await_made_token
 from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
 from taskmanager.daemon.partition_server_runner import PartitionServerRunner
 from taskmanager.daemon.slot_environment import slot_variables
@@ -84,6 +87,14 @@ class _Directories:
     spill: Path
 
 
+@dataclass(frozen=True, slots=True)
+class _Metrics:
+    """Where metrics are put, and where they are served, "" for nowhere."""
+
+    registry: CollectorRegistry
+    address: str
+
+
 class TaskManagerDaemon:
     """One TaskManager.
 
@@ -93,6 +104,7 @@ class TaskManagerDaemon:
         taskmanager_id: its name in the cluster.
         environment: environment variables.
         forkserver_arguments: for tests that run other code in slots.
+        user_umask: of slots, whose files are the user's; -1 = as this process has it.
     """
 
     def __init__(
@@ -102,7 +114,9 @@ class TaskManagerDaemon:
         taskmanager_id: str,
         environment: Mapping[str, str],
         forkserver_arguments: Sequence[str] = (),
+        user_umask: int = -1,
     ) -> None:
+        self._user_umask = user_umask
         self._directory = arguments.directory
         self._jobmanagers = arguments.jobmanager_addresses(config)
         self._config = config
@@ -117,17 +131,27 @@ class TaskManagerDaemon:
         Raises:
             StreamError: it cannot start, or the JobManager does not take it.
         """
-        token = load_token(self._config.security_token_file, self._environment)
-        require_token(self._config.taskmanager_bind_host, token, "taskmanager.bind-host")
         async with AsyncExitStack() as resources:
+            # First, so that a port that cannot be had is told though there is no JobManager yet.
+            metrics = self._start_metrics(resources)
+            token = await self._token()
             work = self._own_directories(resources)
             spill = self._own_spill_directory(resources, work.path)
             runtime = create_runtime_directory(f"{os.getpid()}-{secrets.token_hex(4)}")
             resources.callback(runtime.remove)
             async with asyncio.TaskGroup() as group, AsyncExitStack() as services:
                 directories = _Directories(work.path, runtime.path, spill.path)
-                failed = await self._start(group, services, directories, token)
+                failed = await self._start(group, services, directories, token, metrics)
                 raise await failed
+
+    async def _token(self) -> str:
+        """The secret that was given, else the one that the JobManager has made for this user."""
+        config = self._config
+        token = load_token(config.security_token_file, self._environment)
+        require_token(config.taskmanager_bind_host, token, "taskmanager.bind-host")
+        if token or config.security_open_loopback:
+            return token
+        return await await_made_token(self._jobmanagers, self._directory)
 
     def _own_directories(self, resources: AsyncExitStack) -> OwnedDirectory:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -150,6 +174,7 @@ class TaskManagerDaemon:
         services: AsyncExitStack,
         directories: _Directories,
         token: str,
+        metrics: _Metrics,
     ) -> asyncio.Future[Exception]:
         """Starts everything; ``services`` knows how to end it.
 
@@ -162,6 +187,7 @@ class TaskManagerDaemon:
             slot_variables(self._environment, self._directory / "cache"),
             logs / f"{_ROLE}-{self._id}-forkserver.log",
             self._forkserver_arguments,
+            user_umask=self._user_umask,
         )
         services.push_async_callback(forkserver.stop)
         await forkserver.start()
@@ -180,6 +206,8 @@ class TaskManagerDaemon:
         packages = await asyncio.to_thread(installed_packages)
         table = SlotTable(config.taskmanager_slots)
         local_state = local_state_roots(config.local_backup_directories, self._directory, self._id)
+        for root in local_state if config.writes_local_copies else ():
+            make_private(root)
 
         def report_event(event: internal_pb2.TaskEvent) -> None:
             registration.report(event)
@@ -298,7 +326,13 @@ class TaskManagerDaemon:
                 lambda: guard.free_bytes,
             ),
         )
-        self._start_metrics(services, address, supervisor.metrics, gauges)
+        metrics.registry.register(AttemptMetricsCollector(supervisor.metrics))
+        for name, help_text, read in gauges:
+            gauge = Gauge(f"penstock_taskmanager_{name}", help_text, registry=metrics.registry)
+            gauge.set_function(read)
+        registration_file = DaemonRegistration(self._directory, _ROLE, self._id)
+        services.callback(registration_file.remove)
+        registration_file.write(address, metrics.address)
 
         failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
@@ -363,19 +397,9 @@ class TaskManagerDaemon:
                 "taskmanager.bind-host"
             ) from error
 
-    def _start_metrics(
-        self,
-        services: AsyncExitStack,
-        address: str,
-        attempts: Callable[[], Sequence[internal_pb2.AttemptMetrics]],
-        gauges: _Gauges,
-    ) -> None:
+    def _start_metrics(self, resources: AsyncExitStack) -> _Metrics:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        registry.register(AttemptMetricsCollector(attempts))
-        for name, help_text, read in gauges:
-            gauge = Gauge(f"penstock_taskmanager_{name}", help_text, registry=registry)
-            gauge.set_function(read)
         metrics = MetricsServer(
             registry,
             self._config.taskmanager_bind_host,
@@ -383,13 +407,11 @@ class TaskManagerDaemon:
             "taskmanager.metrics.port",
         )
         port = metrics.start()
-        services.push_async_callback(asyncio.to_thread, metrics.stop)
-        metrics_address = (
-            "" if port == METRICS_OFF else format_address(self._config.taskmanager_host, port)
+        resources.push_async_callback(asyncio.to_thread, metrics.stop)
+        is_off = port == METRICS_OFF
+        return _Metrics(
+            registry, "" if is_off else format_address(self._config.taskmanager_host, port)
         )
-        registration_file = DaemonRegistration(self._directory, _ROLE, self._id)
-        services.callback(registration_file.remove)
-        registration_file.write(address, metrics_address)
 
     def _terminal(self) -> int | None:
         """Descriptor that print sinks write to besides their logs."""
@@ -440,6 +462,7 @@ def main(argv: Sequence[str] | None = None, forkserver_arguments: Sequence[str] 
         arguments = parse_daemon_arguments(_ROLE, sys.argv[1:] if argv is None else argv)
         config = arguments.load_configuration()
         taskmanager_id = new_taskmanager_id(config)
+        user_umask = keep_private(arguments.directory)
         log_file = arguments.directory / "logs" / f"{_ROLE}-{taskmanager_id}.log"
         configure_logging(_ROLE, log_file, config.log_level)
     except StreamError as error:
@@ -447,7 +470,7 @@ def main(argv: Sequence[str] | None = None, forkserver_arguments: Sequence[str] 
         return 2
     try:
         daemon = TaskManagerDaemon(
-            arguments, config, taskmanager_id, os.environ, forkserver_arguments
+            arguments, config, taskmanager_id, os.environ, forkserver_arguments, user_umask
         )
         with owned_by_parent(arguments.directory):
             asyncio.run(_run(daemon))

@@ -58,8 +58,8 @@ def jobmanager_addresses(option: str | None) -> str:
 def connected(addresses: str | None) -> Iterator[Client]:
     """A client of the cluster that the user means."""
     config = client_configuration()
-    token = load_token(config.security_token_file)
-    with contextlib.closing(Client(jobmanager_addresses(addresses), token=token)) as client:
+    token = load_token(config.security_token_file) or None
+    with contextlib.closing(Client(jobmanager_addresses(addresses), token)) as client:
         yield client
 
 

@@ -83,11 +83,18 @@ class ForkserverRunner:
         environment: environment of the forkserver and of what it forks.
         log_file: takes what the forkserver itself prints.
         arguments: further arguments of ``taskmanager.slots.forkserver``.
+        user_umask: its umask, and that of what it forks; -1 = as this process has it.
     """
 
     def __init__(
-        self, environment: Mapping[str, str], log_file: Path, arguments: Sequence[str] = ()
+        self,
+        environment: Mapping[str, str],
+        log_file: Path,
+        arguments: Sequence[str] = (),
+        *,
+        user_umask: int = -1,
     ) -> None:
+        self._user_umask = user_umask
         self._environment = dict(environment)
         self._log_file = log_file
         self._arguments = list(arguments)
@@ -184,6 +191,7 @@ class ForkserverRunner:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                umask=self._user_umask,
             )
         self._log.info("forkserver.starting", pid=process.pid)
         generation = _Generation(process, ours, loop.create_future())

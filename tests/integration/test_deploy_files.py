@@ -53,7 +53,9 @@ pytestmark = pytest.mark.integration
 
 
 def compose_problems(directory: Path) -> tuple[int, str]:
-    (directory / "penstock-token").write_text(TOKEN)
+    token = directory / "penstock-token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
     compose = require("docker-compose")
     return run_tool([compose, "-f", directory / "docker-compose.yml", "config", "-q"])
 
@@ -243,7 +245,9 @@ def local_command(service: str, command: list[str], directory: Path, jobmanager:
 
 @contextlib.contextmanager
 def composed_cluster(directory: Path) -> Iterator[ComposedCluster]:
-    (directory / "penstock-token").write_text(TOKEN)
+    token = directory / "penstock-token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
     jobmanager = f"127.0.0.1:{free_port()}"
     metrics: dict[str, str] = {}
     with contextlib.ExitStack() as stack:

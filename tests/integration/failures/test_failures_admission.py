@@ -21,6 +21,7 @@ import penstock as ps
 from penstock import client as client_module
 from penstock import errors
 from penstock.client import Client
+from penstock.credentials import load_token, own_token_file, token_metadata
 from penstock.grpc_errors import error_from_rpc
 from penstock.local_cluster import _KERNEL_CACHE
 from penstock.pb import client_pb2, client_pb2_grpc
@@ -48,13 +49,21 @@ def test_a_client_of_another_protocol_version_is_refused(
     assert str(PROTOCOL_VERSION + 1) in str(raised.value)
 
 
+def _token_of(cluster: DaemonCluster) -> str:
+    return load_token(str(own_token_file(cluster.directory)))
+
+
 def test_a_client_that_does_not_say_hello_right_is_refused(
     failure_cluster: DaemonCluster,
 ) -> None:
     with grpc.insecure_channel(failure_cluster.jobmanager) as channel:
         stub = client_pb2_grpc.JobManagerStub(channel)
         with pytest.raises(grpc.RpcError) as raised:
-            stub.Hello(client_pb2.HelloRequest(protocol_version=0), timeout=5)
+            stub.Hello(
+                client_pb2.HelloRequest(protocol_version=0),
+                timeout=5,
+                metadata=token_metadata(_token_of(failure_cluster)),
+            )
     assert isinstance(error_from_rpc(raised.value), errors.ProtocolMismatch)
 
 
@@ -298,6 +307,7 @@ def test_an_address_where_nobody_listens(own_site: Site) -> None:
 def test_a_wrong_or_missing_token_is_refused(own_site: Site) -> None:
     secret = own_site.directory / "secret"
     secret.write_text("a-long-enough-secret\n")
+    secret.chmod(0o600)
     cluster = DaemonCluster(own_site)
     registered = cluster.directory / "run"
     registered.mkdir(parents=True)

@@ -135,6 +135,7 @@ def test_metrics_endpoint() -> None:
 def test_tokens(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(" from-the-file\n")
+    file.chmod(0o600)
     assert load_token(str(file), {"PENSTOCK_TOKEN": "from-the-environment"}) == "from-the-file"
     assert load_token("", {"PENSTOCK_TOKEN": "from-the-environment"}) == "from-the-environment"
     assert load_token("", {}) == ""

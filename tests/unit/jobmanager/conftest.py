@@ -345,7 +345,12 @@ def cluster_of(tmp_path: Path) -> Callable[..., Any]:
 
     @asynccontextmanager
     async def open_cluster(config: dict[str, object] | None = None) -> AsyncIterator[Cluster]:
-        settings = {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1, **(config or {})}
+        settings = {
+            "jobmanager.rpc.port": 0,
+            "jobmanager.metrics.port": -1,
+            "security.open-loopback": True,
+            **(config or {}),
+        }
         configuration = Configuration.from_mapping(settings)
         async with (
             serving(configuration, tmp_path, SystemClock()) as jobmanager,

@@ -45,7 +45,11 @@ from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 
 
 def config(**settings: object) -> Configuration:
-    values = {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1}
+    values = {
+        "jobmanager.rpc.port": 0,
+        "jobmanager.metrics.port": -1,
+        "security.open-loopback": True,
+    }
     return Configuration.from_mapping({**values, **settings})
 
 

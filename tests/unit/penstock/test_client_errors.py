@@ -217,7 +217,11 @@ def jobmanager(directory: Path) -> Iterator[str]:
 
     async def serve() -> None:
         config = Configuration.from_mapping(
-            {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1}
+            {
+                "jobmanager.rpc.port": 0,
+                "jobmanager.metrics.port": -1,
+                "security.open-loopback": True,
+            }
         )
         async with serving(config, directory, SystemClock()) as running:
             address.set_result(f"127.0.0.1:{running.port}")

@@ -19,10 +19,12 @@ class FakeCluster:
     """A cluster, and the client of it."""
 
     def __init__(self, _config: Configuration, slots: int) -> None:
-        self.address = self
         self.slots_total = self.slots_free = slots
         self.states: list[client_pb2.JobState.ValueType] = []
         self.closed = 0
+
+    def client(self) -> FakeCluster:
+        return self
 
     def cluster(self) -> client_pb2.ClusterDetails:
         return client_pb2.ClusterDetails(slots_total=self.slots_total, slots_free=self.slots_free)
@@ -37,7 +39,6 @@ class FakeCluster:
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> EmbeddedClusters:
     monkeypatch.setattr("penstock.local_cluster.EmbeddedCluster", FakeCluster)
-    monkeypatch.setattr("penstock.client.Client", lambda cluster, token: cluster)
     monkeypatch.setattr("penstock.embedded.raise_on_termination", bool)
     return EmbeddedClusters()
 

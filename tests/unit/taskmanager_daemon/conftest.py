@@ -247,7 +247,11 @@ async def running_cluster(
     arguments = parse_daemon_arguments(
         "taskmanager", ["--dir", str(directory), "--jobmanager", f"127.0.0.1:{port}"]
     )
-    values = {"taskmanager.metrics.port": "-1", "task.cancellation.timeout": "200ms"}
+    values = {
+        "taskmanager.metrics.port": "-1",
+        "task.cancellation.timeout": "200ms",
+        "security.open-loopback": "true",
+    }
     # "a_b__c" stands for "a.b-c".
     more = {key.replace("__", "-").replace("_", "."): value for key, value in options.items()}
     config = arguments.load_configuration().merged({**values, **more})

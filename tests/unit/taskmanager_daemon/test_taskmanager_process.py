@@ -30,6 +30,8 @@ from common.grpc_server import make_server
 from common.pb import internal_pb2, internal_pb2_grpc
 
 HERE = Path(__file__).parent
+OPEN = ("-D", "security.open-loopback=true")
+"""The JobManager of these tests has made no token."""
 
 
 def children(pid: int) -> list[int]:
@@ -75,7 +77,15 @@ def start_daemon(
     directory: Path, environment: dict[str, str], *arguments: str
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", str(HERE / "run_daemon.py"), "--dir", str(directory), *arguments],
+        [
+            sys.executable,
+            "-P",
+            str(HERE / "run_daemon.py"),
+            "--dir",
+            str(directory),
+            *OPEN,
+            *arguments,
+        ],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -179,7 +189,14 @@ def test_it_ends_with_its_parent(short_directory: Path, environment: Any) -> Non
         "print(p.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
-    command = [sys.executable, "-P", str(HERE / "run_daemon.py"), "--dir", str(short_directory)]
+    command = [
+        sys.executable,
+        "-P",
+        str(HERE / "run_daemon.py"),
+        "--dir",
+        str(short_directory),
+        *OPEN,
+    ]
     process = subprocess.Popen(
         [sys.executable, "-c", parent, *command, "--jobmanager", "127.0.0.1:1"],
         env=environment(PENSTOCK_PARENT_DEATH="1", TMPDIR=str(short_directory / "t")),
