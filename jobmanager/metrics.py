@@ -38,8 +38,18 @@ _COUNTERS: _Numbers = (
         lambda job: job.checkpoints.completed,
     ),
     ("checkpoints_failed", "Failed checkpoints.", lambda job: job.checkpoints.failed),
+    (
+        "store_calls_given_up",
+        "Calls to the storage of checkpoints that were waited for in vain.",
+        lambda job: job.checkpoints.store_calls_given_up,
+    ),
 )
 _GAUGES: _Numbers = (
+    (
+        "store_calls_hanging",
+        "Calls that were given up on and have not returned: each holds a thread.",
+        lambda job: job.checkpoints.store_calls_hanging,
+    ),
     (
         "last_checkpoint_duration_seconds",
         "From the trigger of the last completed checkpoint to its end.",

@@ -1,7 +1,8 @@
 """The checkpoints of one job in their store: manifests, HEAD, deletions.
 
-Every call blocks and is made on a checkpoint thread of the job: ``prepare``, ``store`` and ``discard``
-one after the other, ``delete`` beside them.
+Every call blocks, may hang, and is then given up on: others are made while it may yet go on. What it was
+about to do to HEAD it cannot do any more once HEAD has been claimed again, and what it writes late has a
+name that nobody else uses.
 
 Invariants: HEAD is claimed before anything is written or deleted; a manifest is written before HEAD
 names it; nothing is swept while a manifest that HEAD names cannot be read, since nobody knows what it
@@ -30,7 +31,12 @@ from penstock.errors import (
     Unrecoverable,
 )
 from penstock.pb import checkpoint_pb2, graph_pb2
-from penstock.storage.head import HEAD_PATH, HeadOutcomeUnknown, HeadStore
+from penstock.storage.head import (
+    HEAD_PATH,
+    HeadClaimedAgain,
+    HeadOutcomeUnknown,
+    HeadStore,
+)
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import (
     decode_manifest,
@@ -57,13 +63,19 @@ class PreparedCheckpoints:
     Attributes:
         newest: manifest of the newest checkpoint that can be read; None = there is none.
         retained: what HEAD names and can be read, oldest first.
-        is_new_claim: HEAD has been claimed (again): earlier knowledge of it is void.
     """
 
     newest: checkpoint_pb2.CheckpointManifest | None
     retained: tuple[c.CompletedCheckpoint, ...]
     next_checkpoint_id: int
-    is_new_claim: bool
+
+
+class _Claim:
+    """HEAD as this leader has claimed it, and what it says since the last swap."""
+
+    def __init__(self, heads: HeadStore, head: checkpoint_pb2.CheckpointHead) -> None:
+        self.heads = heads
+        self.head = head
 
 
 class CheckpointStoreRunner:
@@ -92,11 +104,11 @@ class CheckpointStoreRunner:
         self._job_name = graph.name
         self._fingerprint = fingerprint(graph)
         self._store = store
-        self._heads = HeadStore(store)
         self._leader_epoch = leader_epoch
         self._version = version
         self._now_ms = now_ms
-        self._head: checkpoint_pb2.CheckpointHead | None = None
+        self._claim: _Claim | None = None
+        self._storing: tuple[int, _Claim] | None = None
         self._stopped = threading.Event()
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
 
@@ -127,8 +139,23 @@ class CheckpointStoreRunner:
                 it must be, or the store is too small for any; nothing is deleted.
             StoreTransient: the store does not answer now.
         """
-        is_new_claim = self._head is None
-        head = self._claimed(must_exist)
+        claim = self._claimed(must_exist)
+        try:
+            return self._prepared(claim, unusable, alone)
+        except HeadClaimedAgain as error:
+            self._void(claim)
+            raise StoreTransient(f"storage was slow: {error}; it is tried again") from error
+        except (StoreNotFound, StoreCorrupt) as error:
+            self._void(claim)
+            raise self._unusable(error) from error
+
+    def _prepared(
+        self,
+        claim: _Claim,
+        unusable: Collection[int],
+        alone: Collection[SubtaskId] | None,
+    ) -> PreparedCheckpoints:
+        head = claim.head
         sizes = {
             found.path: found.size_bytes
             for prefix in _SWEPT_PREFIXES
@@ -149,7 +176,7 @@ class CheckpointStoreRunner:
         completed = tuple(completed_of(retained, manifest) for retained, manifest in readable)
         if len(readable) == len(head.retained):
             # A leader that has been deposed meanwhile must not take what its successor has written.
-            self._heads.verify()
+            claim.heads.verify()
             of_dead = [path for path in sizes if alone is None or _writer_of(path) in alone]
             self._sweep(of_dead, completed)
             if alone is None:
@@ -158,15 +185,14 @@ class CheckpointStoreRunner:
             newest=readable[-1][1] if readable else None,
             retained=completed,
             next_checkpoint_id=max(1, head.next_checkpoint_id),
-            is_new_claim=is_new_claim,
         )
 
-    def _claimed(self, must_exist: bool) -> checkpoint_pb2.CheckpointHead:
-        if self._head is None:
+    def _claimed(self, must_exist: bool) -> _Claim:
+        claim = self._claim
+        if claim is None:
+            heads = HeadStore(self._store)
             try:
-                self._head = self._heads.claim(
-                    self._job_id, self._leader_epoch, must_exist=must_exist
-                )
+                head = heads.claim(self._job_id, self._leader_epoch, must_exist=must_exist)
             except StoreNotFound as error:
                 raise Unrecoverable(
                     f"the checkpoints of job {self._job_id} are not in {self._store!r}: {error}; is the "
@@ -178,11 +204,19 @@ class CheckpointStoreRunner:
                     f"job {self._job_id} has no room for checkpoints: {error}"
                 ) from error
             except StoreCorrupt as error:
-                raise Unrecoverable(
-                    f"the checkpoints of job {self._job_id} cannot be used: {error}; nothing has "
-                    "been deleted"
-                ) from error
-        return self._head
+                raise self._unusable(error) from error
+            self._claim = claim = _Claim(heads, head)
+        return claim
+
+    def _void(self, claim: _Claim) -> None:
+        """Nobody knows any more what HEAD says: it is claimed again before it is used."""
+        if self._claim is claim:
+            self._claim = None
+
+    def _unusable(self, error: StreamError) -> Unrecoverable:
+        return Unrecoverable(
+            f"the checkpoints of job {self._job_id} cannot be used: {error}; nothing has been deleted"
+        )
 
     def _read(
         self,
@@ -239,17 +273,26 @@ class CheckpointStoreRunner:
 
         Raises:
             Fenced: another leader has the job.
-            HeadOutcomeUnknown: nobody knows whether it is stored; ``prepare`` finds out.
+            Unrecoverable: HEAD is gone, or damaged.
+            HeadOutcomeUnknown: nobody knows whether it is stored; ``settle`` finds out.
         """
+        assert self._claim is not None, "HEAD is claimed before a checkpoint is stored"
+        claim = self._claim
+        self._storing = wanted.checkpoint_id, claim
         now_ms = self._now_ms()
         path = manifest_path(wanted.checkpoint_id, self._leader_epoch)
         manifest = self._manifest(wanted, done_splits, last_states, now_ms)
         try:
             self._store.put(path, [encode_manifest(manifest)])
-            self._swap(self._next_head(wanted, path, now_ms))
+            self._swap(claim, _next_head(claim.head, wanted, path, now_ms))
         except HeadOutcomeUnknown:
-            self._head = None
+            self._void(claim)
             raise
+        except HeadClaimedAgain as error:
+            self._void(claim)
+            raise HeadOutcomeUnknown(str(error)) from error
+        except (StoreNotFound, StoreCorrupt) as error:
+            raise self._unusable(error) from error
         except StoreTransient as error:
             self._remove_quietly(path)
             return c.CheckpointNotStored(
@@ -259,6 +302,30 @@ class CheckpointStoreRunner:
                 isinstance(error, StoreFull) and isinstance(self._store, MemoryStore),
             )
         return c.CheckpointStored(wanted.checkpoint_id, path, self._now_ms())
+
+    def give_up(self, checkpoint_id: int) -> None:
+        """``store`` has not returned, and is waited for no longer; called from any thread.
+
+        HEAD is claimed again by the next call, and says then whether the checkpoint counts.
+        """
+        if self._storing is not None and self._storing[0] == checkpoint_id:
+            self._void(self._storing[1])
+
+    def settle(self, checkpoint_id: int) -> c.CheckpointStored | c.CheckpointNotStored:
+        """Finds out whether a checkpoint is stored whose ``store`` did not say so.
+
+        Raises:
+            Fenced: another leader has the job.
+            Unrecoverable: HEAD is gone, or cannot be read.
+            StoreTransient: it cannot be found out now.
+        """
+        head = self._claimed(must_exist=True).head
+        for retained in head.retained:
+            if retained.checkpoint_id == checkpoint_id:
+                return c.CheckpointStored(checkpoint_id, retained.manifest_path, self._now_ms())
+        return c.CheckpointNotStored(
+            checkpoint_id, "the store did not answer, and has not stored it", self._now_ms()
+        )
 
     def _manifest(
         self,
@@ -301,39 +368,16 @@ class CheckpointStoreRunner:
             penstock_version=self._version,
         )
 
-    def _next_head(
-        self, wanted: c.StoreCheckpoint, path: str, now_ms: int
-    ) -> checkpoint_pb2.CheckpointHead:
-        assert self._head is not None, "HEAD is claimed before a checkpoint is stored"
-        head = checkpoint_pb2.CheckpointHead()
-        head.CopyFrom(self._head)
-        del head.retained[:]
-        head.retained.extend(
-            retained
-            for retained in self._head.retained
-            if retained.checkpoint_id in wanted.retained
-            and retained.checkpoint_id != wanted.checkpoint_id
-        )
-        head.retained.add(
-            checkpoint_id=wanted.checkpoint_id,
-            manifest_path=path,
-            triggered_at_ms=wanted.triggered_at_ms,
-            completed_at_ms=now_ms,
-            state_bytes=wanted.state_bytes,
-        )
-        head.next_checkpoint_id = wanted.next_checkpoint_id
-        return head
-
-    def _swap(self, head: checkpoint_pb2.CheckpointHead) -> None:
+    def _swap(self, claim: _Claim, head: checkpoint_pb2.CheckpointHead) -> None:
         for attempt in range(1, _SWAP_ATTEMPTS + 1):
             try:
-                self._heads.swap(head)
+                claim.heads.swap(head)
             except HeadOutcomeUnknown as error:
                 self._log.warning("checkpoint.head_unclear", reason=str(error))
                 if attempt == _SWAP_ATTEMPTS or self._stopped.wait(_SWAP_PAUSE_S):
                     raise
             else:
-                self._head = head
+                claim.head = head
                 return
 
     def _remove_quietly(self, path: str) -> None:
@@ -357,29 +401,52 @@ class CheckpointStoreRunner:
         return c.FilesDeleted(tuple(left), self._now_ms())
 
     def discard(self) -> None:
-        """The job is over for good: deletes everything.
+        """The job is over for good: deletes everything. To be repeated after an error.
 
         HEAD is swapped to name nothing first, which only its owner can, and goes last: what it names is
         there at every moment, and a leader that has been deposed deletes nothing.
+
+        Raises:
+            Fenced: another leader has the job.
+            StreamError: something is left.
         """
-        head, self._head = self._head, None
-        if head is None:
-            return  # no attempt was ever prepared: there is nothing of ours
-        try:
-            empty = checkpoint_pb2.CheckpointHead()
-            empty.CopyFrom(head)
-            del empty.retained[:]
-            self._swap(empty)
-            for found in self._store.list(""):
-                if found.path != HEAD_PATH:
-                    self._store.delete(found.path)
-            self._store.delete(HEAD_PATH)
-            if isinstance(self._store, LocalStore):
-                self._store.sweep_temporaries(0)
-                with contextlib.suppress(OSError):  # somebody has put something there
-                    self._store.root.rmdir()
-        except StreamError as error:
-            self._log.warning("checkpoint.not_discarded", reason=str(error))
+        claim = self._claimed(must_exist=False)
+        self._claim = None
+        empty = checkpoint_pb2.CheckpointHead()
+        empty.CopyFrom(claim.head)
+        del empty.retained[:]
+        self._swap(claim, empty)
+        for found in self._store.list(""):
+            if found.path != HEAD_PATH:
+                self._store.delete(found.path)
+        self._store.delete(HEAD_PATH)
+        if isinstance(self._store, LocalStore):
+            self._store.sweep_temporaries(0)
+            with contextlib.suppress(OSError):  # somebody has put something there
+                self._store.root.rmdir()
+
+
+def _next_head(
+    last: checkpoint_pb2.CheckpointHead, wanted: c.StoreCheckpoint, path: str, now_ms: int
+) -> checkpoint_pb2.CheckpointHead:
+    head = checkpoint_pb2.CheckpointHead()
+    head.CopyFrom(last)
+    del head.retained[:]
+    head.retained.extend(
+        retained
+        for retained in last.retained
+        if retained.checkpoint_id in wanted.retained
+        and retained.checkpoint_id != wanted.checkpoint_id
+    )
+    head.retained.add(
+        checkpoint_id=wanted.checkpoint_id,
+        manifest_path=path,
+        triggered_at_ms=wanted.triggered_at_ms,
+        completed_at_ms=now_ms,
+        state_bytes=wanted.state_bytes,
+    )
+    head.next_checkpoint_id = wanted.next_checkpoint_id
+    return head
 
 
 def _writer_of(path: str) -> SubtaskId | None:

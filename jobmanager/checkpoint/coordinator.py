@@ -2,6 +2,9 @@
 
     request or interval -> trigger -> acks -> store, one at a time -> completed -> older ones released
 
+Each checkpoint has until its deadline. What is still being stored then may count or not: it is settled,
+which takes until the store answers, and meanwhile none is triggered and whoever waits is told so.
+
 Invariants (``check``):
 - a checkpoint completes once, and only after every task that takes part has acknowledged it; tasks that
   had finished before its trigger take no part and are recorded as finished;
@@ -10,8 +13,9 @@ Invariants (``check``):
   completed checkpoints that are kept and name it;
 - a file is deleted only when no kept checkpoint, no checkpoint being stored, no ack of a pending one and
   no last state of a finished task names it (``CheckpointFiles``);
-- at most ``max_concurrent`` checkpoints are under way, at most one is being stored, at most one
-  ``DeleteFiles`` is under way, and at most one checkpoint is triggered per step.
+- at most ``max_concurrent`` checkpoints are under way, at most one is being stored or settled, at most one
+  ``DeleteFiles`` is under way, and at most one checkpoint is triggered per step;
+- each request is answered once.
 
 Acks that are late, unknown or doubled are dropped and counted, and what only they have uploaded is deleted.
 
@@ -220,6 +224,8 @@ class CheckpointCoordinator:
                 self._complete(event)
             case m.CheckpointNotStored():
                 self._take_not_stored(event)
+            case m.StoreOutcomeUnknown():
+                self._take_unknown(event)
             case m.FilesDeleted():
                 if not self._files.deletions.finished(event.left, self._now):
                     self.dropped_events += 1
@@ -247,7 +253,7 @@ class CheckpointCoordinator:
         # Tasks stay known: those that go on hear of what is void, and of what completes yet.
         self._active = False
         for pending in list(self._pending.values()):
-            if pending.phase is not Phase.STORING:
+            if pending.checkpoint_id != self._storing:
                 self._abort(pending, m.AbortReason.TASKS_STOPPED, m.AbortReason.TASKS_STOPPED.value)
         self._refuse_queued("the job's tasks were stopped")
 
@@ -289,7 +295,14 @@ class CheckpointCoordinator:
 
     @property
     def _can_trigger(self) -> bool:
-        return self._active and len(self._finished) < len(self._tasks)
+        has_tasks = self._active and len(self._finished) < len(self._tasks)
+        return has_tasks and self._unsettled is None
+
+    @property
+    def _unsettled(self) -> PendingCheckpoint | None:
+        """The checkpoint of which nobody knows whether it is stored."""
+        pending = None if self._storing is None else self._pending[self._storing]
+        return pending if pending is not None and pending.phase is Phase.UNSETTLED else None
 
     # ------------------------------------------------------------ requests and triggers
 
@@ -300,10 +313,14 @@ class CheckpointCoordinator:
             self.dropped_events += 1
         elif not self._active:
             self._refuse(request, m.RequestRefused.NOT_RUNNING)
+        elif (unsettled := self._unsettled) is not None:
+            self._refuse(request, m.RequestRefused.UNSETTLED, unsettled.unsettled)
         elif (refused := self._policy.add(request)) is not None:
             self._refuse(request, refused)
 
     def _trigger_next(self) -> None:
+        if self._unsettled is not None:
+            return
         if not self._can_trigger:
             self._refuse_queued("all tasks of the job have finished")
             return
@@ -332,9 +349,7 @@ class CheckpointCoordinator:
         self._effects.append(m.TriggerTasks(checkpoint_id, self._wall_now, targets))
 
     def _refuse(self, request: Request, refused: m.RequestRefused, detail: str = "") -> None:
-        self._effects.append(
-            m.AnswerRequest(request.request_id, 0, refused, detail or refused.value)
-        )
+        self._answer(request, 0, refused, detail or refused.value)
 
     def _refuse_queued(self, detail: str) -> None:
         for request in self._policy.stop():
@@ -374,14 +389,22 @@ class CheckpointCoordinator:
             expires = pending.expires_ms
             if expires is None or expires > self._now:
                 continue
+            late = f"not complete after {self._settings.timeout_ms} ms"
+            if pending.phase is Phase.STORING:
+                self._unsettle(pending, f"{late}: the store does not say whether it has stored it")
+                continue
+            if pending.phase is Phase.READY:
+                waits = f"it was acknowledged by all tasks and waits for checkpoint {self._storing} to be"
+                self._abort(pending, m.AbortReason.EXPIRED, f"{late}: {waits} stored")
+                continue
             missing = pending.missing()
             named = ", ".join(str(key) for key in missing[:_NAMED_TASKS_MAX])
             more = ", ..." if len(missing) > _NAMED_TASKS_MAX else ""
             self._abort(
                 pending,
                 m.AbortReason.EXPIRED,
-                f"not complete after {self._settings.timeout_ms} ms: {len(missing)} of "
-                f"{len(pending.participants)} tasks have not acknowledged it: {named}{more}",
+                f"{late}: {len(missing)} of {len(pending.participants)} tasks have not acknowledged it: "
+                f"{named}{more}",
             )
 
     # ------------------------------------------------------------ the store
@@ -430,6 +453,22 @@ class CheckpointCoordinator:
         too_large = event.is_too_large
         reason = m.AbortReason.TOO_LARGE if too_large else m.AbortReason.STORE_FAILED
         self._abort(self._pending[event.checkpoint_id], reason, event.error)
+
+    def _take_unknown(self, event: m.StoreOutcomeUnknown) -> None:
+        if self._storing != event.checkpoint_id:
+            self.dropped_events += 1
+        elif self._unsettled is None:
+            self._unsettle(self._pending[event.checkpoint_id], event.error)
+
+    def _unsettle(self, pending: PendingCheckpoint, reason: str) -> None:
+        """Nobody knows whether it is stored: who waits is not kept waiting until somebody does."""
+        pending.become(Phase.UNSETTLED)
+        pending.unsettled = (
+            f"whether checkpoint {pending.checkpoint_id} is stored is not known yet: {reason}"
+        )
+        self._effects.append(m.SettleCheckpoint(pending.checkpoint_id, reason))
+        for request in (pending.give_up_request(), *self._policy.stop()):
+            self._refuse(request, m.RequestRefused.UNSETTLED, pending.unsettled)
 
     def _complete(self, event: m.CheckpointStored) -> None:
         if self._storing != event.checkpoint_id:
@@ -551,7 +590,8 @@ class CheckpointCoordinator:
             _require(not kept or kept[-1].checkpoint_id < checkpoint_id, "one under way is too old")
             _require(
                 (checkpoint_id in self._ready) == (pending.phase is Phase.READY)
-                and (checkpoint_id == self._storing) == (pending.phase is Phase.STORING),
+                and (checkpoint_id == self._storing)
+                == (pending.phase in (Phase.STORING, Phase.UNSETTLED)),
                 f"checkpoint {checkpoint_id} is {pending.phase.value} in a wrong place",
             )
             _require(

@@ -103,6 +103,7 @@ class RequestRefused(Enum):
     DISABLED = "checkpointing is off: set execution.checkpointing.interval or .dir"
     QUEUE_FULL = "too many checkpoints are waiting already"
     ABORTED = "the checkpoint was aborted"
+    UNSETTLED = "whether the last checkpoint was stored is not known yet"
 
 
 # ---------------------------------------------------------------- events
@@ -235,6 +236,15 @@ class CheckpointNotStored:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreOutcomeUnknown:
+    """``StoreCheckpoint`` has ended, and nobody knows how."""
+
+    checkpoint_id: int
+    error: str
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class FilesDeleted:
     """``DeleteFiles`` has come to an end; ``left`` could not be deleted now."""
 
@@ -252,6 +262,7 @@ CoordinatorEvent = (
     | DeclineReceived
     | CheckpointStored
     | CheckpointNotStored
+    | StoreOutcomeUnknown
     | FilesDeleted
 )
 
@@ -290,6 +301,17 @@ class StoreCheckpoint:
     next_checkpoint_id: int
     state_bytes: int
     last: tuple[tuple[AttemptKey, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SettleCheckpoint:
+    """Storing it is given up: find out whether it is stored, and see to it that this changes no more.
+
+    Answered by ``CheckpointStored`` or ``CheckpointNotStored``, however long that takes.
+    """
+
+    checkpoint_id: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +393,7 @@ class FailJob:
 CoordinatorEffect = (
     TriggerTasks
     | StoreCheckpoint
+    | SettleCheckpoint
     | NotifyCompleted
     | NotifyAborted
     | DeleteFiles

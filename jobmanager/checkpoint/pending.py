@@ -1,7 +1,8 @@
 """One checkpoint from its trigger to its end.
 
     WAITING -> all acks -> READY -> its turn -> STORING -> stored -> COMPLETED
-    each of the three -> ABORTED; STORING only where the store says that it has not stored it.
+    each of the three -> ABORTED; STORING only where the store says that it has not stored it. Where it says
+    nothing, or does not know -> UNSETTLED, until it is known.
 
 Invariants: states follow ``TRANSITIONS``; READY holds exactly one ack of each participant and of nobody
 else; an end is never left.
@@ -16,7 +17,7 @@ from typing import Final
 
 from jobmanager.checkpoint.messages import SnapshotSummary
 from jobmanager.checkpoint.shared_state_registry import Claim, Registration
-from jobmanager.checkpoint.trigger_policy import Request
+from jobmanager.checkpoint.trigger_policy import PERIODIC, Request
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.errors import InvariantViolation
 
@@ -27,6 +28,7 @@ class Phase(Enum):
     WAITING = "waiting for acks"
     READY = "all acks are here"
     STORING = "being stored"
+    UNSETTLED = "stored or not"
     COMPLETED = "completed"
     ABORTED = "aborted"
 
@@ -34,10 +36,14 @@ class Phase(Enum):
 TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.WAITING: frozenset({Phase.READY, Phase.ABORTED}),
     Phase.READY: frozenset({Phase.STORING, Phase.ABORTED}),
-    Phase.STORING: frozenset({Phase.COMPLETED, Phase.ABORTED}),
+    Phase.STORING: frozenset({Phase.COMPLETED, Phase.ABORTED, Phase.UNSETTLED}),
+    Phase.UNSETTLED: frozenset({Phase.COMPLETED, Phase.ABORTED}),
     Phase.COMPLETED: frozenset(),
     Phase.ABORTED: frozenset(),
 }
+
+
+_BOUNDED: Final = (Phase.WAITING, Phase.READY, Phase.STORING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class PendingCheckpoint:
         request: what it is taken for.
         triggered_at_ms: wall-clock time.
         started_ms: steady time.
-        deadline_ms: steady time at which its acks are overdue.
+        deadline_ms: steady time at which it is overdue.
         participants: tasks that have to acknowledge it.
         finished: tasks that had finished before.
     """
@@ -82,6 +88,8 @@ class PendingCheckpoint:
         self.phase = Phase.WAITING
         self.registration = Registration((), ())
         """What it will be registered with; set once it is being stored."""
+        self.unsettled = ""
+        """Why it is not known whether it is stored."""
         self._acks: dict[AttemptKey, Ack | None] = dict.fromkeys(participants)
         self._acked = 0
 
@@ -103,7 +111,7 @@ class PendingCheckpoint:
     @property
     def expires_ms(self) -> int | None:
         """Steady time at which it expires; None = it no longer does."""
-        return self.deadline_ms if self.phase is Phase.WAITING else None
+        return self.deadline_ms if self.phase in _BOUNDED else None
 
     def waits_for(self, key: AttemptKey) -> bool:
         """Whether it cannot complete without an ack of this attempt."""
@@ -125,6 +133,11 @@ class PendingCheckpoint:
         self._acked += 1
         if self._acked == len(self._acks):
             self.become(Phase.READY)
+
+    def give_up_request(self) -> Request:
+        """What it was taken for, which from now on waits for it no longer."""
+        request, self.request = self.request, PERIODIC
+        return request
 
     def become(self, phase: Phase) -> None:
         """Makes the transition.

@@ -16,7 +16,7 @@ class CheckpointSettings:
 
     Attributes:
         interval_ms: time between the starts of two checkpoints; None = on demand only.
-        timeout_ms: a checkpoint that has not all its acks by then is aborted.
+        timeout_ms: a checkpoint that is not complete by then is aborted, or settled where it is being stored.
         min_pause_ms: time between the end of a checkpoint and the start of the next periodic one.
         max_concurrent: checkpoints under way at once, the one being stored included.
         tolerable_failed: checkpoints that may fail in a row; -1 = any number.

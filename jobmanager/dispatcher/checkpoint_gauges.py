@@ -18,6 +18,8 @@ class CheckpointNumbers:
     Attributes:
         safe_since_ms: what came before need not be repeated: the trigger of the last completed
             checkpoint, or the job's start; 0 = it has not started, or takes no checkpoints.
+        store_calls_given_up: calls to its storage that were waited for in vain.
+        store_calls_hanging: those of them that have not returned yet.
     """
 
     completed: int = 0
@@ -28,6 +30,8 @@ class CheckpointNumbers:
     last_state_bytes: int = 0
     last_uploaded_bytes: int = 0
     safe_since_ms: int = 0
+    store_calls_given_up: int = 0
+    store_calls_hanging: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,12 @@ class CheckpointGauges:
             last_state_bytes=checkpoint.state_bytes,
             last_uploaded_bytes=report.summary.uploaded_bytes,
             safe_since_ms=checkpoint.triggered_at_ms,
+        )
+
+    def note_calls(self, given_up: int, hanging: int) -> None:
+        """A call to the storage was given up on, or one of these has returned."""
+        self.numbers = replace(
+            self.numbers, store_calls_given_up=given_up, store_calls_hanging=hanging
         )
 
     def note_aborted(self, report: c.ReportAborted) -> None:

@@ -75,8 +75,8 @@ class CheckpointWiring:
         return self._coordinator
 
     def open(self, prepared: m.StartPrepared) -> None:
-        """HEAD is known; a coordinator that knows it already goes on."""
-        if self._coordinator is None or prepared.is_new_claim:
+        """HEAD is known. What a coordinator still waits for then, it is told when that is settled."""
+        if self._coordinator is None:
             self._coordinator = self._make(prepared.retained, prepared.next_checkpoint_id)
 
     # ------------------------------------------------------------ what tasks do

@@ -1,7 +1,10 @@
 """What the machine of a job wants done about checkpoints: preparing starts, storing, deleting, answering.
 
-The store is used on two threads of the job's own: ``prepare``, ``store`` and ``discard`` one after the
-other, deletions beside them. Everything that comes back is an event in the job's inbox.
+Calls to the store are bounded by the checkpoint's timeout. What prepares a start, what stores (and settles)
+a checkpoint and what deletes go on beside each other, each in its own order. A start waits for a checkpoint
+that is being stored, since it must not go on from an older one that is about to be subsumed; where that takes
+too long, HEAD is claimed again, and the checkpoint settled. Everything that comes back is an event in the
+job's inbox.
 
 Invariants: attempt numbers are reserved, in blocks, before ``StartPrepared`` is posted; each request of
 a user is answered once, at the latest when the job's actor ends.
@@ -12,7 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar, assert_never
+from itertools import count
+from typing import Final, TypeVar, assert_never
 from uuid import uuid4
 
 import structlog
@@ -20,7 +24,8 @@ import structlog
 from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner, PreparedCheckpoints
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.checkpoint_gauges import CheckpointGauges
 from jobmanager.failover.failure_cause import FailureCause
@@ -41,10 +46,15 @@ from penstock.errors import (
 from penstock.pb import graph_pb2
 from penstock.storage.head import HeadOutcomeUnknown
 
-_ATTEMPTS_RESERVED_AT_ONCE = 16
-_THREADS = 2
-_STORE_LANE = "checkpoint store"
-_DELETION_LANE = "checkpoint deletions"
+_ATTEMPTS_RESERVED_AT_ONCE: Final = 16
+_RECORD_LANE: Final = "job record"
+_START_LANE: Final = "checkpoint starts"
+_STORE_LANE: Final = "checkpoint store"
+_DELETION_LANE: Final = "checkpoint deletions"
+_STORE_PATIENCE_S: Final = 10.0
+"""How long a start waits for a checkpoint that is being stored."""
+_SETTLE_FIRST_PAUSE_S: Final = 0.5
+_SETTLE_LAST_PAUSE_S: Final = 30.0
 
 _ResultT = TypeVar("_ResultT")
 
@@ -65,6 +75,7 @@ class JobCheckpointsRunner:
         job_id: the job.
         graph: its graph.
         store: where its checkpoints are kept; None = it takes none.
+        timeout_ms: how long a call to the store may take.
         jobs: keeps the attempt numbers; None where the job ends with this JobManager.
         results: rows of its collect sinks.
         clock: where the time comes from.
@@ -77,6 +88,7 @@ class JobCheckpointsRunner:
         job_id: str,
         graph: graph_pb2.JobGraph,
         store: CheckpointStoreRunner | None,
+        timeout_ms: int,
         jobs: JobStore | None,
         results: ResultsStore,
         clock: Clock,
@@ -93,26 +105,45 @@ class JobCheckpointsRunner:
         self._post = post
         self._in_order = in_order
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
-        self._threads = ThreadPoolExecutor(_THREADS, f"checkpoint-{job_id[:8]}")
+        self.gauges = CheckpointGauges()
+        self._record_thread = ThreadPoolExecutor(1, f"record-{job_id[:8]}")
+        self._calls = StoreCallsRunner(f"job {job_id}", timeout_ms, self._note_calls)
+        self._patience_s = min(_STORE_PATIENCE_S, timeout_ms / 1000)
+        self._storing = 0
+        """The checkpoint that is being stored; 0 = none is, or it is settled."""
+        self._is_stored = asyncio.Event()
+        self._is_stored.set()
+        self._given_up: asyncio.Future[None] | None = None
+        """Done where the checkpoint that is being stored is waited for no longer."""
+        self._until_end: set[asyncio.Future[None]] = set()
+        self._ended = asyncio.Event()
         self._restored: RestoredTasks = {}
         self._attempts_end = 0
         self._timer: asyncio.TimerHandle | None = None
         self._answers: dict[str, asyncio.Future[int]] = {}
         self._closed = False
-        self.gauges = CheckpointGauges()
 
     def restored(self, subtask: SubtaskId) -> internal_pb2.RestoredTask | None:
         """What the next attempt of a subtask starts from; None = from nothing."""
         return self._restored.get(subtask)
+
+    def end(self) -> None:
+        """The job has ended: what it was still storing matters to nobody."""
+        self._ended.set()
+        self._give_up_storing()
+        for waiting in self._until_end:
+            if not waiting.done():
+                waiting.set_result(None)
+        if self._store is not None:
+            self._store.stop()
 
     def close(self) -> None:
         """Nothing more will be asked; who still waits is told so."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._store is not None:
-            self._store.stop()
-        self._threads.shutdown(wait=False)
+        self.end()
+        self._record_thread.shutdown(wait=False)
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(StreamError(f"job {self._job_id} has ended"))
@@ -148,16 +179,27 @@ class JobCheckpointsRunner:
         """Begins to do what the machine wants."""
         match effect:
             case m.PrepareStart():
-                self._in_order(_STORE_LANE, lambda: self._prepare(effect))
+                self._in_order(_START_LANE, lambda: self._prepare(effect))
             case m.ReserveAttempts(attempt):
-                self._in_order(_STORE_LANE, lambda: self._reserve(attempt))
+                self._in_order(_RECORD_LANE, lambda: self._reserve(attempt))
             case m.NoteCommit():
-                self._in_order(_STORE_LANE, self._note_commit)
+                self._in_order(_RECORD_LANE, self._note_commit)
             case m.StoreCheckpoint():
+                # At once: a start that comes next waits for it.
+                self._storing = effect.stored.checkpoint_id
+                self._is_stored.clear()
+                self._given_up = asyncio.get_running_loop().create_future()
                 self._in_order(_STORE_LANE, lambda: self._store_checkpoint(effect))
             case m.DiscardCheckpoints():
                 if self._store is not None:
                     self._in_order(_STORE_LANE, self._discard)
+            case c.SettleCheckpoint():
+                self._log.warning(
+                    "checkpoint.unsettled",
+                    checkpoint_id=effect.checkpoint_id,
+                    reason=effect.reason,
+                )
+                self._give_up_storing()
             case c.DeleteFiles():
                 self._in_order(_DELETION_LANE, lambda: self._delete(effect))
             case c.CallAt():
@@ -171,15 +213,15 @@ class JobCheckpointsRunner:
             case _:
                 assert_never(effect)
 
-    async def _in_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _in_record(self, work: Callable[[], _ResultT]) -> _ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._record_thread, work)
 
     # ------------------------------------------------------------ the store
 
     async def _prepare(self, effect: m.PrepareStart) -> None:
         attempt = effect.attempt
         try:
-            event = await self._in_thread(lambda: self._prepared(effect))
+            event = await self._prepared(effect)
         except Fenced as error:
             self._post(m.StartNotPrepared(attempt, self._fenced(error)))
         except StreamError as error:
@@ -195,28 +237,66 @@ class JobCheckpointsRunner:
                 )
             self._post(event)
 
-    def _prepared(self, effect: m.PrepareStart) -> m.StartPrepared:
+    async def _prepared(self, effect: m.PrepareStart) -> m.StartPrepared:
         attempt = effect.attempt
-        self._reserved(attempt)
+        await self._in_record(lambda: self._reserved(attempt))
         self._restored = {}
         if self._store is None:
             return m.StartPrepared(attempt)
-        jobs, job_id = self._jobs, self._job_id
-        must_exist = jobs is not None and jobs.has_checkpoints(job_id)
-        found = self._store.prepare(effect.unusable, must_exist=must_exist, alone=effect.subtasks)
-        if jobs is not None:
-            jobs.note_checkpoints(job_id)
+        await self._wait_for_storing()
+        found = await self._found(self._store, effect)
         restored = None
         if found.newest is not None:
             self._restored = restored_tasks(found.newest, self._graph, effect.subtasks)
             restored = restored_checkpoint(found.newest.checkpoint_id, self._restored, self._graph)
-        return m.StartPrepared(
-            attempt, restored, found.retained, found.next_checkpoint_id, found.is_new_claim
+        return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
+
+    async def _found(
+        self, store: CheckpointStoreRunner, effect: m.PrepareStart
+    ) -> PreparedCheckpoints:
+        jobs, job_id = self._jobs, self._job_id
+        must_exist = jobs is not None and await self._in_record(
+            lambda: jobs.has_checkpoints(job_id)
         )
+        found = await self._call(
+            "prepare",
+            lambda: store.prepare(effect.unusable, must_exist=must_exist, alone=effect.subtasks),
+        )
+        if jobs is not None:
+            await self._in_record(lambda: jobs.note_checkpoints(job_id))
+        return found
+
+    async def _wait_for_storing(self) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._is_stored.wait()
+        except TimeoutError:
+            self._give_up_storing()
+
+    def _give_up_storing(self) -> None:
+        """Whoever prepares, or settles, claims HEAD again, and finds what has become of the checkpoint."""
+        if self._store is not None and self._storing:
+            self._store.give_up(self._storing)
+        if self._given_up is not None and not self._given_up.done():
+            self._given_up.set_result(None)
+
+    async def _call(self, what: str, work: Callable[[], _ResultT]) -> _ResultT:
+        """A call that nobody waits for any more once the job has ended."""
+        if self._ended.is_set():
+            raise StoreSilent(f"job {self._job_id} has ended")
+        no_longer = asyncio.get_running_loop().create_future()
+        self._until_end.add(no_longer)
+        try:
+            return await self._calls.run(what, work, no_longer)
+        finally:
+            self._until_end.remove(no_longer)
+
+    def _note_calls(self) -> None:
+        self.gauges.note_calls(self._calls.given_up, self._calls.hanging)
 
     async def _reserve(self, attempt: int) -> None:
         try:
-            end = await self._in_thread(lambda: self._reserved(attempt))
+            end = await self._in_record(lambda: self._reserved(attempt))
         except StreamError as error:
             # Who needs the number asks again.
             self._log.warning("attempts.not_reserved", attempt=attempt, reason=str(error))
@@ -235,7 +315,7 @@ class JobCheckpointsRunner:
         jobs = self._jobs
         try:
             if jobs is not None:
-                await self._in_thread(lambda: jobs.note_commit(self._job_id))
+                await self._in_record(lambda: jobs.note_commit(self._job_id))
         except StreamError as error:
             self._post(m.FailureRequested(cause_of_error(error, self._clock.now_ms())))
         else:
@@ -246,29 +326,87 @@ class JobCheckpointsRunner:
         store = self._store
         states = self._collects.last_states(key.subtask for key in effect.stored.finished)
         try:
-            event = await self._in_thread(
-                lambda: store.store(effect.stored, effect.done_splits, states)
+            event = await self._calls.run(
+                "store",
+                lambda: store.store(effect.stored, effect.done_splits, states),
+                self._given_up,
             )
-        except Fenced as error:
-            self._post(m.FailureRequested(self._fenced(error)))
-        except HeadOutcomeUnknown as error:
-            # The restart claims HEAD again, and then it is known.
-            cause = cause_of_error(StoreTransient(str(error)), self._clock.now_ms())
-            self._post(m.FailureRequested(cause))
+        except (HeadOutcomeUnknown, StoreSilent) as error:
+            await self._settle(effect.stored, error)
+        except StreamError as error:
+            self._fail(error)
         else:
-            if isinstance(event, c.CheckpointStored):
-                sequences = self._collects.committed(effect.stored.snapshots)
-                self._results.commit(self._job_id, sequences)
-            self._post(event)
+            self._note_stored(effect.stored, event)
+        finally:
+            self._storing = 0
+            self._is_stored.set()
+
+    async def _settle(self, wanted: c.StoreCheckpoint, unknown: StreamError) -> None:
+        """Finds out what has become of a checkpoint, however long that takes; the job's tasks run on."""
+        assert self._store is not None, "checked by the caller"
+        store, checkpoint_id = self._store, wanted.checkpoint_id
+        store.give_up(checkpoint_id)
+        now_ms = self._clock.now_ms()
+        self._post(c.StoreOutcomeUnknown(checkpoint_id, str(unknown), now_ms))
+        self._is_stored.set()
+        for attempt in count():
+            try:
+                event = await self._call("settle", lambda: store.settle(checkpoint_id))
+            except StoreTransient as error:
+                self._log.warning(
+                    "checkpoint.not_settled", checkpoint_id=checkpoint_id, reason=str(error)
+                )
+            except StreamError as error:
+                self._fail(error)
+                return
+            else:
+                self._log.info(
+                    "checkpoint.settled",
+                    checkpoint_id=checkpoint_id,
+                    is_stored=isinstance(event, c.CheckpointStored),
+                )
+                self._note_stored(wanted, event)
+                return
+            pause_s = min(_SETTLE_FIRST_PAUSE_S * 2 ** min(attempt, 16), _SETTLE_LAST_PAUSE_S)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._ended.wait()
+            except TimeoutError:
+                continue
+            return
+
+    def _note_stored(
+        self, wanted: c.StoreCheckpoint, event: c.CheckpointStored | c.CheckpointNotStored
+    ) -> None:
+        if isinstance(event, c.CheckpointStored):
+            sequences = self._collects.committed(wanted.snapshots)
+            self._results.commit(self._job_id, sequences)
+        self._post(event)
+
+    def _fail(self, error: StreamError) -> None:
+        cause = (
+            self._fenced(error)
+            if isinstance(error, Fenced)
+            else cause_of_error(error, self._clock.now_ms())
+        )
+        self._post(m.FailureRequested(cause))
 
     async def _delete(self, effect: c.DeleteFiles) -> None:
         assert self._store is not None, "files are deleted where there is a store"
         store = self._store
-        self._post(await self._in_thread(lambda: store.delete(effect.paths)))
+        try:
+            event = await self._call("delete", lambda: store.delete(effect.paths))
+        except StoreSilent as error:
+            self._log.warning("checkpoint.not_deleted", reason=str(error))
+            event = c.FilesDeleted(effect.paths, self._clock.now_ms())
+        self._post(event)
 
     async def _discard(self) -> None:
         assert self._store is not None, "checked by the caller"
-        await self._in_thread(self._store.discard)
+        try:
+            await self._calls.run("discard", self._store.discard)
+        except StreamError as error:
+            self._log.warning("checkpoint.not_discarded", reason=str(error))
 
     def _fenced(self, error: Fenced) -> FailureCause:
         return cause_of_error(

@@ -242,6 +242,7 @@ class JobMaster:
                 | c.DeclineReceived()
                 | c.CheckpointStored()
                 | c.CheckpointNotStored()
+                | c.StoreOutcomeUnknown()
                 | c.FilesDeleted()
             ):
                 self._take_checkpoint_event(event)

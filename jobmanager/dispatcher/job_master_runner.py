@@ -174,6 +174,7 @@ class JobMasterRunner:
                 version=penstock_version(),
                 now_ms=clock.now_ms,
             ),
+            0 if job.settings.checkpoints is None else job.settings.checkpoints.timeout_ms,
             jobs if job.settings.outlives_jobmanager else None,
             results,
             clock,
@@ -205,6 +206,7 @@ class JobMasterRunner:
                 while not self.master.ended or len(self._inbox):
                     await self._step(await self._inbox.get())
                 self._stop_locating()
+                self.checkpoints.end()
         finally:
             self._inbox.close()
             for timer in (self._overdue_timer, *self._later):

@@ -96,14 +96,12 @@ class StartPrepared:
     Attributes:
         restored: the newest checkpoint; None = the job starts from nothing.
         retained: checkpoints that HEAD names, oldest first.
-        is_new_claim: what was known of HEAD before is void.
     """
 
     attempt: int
     restored: RestoredCheckpoint | None = None
     retained: tuple[c.CompletedCheckpoint, ...] = ()
     next_checkpoint_id: int = 1
-    is_new_claim: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +346,7 @@ CheckpointEvent = (
     | c.DeclineReceived
     | c.CheckpointStored
     | c.CheckpointNotStored
+    | c.StoreOutcomeUnknown
     | c.FilesDeleted
 )
 """Events for the coordinator that come from outside the job's machine."""
@@ -672,7 +671,14 @@ class PublishState:
     state: JobState
 
 
-CheckpointEffect = c.DeleteFiles | c.CallAt | c.AnswerRequest | c.ReportAborted | c.ReportCompleted
+CheckpointEffect = (
+    c.SettleCheckpoint
+    | c.DeleteFiles
+    | c.CallAt
+    | c.AnswerRequest
+    | c.ReportAborted
+    | c.ReportCompleted
+)
 """Effects of the coordinator that the machine hands on as they are."""
 
 JobEffect = (

@@ -23,6 +23,7 @@ from penstock.errors import (
     StoreCorrupt,
     StoreNotFound,
     StoreTransient,
+    StreamError,
 )
 from penstock.pb import checkpoint_pb2
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
@@ -39,6 +40,10 @@ _CLAIM_ATTEMPTS: Final = 16
 class HeadOutcomeUnknown(StoreTransient):
     """A swap may or may not have happened, or may still: nothing that HEAD would name or did name may
     be deleted until a later ``swap`` has returned or raised ``Fenced``."""
+
+
+class HeadClaimedAgain(Fenced):
+    """The same leader has claimed HEAD again: this claim is void, and HEAD tells what it has done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class HeadStore:
         self._token = b""
         self._epoch = 0
         self._job_id = ""
+        self._why_absent = ""
         # What HEAD is, as far as this instance knows; None = not claimed.
         self._last: bytes | None = None
         # What it may be as well: swaps whose outcome is not known.
@@ -101,7 +107,9 @@ class HeadStore:
         for _ in range(_CLAIM_ATTEMPTS):
             content = self._content()
             if content is None and must_exist:
-                raise StoreNotFound(f"job {job_id} had a {HEAD_PATH}, and there is none any more")
+                raise StoreNotFound(
+                    f"job {job_id} had a {HEAD_PATH}, and there is none any more: {self._why_absent}"
+                )
             head = _claimed(content, job_id, leader_epoch)
             new = _encode(head, token)
             if self._store.compare_and_swap(HEAD_PATH, content, new):
@@ -123,7 +131,10 @@ class HeadStore:
             head: of the job and the epoch that were claimed.
 
         Raises:
-            Fenced: HEAD is no longer what this instance wrote last: another leader has it.
+            Fenced: HEAD is no longer what this instance wrote last: another leader has it, or
+                (``HeadClaimedAgain``) another claim of this one.
+            StoreNotFound: there is no HEAD any more.
+            StoreCorrupt: what is there cannot be understood, and is no leader's.
             StoreTransient: nothing has changed, and the same call may succeed later.
             HeadOutcomeUnknown: see there.
         """
@@ -147,14 +158,14 @@ class HeadStore:
         was listed. Whatever a later leader will refer to was either named by HEAD or is not listed.
 
         Raises:
-            Fenced: HEAD is no longer what this instance wrote last.
+            Fenced, StoreNotFound, StoreCorrupt: as ``swap``.
             StoreTransient: it cannot be read now.
         """
         if self._last is None:
             raise InvariantViolation("HEAD is verified before it has been claimed")
         content = self._content()
         if content != self._last and content not in self._uncertain:
-            raise Fenced(self._fenced(content))
+            raise self._lost(content)
 
     def _replace(self, new: bytes) -> None:
         if not self._store.compare_and_swap(HEAD_PATH, self._last, new):
@@ -163,7 +174,7 @@ class HeadStore:
             if content not in (*self._uncertain, new) or not self._store.compare_and_swap(
                 HEAD_PATH, content, new
             ):
-                raise Fenced(self._fenced(self._content()))
+                raise self._lost(self._content())
         self._last = new
         self._uncertain = []
 
@@ -184,12 +195,13 @@ class HeadStore:
             raise error
         if content in self._uncertain:
             raise self._unknown(error) from error
-        raise Fenced(self._fenced(content)) from error
+        raise self._lost(content) from error
 
     def _content(self) -> bytes | None:
         try:
             return self._store.get(HEAD_PATH)
-        except StoreNotFound:
+        except StoreNotFound as error:
+            self._why_absent = str(error)
             return None
 
     def _unknown(self, error: StoreTransient) -> HeadOutcomeUnknown:
@@ -197,15 +209,21 @@ class HeadStore:
             f"{HEAD_PATH} of job {self._job_id} may or may not have been replaced: {error}"
         )
 
-    def _fenced(self, content: bytes | None) -> str:
-        mine = f"leader epoch {self._epoch} no longer has {HEAD_PATH} of job {self._job_id}"
+    def _lost(self, content: bytes | None) -> StreamError:
+        """What has become of HEAD, which is no longer what this instance wrote."""
         if content is None:
-            return f"{mine}: it is gone; somebody has removed it"
+            return StoreNotFound(
+                f"{HEAD_PATH} of job {self._job_id} is gone: {self._why_absent}; somebody has removed it, "
+                "or the directory is not mounted any more"
+            )
         try:
             other = decode_head(content)
         except StoreCorrupt as error:
-            return f"{mine}: {error}"
-        return f"{mine}: epoch {other.leader_epoch} has claimed it"
+            return StoreCorrupt(f"{HEAD_PATH} of job {self._job_id} was damaged: {error}")
+        mine = f"leader epoch {self._epoch} no longer has {HEAD_PATH} of job {self._job_id}"
+        if (other.job_id, other.leader_epoch) == (self._job_id, self._epoch):
+            return HeadClaimedAgain(f"{mine}: it has claimed it again")
+        return Fenced(f"{mine}: epoch {other.leader_epoch} has claimed it")
 
 
 def decode_head(content: bytes, path: str = HEAD_PATH) -> checkpoint_pb2.CheckpointHead:

@@ -71,7 +71,7 @@ class LocalStore(ObjectStore):
         try:
             return target.read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise _not_found(target) from error
+            raise _not_found(target, error) from error
         except OSError as error:
             self._fail("read", target, error)
 
@@ -96,7 +96,7 @@ class LocalStore(ObjectStore):
                         f"{size_bytes} bytes at offset {offset} were to be read"
                     )
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise _not_found(target) from error
+            raise _not_found(target, error) from error
         except OSError as error:
             self._fail("read", target, error)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -311,7 +311,9 @@ def _lock_file(target: Path) -> Path:
     return target.with_name(f".{target.name}.lock")
 
 
-def _not_found(target: Path) -> StoreNotFound:
+def _not_found(target: Path, error: OSError) -> StoreNotFound:
+    if isinstance(error, IsADirectoryError):
+        return StoreNotFound(f"{target} is a directory: where it is, there can be no object")
     return StoreNotFound(f"{target} does not exist")
 
 

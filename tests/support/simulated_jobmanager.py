@@ -7,6 +7,7 @@ events and in the midst of a store call; then it is never heard of again.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar, assert_never
@@ -284,7 +285,7 @@ class SimulatedJobManager:
             case c.AnswerRequest(request_id):
                 self.unanswered.remove(request_id)
                 self._answered.add(request_id)
-            case c.ReportAborted() | c.ReportCompleted():
+            case c.ReportAborted() | c.ReportCompleted() | c.SettleCheckpoint():
                 pass
             case _:
                 assert_never(effect)
@@ -422,9 +423,7 @@ class SimulatedJobManager:
             restored = restored_checkpoint(
                 found.newest.checkpoint_id, self._restored, self._host.graph
             )
-        return m.StartPrepared(
-            attempt, restored, found.retained, found.next_checkpoint_id, found.is_new_claim
-        )
+        return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
 
     def _store_checkpoint(self, effect: m.StoreCheckpoint) -> None:
         assert self._runner is not None
@@ -435,11 +434,31 @@ class SimulatedJobManager:
         except Fenced as error:
             self.tell(m.FailureRequested(cause_of_error(Unrecoverable(str(error)), now_ms)))
         except HeadOutcomeUnknown as error:
-            self.tell(m.FailureRequested(cause_of_error(StoreTransient(str(error)), now_ms)))
+            self.is_store_unsure = True
+            checkpoint_id = effect.stored.checkpoint_id
+            self._in_lane("store", lambda: self._settle(checkpoint_id))
+            self.tell(c.StoreOutcomeUnknown(checkpoint_id, str(error), now_ms))
         else:
             self.is_store_unsure |= self.store.failures > failures
             self.tell(event)
             self._host.passed(type(event).__name__)
+            if isinstance(event, c.CheckpointStored) and self.is_alive:
+                self._host.checkpoint_stored()
+
+    def _settle(self, checkpoint_id: int) -> None:
+        """Finds out what has become of a checkpoint, however often the store fails meanwhile."""
+        assert self._runner is not None
+        if self.master.ended:
+            return
+        try:
+            event = self._runner.settle(checkpoint_id)
+        except StoreTransient:
+            self._in_lane("store", lambda: self._settle(checkpoint_id))
+        except StreamError as error:
+            cause = cause_of_error(Unrecoverable(str(error)), self._host.loop.now_ms())
+            self.tell(m.FailureRequested(cause))
+        else:
+            self.tell(event)
             if isinstance(event, c.CheckpointStored) and self.is_alive:
                 self._host.checkpoint_stored()
 
@@ -449,7 +468,8 @@ class SimulatedJobManager:
 
     def _discard(self) -> None:
         if self._runner is not None:
-            self._runner.discard()
+            with contextlib.suppress(StreamError):  # what is left is told by ``is_store_unsure``
+                self._runner.discard()
 
     def _call_at(self, at_ms: int) -> None:
         self._timer_number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -85,13 +86,11 @@ def test_a_stored_checkpoint_is_what_the_next_attempt_starts_from(tmp_path: Path
     first = runner(store)
     empty = first.prepare()
     assert (empty.newest, empty.retained, empty.next_checkpoint_id) == (None, (), 1)
-    assert empty.is_new_claim
     stored = first.store(wanted(1), DONE)
     assert isinstance(stored, c.CheckpointStored)
     for path in ("shared/a", "shared/b", "chk-1/l", "chk-2/upload", "taskowned/t"):
         store.put(path, [b"0123456789"])
     found = first.prepare()
-    assert not found.is_new_claim
     assert found.next_checkpoint_id == 2
     (kept,) = found.retained
     assert kept.references == references_of(snapshot("shared/a"))
@@ -217,7 +216,8 @@ def test_a_deposed_leader_sweeps_and_discards_nothing(tmp_path: Path) -> None:
     present = [found.path for found in store.list("")]
     with pytest.raises(Fenced):
         deposed.prepare()
-    deposed.discard()
+    with pytest.raises(Fenced):
+        deposed.discard()
     assert [found.path for found in store.list("")] == present
 
 
@@ -272,9 +272,98 @@ def test_failures_of_the_store_change_nothing(monkeypatch: pytest.MonkeyPatch) -
         one.store(wanted(2))
     store.broken = ""
     # It had happened.
+    settled = one.settle(2)
+    assert isinstance(settled, c.CheckpointStored)
     found = one.prepare()
-    assert found.is_new_claim
     assert [kept.checkpoint_id for kept in found.retained] == [2]
+
+
+class _Hanging(MemoryStore):
+    """A swap of HEAD waits until ``go_on`` is set, and happens then."""
+
+    def __init__(self) -> None:
+        super().__init__(100_000)
+        self.hangs = False
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        if self.hangs:
+            self.hangs = False
+            self.entered.set()
+            assert self.go_on.wait(10)
+        return super().compare_and_swap(path, expected, new)
+
+
+@pytest.mark.parametrize("claims_first", [True, False])
+def test_a_swap_that_was_given_up_on_cannot_happen_once_it_is_settled(claims_first: bool) -> None:
+    store = _Hanging()
+    one = runner(store)
+    one.prepare()
+    files(store)
+    store.hangs = True
+    outcomes: list[object] = []
+
+    def late() -> None:
+        try:
+            outcomes.append(one.store(wanted(1)))
+        except HeadOutcomeUnknown as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    assert store.entered.wait(10)
+    one.give_up(1)
+    if not claims_first:  # it happens after all, before anybody looks
+        store.go_on.set()
+        thread.join(10)
+    settled = one.settle(1)
+    store.go_on.set()
+    thread.join(10)
+    assert isinstance(settled, c.CheckpointNotStored if claims_first else c.CheckpointStored)
+    assert isinstance(outcomes[0], HeadOutcomeUnknown if claims_first else c.CheckpointStored)
+    assert [kept.checkpoint_id for kept in one.prepare().retained] == [1] * (not claims_first)
+    # The claim holds: what comes next is stored, and nobody speaks of another JobManager.
+    files(store)
+    assert isinstance(one.store(wanted(2)), c.CheckpointStored)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [("missing", "is gone: .*somebody has removed it"), ("damaged", "was damaged: .*junk")],
+)
+def test_head_that_is_not_there_or_cannot_be_read_is_said_to_be_so(
+    tmp_path: Path, what: str, told: str
+) -> None:
+    store = LocalStore(tmp_path)
+    one = runner(store)
+    one.prepare()
+    files(store)
+    if what == "missing":
+        store.delete(HEAD_PATH)
+    else:
+        store.put(HEAD_PATH, [b"junk"])
+    for call in (lambda: one.store(wanted(1)), one.prepare):
+        with pytest.raises(Unrecoverable, match=told) as caught:
+            call()
+        assert "another JobManager" not in str(caught.value)
+        assert "taken" not in str(caught.value)
+
+
+def test_head_that_is_a_directory_is_said_to_be_one(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    one = runner(store)
+    one.prepare()
+    files(store)
+    (tmp_path / HEAD_PATH).unlink()
+    (tmp_path / HEAD_PATH).mkdir()
+    for call in (
+        lambda: one.store(wanted(1)),
+        one.prepare,
+        lambda: runner(store, 2).prepare(must_exist=True),
+    ):
+        with pytest.raises(Unrecoverable, match="HEAD is a directory"):
+            call()
 
 
 def test_memory_is_limited() -> None:

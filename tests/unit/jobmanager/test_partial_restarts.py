@@ -771,18 +771,6 @@ def test_a_jobmanager_that_stops_leaves_to_its_successor_what_is_held() -> None:
     assert not [e for e in effects if isinstance(e, m.ReleasePartitions)]
 
 
-def test_head_that_was_claimed_again_is_heard_of_even_where_the_start_is_void() -> None:
-    story = Story(CACHING, checkpoints=True)
-    story.run("a0 a1 b0 b1")
-    old = story.master.coordinator
-    story.prepares = False
-    story.do(m.FailureRequested(CAUSE))
-    story.due()
-    story.do(m.FailureRequested(CAUSE))
-    story.do(m.StartPrepared(1, None, (), 1, is_new_claim=True))
-    assert story.master.coordinator is not old
-
-
 def test_splits_wait_for_readers_that_begin_later() -> None:
     """Subtask 1 of the source is in a region that waits for the input of another stage."""
     plan = with_source(drawn("a:2 s:2 b:2", "a>b forward blocking", "s>b forward pipelined"), "s")

@@ -69,6 +69,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.old_keys: list[AttemptKey] = [AttemptKey("nobody", 0, 0)]
         self.pending: dict[int, ModelCheckpoint] = {}
         self.storing: int | None = None
+        self.is_unsettled = False
         self.kept: dict[int, tuple[m.FileReference, ...]] = {}
         self.ever_completed: set[int] = set()
         self.deleting: tuple[str, ...] = ()
@@ -102,7 +103,7 @@ class CoordinatorModel(RuleBasedStateMachine):
             case m.ReportAborted():
                 del self.pending[effect.checkpoint_id]
                 if self.storing == effect.checkpoint_id:
-                    self.storing = None
+                    self.storing, self.is_unsettled = None, False
                 assert effect.at_risk_ms >= 0
             case m.AnswerRequest():
                 self.open_requests.remove(effect.request_id)
@@ -110,6 +111,10 @@ class CoordinatorModel(RuleBasedStateMachine):
                 assert not self.deleting
                 assert not self.referred() & set(effect.paths)
                 self.deleting = effect.paths
+            case m.SettleCheckpoint():
+                assert effect.checkpoint_id == self.storing
+                assert not self.is_unsettled
+                self.is_unsettled = True
             case m.CallAt():
                 assert effect.at_ms >= self.now_ms
             case m.ReportCompleted():
@@ -132,12 +137,14 @@ class CoordinatorModel(RuleBasedStateMachine):
             key for key in running if vertices_done.issuperset(VERTICES[key.vertex])
         }
         assert effect.checkpoint_id > max(self.ever_completed, default=0)
+        assert not self.is_unsettled
         self.pending[effect.checkpoint_id] = ModelCheckpoint(running, done)
         assert len(self.pending) <= self.settings.max_concurrent
 
     def apply_store(self, effect: m.StoreCheckpoint) -> None:
         checkpoint = self.pending[effect.checkpoint_id]
         assert self.storing is None
+        assert not self.is_unsettled
         assert {key for key, _ in effect.snapshots} == checkpoint.participants
         assert checkpoint.acks.keys() == checkpoint.participants
         assert set(effect.finished) == checkpoint.finished
@@ -370,7 +377,7 @@ class CoordinatorModel(RuleBasedStateMachine):
     def store(self) -> None:
         checkpoint_id = self.storing
         assert checkpoint_id is not None
-        self.storing = None
+        self.storing, self.is_unsettled = None, False
         final = self.pending.pop(checkpoint_id).final
         manifest = f"chk-{checkpoint_id}/manifest"
         self.disk.add(manifest)
@@ -390,12 +397,22 @@ class CoordinatorModel(RuleBasedStateMachine):
         assert self.storing is not None
         self.send(m.CheckpointNotStored(self.storing, "full", self.now_ms, is_too_large))
 
+    @precondition(lambda self: self.storing is not None and self.seldom())
+    @rule()
+    def lose_outcome(self) -> None:
+        assert self.storing is not None
+        self.send(m.StoreOutcomeUnknown(self.storing, "no answer", self.now_ms))
+        assert self.is_unsettled
+        if len(self.pending) == 1:
+            assert not self.open_requests, "who waits is told so at once"
+
     @precondition(lambda self: self.seldom())
     @rule(checkpoint_id=st.integers(0, 12))
     def stray_store(self, checkpoint_id: int) -> None:
         if checkpoint_id != self.storing:
             self.send(m.CheckpointStored(checkpoint_id, "chk/x", self.now_ms))
             self.send(m.CheckpointNotStored(checkpoint_id, "full", self.now_ms))
+            self.send(m.StoreOutcomeUnknown(checkpoint_id, "no answer", self.now_ms))
 
     # ------------------------------------------------------------ time and files
 

@@ -1,0 +1,235 @@
+"""A JobManager whose checkpoint storage fails, hangs, and does not say what it has done.
+
+Over real gRPC, with TaskManagers that only pretend; the store is a directory whose calls a test can break.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import grpc
+import pytest
+from typing_extensions import override
+
+from jobmanager.checkpoint import checkpoint_store_runner
+from jobmanager.dispatcher.job_description import JobDescription
+from jobmanager.metrics import build_registry
+from penstock.errors import StoreTransient
+from penstock.grpc_errors import error_from_rpc
+from penstock.pb import client_pb2
+from penstock.storage.head import HeadStore
+from penstock.storage.local_store import LocalStore
+from penstock.storage.object_store import ObjectInfo
+from tests.unit.jobmanager.test_jobmanager_checkpoints import (
+    JOB,
+    Checkpointed,
+    restarted,
+    run,
+    settings,
+    take_checkpoint,
+)
+
+
+class Breakable(LocalStore):
+    """A directory; ``broken`` names calls that fail, ``lost`` those whose answer is lost, ``hangs`` those
+    that wait for ``go_on``."""
+
+    broken: ClassVar[set[str]] = set()
+    lost: ClassVar[set[str]] = set()
+    hangs: ClassVar[set[str]] = set()
+    go_on = threading.Event()
+
+    def _enter(self, call: str) -> None:
+        if call in self.hangs:
+            assert self.go_on.wait(20)
+        if call in self.broken:
+            raise StoreTransient(f"{call}: no answer")
+
+    @override
+    def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        self._enter("put")
+        return super().put(path, chunks)
+
+    @override
+    def get(self, path: str) -> bytes:
+        self._enter("get")
+        return super().get(path)
+
+    @override
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self._enter("list")
+        return super().list(prefix)
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        self._enter("swap")
+        swapped = super().compare_and_swap(path, expected, new)
+        if "swap" in self.lost:
+            raise StoreTransient("swap: the answer is lost")
+        return swapped
+
+
+@pytest.fixture
+def broken_store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class of all stores: what is set on it holds for each."""
+    for name in ("broken", "lost", "hangs"):
+        monkeypatch.setattr(Breakable, name, set())
+    monkeypatch.setattr(Breakable, "go_on", threading.Event())
+    monkeypatch.setattr(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.001)
+    monkeypatch.setattr(
+        JobDescription,
+        "checkpoint_store",
+        lambda job: Breakable(Path(job.checkpoint_directory)),
+    )
+    yield Breakable
+    Breakable.go_on.set()
+
+
+async def refused(cluster: Any) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await take_checkpoint(cluster)
+    return str(error_from_rpc(caught.value))
+
+
+async def eventually(cluster: Any) -> int:
+    """The next checkpoint that completes."""
+    while True:
+        try:
+            return await take_checkpoint(cluster)
+        except grpc.aio.AioRpcError as error:
+            if "not known yet" not in str(error_from_rpc(error)):
+                raise
+            await asyncio.sleep(0.02)
+
+
+async def has_restarted(cluster: Any, times: int) -> Any:
+    """Waits until the job has begun so many restarts, whatever comes of them."""
+    request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
+    async for details in cluster.client.WatchJob(request, timeout=10):
+        if details.summary.restarts >= times:
+            return details
+    raise AssertionError("the job has ended")
+
+
+def sample(cluster: Any, name: str) -> float | None:
+    registry = build_registry(cluster.jobmanager.dispatcher, cluster.jobmanager.cluster)
+    return registry.get_sample_value(name, {"job_id": JOB, "job_name": "test"})
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_swap_of_unknown_outcome_is_settled_while_the_job_runs_on(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, broken_store: Any, is_stored: bool
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await take_checkpoint(cluster) == 1
+            broken_store.broken |= {"get"}
+            (broken_store.lost if is_stored else broken_store.broken).add("swap")
+            assert "whether checkpoint 2 is stored is not known yet" in await refused(cluster)
+            # Who asks meanwhile is told so at once.
+            assert "not known yet" in await refused(cluster)
+            for calls in (broken_store.broken, broken_store.lost):
+                calls.clear()
+            assert await eventually(cluster) == 3
+            assert (2 in fake.completed) == is_stored
+            details = (await cluster.client.GetJob(client_pb2.GetJobRequest(job_id=JOB))).summary
+            assert details.state == client_pb2.JOB_STATE_RUNNING
+            assert details.restarts == 0
+
+    run(scenario)
+
+
+def test_checkpoints_go_on_where_a_start_failed_after_an_unknown_outcome(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, broken_store: Any
+) -> None:
+    """HEAD is claimed again, listing fails, and what waits for the outcome hears of it all the same."""
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            fake.finish_on_completion = True
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            broken_store.lost.add("swap")
+            broken_store.broken |= {"get"}
+            assert "not known yet" in await refused(cluster)
+            fake.fail()
+            broken_store.lost.clear()
+            broken_store.broken.clear()
+            broken_store.broken.add("list")
+            await has_restarted(cluster, 2)
+            broken_store.broken.clear()
+            await restarted(cluster, 2)
+            fake.report_end_of_data()
+            await cluster.wait_for(JOB, "FINISHED")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("call", ["put", "swap", "list"])
+def test_a_store_call_that_hangs_stops_neither_answers_nor_restarts(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, broken_store: Any, call: str
+) -> None:
+    async def scenario() -> None:
+        config = settings(tmp_path, **{"execution.checkpointing.timeout": "300ms"})
+        async with cluster_of(config) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await take_checkpoint(cluster) == 1
+            broken_store.hangs.add(call)
+            if call == "list":
+                fake.fail()
+                await has_restarted(cluster, 2)
+            else:
+                assert "not complete after 300 ms" in await refused(cluster)
+                assert "not known yet" in await refused(cluster)
+            assert (sample(cluster, "penstock_job_store_calls_given_up_total") or 0) >= 1
+            assert (sample(cluster, "penstock_job_store_calls_hanging") or 0) >= 1
+            # What hangs goes on hanging; other calls are answered.
+            go_on, broken_store.go_on = broken_store.go_on, threading.Event()
+            broken_store.hangs.clear()
+            fake.fail()
+            await restarted(cluster, 1)
+            assert await eventually(cluster) > 1
+            # What was given up on comes to itself, and changes nothing.
+            before = HeadStore(LocalStore(tmp_path / "checkpoints" / JOB)).read()
+            go_on.set()
+            while sample(cluster, "penstock_job_store_calls_hanging"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert HeadStore(LocalStore(tmp_path / "checkpoints" / JOB)).read() == before
+            assert await take_checkpoint(cluster) > 2
+
+    run(scenario)
+
+
+def test_threads_that_hang_are_bounded(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, broken_store: Any
+) -> None:
+    async def scenario() -> None:
+        config = settings(
+            tmp_path,
+            **{
+                "execution.checkpointing.timeout": "20ms",
+                "restart-strategy.exponential-delay.max-backoff": "10ms",
+            },
+        )
+        async with cluster_of(config) as cluster:
+            broken_store.hangs.add("get")
+            await cluster.add("tm1")
+            await cluster.submit(make_graph())
+            details = await has_restarted(cluster, 20)
+            assert sample(cluster, "penstock_job_store_calls_given_up_total") == 8
+            assert "calls to the storage" in details.failure.message
+            broken_store.hangs.clear()
+            broken_store.go_on.set()
+            await cluster.wait_for(JOB, "RUNNING")
+
+    run(scenario)
