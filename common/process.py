@@ -21,6 +21,7 @@ from pathlib import Path
 
 from penstock.addresses import format_address, parse_addresses
 from penstock.config import Configuration, parse_override
+from penstock.daemon_processes import start_ticks
 from penstock.errors import ConfigurationError
 from penstock.private_directories import make_private
 from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
@@ -96,7 +97,7 @@ def parse_daemon_arguments(role: str, argv: Sequence[str]) -> DaemonArguments:
     parsed = parser.parse_args(argv)
     jobmanagers = getattr(parsed, "jobmanager", None)
     return DaemonArguments(
-        directory=parsed.dir.absolute(),
+        directory=parsed.dir.resolve(),
         overrides=dict(parse_override(text) for text in parsed.overrides),
         jobmanagers=() if jobmanagers is None else parse_addresses(jobmanagers),
     )
@@ -154,6 +155,7 @@ class DaemonRegistration:
             "role": self._role,
             "id": self._id,
             "pid": os.getpid(),
+            "start_ticks": start_ticks(os.getpid()),
             "address": address,
             "metrics_address": metrics_address,
         }

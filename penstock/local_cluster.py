@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.machinery
-import itertools
 import json
 import os
 import select
@@ -31,6 +30,7 @@ from penstock.addresses import format_address
 from penstock.client import Client
 from penstock.config import Configuration, read_yaml
 from penstock.credentials import load_token, own_token_file
+from penstock.daemon_processes import is_registered_daemon
 from penstock.errors import JobManagerUnreachable, StreamError
 from penstock.owned_directories import sweep_runtime_directories, sweep_work_directories
 from penstock.private_directories import make_private
@@ -79,10 +79,10 @@ class _Started:
 
 
 class LocalCluster:
-    """The daemons of one directory."""
+    """The daemons of one directory, whatever it is called: links and spellings lead to the same cluster."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory.absolute()
+        self.directory = directory.resolve()
         self._run_directory = self.directory / "run"
         self._config_file = self.directory / "penstock.yaml"
         self._children: list[subprocess.Popen[bytes]] = []
@@ -116,7 +116,12 @@ class LocalCluster:
                         pid=content["pid"],
                         address=content["address"],
                         metrics_address=content.get("metrics_address", ""),
-                        alive=self._is_alive(content["role"], content["pid"]),
+                        alive=is_registered_daemon(
+                            content["role"],
+                            content["pid"],
+                            content.get("start_ticks"),
+                            self.directory,
+                        ),
                     )
                 )
         return found
@@ -165,18 +170,6 @@ class LocalCluster:
         if not token and own.exists():
             token = load_token(str(own))
         return Client(self.address, token or None)
-
-    def _is_alive(self, role: str, pid: int) -> bool:
-        """Whether the process is still the daemon that registered: pids are used again."""
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        pairs = set(itertools.pairwise(command))
-        return {
-            (b"-m", role.encode()),
-            (b"--dir", os.fsencode(self.directory)),
-        } <= pairs
 
     # -- starting
 
@@ -365,14 +358,26 @@ class LocalCluster:
         """Ends every daemon; returns those that were alive.
 
         The JobManager first: it leaves its jobs to its successor before they lose their TaskManagers.
+
+        Raises:
+            ClusterError: a daemon did not end, or is another user's; what it has registered stays.
         """
         alive = [daemon for daemon in self.daemons() if daemon.alive]
         for role in ("jobmanager", "taskmanager"):
-            _end([daemon.pid for daemon in alive if daemon.role == role])
+            try:
+                _end([daemon.pid for daemon in alive if daemon.role == role])
+            except PermissionError as error:
+                raise ClusterError(
+                    f"the {role} in {self.directory} belongs to another user: stop it as that user"
+                ) from error
         for child in self._children:
             child.wait(_STOP_DEADLINE_S)
         self._children.clear()
         self._remove_traces_of_dead()
+        left = [daemon for daemon in self.daemons() if daemon.alive and daemon in alive]
+        if left:
+            told = ", ".join(f"{daemon.role} {daemon.id} (pid {daemon.pid})" for daemon in left)
+            raise ClusterError(f"not even SIGKILL has ended {told} in {self.directory}: look at it")
         return alive
 
     def _remove_traces_of_dead(self) -> None:
@@ -492,7 +497,8 @@ def _end(pids: Iterable[int]) -> None:
         deadline = time.monotonic() + _STOP_DEADLINE_S
         for handle in handles:
             if not _has_ended(handle, max(0.0, deadline - time.monotonic())):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
                 _has_ended(handle, 1.0)
     finally:
         for handle in handles:

@@ -21,6 +21,7 @@ from common.process import (
     stop_requests,
 )
 from penstock.addresses import format_address, is_loopback, parse_address, parse_addresses
+from penstock.daemon_processes import start_ticks
 from penstock.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
@@ -127,6 +128,7 @@ def test_registration(tmp_path: Path) -> None:
         "role": "jobmanager",
         "id": "jm",
         "pid": os.getpid(),
+        "start_ticks": start_ticks(os.getpid()),
         "address": "h:1",
         "metrics_address": "h:2",
     }

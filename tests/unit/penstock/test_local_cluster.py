@@ -20,6 +20,7 @@ import pytest
 from common.process import owned_by_parent
 from penstock import local_cluster
 from penstock.config import Configuration
+from penstock.daemon_processes import start_ticks
 from penstock.errors import ConfigurationError
 from penstock.local_cluster import ClusterError, EmbeddedCluster, LocalCluster
 from penstock.owned_directories import OwnedDirectory, create_runtime_directory
@@ -80,6 +81,35 @@ def test_only_the_daemon_itself_counts_as_alive(tmp_path: Path) -> None:
             assert daemon.alive is alive, arguments
     register(tmp_path, "taskmanager", "tm-1", DEAD_PID)
     assert not cluster.daemons()[0].alive
+
+
+@pytest.mark.parametrize("spelling", ["link", "real/../link/.", "real/", "real/inner/.."])
+@pytest.mark.parametrize("started_as", ["link", "real", "real/inner/../../link"])
+def test_a_directory_is_one_cluster_whatever_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str, started_as: str
+) -> None:
+    (tmp_path / "real" / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    # A relative one too: it counts from where the daemon was started.
+    for directory in (started_as, str(tmp_path / started_as)):
+        with process("-m", "taskmanager", "--dir", directory) as pid:
+            record = register(tmp_path / "real", "taskmanager", "tm-1", pid)
+            cluster = LocalCluster(Path(spelling))
+            assert cluster.directory == tmp_path / "real"
+            assert [daemon.alive for daemon in cluster.daemons()] == [True]
+            cluster._remove_traces_of_dead()
+            assert record.exists()
+
+
+def test_a_daemon_is_known_by_when_it_began(tmp_path: Path) -> None:
+    with process("-m", "taskmanager", "--dir", str(tmp_path / "renamed since")) as pid:
+        record = register(tmp_path, "taskmanager", "tm-1", pid)
+        content = json.loads(record.read_text())
+        for ticks, alive in ((start_ticks(pid), True), ((start_ticks(pid) or 0) - 1, False)):
+            record.write_text(json.dumps({**content, "start_ticks": ticks}))
+            assert LocalCluster(tmp_path).daemons()[0].alive is alive
+    assert start_ticks(DEAD_PID) is None
 
 
 def test_stop_removes_what_dead_daemons_left_and_nothing_else(
