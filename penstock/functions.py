@@ -67,7 +67,7 @@ class FlatMapFunction(UserFunction):
 
     @abstractmethod
     def __call__(self, row: Any) -> Iterable[Any]:
-        """Returns or yields rows of the output schema."""
+        """Returns or yields rows of the output schema; None is no row."""
 
 
 class FilterFunction(UserFunction):

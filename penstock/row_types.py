@@ -210,9 +210,10 @@ def _tried(
     for row in rows_of(user_batch(sample_batch)):
         try:
             result = function(row)
-            results += (
-                itertools.islice(result, _SAMPLE_RESULTS) if kind == "flat_map" else (result,)
-            )
+            if kind == "flat_map":
+                results += itertools.islice(() if result is None else result, _SAMPLE_RESULTS)
+            else:
+                results.append(result)
         except Exception as e:  # noqa: BLE001 - the user's code may raise anything
             failure = failure or (e, row)
         if len(results) >= _SAMPLE_RESULTS:

@@ -157,7 +157,7 @@ def _per_row(operation: RowFunction, rows: pa.RecordBatch, schema: pa.Schema) ->
             return rows.slice(index, 1).append_column(schema.names[-1], key)
         builder = RowBuilder(schema)
         if kind == graph_pb2.ROW_FUNCTION_KIND_FLAT_MAP:
-            builder.extend(itertools.islice(result, _RESULTS_PER_ROW_MAX))
+            builder.extend(itertools.islice(() if result is None else result, _RESULTS_PER_ROW_MAX))
         else:
             builder.append(result)
         return builder.build()

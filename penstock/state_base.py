@@ -195,7 +195,7 @@ class KeyedState(State):
             or ``ps.MSGPACK`` for plain Python values (default), ``ps.PICKLE`` for any object.
         ttl: how long values live; None = for ever.
         codec: "msgpack" or "pickle" for values that are to be stored so, whatever ``type`` says.
-        queryable: the state may be asked for from outside of the job.
+        queryable: refused until state can be asked for from outside of the job.
 
     Attributes:
         codec: of the values.
@@ -222,7 +222,11 @@ class KeyedState(State):
             raise JobRejected(f"state {name!r}: ttl={ttl!r} is no ps.Ttl; write ps.Ttl('1h')")
         self.codec = codec_for(type, codec, f"state {name!r}")
         self.ttl = ttl
-        self.queryable = bool(queryable)
+        if queryable:
+            raise JobRejected(
+                f"state {name!r}: queryable={queryable!r}: there are no queries of state from outside yet, so "
+                "it would do nothing: leave it out"
+            )
         self._ttl_ms = 0 if ttl is None else ttl.ttl_ms
         self._reads_stamp = ttl is not None and ttl.update == "read_and_write"
         self._returns_expired = ttl is not None and ttl.visibility == "return_if_not_cleaned_up"

@@ -167,7 +167,7 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         return self._call("map", graph_pb2.ROW_FUNCTION_KIND_MAP, fn, schema)
 
     def flat_map(self, fn: Callable[[Any], Any], schema: Schema = None) -> Stream:
-        """One row in, any number of rows out; ``fn`` returns or yields them."""
+        """One row in, any number of rows out; ``fn`` returns or yields them, or returns None for no row."""
         return self._call("flat_map", graph_pb2.ROW_FUNCTION_KIND_FLAT_MAP, fn, schema)
 
     def map_batches(

@@ -105,7 +105,6 @@ class FunctionStates:
             codec=Stamped(state.codec) if state.ttl_ms else state.codec,
             key_codec=state.key_codec,
             ttl_ms=state.ttl_ms,
-            queryable=state.queryable,
         )
         if descriptor.kind is StateKind.VALUE:
             return self._space.value_column(descriptor)

@@ -154,9 +154,11 @@ class RowFunctionOperator(Operator):
 
     def _iterate(self, row: Row) -> Iterator[Any]:
         result = self._handle.function(row)
+        if result is None:
+            return iter(())
         if isinstance(result, _NO_ITERABLE_OF_ROWS) or not hasattr(result, "__iter__"):
             raise TypeError(
-                "a flat_map function returns a list of rows or yields them, "
+                "a flat_map function returns a list of rows, None for no row, or yields them, "
                 f"got {type(result).__name__}"
             )
         return iter(result)

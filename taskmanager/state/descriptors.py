@@ -64,7 +64,6 @@ class StateDescriptor:
         key_codec: of a map's keys (immutable, hashable).
         ttl_ms: 0 = for ever. Else every stored value is the tuple ``(stored, stamp_ms)``, and one with
             ``stamp_ms + ttl_ms <= now`` may be removed at any time; ``codec`` handles the tuples.
-        queryable: may be asked for from outside (kept with the state, for later).
     """
 
     name: str
@@ -72,4 +71,3 @@ class StateDescriptor:
     codec: ValueCodec
     key_codec: ValueCodec | None = None
     ttl_ms: int = 0
-    queryable: bool = False

@@ -389,3 +389,11 @@ def test_key_by_a_function_adds_the_key(env: ps.Environment, bids: ps.Stream) ->
     assert totals.schema.names == ["key", "n"]
     last = {row["key"]: row["n"] for row in rows_of(env, totals)}
     assert last == Counter((row["bidder"] or "?")[:1] for row in BIDS)
+
+
+def test_flat_map_may_return_none_for_no_row(env: ps.Environment, bids: ps.Stream) -> None:
+    def large(row: Any) -> Any:
+        return [{"n": row.n}] if row.n % 10 == 0 else None
+
+    found = rows_of(env, bids.flat_map(large))
+    assert sorted(row["n"] for row in found) == [bid["n"] for bid in BIDS if bid["n"] % 10 == 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -135,9 +136,24 @@ def test_types_name_their_codec(type_: Any, name: str) -> None:
     assert ps.ValueState("a", type_, codec="pickle").codec.name == "pickle/1"
 
 
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda: ps.ValueState("hits", int, queryable=True),
+        lambda: ps.ListState("hits", int, queryable=True),
+        lambda: ps.MapState("hits", str, int, queryable=True),
+        lambda: ps.ReducingState("hits", int, max, queryable=True),
+        lambda: ps.AggregatingState("hits", ps.sum("x"), queryable=True),
+    ],
+)
+def test_what_nobody_could_ask_for_is_refused(declare: Callable[[], object]) -> None:
+    with pytest.raises(ps.JobRejected, match=r"'hits': queryable=True: there are no queries"):
+        declare()
+
+
 def test_declarations_travel() -> None:
     states = [
-        ps.ValueState("a", pa.decimal128(10, 2), default=0, ttl=ps.Ttl("1h"), queryable=True),
+        ps.ValueState("a", pa.decimal128(10, 2), default=0, ttl=ps.Ttl("1h"), queryable=False),
         ps.MapState("b", str, pa.struct([("x", pa.int64())])),
         ps.ReducingState("c", int, lambda a, b: a + b),
         ps.AggregatingState("d", ps.mean("x")),

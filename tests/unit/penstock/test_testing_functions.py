@@ -508,3 +508,21 @@ def test_sources_are_read_on_demand_and_go_on_from_a_snapshot() -> None:
         assert [row["n"] for row in h.output] == [10, 11, 12]
     with pytest.raises(ps.JobRejected, match="subtask 0"):
         pt.harness(Numbers(), subtask=1, parallelism=2)
+
+
+def test_flat_map_may_return_none_for_no_row() -> None:
+    def large(row: Any) -> Any:
+        return [{"n": row.n}, {"n": -row.n}] if row.n > 1 else None
+
+    sample = [{"n": 0}, {"n": 2}]
+    with pt.harness(lambda s: s.flat_map(large).map(lambda row: {"m": row.n}), schema=sample) as h:
+        h.push_many([{"n": n} for n in (1, 2, 0, 3)])
+        assert h.output == [{"m": m} for m in (2, -2, 3, -3)]
+
+
+def test_flat_map_may_return_nothing_else_than_rows() -> None:
+    h = pt.harness(
+        lambda s: s.flat_map(lambda row: False, schema={"n": "int64"}), schema={"n": int}
+    )
+    with h, pytest.raises(ps.JobFailed, match="None for no row, or yields them, got bool"):
+        h.push({"n": 1})
