@@ -16,10 +16,11 @@ from typing import Final
 from penstock.errors import StreamError
 
 _CLASSES_MAX: Final = 32
+"""Of them all; those of ``penstock.errors`` behind them are named as well, each once: they decide."""
 
 
 def cause_chain(error: BaseException) -> list[str]:
-    """Names of classes, the outermost first, at most 32.
+    """Names of classes, the outermost first: the first 32, and those of ours however deep they lie.
 
     Args:
         error: followed along ``__cause__`` or ``__context__``, and into groups of exceptions.
@@ -27,12 +28,14 @@ def cause_chain(error: BaseException) -> list[str]:
     names: list[str] = []
     seen: set[int] = set()
     left = deque([error])
-    while left and len(names) < _CLASSES_MAX:
+    while left:
         current = left.popleft()
         if id(current) in seen:
             continue
         seen.add(id(current))
-        names.append(_name(current))
+        name = _name(current)
+        if len(names) < _CLASSES_MAX or (isinstance(current, StreamError) and name not in names):
+            names.append(name)
         cause = current.__cause__
         if cause is None and not current.__suppress_context__:
             cause = current.__context__

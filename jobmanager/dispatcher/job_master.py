@@ -4,8 +4,8 @@
     commit, or final checkpoint -> what outlives the job is promoted -> FINISHED
     a failure that may be mended: its regions stop -> delay -> prepared -> slots ... while the others run;
     RESTARTING only where none is left that runs
-    any other failure: FAILING -> all attempts over -> FAILED; a cancellation likewise; a JobManager that
-    stops: SUSPENDED
+    any other failure: FAILING -> all attempts over -> FAILED; a cancellation likewise, also of what is FAILING;
+    a JobManager that stops: SUSPENDED
     regions behind blocking edges begin when all that they read is there
     after another JobManager: prepared -> located, what was done before is adopted -> slots ...
     a subtask that is slow may have a second attempt beside the first, of which one counts (speculation.py)
@@ -218,7 +218,8 @@ class JobMaster:
             case m.TaskManagerLost():
                 self._lose_taskmanager(event)
             case m.CancelRequested():
-                if self.state not in ENDING and not self._is_over:
+                is_ending = self.state in ENDING and self.state is not JobState.FAILING
+                if not is_ending and not self._is_over:
                     self._stop(JobState.CANCELLING, is_final=event.is_noted)
             case m.SuspendRequested():
                 if self.state not in ENDING and not self._is_over:
@@ -704,7 +705,7 @@ class JobMaster:
 
     def _cancel(self, subtasks: Iterable[SubtaskId], *, is_final: bool) -> None:
         self._effects += self.speculation.end(subtasks)
-        to_cancel = self.graph.cancel(subtasks)
+        to_cancel = self.graph.cancel(subtasks, again=is_final)
         self._effects += [
             m.CancelTasks(id, tuple(keys), is_final) for id, keys in to_cancel.items()
         ]

@@ -26,7 +26,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     _S.RUNNING: frozenset({_S.FINISHED, _S.RESTARTING, _S.FAILING, _S.CANCELLING, _S.SUSPENDED}),
     # FINISHED: every attempt had finished, output committed, before the cancellation reached it.
     _S.RESTARTING: frozenset({_S.RUNNING, _S.FINISHED, _S.FAILING, _S.CANCELLING, _S.SUSPENDED}),
-    _S.FAILING: frozenset({_S.FAILED}),
+    # CANCELLING: whoever cancels a job is not told that it has failed instead, whatever it failed of.
+    _S.FAILING: frozenset({_S.FAILED, _S.CANCELLING}),
     _S.CANCELLING: frozenset({_S.CANCELED, _S.FINISHED}),
     _S.FAILED: frozenset(),
     _S.CANCELED: frozenset(),

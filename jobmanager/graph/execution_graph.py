@@ -102,18 +102,25 @@ class ExecutionGraph:
         """These have state in the checkpoint that the job goes on from."""
         self._resumed.update(subtasks)
 
-    def cancel(self, subtasks: Iterable[SubtaskId]) -> dict[str, list[AttemptKey]]:
+    def cancel(
+        self, subtasks: Iterable[SubtaskId], *, again: bool = False
+    ) -> dict[str, list[AttemptKey]]:
         """Begins to cancel what a TaskManager may have, and ends what none has.
+
+        Args:
+            subtasks: whose attempts.
+            again: those that are being cancelled are to be told once more.
 
         Returns:
             TaskManager -> the attempts it has to cancel.
         """
         to_cancel: dict[str, list[AttemptKey]] = {}
         for attempt in self.attempts_of(subtasks):
-            if attempt.state is AttemptState.CANCELING:
+            if attempt.state is AttemptState.CANCELING and not again:
                 continue
             if attempt.state in ON_TASKMANAGER:
-                attempt.become(AttemptState.CANCELING)
+                if attempt.state is not AttemptState.CANCELING:
+                    attempt.become(AttemptState.CANCELING)
                 to_cancel.setdefault(attempt.taskmanager_id, []).append(attempt.key)
             elif not attempt.terminal:
                 attempt.become(AttemptState.CANCELED)

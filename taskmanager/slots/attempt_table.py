@@ -39,6 +39,7 @@ class _Record:
     attempt: internal_pb2.AttemptId
     state: AttemptState.ValueType
     is_cancelled: bool = False
+    is_final: bool = False
 
 
 def state_event(
@@ -70,12 +71,20 @@ class AttemptTable:
         self._records[key_of(attempt)] = _Record(own, ATTEMPT_STATE_DEPLOYING)
         return True
 
-    def cancelled(self, attempt: internal_pb2.AttemptId) -> bool:
-        """Notes that an attempt shall end; False when it is unknown, has ended, or knows."""
+    def cancelled(self, attempt: internal_pb2.AttemptId, *, is_final: bool = False) -> bool:
+        """Notes that an attempt shall end; False when it is unknown, has ended, or knows.
+
+        Args:
+            attempt: which.
+            is_final: its job is never gone on with, which one that is ending already may not know.
+        """
         record = self._records.get(key_of(attempt))
-        if record is None or record.is_cancelled or record.state in TERMINAL:
+        if record is None or record.state in TERMINAL:
+            return False
+        if record.is_cancelled and (record.is_final or not is_final):
             return False
         record.is_cancelled = True
+        record.is_final = is_final
         return True
 
     def contains(self, attempt: internal_pb2.AttemptId) -> bool:

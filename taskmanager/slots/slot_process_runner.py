@@ -221,7 +221,9 @@ class SlotProcessRunner:
             timeout_ms: that they have.
             is_final: their job is never gone on with.
         """
-        chosen = [attempt for attempt in attempts if self.attempts.cancelled(attempt)]
+        chosen = [
+            attempt for attempt in attempts if self.attempts.cancelled(attempt, is_final=is_final)
+        ]
         if not chosen:
             return
         try:

@@ -93,3 +93,21 @@ def test_cycles_and_long_chains_come_to_an_end() -> None:
         outer.__cause__ = error
         error = outer
     assert len(cause_chain(error)) == 32
+
+
+@pytest.mark.parametrize("depth", [31, 32, 33, 5_000])
+@pytest.mark.parametrize("link", ["__cause__", "__context__", "exceptions"])
+def test_what_no_restart_mends_is_found_at_any_depth(depth: int, link: str) -> None:
+    error: BaseException = LicenceExpired("yesterday")
+    innermost = error
+    for _ in range(depth):
+        if link == "exceptions":
+            outer: BaseException = BaseExceptionGroup("several", [error])
+        else:
+            outer = ValueError()
+            setattr(outer, link, error)
+        error = outer
+    innermost.__cause__ = error
+    names = cause_chain(error)
+    assert names[-1] == "Unrecoverable"
+    assert len(names) == min(depth, 32) + 1

@@ -140,6 +140,29 @@ def test_a_failure_cancels_the_others_and_an_original_cause_replaces_a_consequen
     assert master.failure == CAUSE
 
 
+@pytest.mark.parametrize("error_class", ["TaskFailure", "Unrecoverable"])
+def test_a_failing_job_that_is_cancelled_is_canceled(error_class: str) -> None:
+    """Whatever it was failing of, and whatever else fails until it has ended."""
+    master = running()
+    cause = FailureCause(error_class, "it broke")
+    master.step(m.AttemptReported(KEYS[2], AttemptState.FAILED, cause))
+    assert master.state is JobState.FAILING
+    effects = master.step(m.CancelRequested(is_noted=True))
+    assert effects == [
+        m.PublishState(JobState.CANCELLING),
+        m.CancelTasks("a", (KEYS[0],), is_final=True),
+        m.CancelTasks("b", (KEYS[1], KEYS[3]), is_final=True),
+        m.AwaitCancellation(),
+    ]
+    assert master.step(m.CancelRequested(is_noted=True)) == []
+    master.step(m.AttemptReported(KEYS[1], AttemptState.FAILED, cause))
+    for key in (KEYS[0], KEYS[3]):
+        master.step(m.AttemptReported(key, AttemptState.CANCELED))
+    master.check()
+    assert master.state is JobState.CANCELED
+    assert master.failure == cause
+
+
 def test_which_cause_is_shown() -> None:
     consequence = FailureCause("PartitionUnavailable", "p")
     lost = FailureCause("TaskManagerLost", "l")
