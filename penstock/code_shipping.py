@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.artifacts import CODE, LocalArtifact, zip_bytes
 from penstock.errors import JobRejected
-from penstock.user_code import OWN_PACKAGES, script_directory, user_modules
+from penstock.user_code import script_directory, user_modules
 
 _ARCHIVES = (".zip", ".egg", ".whl")
 
@@ -36,7 +36,7 @@ def collect_code(py_files: Sequence[Path] = ()) -> ShippedCode:
     """The script's own modules that are imported now, and the ``--py-files``.
 
     Raises:
-        JobRejected: a file cannot be read or shipped, or would shadow a package of ours.
+        JobRejected: a file cannot be read or shipped, or would shadow ``penstock``.
     """
     artifacts: list[LocalArtifact] = []
     roots: list[Path] = []
@@ -145,8 +145,7 @@ def _refuse_shadowing(names: Iterable[str], *, where: str) -> None:
     for name in names:
         top, slash, _ = name.partition("/")
         module = top if slash else top.partition(".")[0]
-        if module in OWN_PACKAGES:
+        if module == "penstock":
             raise JobRejected(
-                f"{where}: a module named {module!r} would shadow Penstock's own package of that "
-                "name on the TaskManagers; rename it"
+                f"{where}: a module named {module!r} would shadow the package that jobs import; rename it"
             )

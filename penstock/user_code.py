@@ -26,7 +26,7 @@ from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
 
 OWN_PACKAGES = frozenset({"penstock", "common", "jobmanager", "taskmanager"})
-"""Top-level modules of ours, which nothing that is shipped may shadow."""
+"""Top-level modules of ours."""
 
 _PICKLING_ERRORS = (
     pickle.PickleError,

@@ -25,6 +25,7 @@ from penstock.config import parse_override
 from penstock.errors import ConfigurationError, JobRejected, StreamError
 from penstock.graph import explain, plan_dict
 from penstock.job import job_result
+from penstock.own_modules import set_apart
 from penstock.progress import ProgressDisplay
 from penstock.submission import PlanCollected, SubmissionOverride, submission_override
 
@@ -167,6 +168,7 @@ def _script_arguments(
     argv, path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
     sys.path[:0] = [str(script.parent.absolute()), *map(str, import_paths(py_files))]
+    set_apart()
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -13,6 +12,7 @@ import pyarrow as pa
 from penstock.config import Configuration
 from penstock.connectors.memory import rows_to_table
 from penstock.errors import JobRejected
+from penstock.own_modules import PLAIN_NAMES, own_module, set_apart
 from penstock.schema import EVENT_TIME, user_batch
 from penstock.testing.pipeline import (
     INPUT_UIDS,
@@ -126,9 +126,10 @@ class Harness:
     ) -> None:
         snapshots = [restore] if isinstance(restore, bytes) else list(restore or ())
         # The runtime is above this package: it is asked for when a test needs it, and nowhere else.
-        runtime = importlib.import_module("taskmanager.harness.harness_runner")
-        inspection = importlib.import_module("taskmanager.harness.inspection")
-        assignment = importlib.import_module("jobmanager.checkpoint.state_assignment")
+        set_apart(loaded=PLAIN_NAMES)
+        runtime: Any = own_module("taskmanager.harness.harness_runner")
+        inspection: Any = own_module("taskmanager.harness.inspection")
+        assignment: Any = own_module("jobmanager.checkpoint.state_assignment")
         self._pipeline = pipeline
         self._no_key = inspection.NO_KEY
         self._runner = runtime.HarnessRunner(

@@ -20,6 +20,7 @@ import structlog
 from common.clock import SystemClock
 from common.pb import internal_pb2
 from penstock.config import Configuration
+from penstock.own_modules import set_apart
 from penstock.storage.local_store import LocalStore
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.exchange import DataExchange, SlotIdentity
@@ -155,8 +156,9 @@ def _local_copies(configuration: internal_pb2.SlotConfiguration) -> LocalCopies 
 
 
 def _prepare_imports(configuration: internal_pb2.SlotConfiguration) -> None:
-    """The user's modules come first, ours stay ours (they are loaded already)."""
+    """The user's modules come first, and ours stay ours (they are loaded already)."""
     sys.path[:0] = list(configuration.code_paths)
+    set_apart()
     Path(configuration.work_directory).mkdir(parents=True, exist_ok=True)
 
 
