@@ -15,10 +15,15 @@ from penstock.connectors.source import Split
 _PAYLOAD = struct.Struct("<qqq")
 _POSITION = struct.Struct("<q")
 
-_PACE_MS = 2
+_PACE_MS_MIN = 2
 """A paced split is read at most this often: rows of fast streams leave in small batches."""
+_PACE_MS_MAX = 20
+_PACE_ROWS = 64
+"""Slow streams are read when so many rows are due, or after ``_PACE_MS_MAX``: a batch of one row costs every
+operator behind the source about as much as one of many."""
 
-_PACED_BLOCK_SECONDS = 0.01
+_PACED_BLOCK_SECONDS = 0.02
+"""So many seconds of a slow stream are one split's before it is the next one's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ def block_splits(total_rows: int, rate: float, parallelism: int, batch_rows: int
     """One split per subtask; none that would be empty."""
     block_rows = batch_rows
     if rate > 0:
-        block_rows = max(min(int(rate * _PACED_BLOCK_SECONDS), batch_rows), 1)
+        block_rows = max(min(int(rate * _PACED_BLOCK_SECONDS / parallelism), batch_rows), 1)
     splits: list[Split] = []
     for index in range(parallelism):
         part = BlockSplit(index, parallelism, block_rows)
@@ -96,10 +101,15 @@ class RowCursor:
         self._split = split
         self._total_rows = total_rows
         self._rate_per_ms = rate / split.split_count / 1000
+        self._pace_ms = _PACE_MS_MIN
+        if rate > 0:
+            pace_ms = int(_PACE_ROWS / self._rate_per_ms)
+            self._pace_ms = min(max(pace_ms, _PACE_MS_MIN), _PACE_MS_MAX)
         self._done = 0 if position is None else int(_POSITION.unpack(position)[0])
         self._started_ms = -1
         self._done_at_start = self._done
-        self._now_ms = 0
+        self._counted_ms = 0
+        """When the rows that are due were counted last."""
 
     def next_run(self, max_rows: int, now_ms: int) -> tuple[int, int] | None:
         """Number of the next row and how many may go; a count of 0 = not yet; None = done."""
@@ -112,9 +122,10 @@ class RowCursor:
 
     def _due(self, now_ms: int) -> int:
         if self._started_ms < 0:
-            self._started_ms = now_ms
-        self._now_ms = now_ms
-        due = int((now_ms - self._started_ms) * self._rate_per_ms)
+            self._started_ms = self._counted_ms = now_ms
+        if now_ms >= self._counted_ms + self._pace_ms:
+            self._counted_ms = now_ms
+        due = int((self._counted_ms - self._started_ms) * self._rate_per_ms)
         return max(due - (self._done - self._done_at_start), 0)
 
     def advance(self, rows: int) -> None:
@@ -127,7 +138,7 @@ class RowCursor:
         due_ms = self._started_ms + int(rows / self._rate_per_ms)
         if int((due_ms - self._started_ms) * self._rate_per_ms) < rows:
             due_ms += 1
-        return max(due_ms, self._now_ms + _PACE_MS)
+        return max(due_ms, self._counted_ms + self._pace_ms)
 
     def position(self) -> bytes:
         """Rows handed out."""

@@ -1,8 +1,8 @@
 """When a slot sends what its subtasks hold back for company (pure).
 
 Rows wait for a batch to fill as long as there is something else to do. A slot that runs out of work sends them at
-once if it has been idle at least as long as it has worked since it did so last: nobody is kept waiting where there
-is time. A slot that is busier than that waits a little for more rows to come, since a small batch costs whoever reads
+once if it has been idle at least as long as it has worked since it did so last, or had idle time to spare before:
+nobody is kept waiting where there is time. A slot that is busier than that waits a little for more rows to come, since a small batch costs whoever reads
 it about as much as a large one: subtasks that answer small batches with small batches keep all cores busy at a
 fraction of their throughput.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 LINGER_NS = 10_000_000
 """So long a slot that has nothing to do waits at most for more rows."""
+SPARE_NS_MAX = 10_000_000
+"""So much idle time of before counts at most."""
 BUSY_LINGER_NS = 100_000_000
 """What has run out of input is sent after so long, however much the slot has to do."""
 
@@ -25,6 +27,8 @@ class FlushPacing:
     def __init__(self, now_ns: int) -> None:
         self._flushed_at_ns = now_ns
         self._worked_ns = 0
+        self._spare_ns = 0
+        """By how much it was idle for longer than it worked, up to when it sent last."""
         self._held_since_ns: int | None = None
         self._idle_since_ns: int | None = None
 
@@ -41,6 +45,8 @@ class FlushPacing:
 
     def flushed(self, now_ns: int) -> None:
         """Nothing is held back any more."""
+        spare_ns = self._spare_ns + now_ns - self._flushed_at_ns - 2 * self._worked_ns
+        self._spare_ns = min(max(spare_ns, 0), SPARE_NS_MAX)
         self._flushed_at_ns = now_ns
         self._worked_ns = 0
         self._held_since_ns = self._idle_since_ns = None
@@ -57,5 +63,5 @@ class FlushPacing:
         if has_work:
             return latest_ns
         idle_since_ns = self._held_since_ns if self._idle_since_ns is None else self._idle_since_ns
-        even_ns = self._flushed_at_ns + 2 * self._worked_ns
+        even_ns = self._flushed_at_ns + 2 * self._worked_ns - self._spare_ns
         return min(latest_ns, idle_since_ns + LINGER_NS, even_ns)

@@ -22,6 +22,8 @@ from taskmanager.task.subtask import Progress
 
 _MAIL_BEFORE_STEP_MAX = 64
 _METRICS_INTERVAL_MS = 1000
+_WAIT_NS_MIN = 200_000
+"""A shorter wait would end about as late."""
 
 
 class ExecutionFactory(Protocol):
@@ -239,6 +241,12 @@ class SlotRuntime:
 
     def next_deadline_ms(self) -> int:
         """Wall-clock time at which there is something to do even without mail."""
+        return self._clock.now_ms() + self._ns_to_next_deadline() // 1_000_000
+
+    def _seconds_to_next_deadline(self) -> float:
+        return max(self._ns_to_next_deadline(), _WAIT_NS_MIN) / 1e9
+
+    def _ns_to_next_deadline(self) -> int:
         now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
         deadline_ms = self._next_metrics_at_ms
         deadlines_ns = [self._exchange.next_deadline_ns, self._pacing.due_ns(has_work=False)]
@@ -247,13 +255,11 @@ class SlotRuntime:
             if timer_ms is not None:
                 deadline_ms = min(deadline_ms, timer_ms)
             deadlines_ns.append(execution.flush_deadline_ns())
+        next_ns = now_ns + (deadline_ms - now_ms) * 1_000_000
         for deadline_ns in deadlines_ns:
             if deadline_ns is not None:
-                deadline_ms = min(deadline_ms, now_ms + max(0, deadline_ns - now_ns) // 1_000_000)
-        return deadline_ms
-
-    def _seconds_to_next_deadline(self) -> float:
-        return max(self.next_deadline_ms() - self._clock.now_ms(), 0.5) / 1000
+                next_ns = min(next_ns, max(deadline_ns, now_ns))
+        return next_ns - now_ns
 
     def _report_metrics(self, executions: list[Execution]) -> None:
         if executions:

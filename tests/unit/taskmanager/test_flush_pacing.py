@@ -51,6 +51,23 @@ def test_what_was_sent_is_not_waited_for_again() -> None:
     assert pacing.due_ns(has_work=False) == 6 * MS
 
 
+def test_idle_time_of_before_lets_a_slot_send_at_once_again() -> None:
+    pacing = FlushPacing(0)
+    pacing.worked(20 * MS, 21 * MS, has_more=False)
+    pacing.held(21 * MS)
+    pacing.flushed(21 * MS)
+    pacing.worked(21 * MS, 23 * MS, has_more=False)  # what it sent has kept itself busy
+    pacing.held(23 * MS)
+    due_ns = pacing.due_ns(has_work=False)
+    assert due_ns is not None
+    assert due_ns <= 23 * MS
+    for end in range(24, 34):  # busy all the time: the spare time is used up
+        pacing.flushed((end - 1) * MS)
+        pacing.worked((end - 1) * MS, end * MS, has_more=False)
+        pacing.held(end * MS)
+    assert pacing.due_ns(has_work=False) == 34 * MS
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans(), st.booleans()), max_size=30
