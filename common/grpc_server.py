@@ -10,16 +10,19 @@ import grpc.aio
 
 from common.auth import server_interceptors
 from common.grpc_options import server_options
+from common.message_bounds import check_message
 from penstock.grpc_errors import ErrorServerInterceptor
 
 
 def make_server(token: str = "") -> grpc.aio.Server:
     """A server that listens nowhere yet; errors of its services become statuses.
 
+    Its services see no request that goes beyond the bounds of its fields.
+
     Args:
         token: who calls must carry it, "" = everybody may call.
     """
     return grpc.aio.server(  # noqa: TID251 - the one place
         options=server_options(),
-        interceptors=[*server_interceptors(token), ErrorServerInterceptor()],
+        interceptors=[*server_interceptors(token), ErrorServerInterceptor(check_message)],
     )

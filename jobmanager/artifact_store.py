@@ -61,6 +61,10 @@ class ArtifactStore:
                 absent.append(artifact_id)
         return absent
 
+    async def find_missing(self, ids: Iterable[str]) -> list[str]:
+        """``missing`` on the thread, for ids of which there may be many."""
+        return await self._run(self.missing, tuple(ids))
+
     async def upload(self, artifact_id: str, pieces: AsyncIterable[bytes]) -> int:
         """Stores an artifact.
 

@@ -155,16 +155,24 @@ class JobStore:
             raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
 
     def remove(self, job_id: str) -> None:
-        """The job has ended, and nothing of it is left to be deleted."""
-        for path in (
+        """The job has ended, and nothing of it is left to be deleted.
+
+        Raises:
+            StoreTransient: it cannot be removed now.
+        """
+        paths = (
             self._path(job_id),
             self._attempts_path(job_id),
             self._cancelled_path(job_id),
             self._checkpoints_path(job_id),
             self._commit_path(job_id),
             self._end_path(job_id),
-        ):
-            path.unlink(missing_ok=True)
+        )
+        try:
+            for path in paths:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreTransient(f"{error.filename} cannot be removed: {error.strerror}") from error
 
     def unfinished(self) -> list[UnfinishedJob]:
         """Jobs that an earlier JobManager did not see to their end, oldest first."""

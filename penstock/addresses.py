@@ -23,6 +23,13 @@ def parse_address(text: str) -> tuple[str, int]:
             f"{text!r} is not an address: write HOST:PORT, for example jobmanager-1:6123 "
             "or [::1]:6123"
         )
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise ConfigurationError(
+            f"{text!r} is not an address: {host!r} cannot be the name of a host (a part of it is empty, or "
+            "longer than 63 characters)"
+        ) from error
     return host, int(port)
 
 

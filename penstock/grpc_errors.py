@@ -187,9 +187,13 @@ class ErrorServerInterceptor(grpc.aio.ServerInterceptor):
 
     What is not a ``StreamError`` is a bug of ours: it is logged with its traceback and reaches the
     caller as ``StreamError`` that says so. The server goes on.
+
+    Args:
+        admit: looks at each request before its handler does; raises for one that is not to be taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, admit: Callable[[Any], None]) -> None:
+        self._admit = admit
         self._log = structlog.get_logger(__name__)
 
     @override
@@ -228,7 +232,7 @@ class ErrorServerInterceptor(grpc.aio.ServerInterceptor):
     def _single(self, inner: Any, method: str) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(request: Any, context: Any) -> Any:
             try:
-                return await inner(request, context)
+                return await inner(self._admitted(request), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of a call
@@ -239,7 +243,7 @@ class ErrorServerInterceptor(grpc.aio.ServerInterceptor):
     def _streaming(self, inner: Any, method: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             try:
-                async for response in inner(request, context):
+                async for response in inner(self._admitted(request), context):
                     yield response
             except grpc.aio.AbortError:
                 raise
@@ -247,6 +251,18 @@ class ErrorServerInterceptor(grpc.aio.ServerInterceptor):
                 await self._abort(context, error, method)
 
         return call
+
+    def _admitted(self, request: Any) -> Any:
+        """The request, or the stream of requests, once it has been looked at."""
+        if isinstance(request, AsyncIterator):
+            return self._each_admitted(request)
+        self._admit(request)
+        return request
+
+    async def _each_admitted(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for request in requests:
+            self._admit(request)
+            yield request
 
     async def _abort(self, context: Any, error: Exception, method: str) -> NoReturn:
         if not isinstance(error, StreamError):

@@ -52,6 +52,8 @@ _METRICS_AFTER_END_MS = 60_000
 _OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
 _STOP_TIMEOUT_S = 2.0
 _ABANDON_TIMEOUT_S = 1.0
+_REMOVAL_RETRY_FIRST_S = 0.1
+_REMOVAL_RETRY_MAX_S = 30.0
 
 
 @dataclass(slots=True)
@@ -146,7 +148,8 @@ class DispatcherRunner:
             record.end_cause = cause_of_end(end, now_ms)
             record.enter(end.state, now_ms)
             self._jobs[job_id] = _Job(record, None)
-            self._store.remove(job_id)
+            assert self._tasks is not None, "jobs are recovered while the dispatcher runs"
+            self._tasks.create_task(self._remove(job_id))
             self._log.warning("job.lost", job_id=job_id, state=end.state.name, reason=str(end))
             return
         options = self._options(job, unfinished.first_attempt, is_recovered=True)
@@ -238,15 +241,23 @@ class DispatcherRunner:
         return record
 
     async def _supervise(self, job_id: str, runner: JobMasterRunner) -> None:
-        """Runs a job's actor; whatever goes wrong in it stays in here."""
+        """Runs a job's actor; whatever goes wrong in it, or at its end, stays in here."""
+        try:
+            await self._run_to_end(job_id, runner)
+        except Exception as error:  # noqa: BLE001 - the boundary of a job
+            self._log.error("job.end_crashed", job_id=job_id, exc_info=error)
+
+    async def _run_to_end(self, job_id: str, runner: JobMasterRunner) -> None:
+        is_removed = True
         try:
             await runner.run()
-        except Exception as error:  # noqa: BLE001 - the boundary of a job
+        except Exception as error:  # noqa: BLE001 - the boundary of a job's actor
             self._log.error("job.quarantined", job_id=job_id, story=runner.story(), exc_info=error)
             await self._quarantine(job_id, error)
+            is_removed = self._try_to_remove(job_id)
         else:
             if self._jobs[job_id].record.ended:
-                self._store.remove(job_id)  # its checkpoints are deleted
+                is_removed = self._try_to_remove(job_id)  # its checkpoints are deleted
         finally:
             job = self._jobs[job_id]
             job.last_numbers, job.runner = job.numbers, None
@@ -256,6 +267,24 @@ class DispatcherRunner:
         if has_evicted:
             in_use = (job.record.artifact_ids for job in self._jobs.values())
             await self._artifacts.sweep(frozenset().union(*in_use))
+        if not is_removed:
+            await self._remove(job_id)
+
+    def _try_to_remove(self, job_id: str) -> bool:
+        """Removes what is stored of a job that has ended; False = it cannot be removed now."""
+        try:
+            self._store.remove(job_id)
+        except StoreTransient as error:
+            self._log.warning("job.not_removed", job_id=job_id, reason=str(error))
+            return False
+        return True
+
+    async def _remove(self, job_id: str) -> None:
+        """Removes that as soon as it can be done; until then a successor may find it."""
+        delay_s = _REMOVAL_RETRY_FIRST_S
+        while not self._try_to_remove(job_id):
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, _REMOVAL_RETRY_MAX_S)
 
     async def _quarantine(self, job_id: str, error: Exception) -> None:
         record = self._jobs[job_id].record
@@ -288,7 +317,7 @@ class DispatcherRunner:
                 self._log.warning("job.end_not_stored", job_id=job_id, reason=str(error))
             else:
                 return
-        self._store.remove(job_id)
+        self._try_to_remove(job_id)  # again when its actor has ended
 
     def _evict(self) -> bool:
         """Forgets the jobs that ended first, where too many are kept; True when there were such."""

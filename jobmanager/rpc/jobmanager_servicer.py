@@ -76,7 +76,9 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         self, request: client_pb2.MissingArtifactsRequest, context: Any
     ) -> client_pb2.MissingArtifactsResponse:
         """Which artifacts must still be uploaded."""
-        return client_pb2.MissingArtifactsResponse(ids=self._artifacts.missing(request.ids))
+        return client_pb2.MissingArtifactsResponse(
+            ids=await self._artifacts.find_missing(request.ids)
+        )
 
     @override
     async def UploadArtifact(

@@ -17,6 +17,7 @@ from common.grpc_options import channel_options
 from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.liveness.reachability import Reachability
 from penstock.addresses import parse_address
+from penstock.errors import ConfigurationError
 
 _State = grpc.ChannelConnectivity
 _BROKEN = (_State.IDLE, _State.TRANSIENT_FAILURE, _State.SHUTDOWN)
@@ -93,7 +94,10 @@ class ReachabilityClient:
 
     async def _connect(self, timeout_s: float) -> Reachability | None:
         """Makes a connection and closes it; None when it could be made."""
-        host, port = parse_address(self.address)
+        try:
+            host, port = parse_address(self.address)
+        except ConfigurationError:
+            return Reachability.UNREACHABLE
         loop = asyncio.get_running_loop()
         refused_count = 0
         try:

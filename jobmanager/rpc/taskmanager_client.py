@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from common.auth import token_client_interceptors
 from common.grpc_options import channel_options
+from common.message_bounds import check_message
 from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.rpc.reachability_client import ReachabilityClient
 from penstock.errors import StreamError, TaskManagerLost
@@ -24,7 +25,7 @@ from penstock.grpc_errors import UNANSWERED, error_from_rpc, is_ours, unanswered
 from penstock.pb import client_pb2, graph_pb2
 from penstock.protocol import MESSAGE_SIZE_MAX_BYTES
 
-_ResponseT = TypeVar("_ResponseT")
+_ResponseT = TypeVar("_ResponseT", bound=Message)
 _MessageT = TypeVar("_MessageT", bound=Message)
 
 # Starting slot processes takes longer than any other call: imports on a busy machine.
@@ -252,7 +253,7 @@ class TaskManagerClient:
 
     async def _call(self, action: str, call: Callable[[], Awaitable[_ResponseT]]) -> _ResponseT:
         try:
-            return await call()
+            response = await call()
         except grpc.aio.AioRpcError as error:
             raise self._error(action, error) from error
         except grpc.aio.UsageError as error:
@@ -263,6 +264,8 @@ class TaskManagerClient:
             if task is None or task.cancelling():
                 raise
             raise self._closed(action) from error
+        check_message(response)
+        return response
 
     def _closed(self, action: str) -> TaskManagerLost:
         return TaskManagerLost(

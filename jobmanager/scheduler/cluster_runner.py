@@ -28,8 +28,9 @@ from jobmanager.rpc.partition_convert import holdings_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
+from penstock.addresses import parse_address
 from penstock.config import Configuration
-from penstock.errors import JobRejected, StreamError, TaskManagerLost
+from penstock.errors import ConfigurationError, JobRejected, StreamError, TaskManagerLost
 from penstock.pb import client_pb2
 
 _REGISTRATION_RETRY_MS = 2_000
@@ -149,6 +150,12 @@ class ClusterRunner:
                 "a TaskManager must register with an id, an address and at least one slot, not "
                 f"{request.taskmanager_id!r}, {request.rpc_address!r}, {request.slots}"
             )
+        try:
+            parse_address(request.rpc_address)
+        except ConfigurationError as error:
+            raise JobRejected(
+                f"TaskManager {request.taskmanager_id} cannot be called: {error}; check its taskmanager.host"
+            ) from error
         known = self._taskmanagers.get(request.taskmanager_id)
         if known is not None:
             if known.incarnation == request.incarnation and known.address == request.rpc_address:
@@ -161,7 +168,6 @@ class ClusterRunner:
                     f"{known.pid}): give the TaskManager at {request.rpc_address} another one"
                 )
             self._lose(request.taskmanager_id, LossReason.RESTARTED, "it was restarted")
-        assert self._tasks is not None, "registrations come while the cluster runs"
         client = self._connect(request.taskmanager_id, request.rpc_address)
         if request.HasField("partition_endpoint"):
             client.note_partition_endpoint(request.partition_endpoint)
@@ -178,7 +184,7 @@ class ClusterRunner:
             pid=request.pid,
             client=client,
             watch=watch,
-            watching=self._tasks.create_task(watch.run()),
+            watching=self._start_contained(watch.run()),
             last_heartbeat_ms=self._clock.now_ms(),
         )
         self._monitor.register(request.taskmanager_id, request.incarnation, self._now_ms())
@@ -328,12 +334,26 @@ class ClusterRunner:
         for inbox in list(self._inboxes.values()):
             inbox.post(m.TaskManagerLost(taskmanager_id, cause))
         if self._tasks is not None:
-            self._tasks.create_task(self._disconnect(taskmanager))
+            self._start(self._disconnect(taskmanager))
         self._step(s.TaskManagerRemoved(taskmanager_id))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        _ = self._start_contained(work)
+
+    def _start_contained(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._tasks is not None, "work begins while the cluster runs"
-        self._tasks.create_task(work)
+        task = self._tasks.create_task(self._contained(work))
+        # A task that is cancelled before its first step has not begun its work either.
+        task.add_done_callback(lambda _: work.close())
+        return task
+
+    async def _contained(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work for one TaskManager; whatever goes wrong in it must not end the others."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - the boundary of a TaskManager
+            # Heartbeats go on: a TaskManager that is not watched any more is lost when it is silent.
+            self._log.error("taskmanager.work_crashed", work=str(work), exc_info=error)
 
     async def _disconnect(self, taskmanager: RegisteredTaskManager) -> None:
         # The watch may be the one that noticed; then it has ended by itself.

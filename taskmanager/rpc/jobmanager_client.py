@@ -12,14 +12,16 @@ from typing import TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from common.auth import token_client_interceptors
 from common.grpc_options import channel_options
+from common.message_bounds import check_message
 from common.pb import internal_pb2, internal_pb2_grpc
 from penstock.errors import StoreTransient, StreamError
 from penstock.grpc_errors import error_from_rpc
 
-_Answer = TypeVar("_Answer")
+_Answer = TypeVar("_Answer", bound=Message)
 _PIECE_TIMEOUT_S = 30.0
 
 
@@ -135,7 +137,7 @@ class JobManagerClient:
         timeout_s: float | None = None,
     ) -> _Answer:
         try:
-            return await method(request, timeout=timeout_s or self._timeout_s)
+            answer = await method(request, timeout=timeout_s or self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         except grpc.aio.UsageError as error:
@@ -145,6 +147,8 @@ class JobManagerClient:
             if _is_cancelled():
                 raise
             raise self._closed() from error
+        check_message(answer)
+        return answer
 
     def _closed(self) -> StoreTransient:
         return StoreTransient("the channel to the JobManager was closed during the call")

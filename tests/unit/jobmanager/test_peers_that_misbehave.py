@@ -1,0 +1,164 @@
+"""A JobManager over real gRPC, and peers that send what nobody should.
+
+Aim: whatever one peer, one request or the disk does at the end of one job, the JobManager and its other jobs go on.
+Method: hostile registrations and requests, a directory that refuses; then a job must run, and the daemon's own
+tasks must be alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from common.pb import internal_pb2, internal_pb2_grpc
+from jobmanager.liveness.reachability import Reachability
+from jobmanager.rpc.reachability_client import ReachabilityClient
+from penstock import errors
+from penstock.grpc_errors import error_from_rpc
+from penstock.pb import client_pb2
+
+STATES = client_pb2.AttemptState
+
+
+def run(scenario: Any) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+async def raised(call: Any) -> errors.StreamError:
+    try:
+        await call
+    except grpc.RpcError as error:
+        return error_from_rpc(error)
+    raise AssertionError("the call succeeded")
+
+
+def registration(**fields: Any) -> internal_pb2.RegisterTaskManagerRequest:
+    return internal_pb2.RegisterTaskManagerRequest(
+        **{"taskmanager_id": "bad", "rpc_address": "127.0.0.1:1", "slots": 1, "incarnation": "i"}
+        | fields
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"rpc_address": "tm-1..example.org:6122"}, "cannot be the name of a host"),
+        ({"rpc_address": f"{'x' * 64}.org:6122"}, "cannot be the name of a host"),
+        ({"rpc_address": "nonsense"}, "is not an address"),
+        ({"rpc_address": "host:99999"}, "is not an address"),
+        ({"slots": 2**31 - 1}, "slots"),
+        ({"packages": ["x"] * 100_001}, "packages"),
+    ],
+)
+def test_a_registration_that_cannot_be_used_is_refused_and_harms_nobody(
+    cluster_of: Any, make_graph: Any, fields: dict[str, Any], word: str
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            internal = internal_pb2_grpc.JobManagerInternalStub(cluster.channel)
+            error = await raised(internal.RegisterTaskManager(registration(**fields)))
+            assert isinstance(error, errors.JobRejected)
+            assert word in str(error)
+            await cluster.add("tm1")
+            await cluster.wait_for(await cluster.submit(make_graph()), "RUNNING")
+            info = await cluster.client.GetCluster(client_pb2.GetClusterRequest())
+            assert [found.taskmanager_id for found in info.taskmanagers] == ["tm1"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("host", ["tm-1..example.org", "does-not-exist.invalid"])
+def test_a_host_that_cannot_be_resolved_is_unreachable(host: str) -> None:
+    async def scenario() -> None:
+        client = ReachabilityClient(f"{host}:6122", token="", leader_epoch=1)
+        assert await client.probe(2.0) is Reachability.UNREACHABLE
+        await client.close()
+
+    run(scenario)
+
+
+def test_a_watch_that_crashes_ends_nothing_else(
+    cluster_of: Any, make_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async def crash(self: ReachabilityClient) -> None:
+            raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(ReachabilityClient, "wait_until_broken", crash)
+        async with cluster_of() as cluster:
+            await cluster.add("tm1")
+            await cluster.wait_for(await cluster.submit(make_graph()), "RUNNING")
+
+    run(scenario)
+
+
+def test_too_many_artifact_ids_are_refused_and_many_do_not_hold_up_the_loop(
+    cluster_of: Any,
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            many = client_pb2.MissingArtifactsRequest(ids=["0" * 64] * 500_000)
+            assert "500,000" in str(await raised(cluster.client.MissingArtifacts(many)))
+            some = client_pb2.MissingArtifactsRequest(ids=[f"{i:064x}" for i in range(10_000)])
+            assert len((await cluster.client.MissingArtifacts(some)).ids) == 10_000
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("end", ["CANCELED", "FAILED"])
+def test_a_directory_that_refuses_at_the_end_of_a_job_ends_nothing_else(
+    cluster_of: Any,
+    make_graph: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    end: str,
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            taskmanager = await cluster.add("tm1", slots=4)
+            healthy = await cluster.submit(make_graph())
+            await cluster.wait_for(healthy, "RUNNING")
+            sick = await cluster.submit(make_graph(), "1" * 32)
+            await cluster.wait_for(sick, "RUNNING")
+            unlink, refused, removed = Path.unlink, asyncio.Event(), asyncio.Event()
+
+            def refuse(path: Path, missing_ok: bool = False) -> None:
+                if path.name.startswith(sick):
+                    refused.set()
+                    raise OSError(errno.EIO, "input/output error", str(path))
+                unlink(path, missing_ok=missing_ok)
+
+            monkeypatch.setattr(Path, "unlink", refuse)
+            if end == "CANCELED":
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=sick))
+            else:
+                cluster.jobmanager.dispatcher.fail(sick, errors.Unrecoverable("on purpose"))
+            for task in taskmanager.deployed:
+                if task.attempt.job_id == sick:
+                    taskmanager.report_state(task.attempt, STATES.ATTEMPT_STATE_CANCELED)
+            await cluster.wait_for(sick, end)
+            await refused.wait()
+            await cluster.wait_for(healthy, "RUNNING")
+
+            # The disk is back: what was stored of the job goes.
+            def obey(path: Path, missing_ok: bool = False) -> None:
+                unlink(path, missing_ok=missing_ok)
+                if path.name == f"{sick}.end":
+                    removed.set()
+
+            monkeypatch.setattr(Path, "unlink", obey)
+            await removed.wait()
+            assert not (tmp_path / "jobmanager" / "jobs" / f"{sick}.pb").exists()
+            third = await cluster.submit(make_graph(), "2" * 32)
+            await cluster.wait_for(third, "RUNNING")
+
+    run(scenario)
