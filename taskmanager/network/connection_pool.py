@@ -7,6 +7,7 @@ the mailbox loop calls ``tick`` at ``next_deadline_ns``.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 
 from typing_extensions import override
@@ -14,6 +15,7 @@ from typing_extensions import override
 from common.clock import Clock
 from common.pb import internal_pb2
 from penstock.config import Configuration
+from taskmanager.network.endpoint_names import endpoint_name, endpoint_of
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.network.peer_connection import ConnectionOwner, PeerConnection
 from taskmanager.network.remote_channel import PartitionProvider
@@ -26,6 +28,9 @@ Both are deployed at once, but a slot answers between two pieces of its own work
 may take minutes to open. A producer that has died is noticed at once, by its connection or its daemon.
 """
 
+
+_STRANGERS_SHARE = 2
+"""Of the process's descriptors, at most every second one is for connections whose peer has said nothing."""
 
 OnUnreachable = Callable[[internal_pb2.DataEndpoint, str], None]
 
@@ -71,6 +76,9 @@ class ConnectionPool(ConnectionOwner):
         self._endpoint = endpoint_name(internal_pb2.DataEndpoint(slot_id=slot.slot_id))
         self._by_endpoint: dict[str, PeerConnection] = {}
         self._connections: set[PeerConnection] = set()
+        self._strangers: dict[PeerConnection, None] = {}
+        """Accepted, and not identified yet: those that came first are the first to be closed."""
+        self._strangers_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _STRANGERS_SHARE
         self._on_unreachable = on_unreachable
         self._reported: set[str] = set()
         """Endpoints that have been called unreachable since they were reached last."""
@@ -110,6 +118,7 @@ class ConnectionPool(ConnectionOwner):
             self._is_closed = True
             self._transport.close()
             self._connections.clear()
+            self._strangers.clear()
             self._by_endpoint.clear()
 
     @property
@@ -152,6 +161,9 @@ class ConnectionPool(ConnectionOwner):
         connection = PeerConnection(self, "an unknown peer", "", self.request_deadline_ns())
         self._connections.add(connection)
         connection.bind(link)
+        self._strangers[connection] = None
+        if len(self._strangers) > self._strangers_max:
+            next(iter(self._strangers)).link.close("too many have not said who they are")
         return connection
 
     @property
@@ -169,35 +181,18 @@ class ConnectionPool(ConnectionOwner):
 
     @override
     def connection_established(self, connection: PeerConnection) -> None:
+        self._strangers.pop(connection, None)
         self._by_endpoint.setdefault(connection.peer_endpoint, connection)
         self._reported.discard(connection.peer_endpoint)
 
     @override
     def connection_closed(self, connection: PeerConnection, reason: str) -> None:
         self._connections.discard(connection)
+        self._strangers.pop(connection, None)
         name = connection.peer_endpoint
         if self._by_endpoint.get(name) is connection:
             del self._by_endpoint[name]
         was_wanted = connection.is_established or connection.is_outbound
         if was_wanted and name not in self._by_endpoint and name not in self._reported:
             self._reported.add(name)
-            self._on_unreachable(_endpoint_of(name), reason)
-
-
-def _endpoint_of(name: str) -> internal_pb2.DataEndpoint:
-    """Inverse of ``endpoint_name``."""
-    slot_id, host_id, unix_path, tcp = name.split("|")
-    tcp_host, _, tcp_port = tcp.rpartition(":")
-    return internal_pb2.DataEndpoint(
-        slot_id=slot_id,
-        host_id=host_id,
-        unix_path=unix_path,
-        tcp_host=tcp_host,
-        tcp_port=int(tcp_port),
-    )
-
-
-def endpoint_name(endpoint: internal_pb2.DataEndpoint) -> str:
-    """Identity of a process: a slot id alone may come back in another one."""
-    place = f"{endpoint.unix_path}|{endpoint.tcp_host}:{endpoint.tcp_port}"
-    return f"{endpoint.slot_id}|{endpoint.host_id}|{place}"
+            self._on_unreachable(endpoint_of(name), reason)

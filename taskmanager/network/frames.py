@@ -9,8 +9,9 @@ A frame is a header of 32 bytes and a payload::
 frames carry 0. ``row offset`` is the number of rows the channel carried before this batch.
 
 ``FrameDecoder`` turns a byte stream cut anywhere into frames. It names the memory to read into, so
-that the payload of a large frame goes from the socket straight into an Arrow buffer of exactly its
-size, which the record batch then refers to without another copy.
+that the payload of a large frame goes from the socket straight into an Arrow buffer, which the record batch
+then refers to without another copy. A buffer is at most twice as large as what has arrived of its payload, or
+4 MiB: a length that is only announced takes no memory.
 
 Invariants: frames come out whole and in order whatever the cuts; anything malformed or larger than
 allowed raises ``FrameError``, after which the connection must be closed.
@@ -42,6 +43,8 @@ FLAG_STREAM = 1
 """The payload of a BATCH is a whole IPC stream (schema, dictionaries, batch), not a bare message."""
 
 _READ_AHEAD_BYTES = 32 * 1024
+_PAYLOAD_FIRST_BYTES = 4 * 1024 * 1024
+"""Memory taken for a payload of which nothing has come; a larger one doubles it as its bytes arrive."""
 
 Buffer = bytes | bytearray | memoryview | Any
 """Anything with the buffer protocol; ``Any`` stands for ``pyarrow.Buffer``."""
@@ -119,6 +122,7 @@ class FrameDecoder:
         self._end = 0  # filled part of the read-ahead; it always starts with a header
         self._payload: Any = None  # pyarrow.Buffer being filled
         self._payload_view: memoryview = memoryview(b"")
+        self._length = 0  # of the payload
         self._filled = 0
         self._frame: Frame | None = None
         self._is_open = False
@@ -135,7 +139,9 @@ class FrameDecoder:
     def targets(self) -> list[memoryview]:
         """Writable memory for the next bytes of the stream."""
         if self._frame is not None:
-            return [self._payload_view[self._filled :], self._ahead_view]
+            rest = self._payload_view[self._filled :]
+            is_whole = len(self._payload_view) == self._length
+            return [rest, self._ahead_view] if is_whole else [rest]
         return [self._ahead_view[self._end :]]
 
     def received(self, count: int) -> list[Frame]:
@@ -149,7 +155,9 @@ class FrameDecoder:
             part = min(count, len(self._payload_view) - self._filled)
             self._filled += part
             count -= part
-            if self._filled < len(self._payload_view):
+            if self._filled < self._length:
+                if self._filled == len(self._payload_view):
+                    self._grow()
                 return frames
             self._frame.payload = self._payload
             frames.append(self._frame)
@@ -170,6 +178,22 @@ class FrameDecoder:
             frames.extend(self.received(part))
         return frames
 
+    def _grow(self) -> None:
+        """The buffer is full, and its payload is longer."""
+        grown = pa.allocate_buffer(min(self._length, 2 * self._filled), resizable=True)
+        view = memoryview(grown).cast("B")
+        view[: self._filled] = self._payload_view
+        self._payload, self._payload_view = grown, view
+
+    def clear(self) -> None:
+        """The stream has ended: nothing of a frame that has not come whole is kept."""
+        was_large = len(self._payload_view) > _PAYLOAD_FIRST_BYTES
+        self._frame = self._payload = None
+        self._payload_view = memoryview(b"")
+        self._end = 0
+        if was_large:
+            pa.default_memory_pool().release_unused()
+
     def _cut(self, frames: list[Frame]) -> None:
         view = self._ahead_view
         start = 0
@@ -183,7 +207,8 @@ class FrameDecoder:
                 continue
             if HEADER_BYTES + length <= _READ_AHEAD_BYTES // 2:
                 break  # a small frame: wait for the rest of it in the read-ahead
-            self._payload = pa.allocate_buffer(length)
+            self._length = length
+            self._payload = pa.allocate_buffer(min(length, _PAYLOAD_FIRST_BYTES), resizable=True)
             self._payload_view = memoryview(self._payload).cast("B")
             self._filled = self._end - body
             self._payload_view[: self._filled] = view[body : self._end]

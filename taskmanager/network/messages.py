@@ -109,7 +109,8 @@ def decode_message(kind: type[_M], payload: Buffer) -> _M:
     for field in dataclasses.fields(kind):
         value = fields.get(field.name)
         wanted = int if field.type == "int" else str
-        if not isinstance(value, wanted) or isinstance(value, bool):
+        is_negative = isinstance(value, int) and value < 0
+        if not isinstance(value, wanted) or isinstance(value, bool) or is_negative:
             raise FrameError(f"a {kind.__name__} message whose {field.name} is {value!r}")
         values[field.name] = value
     return kind(**values)

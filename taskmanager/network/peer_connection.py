@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import structlog
 from typing_extensions import override
 
 from penstock.errors import InvariantViolation, PartitionUnavailable
 from penstock.partition_id import PartitionId
 from taskmanager.network.credit import CreditError, SenderCredit
+from taskmanager.network.endpoint_names import endpoint_of
 from taskmanager.network.frames import (
     Frame,
     FrameError,
@@ -48,6 +50,8 @@ from taskmanager.network.remote_channel import (
     RemoteUpstream,
 )
 from taskmanager.network.transport import Link, LinkHandler
+
+_log = structlog.get_logger()
 
 
 class ConnectionOwner(Protocol):
@@ -180,6 +184,9 @@ class PeerConnection(LinkHandler, ChannelCarrier):
                     self._handshake_frame(frame)
         except (FrameError, CreditError) as error:
             self.link.close(f"it broke the protocol: {error}")
+        except Exception as error:  # noqa: BLE001 - the boundary of a connection
+            _log.error("connection.crashed", peer=self.peer, exc_info=error)
+            self.link.close(f"what it sent could not be handled: {error!r}")
 
     @override
     def link_closed(self, reason: str) -> None:
@@ -208,6 +215,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
             raise FrameError(f"a {frame.kind.name} frame where HELLO was expected")
 
     def _hello_arrived(self, hello: Hello) -> None:
+        endpoint_of(hello.endpoint)
         self.peer = f"slot {hello.slot_id}"
         self.peer_endpoint = hello.endpoint
         self._peer_job_id = hello.job_id

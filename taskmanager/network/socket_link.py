@@ -200,6 +200,7 @@ class SocketLink(Link):
         if self._is_gone:
             return
         self._is_gone = True
+        self._decoder.clear()
         self._runner.discard(self)
         # Behind the mail of the frames that came before.
         self._post(lambda: self._shut_down(reason))

@@ -1,0 +1,340 @@
+"""Whatever a peer sends ends its own connection, and nothing else.
+
+Aim: a slot and a partition server outlive malformed greetings, random bytes, damaged frames and connections that
+say nothing; memory is taken as bytes arrive. Method: the sockets of real slots, what is sent drawn from seeds; after
+every attack a proper consumer reads its rows.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from common.clock import SystemClock
+from taskmanager.network.connection_pool import ConnectionPool
+from taskmanager.network.connection_runner import SocketTransport
+from taskmanager.network.endpoint_names import endpoint_name, endpoint_of
+from taskmanager.network.frames import (
+    BATCH_PAYLOAD_MAX,
+    FrameDecoder,
+    FrameError,
+    FrameKind,
+    encode_frame,
+    encode_header,
+)
+from taskmanager.network.messages import Hello, Subscribe, encode_message
+from taskmanager.partitions.server import PartitionShelf
+from taskmanager.task.mailbox import Mailbox
+from tests.support.exchange_slots import (
+    ThreadedSlot,
+    attempt_id,
+    configuration,
+    drain,
+    end,
+    identity,
+    input_edge,
+    numbers,
+    output_edge,
+    rows_of,
+    run_until,
+)
+
+A = attempt_id("v0")
+HELLO = Hello(2, "job", "x", "x|h|/x|:0", 7, "")
+SUBSCRIBE = Subscribe("job", "e0", "v0", 0, 0, 0, 1 << 20, "c", 0, 0)
+
+
+class PartitionServer:
+    """The partition server's part of the exchange, run by the test."""
+
+    def __init__(self, directory: Path) -> None:
+        self.mailbox = Mailbox()
+        self.pool = ConnectionPool(
+            configuration(),
+            identity("partitions", job_id=""),
+            PartitionShelf(directory),
+            self.mailbox.post,
+            SystemClock(),
+            SocketTransport(),
+        )
+        self.path = str(directory / "partitions.sock")
+        self.pool.listen(self.path, "", "")
+
+    def run(self) -> None:
+        """Handles what has come, as the server does: an exception would be its end."""
+        while (mail := self.mailbox.wait(0)) is not None:
+            mail()
+
+    def close(self) -> None:
+        self.pool.close()
+        self.run()
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ps-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def slot(directory: Path) -> Iterator[ThreadedSlot]:
+    made = ThreadedSlot("p", str(directory / "p"))
+    yield made
+    made.exchange.close()
+
+
+@pytest.fixture
+def server(directory: Path) -> Iterator[PartitionServer]:
+    made = PartitionServer(directory)
+    yield made
+    made.close()
+
+
+def connect(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    sock.connect(path)
+    return sock
+
+
+def send(path: str, *pieces: bytes) -> None:
+    with connect(path) as sock:
+        try:
+            for piece in pieces:
+                sock.sendall(piece)
+        except OSError:
+            return  # it was sent away, as it should be
+
+
+def hello(**fields: Any) -> bytes:
+    values = {name: getattr(HELLO, name) for name in HELLO.__slots__} | fields
+    return encode_frame(FrameKind.HELLO, 0, encode_message(Hello(**values)))
+
+
+def subscribe(**fields: Any) -> bytes:
+    values = {name: getattr(SUBSCRIBE, name) for name in SUBSCRIBE.__slots__} | fields
+    return encode_frame(FrameKind.SUBSCRIBE, 1, encode_message(Subscribe(**values)))
+
+
+def is_settled(slot: ThreadedSlot) -> bool:
+    """Nobody but a proper peer is connected."""
+    return not slot.exchange._connections._connections
+
+
+def attack(draw: random.Random) -> list[bytes]:
+    """What one hostile connection sends: proper frames, some of them damaged, and noise."""
+    frames = [hello()]
+    for _ in range(draw.randrange(4)):
+        kind = draw.choice(list(FrameKind))
+        payload = draw.choice(
+            [
+                draw.randbytes(draw.randrange(64)),
+                encode_message(SUBSCRIBE),
+                encode_message(HELLO),
+                b"\x93" * draw.randrange(2_000),
+                b"",
+            ]
+        )
+        frames.append(
+            encode_header(
+                kind,
+                draw.choice([0, 1, 2**32 - 1]),
+                draw.choice([len(payload), draw.randrange(2**32)]),
+                flags=draw.choice([0, 1, 255]),
+                schema_id=draw.choice([0, 2**32 - 1]),
+                sequence=draw.choice([0, 1, 2**64 - 1]),
+                row_offset=draw.choice([0, 2**64 - 1]),
+            )
+            + payload
+        )
+    for _ in range(draw.randrange(4)):
+        number = draw.choice([-1, 0, 2**31, 2**63])
+        field = draw.choice(["subtask_index", "attempt", "subpartition_index", "first_row"])
+        try:
+            frames.append(subscribe(**{field: number}))
+        except OverflowError:
+            continue
+    if draw.random() < 0.3:
+        frames[0] = draw.randbytes(draw.randrange(200))
+    data = bytearray(b"".join(frames))
+    for _ in range(draw.choice([0, 0, 1, 3])):
+        data[draw.randrange(len(data)) if data else 0 :][:1] = draw.randbytes(1)
+    if data and draw.random() < 0.3:
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    return [bytes(data)]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "x", "|||", "a|b|c", "a|b|c|d", "a|b|c|d:x", "a|b|c|d:-1", "a|b|c|:99999", "a|b|c|d:1|e"],
+)
+def test_a_malformed_endpoint_ends_its_own_connection_only(
+    slot: ThreadedSlot, server: PartitionServer, directory: Path, endpoint: str
+) -> None:
+    with pytest.raises(FrameError):
+        endpoint_of(endpoint)
+    for path in (str(directory / "p"), server.path):
+        send(path, hello(endpoint=endpoint))
+    run_until((slot,), lambda: is_settled(slot))
+    server.run()
+    proper_read(slot, directory)
+
+
+def test_names_of_endpoints_come_back() -> None:
+    for name in ("p|host|/run/x.sock|10.0.0.1:7", "p|h||:0", "p|h||::1:80"):
+        assert endpoint_name(endpoint_of(name)) == name
+
+
+def proper_read(slot: ThreadedSlot, directory: Path) -> None:
+    """A consumer reads rows over the same port."""
+    partition = slot.partition(output_edge(), A)
+    consumer = ThreadedSlot("c", str(directory / "c"))
+    try:
+        gate = consumer.gate(input_edge([(slot.endpoint, A)]))
+        partition.emit(numbers(0, 1000))
+        end(partition)
+        got: list[Any] = []
+
+        def read_all() -> bool:
+            got.extend(drain(gate))
+            return gate.is_finished
+
+        run_until((slot, consumer), read_all)
+        assert rows_of(got) == list(range(1000))
+    finally:
+        consumer.exchange.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_frames_end_their_own_connection_only(
+    slot: ThreadedSlot, server: PartitionServer, directory: Path, seed: int
+) -> None:
+    draw = random.Random(seed)
+    for _ in range(150):
+        pieces = attack(draw)
+        for path in (str(directory / "p"), server.path):
+            send(path, *pieces)
+        server.run()
+        run_until((slot,), lambda: True)
+    run_until((slot,), lambda: is_settled(slot))
+    proper_read(slot, directory)
+
+
+def test_a_connection_that_says_nothing_ends_by_a_deadline(directory: Path) -> None:
+    mailbox, clock = Mailbox(), SystemClock()
+    pool = ConnectionPool(
+        configuration(),
+        identity("p"),
+        PartitionShelf(directory),
+        mailbox.post,
+        clock,
+        SocketTransport(),
+        partition_wait_ms=50,
+    )
+    path = str(directory / "p")
+    pool.listen(path, "", "")
+    with connect(path) as sock:
+        mail = mailbox.wait(10)
+        assert mail is not None
+        mail()
+        deadline_ns = pool.next_deadline_ns
+        assert deadline_ns is not None
+        pool.tick(deadline_ns)
+        assert sock.recv(1) == b""
+    pool.close()
+
+
+def test_connections_that_say_nothing_are_bounded(directory: Path) -> None:
+    mailbox = Mailbox()
+    pool = ConnectionPool(
+        configuration(),
+        identity("p"),
+        PartitionShelf(directory),
+        mailbox.post,
+        SystemClock(),
+        SocketTransport(),
+    )
+    pool._strangers_max = 4
+    path = str(directory / "p")
+    pool.listen(path, "", "")
+    socks = [connect(path) for _ in range(6)]
+    try:
+        for sock in socks[:2]:
+            sock.setblocking(False)
+        ended = 0
+        while ended < 2:
+            mail = mailbox.wait(10)
+            assert mail is not None
+            mail()
+            ended = 6 - len(pool._connections) if len(pool._connections) <= 4 else 0
+            ended = ended if _all_accepted(pool, socks) else 0
+    finally:
+        for sock in socks:
+            sock.close()
+        pool.close()
+
+
+def _all_accepted(pool: ConnectionPool, socks: list[socket.socket]) -> bool:
+    """The two that came first have been sent away."""
+    for sock in socks[:2]:
+        try:
+            if sock.recv(1) != b"":
+                return False
+        except BlockingIOError:
+            return False
+    return len(pool._strangers) == 4
+
+
+def test_a_length_that_is_only_announced_takes_no_memory() -> None:
+    decoder = FrameDecoder()
+    decoder.open_limits()
+    before = pa.total_allocated_bytes()
+    decoder.feed(encode_header(FrameKind.BATCH, 0, BATCH_PAYLOAD_MAX))
+    assert pa.total_allocated_bytes() - before <= 4 << 20
+    decoder.feed(bytes(9 << 20))
+    assert pa.total_allocated_bytes() - before <= 16 << 20
+    decoder.clear()
+    assert pa.total_allocated_bytes() == before
+
+
+@pytest.mark.parametrize("size", [40_000, 4 << 20, (4 << 20) + 1, (21 << 20) + 7])
+def test_large_payloads_come_whole(size: int) -> None:
+    decoder = FrameDecoder()
+    decoder.open_limits()
+    payload = random.Random(size).randbytes(size)
+    stream = encode_frame(FrameKind.BATCH, 3, payload) + encode_frame(
+        FrameKind.CREDIT, 4, b"12345678"
+    )
+    frames = []
+    for start in range(0, len(stream), 700_001):
+        frames += decoder.feed(stream[start : start + 700_001])
+    assert [frame.channel for frame in frames] == [3, 4]
+    assert bytes(frames[0].payload) == payload
+
+
+def test_a_connection_that_ends_within_a_large_frame_keeps_no_memory(
+    slot: ThreadedSlot, directory: Path
+) -> None:
+    before = pa.total_allocated_bytes()
+    for _ in range(8):
+        sender = threading.Thread(
+            target=send,
+            args=(
+                str(directory / "p"),
+                hello(),
+                encode_header(FrameKind.BATCH, 0, BATCH_PAYLOAD_MAX),
+                bytes(6 << 20),
+            ),
+        )
+        sender.start()
+        run_until((slot,), lambda sender=sender: not sender.is_alive())
+        sender.join()
+    run_until((slot,), lambda: is_settled(slot) and pa.total_allocated_bytes() <= before)
