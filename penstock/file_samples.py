@@ -153,7 +153,7 @@ def _array_lines(text: bytes, rows: int) -> list[bytes]:
             break
         try:
             element, position = decoder.raw_decode(rest, position)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             break
         lines.append(json.dumps(element).encode() + b"\n")
     return lines

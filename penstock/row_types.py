@@ -25,7 +25,7 @@ from penstock.errors import JobRejected
 from penstock.functions import has_open
 from penstock.row_access import class_attribute, columns_used
 from penstock.rows import Row, RowBuilder, RowMismatch, rows_of, schema_of, unknown_column
-from penstock.schema import EVENT_TIME, user_batch
+from penstock.schema import EVENT_TIME, optional, user_batch
 
 __all__ = [
     "RowFunctionName",
@@ -118,7 +118,10 @@ def schema_from_samples(values: Iterable[object]) -> pa.Schema:
         raise JobRejected("the function returned no rows to find columns in; give schema=...")
     if rows_only is not None:
         return pa.schema([(name, rows_only[name]) for name in names])
-    return pa.schema([(name, _sampled_type(name, records)) for name in names])
+    fields = [pa.field(name, _sampled_type(name, records)) for name in names]
+    return pa.schema(
+        [f if all(f.name in record for record in records) else optional(f) for f in fields]
+    )
 
 
 def infer_output_schema(
@@ -299,13 +302,17 @@ def _record_fields(annotation: Any) -> dict[str, Any] | None:
         ) from e
     if dataclasses.is_dataclass(annotation):
         return {f.name: hints[f.name] for f in dataclasses.fields(annotation)}
-    optional: frozenset[str] = getattr(annotation, "__optional_keys__", frozenset())
-    return {name: kind | None if name in optional else kind for name, kind in hints.items()}
+    optional_keys: frozenset[str] = getattr(annotation, "__optional_keys__", frozenset())
+    return {
+        name: typing.NotRequired[_without_none(kind)[0]] if name in optional_keys else kind
+        for name, kind in hints.items()
+    }
 
 
 def _field(name: str, annotation: Any, owner: str) -> pa.Field:
     kind, nullable = _without_none(annotation)
-    return pa.field(name, arrow_type(kind, f"{owner}.{name}"), nullable=nullable)
+    field = pa.field(name, arrow_type(kind, f"{owner}.{name}"), nullable=nullable)
+    return optional(field) if get_origin(annotation) is typing.NotRequired else field
 
 
 def arrow_type(annotation: Any, where: str = "the annotation") -> pa.DataType:

@@ -23,7 +23,7 @@ from typing_extensions import override
 from penstock.column_values import ValueMismatch, decode, encode, record_as_dict, short_repr
 from penstock.errors import BadRecord
 from penstock.naming import nearest_hint
-from penstock.schema import EVENT_TIME, user_schema
+from penstock.schema import EVENT_TIME, is_optional, user_schema
 
 
 class Row:
@@ -286,8 +286,8 @@ class RowBuilder:
     """Collects results of a function and makes a batch of them.
 
     A result is a dict, a ``Row``, a dataclass instance, a tuple (by position), or, where the schema
-    has one column, a plain value that is not None. A key that is missing in a dict is null where the column may be
-    null; a key that the schema does not have is an error.
+    has one column, a plain value that is not None. A key that is missing is an error, but for columns that are
+    optional (``penstock.schema.optional``), and so is a key that the schema does not have.
 
     Args:
         schema: of the batches; must not contain the event-time column.
@@ -376,9 +376,12 @@ class RowBuilder:
         if unknown:
             hint = nearest_hint(unknown[0], names)
             raise self._bad(value, index, f"unknown columns {', '.join(unknown)}{hint}")
-        missing = [f.name for f in self.schema if f.name not in record and not f.nullable]
-        if missing:
-            raise self._bad(value, index, f"no value for {', '.join(missing)}")
+        if len(record) < len(names):
+            missing = [f.name for f in self.schema if f.name not in record and not is_optional(f)]
+            if missing:
+                raise self._bad(
+                    value, index, f"no column {', '.join(missing)} (a null is given as None)"
+                )
         return [record.get(name) for name in names]
 
     def _is_plain(self, value: Any) -> bool:

@@ -18,6 +18,20 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(data))
 
 
+_OPTIONAL = {b"penstock.optional": b"1"}
+
+
+def optional(field: pa.Field) -> pa.Field:
+    """The field of a column that a function's results may leave out."""
+    return field.with_nullable(True).with_metadata(_OPTIONAL)
+
+
+def is_optional(field: pa.Field) -> bool:
+    """Whether a result without the column is null there."""
+    metadata: dict[bytes, bytes] = field.metadata or {}
+    return _OPTIONAL.items() <= metadata.items()
+
+
 def user_schema(schema: pa.Schema) -> pa.Schema:
     """The schema as the user knows it: without the reserved column."""
     index = schema.get_field_index(EVENT_TIME)

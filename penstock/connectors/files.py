@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +10,18 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.connectors.inference import infer_schema, plain_schema
-from penstock.connectors.listing import ListedFile, list_files, partition_values
+from penstock.connectors.listing import (
+    EntryRefusedError,
+    ListedFile,
+    list_files,
+    partition_values,
+)
 from penstock.connectors.messages import name_list, nearest_name, os_reason
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME, schema_to_bytes
+
+_log = logging.getLogger("penstock")
 
 SOURCE_FORMATS = ("parquet", "csv", "json", "arrow")
 SINK_FORMATS = ("parquet", "csv", "json")
@@ -152,9 +160,16 @@ def _absolute_path(path: str | os.PathLike[str]) -> str:
     return str(Path(text).expanduser().absolute())
 
 
+def warn_of_circle(link: str) -> None:
+    """Says that a link of an input directory is not followed."""
+    _log.warning("%s: the link leads round in a circle; it is not followed", link)
+
+
 def _existing_files(location: str, *, watch: bool, schema_given: bool) -> list[ListedFile]:
     try:
-        files = list_files(location)
+        files = list_files(location, warn_of_circle)
+    except EntryRefusedError as error:
+        raise JobRejected(str(error)) from error
     except FileNotFoundError as error:
         raise JobRejected(f"{location}: no such file or directory") from error
     except OSError as error:

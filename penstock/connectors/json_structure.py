@@ -88,6 +88,19 @@ def _split(where: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> ArrayS
     return ArrayScan(np.zeros(0, dtype=np.int64), -1)
 
 
+def is_nested_deeper(text: bytes, limit: int) -> bool:
+    """Whether values in the text are nested deeper than that; too many braces in strings may say so too."""
+    data = np.frombuffer(text, dtype=np.uint8)
+    classes = _CLASSES[data]
+    kinds = classes[(classes == _OPEN) | (classes == _CLOSE_BRACE) | (classes == _CLOSE_BRACKET)]
+    if len(kinds) <= limit:
+        return False
+    depth = np.cumsum(np.where(kinds == _OPEN, 1, -1), dtype=np.int64)
+    # Over the lowest depth before: a text may close what it has not opened.
+    lowest = np.minimum.accumulate(np.minimum(depth, 0))
+    return bool(np.max(depth - lowest) > limit)
+
+
 def _escaped(data: npt.NDArray[np.uint8], where: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Which of the positions stand behind an odd number of backslashes."""
     positions = np.arange(len(data), dtype=np.int64)

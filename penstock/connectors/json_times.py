@@ -7,7 +7,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.connectors.json_structure import is_nested_deeper
 from penstock.connectors.text_parsing import parse_json
+
+NESTED_MAX = 250
+"""Levels of values in values: inference recurses, and its stack overflows at some thousands."""
 
 _ZONE = r"[ T]\d{2}[\d:.]*(?:Z|[+-]\d{2}(?::?\d{2})?)$"
 
@@ -22,6 +26,8 @@ def infer_json_schema(text: bytes, value_starts: npt.NDArray[np.int64] | None = 
     Raises:
         pa.ArrowInvalid: malformed, or no object.
     """
+    if is_nested_deeper(text, NESTED_MAX):
+        raise pa.ArrowInvalid(f"a value is nested deeper than {NESTED_MAX} levels")
     schema = parse_json(text, None, value_starts).schema
     timed = pa.schema([field for field in schema if _has_times(field.type)])
     if not timed.names:

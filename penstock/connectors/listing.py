@@ -4,12 +4,19 @@ A path is a file, a directory (read recursively) or a glob. Names that start wit
 never taken below a directory or through a wildcard: writers keep what is not committed under such
 names. Directories called ``key=value`` are partition columns of the files below them (Hive's layout).
 The client lists to find the schema, subtask 0 of the source lists to find the splits: both use this.
+
+Links are followed. One that leads round in a circle (to itself, or to a directory above it) has no files of its
+own: it is left out, and whoever asks is told of it. What is no file (a named pipe, a socket, a device) and
+what has a name that is not UTF-8 is refused by name.
 """
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
+import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -40,30 +47,61 @@ def is_hidden(name: str) -> bool:
     return name.startswith(("_", "."))
 
 
-def list_files(path: str) -> list[ListedFile]:
+class EntryRefusedError(ValueError):
+    """Something a path names that is no file that can be read; the message names it and says what to do."""
+
+
+def list_files(path: str, on_circle: Callable[[str], None] = lambda _: None) -> list[ListedFile]:
     """All files that the path names, sorted by path.
 
     Args:
         path: absolute path of a file or directory, or a glob.
+        on_circle: told of every link that leads round in a circle.
 
     Raises:
         FileNotFoundError: a path that is no glob does not exist.
         OSError: a directory cannot be read.
+        EntryRefusedError: an entry is no file, or has a name that is not UTF-8.
     """
+    _check_name(path)
     if is_glob(path):
         found: list[ListedFile] = []
-        # Path.glob would need the part before the first wildcard; glob keeps hidden names out.
-        for match in sorted(glob.glob(path, recursive=True)):  # noqa: PTH207
-            if not is_hidden(Path(match).name):
-                found.extend(_list_tree(match) if Path(match).is_dir() else _stat(match))
+        for match in _glob_matches(path, on_circle):
+            if Path(match).is_dir():
+                found.extend(_list_tree(match, on_circle))
+            else:
+                found.extend(_stat(match, on_circle))
         return sorted(set(found), key=lambda file: file.path)
     if Path(path).is_dir():
-        return sorted(_list_tree(path), key=lambda file: file.path)
+        return sorted(_list_tree(path, on_circle), key=lambda file: file.path)
     status = Path(path).stat()
+    _check_is_file(path, status)
     return [ListedFile(path, status.st_size, status.st_mtime_ns, status.st_ino)]
 
 
-def _list_tree(directory: str) -> list[ListedFile]:
+def _glob_matches(pattern: str, on_circle: Callable[[str], None]) -> list[str]:
+    first_wildcard = next(i for i, letter in enumerate(pattern) if letter in _WILDCARDS)
+    fixed = Path(pattern[:first_wildcard] + "x").parent
+    circles: dict[Path, bool] = {}
+
+    def is_circle(place: Path) -> bool:
+        if place not in circles:
+            circles[place] = place.is_symlink() and _is_circle(str(place))
+            if circles[place]:
+                on_circle(str(place))
+        return circles[place]
+
+    def is_on_circle(match: str) -> bool:
+        """Outermost first: a place behind a circle is not looked at."""
+        places = [place for place in reversed(Path(match).parents) if fixed in place.parents]
+        return any(is_circle(place) for place in [*places, Path(match)])
+
+    # Path.glob would need the part before the first wildcard; glob keeps hidden names out.
+    matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    return [m for m in matches if not is_hidden(Path(m).name) and not is_on_circle(m)]
+
+
+def _list_tree(directory: str, on_circle: Callable[[str], None]) -> list[ListedFile]:
     found: list[ListedFile] = []
     pending = [directory]
     while pending:
@@ -71,20 +109,58 @@ def _list_tree(directory: str) -> list[ListedFile]:
             for entry in entries:
                 if is_hidden(entry.name):
                     continue
-                if entry.is_dir():
+                if entry.is_symlink() and _is_circle(entry.path):
+                    on_circle(entry.path)
+                elif entry.is_dir():
                     pending.append(entry.path)
                 else:
-                    found.extend(_stat(entry.path))
+                    found.extend(_stat(entry.path, on_circle))
     return found
 
 
-def _stat(path: str) -> list[ListedFile]:
+def _is_circle(link: str) -> bool:
+    """Whether the link leads to itself or to a directory that it is in."""
+    try:
+        target = os.path.realpath(link, strict=True)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    parent = os.path.realpath(Path(link).parent)
+    return Path(parent).is_relative_to(target)
+
+
+def _stat(path: str, on_circle: Callable[[str], None]) -> list[ListedFile]:
     """The file, or nothing where it went away since it was listed (a writer's rename)."""
+    _check_name(path)
     try:
         status = Path(path).stat()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        on_circle(path)
+        return []
+    _check_is_file(path, status)
     return [ListedFile(path, status.st_size, status.st_mtime_ns, status.st_ino)]
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise EntryRefusedError(
+            f"{os.fsencode(path)!r}: the name is not valid UTF-8; rename it"
+        ) from error
+
+
+def _check_is_file(path: str, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
+    kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
+    raise EntryRefusedError(
+        f"{path}: is {kind}, not a file; move it away, or name the files that are meant"
+    )
 
 
 def partition_values(base: str, path: str) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.listing import ListedFile, is_glob, list_files
+from penstock.connectors.listing import EntryRefusedError, ListedFile, is_glob, list_files
 from penstock.connectors.messages import os_reason
 from penstock.connectors.source import Reader, Source, SourceContext, Split
 from penstock.errors import TaskFailure, Unrecoverable
@@ -69,6 +69,8 @@ class FileSource(Source):
     def _list(self) -> list[ListedFile]:
         try:
             files = list_files(self._path)
+        except EntryRefusedError as error:
+            raise TaskFailure(str(error)) from error
         except FileNotFoundError as error:
             raise TaskFailure(
                 f"{self._path}: no such file or directory on this TaskManager; every TaskManager must "

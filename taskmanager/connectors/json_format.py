@@ -73,6 +73,8 @@ class _JsonFormat(TextFormat):
             value = json.loads(row)
         except ValueError as error:
             return f"malformed JSON: {error}"
+        except RecursionError:
+            return "malformed JSON: values are nested too deep"
         if not isinstance(value, dict):
             return f"a JSON {_json_type(value)} in place of an object"
         for field in self._schema:

@@ -64,6 +64,8 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "set": (lambda row, out: {1}, r"\(set\)"),
     "coroutine": (awaits, "write def, not async def"),
     "list of no rows": (lambda row, out: [1], "does not fit"),
+    "row without a column": (lambda row, out: [{"k": "a"}], "no column n"),
+    "emitted without a column": (lambda row, out: out.emit(k="a"), "no column n"),
 }
 
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 from penstock.column_values import ValueMismatch, decode, encode
 from penstock.functions import Collector, MapFunction, WindowInfo, close_function, open_function
 from penstock.rows import RowBuilder, RowMismatch, event_time_of, row_maker, rows_of, schema_of
-from penstock.schema import EVENT_TIME
+from penstock.schema import EVENT_TIME, optional
 
 BATCH = pa.record_batch(
     {
@@ -196,7 +196,9 @@ def test_results_of_every_kind(results: list[object]) -> None:
     ("result", "message"),
     [
         ({"a": 1, "bb": 2.0}, "unknown columns bb .did you mean 'b'"),
-        ({"b": 2.0}, "no value for a"),
+        ({"b": 2.0}, "no column a .a null is given as None"),
+        ({"a": 2}, "no column b .a null is given as None"),
+        ({}, "no column a, b"),
         ((1,), "a tuple of 1 values for 2 columns"),
         (None, "None"),
         (5, r"5 \(int\)"),
@@ -206,12 +208,21 @@ def test_results_of_every_kind(results: list[object]) -> None:
 )
 def test_results_that_are_no_row(result: object, message: str) -> None:
     builder = RowBuilder(SCHEMA)
-    builder.append({"a": 1})
+    builder.append({"a": 1, "b": None})
     builder.append(result)
     with pytest.raises(RowMismatch, match=message) as caught:
         builder.build()
     assert caught.value.index == 1
     assert len(builder) == 2
+
+
+def test_an_optional_column_may_be_left_out() -> None:
+    builder = RowBuilder(pa.schema([SCHEMA.field("a"), optional(SCHEMA.field("b"))]))
+    builder.extend([{"a": 1}, {"a": 2, "b": 3.0}])
+    assert builder.build().to_pylist() == [{"a": 1, "b": None}, {"a": 2, "b": 3.0}]
+    builder.append({"b": 1.0})
+    with pytest.raises(RowMismatch, match="no column a"):
+        builder.build()
 
 
 def test_one_column_takes_plain_values() -> None:
@@ -251,7 +262,7 @@ def test_mixed_results_equal_pyarrows(
 def test_a_collector_takes_rows_and_columns() -> None:
     out = Collector(SCHEMA, BATCH.schema.remove(4))
     out.emit(a=1, b=2.0)
-    out.emit({"a": 2})
+    out.emit({"a": 2, "b": None})
     out.emit(Bid(3), b=4.0)
     row = rows_of(BATCH)[0]
     out.side("late", row)
