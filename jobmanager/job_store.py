@@ -31,6 +31,7 @@ class UnfinishedJob:
         is_cancelled: its user had cancelled it.
         end: name of the state that it has ended in; "" = it has not.
         has_committed: it takes no checkpoints, and its output was being made visible.
+        problem: what of it cannot be read; "" = all of it can.
     """
 
     job_id: str
@@ -40,6 +41,7 @@ class UnfinishedJob:
     is_cancelled: bool = False
     end: str = ""
     has_committed: bool = False
+    problem: str = ""
 
 
 class JobStore:
@@ -113,6 +115,22 @@ class JobStore:
         """Whether that was noted."""
         return self._checkpoints_path(job_id).exists()
 
+    def note_emptied(self, job_id: str) -> None:
+        """Of the job's checkpoints nothing but HEAD is left, which goes next.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        path = self._emptied_path(job_id)
+        try:
+            _write(path, b"")
+        except OSError as error:
+            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
+    def is_emptied(self, job_id: str) -> bool:
+        """Whether that was noted."""
+        return self._emptied_path(job_id).exists()
+
     def note_cancellation(self, job_id: str) -> None:
         """The job is not to be run again, however this JobManager ends.
 
@@ -167,6 +185,7 @@ class JobStore:
             self._checkpoints_path(job_id),
             self._commit_path(job_id),
             self._end_path(job_id),
+            self._emptied_path(job_id),
         )
         try:
             for path in paths:
@@ -176,26 +195,35 @@ class JobStore:
 
     def unfinished(self) -> list[UnfinishedJob]:
         """Jobs that an earlier JobManager did not see to their end, oldest first."""
-        found = []
-        for path in self._jobs.glob("*.pb"):
-            graph = graph_pb2.JobGraph()
-            try:
-                graph.ParseFromString(path.read_bytes())
-            except DecodeError:
-                graph.name = f"unreadable graph {path}"
-            submitted_at_ms = path.stat().st_mtime_ns // 1_000_000
-            found.append(
-                UnfinishedJob(
-                    path.stem,
-                    graph,
-                    submitted_at_ms,
-                    _number(self._attempts_path(path.stem)),
-                    self._cancelled_path(path.stem).exists(),
-                    self._end(path.stem),
-                    self._commit_path(path.stem).exists(),
-                )
-            )
+        found = [self.read(path.stem) for path in self._jobs.glob("*.pb")]
         return sorted(found, key=lambda job: (job.submitted_at_ms, job.job_id))
+
+    def read(self, job_id: str) -> UnfinishedJob:
+        """One of them; says where it cannot be read."""
+        path, graph = self._path(job_id), graph_pb2.JobGraph()
+        submitted_at_ms, first_attempt, end, problem = 0, 0, "", ""
+        try:
+            submitted_at_ms = path.stat().st_mtime_ns // 1_000_000
+            end = self._end(job_id)
+            graph.ParseFromString(path.read_bytes())
+            first_attempt = _number(self._attempts_path(job_id))
+        except DecodeError:
+            problem = f"{path} does not hold the graph of a job: restore it from a backup"
+        except OSError as error:
+            problem = f"{error.filename} cannot be read: {error.strerror}"
+        except StoreCorrupt as error:
+            problem = str(error)
+        graph.name = graph.name or f"job {job_id[:8]}, unreadable"
+        return UnfinishedJob(
+            job_id,
+            graph,
+            submitted_at_ms,
+            first_attempt,
+            self._cancelled_path(job_id).exists(),
+            end,
+            self._commit_path(job_id).exists(),
+            problem,
+        )
 
     def _end(self, job_id: str) -> str:
         try:
@@ -217,6 +245,9 @@ class JobStore:
 
     def _end_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.end"
+
+    def _emptied_path(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.emptied"
 
     def _cancelled_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.cancelled"

@@ -78,6 +78,10 @@ class _Claim:
         self.head = head
 
 
+class CheckpointsUnreadable(Unrecoverable):
+    """HEAD, or all that it names, is not there or cannot be read: a job that runs ends with it."""
+
+
 class CheckpointStoreRunner:
     """Does what the coordinator wants done to the store.
 
@@ -168,7 +172,7 @@ class CheckpointStoreRunner:
         ]
         if head.retained and not readable:
             paths = ", ".join(retained.manifest_path for retained in head.retained)
-            raise Unrecoverable(
+            raise CheckpointsUnreadable(
                 f"none of the checkpoints of job {self._job_id} can be restored ({paths} in "
                 f"{self._store!r}): the JobManager's log says what is damaged; restore the files from "
                 "a backup; nothing has been deleted"
@@ -194,7 +198,7 @@ class CheckpointStoreRunner:
             try:
                 head = heads.claim(self._job_id, self._leader_epoch, must_exist=must_exist)
             except StoreNotFound as error:
-                raise Unrecoverable(
+                raise CheckpointsUnreadable(
                     f"the checkpoints of job {self._job_id} are not in {self._store!r}: {error}; is the "
                     "directory mounted, and execution.checkpointing.dir the one that the job began with? "
                     "To start it anew, submit it again"
@@ -213,8 +217,8 @@ class CheckpointStoreRunner:
         if self._claim is claim:
             self._claim = None
 
-    def _unusable(self, error: StreamError) -> Unrecoverable:
-        return Unrecoverable(
+    def _unusable(self, error: StreamError) -> CheckpointsUnreadable:
+        return CheckpointsUnreadable(
             f"the checkpoints of job {self._job_id} cannot be used: {error}; nothing has been deleted"
         )
 
@@ -400,8 +404,14 @@ class CheckpointStoreRunner:
                 left.append(path)
         return c.FilesDeleted(tuple(left), self._now_ms())
 
-    def discard(self) -> None:
+    def discard(
+        self, *, must_exist: bool = False, emptied: Callable[[], None] = lambda: None
+    ) -> None:
         """The job is over for good: deletes everything. To be repeated after an error.
+
+        Args:
+            must_exist: the job has had a HEAD, and nobody has begun to remove it.
+            emptied: called when nothing but HEAD is left.
 
         HEAD is swapped to name nothing first, which only its owner can, and goes last: what it names is
         there at every moment, and a leader that has been deposed deletes nothing.
@@ -410,7 +420,7 @@ class CheckpointStoreRunner:
             Fenced: another leader has the job.
             StreamError: something is left.
         """
-        claim = self._claimed(must_exist=False)
+        claim = self._claimed(must_exist)
         self._claim = None
         empty = checkpoint_pb2.CheckpointHead()
         empty.CopyFrom(claim.head)
@@ -419,6 +429,7 @@ class CheckpointStoreRunner:
         for found in self._store.list(""):
             if found.path != HEAD_PATH:
                 self._store.delete(found.path)
+        emptied()
         self._store.delete(HEAD_PATH)
         if isinstance(self._store, LocalStore):
             self._store.sweep_temporaries(0)

@@ -14,7 +14,8 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -24,6 +25,7 @@ from common.pb import internal_pb2
 from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.checkpoint_gauges import JobCheckpointNumbers
+from jobmanager.dispatcher.ended_checkpoints_runner import delete_checkpoints
 from jobmanager.dispatcher.job_description import (
     JobDescription,
     check_checkpoint_directory,
@@ -36,7 +38,12 @@ from jobmanager.dispatcher.job_master_runner import (
 )
 from jobmanager.dispatcher.job_options import JobOptions
 from jobmanager.dispatcher.job_state import JobState
-from jobmanager.dispatcher.recovery import JobEndedError, cause_of_end, recovered
+from jobmanager.dispatcher.recovery import (
+    JobEndedError,
+    JobUnreadableError,
+    cause_of_end,
+    recovered,
+)
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.job_store import JobStore, UnfinishedJob
@@ -52,14 +59,24 @@ _METRICS_AFTER_END_MS = 60_000
 _OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
 _STOP_TIMEOUT_S = 2.0
 _ABANDON_TIMEOUT_S = 1.0
-_REMOVAL_RETRY_FIRST_S = 0.1
-_REMOVAL_RETRY_MAX_S = 30.0
+_UNREADABLE_FIRST_PAUSE_S = 1.0
+_UNREADABLE_LAST_PAUSE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Unreadable:
+    """A job of an earlier JobManager that cannot be gone on with yet."""
+
+    problem: str = ""
+    again: asyncio.Event = field(default_factory=asyncio.Event)
+    """It is to be tried at once."""
 
 
 @dataclass(slots=True)
 class _Job:
     record: JobRecord
     runner: JobMasterRunner | None
+    unreadable: _Unreadable | None = None
     last_numbers: JobCheckpointNumbers | None = None  # of a runner that is gone
 
     @property
@@ -133,29 +150,80 @@ class DispatcherRunner:
             for unfinished in self._store.unfinished():
                 self._recover(unfinished)
             self._evict()
-            in_use = (job.record.artifact_ids for job in self._jobs.values())
-            await self._artifacts.sweep(frozenset().union(*in_use))
+            await self._sweep_artifacts()
             started.set()
             await asyncio.Event().wait()
 
     def _recover(self, unfinished: UnfinishedJob) -> None:
         """Goes on with a job of an earlier JobManager, or tells how it has ended."""
         job_id, graph, now_ms = unfinished.job_id, unfinished.graph, self._clock.now_ms()
+        before = self._jobs.get(job_id)
         try:
             job = recovered(unfinished, self._config, self._artifacts)
+        except JobUnreadableError as error:
+            if before is None:
+                self._keep_unreadable(unfinished)
+            unreadable = self._jobs[job_id].unreadable
+            assert unreadable is not None, "it has been kept as such"
+            unreadable.problem = f"the job cannot be gone on with yet: {error}"
+            self._log.warning("job.unreadable", job_id=job_id, reason=str(error))
+            return
         except JobEndedError as end:
             record = JobRecord(job_id, graph, None, unfinished.submitted_at_ms)
             record.end_cause = cause_of_end(end, now_ms)
             record.enter(end.state, now_ms)
             self._jobs[job_id] = _Job(record, None)
-            assert self._tasks is not None, "jobs are recovered while the dispatcher runs"
-            self._tasks.create_task(self._remove(job_id))
+            self._delete_checkpoints(job_id, graph, end.checkpoint_directory)
             self._log.warning("job.lost", job_id=job_id, state=end.state.name, reason=str(end))
+            self._wake_watchers(before)
             return
         options = self._options(job, unfinished.first_attempt, is_recovered=True)
         record = self._begin(job, unfinished.submitted_at_ms, options)
         record.enter(JobState.RESTARTING, now_ms)
         self._log.info("job.recovered", job_id=job_id, name=graph.name)
+        self._wake_watchers(before)
+
+    @staticmethod
+    def _wake_watchers(before: _Job | None) -> None:
+        if before is not None:  # another record has taken its place
+            before.record.changed.set()
+
+    def _keep_unreadable(self, unfinished: UnfinishedJob) -> None:
+        """The job has not ended: it is tried again until it can be gone on with, or is cancelled."""
+        unreadable = _Unreadable()
+        record = JobRecord(
+            unfinished.job_id,
+            unfinished.graph,
+            None,
+            unfinished.submitted_at_ms,
+            problem=lambda: unreadable.problem,
+        )
+        record.enter(JobState.RESTARTING, self._clock.now_ms())
+        self._jobs[unfinished.job_id] = _Job(record, None, unreadable)
+        assert self._tasks is not None, "jobs are recovered while the dispatcher runs"
+        self._tasks.create_task(self._recover_later(unfinished.job_id, unreadable))
+
+    async def _recover_later(self, job_id: str, unreadable: _Unreadable) -> None:
+        pause_s = _UNREADABLE_FIRST_PAUSE_S
+        while self._jobs[job_id].unreadable is unreadable:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await unreadable.again.wait()
+            unreadable.again.clear()
+            if self._stopping:
+                return
+            pause_s = min(2 * pause_s, _UNREADABLE_LAST_PAUSE_S)
+            self._recover(await asyncio.to_thread(self._store.read, job_id))
+            self._count()
+
+    def _delete_checkpoints(self, job_id: str, graph: graph_pb2.JobGraph, directory: str) -> None:
+        """The job's record goes once its checkpoints are gone; "" = there are none to delete."""
+        if not directory and self._try_to_remove(job_id):
+            return
+        assert self._tasks is not None, "jobs end while the dispatcher runs"
+        self._tasks.create_task(
+            delete_checkpoints(job_id, graph, directory, self._store, self._clock.now_ms)
+        )
 
     async def stop(self) -> None:
         """Suspends or fails what still runs, and waits a few seconds until it has ended."""
@@ -231,44 +299,51 @@ class DispatcherRunner:
             submitted_at_ms,
             job.checkpoint_directory,
             slot_wait=lambda: self._cluster.slot_wait(job_id),
+            problem=lambda: runner.checkpoints.problem,
         )
         self._jobs[job_id] = _Job(record, runner)
         self._results.open(job_id, record.collect_limits, job.settings.checkpoints is not None)
         self._idle.clear()
         self._count()
         assert self._tasks is not None, "jobs are run while the dispatcher runs"
-        self._tasks.create_task(self._supervise(job_id, runner))
+        self._tasks.create_task(self._supervise(job, runner))
         return record
 
-    async def _supervise(self, job_id: str, runner: JobMasterRunner) -> None:
+    async def _supervise(self, job: JobDescription, runner: JobMasterRunner) -> None:
         """Runs a job's actor; whatever goes wrong in it, or at its end, stays in here."""
         try:
-            await self._run_to_end(job_id, runner)
+            await self._run_to_end(job, runner)
         except Exception as error:  # noqa: BLE001 - the boundary of a job
-            self._log.error("job.end_crashed", job_id=job_id, exc_info=error)
+            self._log.error("job.end_crashed", job_id=job.job_id, exc_info=error)
 
-    async def _run_to_end(self, job_id: str, runner: JobMasterRunner) -> None:
-        is_removed = True
+    async def _run_to_end(self, job: JobDescription, runner: JobMasterRunner) -> None:
+        job_id = job.job_id
         try:
             await runner.run()
         except Exception as error:  # noqa: BLE001 - the boundary of a job's actor
             self._log.error("job.quarantined", job_id=job_id, story=runner.story(), exc_info=error)
             await self._quarantine(job_id, error)
-            is_removed = self._try_to_remove(job_id)
+            self._delete_checkpoints(job_id, job.graph, "")
         else:
             if self._jobs[job_id].record.ended:
-                is_removed = self._try_to_remove(job_id)  # its checkpoints are deleted
+                left = runner.checkpoints.has_left_checkpoints
+                self._delete_checkpoints(
+                    job_id, job.graph, job.checkpoint_directory if left else ""
+                )
         finally:
-            job = self._jobs[job_id]
-            job.last_numbers, job.runner = job.numbers, None
+            known = self._jobs[job_id]
+            known.last_numbers, known.runner = known.numbers, None
             if all(job.runner is None for job in self._jobs.values()):
                 self._idle.set()
             has_evicted = self._evict()
         if has_evicted:
+            await self._sweep_artifacts()
+
+    async def _sweep_artifacts(self) -> None:
+        # What a job needs whose graph cannot be read is not known.
+        if all(job.unreadable is None for job in self._jobs.values()):
             in_use = (job.record.artifact_ids for job in self._jobs.values())
             await self._artifacts.sweep(frozenset().union(*in_use))
-        if not is_removed:
-            await self._remove(job_id)
 
     def _try_to_remove(self, job_id: str) -> bool:
         """Removes what is stored of a job that has ended; False = it cannot be removed now."""
@@ -278,13 +353,6 @@ class DispatcherRunner:
             self._log.warning("job.not_removed", job_id=job_id, reason=str(error))
             return False
         return True
-
-    async def _remove(self, job_id: str) -> None:
-        """Removes that as soon as it can be done; until then a successor may find it."""
-        delay_s = _REMOVAL_RETRY_FIRST_S
-        while not self._try_to_remove(job_id):
-            await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, _REMOVAL_RETRY_MAX_S)
 
     async def _quarantine(self, job_id: str, error: Exception) -> None:
         record = self._jobs[job_id].record
@@ -368,8 +436,9 @@ class DispatcherRunner:
 
     async def watch(self, job_id: str, interval_ms: int) -> AsyncIterator[client_pb2.JobDetails]:
         """Details at once, at each change of state and every ``interval_ms``, 0 = never."""
-        record = self.find(job_id)
+        job_id = self.find(job_id).job_id
         while True:
+            record = self.find(job_id)
             # Taken before the yield: the job goes on while the client is being told.
             changed, has_ended = record.changed, record.ended
             yield record.details()
@@ -384,6 +453,9 @@ class DispatcherRunner:
     def cancel(self, job_id: str) -> None:
         """Begins to cancel a job; harmless for one that is ending or has ended."""
         job = self._find(job_id)
+        if job.unreadable is not None:
+            self._store.note_cancellation(job.record.job_id)
+            job.unreadable.again.set()
         if job.runner is not None:
             is_noted = True
             try:
@@ -409,6 +481,8 @@ class DispatcherRunner:
             StreamError: it could not be taken.
         """
         job = self._find(job_id)
+        if job.unreadable is not None:
+            raise StreamError(f"no checkpoint was taken: {job.unreadable.problem}")
         if job.runner is None:
             raise JobRejected(f"job {job.record.job_id} has ended: {job.record.state.name}")
         return await job.runner.checkpoints.request()

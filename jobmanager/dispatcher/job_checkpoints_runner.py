@@ -24,10 +24,15 @@ import structlog
 from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner, PreparedCheckpoints
+from jobmanager.checkpoint.checkpoint_store_runner import (
+    CheckpointStoreRunner,
+    CheckpointsUnreadable,
+    PreparedCheckpoints,
+)
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.checkpoint_gauges import CheckpointGauges
+from jobmanager.dispatcher.ended_checkpoints_runner import discard
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job_store import JobStore
@@ -53,8 +58,9 @@ _STORE_LANE: Final = "checkpoint store"
 _DELETION_LANE: Final = "checkpoint deletions"
 _STORE_PATIENCE_S: Final = 10.0
 """How long a start waits for a checkpoint that is being stored."""
-_SETTLE_FIRST_PAUSE_S: Final = 0.5
-_SETTLE_LAST_PAUSE_S: Final = 30.0
+_FIRST_PAUSE_S: Final = 0.5
+_LAST_PAUSE_S: Final = 30.0
+"""Between calls to a store that does not say what is needed."""
 
 _ResultT = TypeVar("_ResultT")
 
@@ -81,6 +87,8 @@ class JobCheckpointsRunner:
         clock: where the time comes from.
         post: takes events for the job's machine.
         in_order: runs actions of one lane one after the other.
+        is_recovered: the job was another JobManager's: until it has been prepared once, what cannot be read
+            is tried again, and fails nothing.
     """
 
     def __init__(
@@ -94,6 +102,8 @@ class JobCheckpointsRunner:
         clock: Clock,
         post: Callable[[m.JobEvent], None],
         in_order: Callable[[str, Callable[[], Awaitable[None]]], None],
+        *,
+        is_recovered: bool = False,
     ) -> None:
         self._job_id = job_id
         self._graph = graph
@@ -122,6 +132,11 @@ class JobCheckpointsRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._answers: dict[str, asyncio.Future[int]] = {}
         self._closed = False
+        self._may_be_unreadable = is_recovered
+        self.problem = ""
+        """Why the job cannot be gone on with yet."""
+        self.has_left_checkpoints = False
+        """Its checkpoints are to be deleted, and could not be."""
 
     def restored(self, subtask: SubtaskId) -> internal_pb2.RestoredTask | None:
         """What the next attempt of a subtask starts from; None = from nothing."""
@@ -221,7 +236,7 @@ class JobCheckpointsRunner:
     async def _prepare(self, effect: m.PrepareStart) -> None:
         attempt = effect.attempt
         try:
-            event = await self._prepared(effect)
+            event = await self._prepared_at_last(effect)
         except Fenced as error:
             self._post(m.StartNotPrepared(attempt, self._fenced(error)))
         except StreamError as error:
@@ -236,6 +251,33 @@ class JobCheckpointsRunner:
                     "job.restoring", attempt=attempt, checkpoint_id=event.restored.checkpoint_id
                 )
             self._post(event)
+
+    async def _prepared_at_last(self, effect: m.PrepareStart) -> m.StartPrepared:
+        """Where storage that is not there yet is no end of the job, it is waited for."""
+        attempt = 0
+        while True:
+            try:
+                event = await self._prepared(effect)
+            except (CheckpointsUnreadable, StoreTransient) as error:
+                if not self._may_be_unreadable or self._ended.is_set():
+                    raise
+                self.problem = f"the job cannot be gone on with yet: {error}"
+                pause_s = _pause_s(attempt)
+                self._log.warning("job.unreadable", retry_s=pause_s, reason=str(error))
+                await self._pause(pause_s)
+                attempt += 1
+            else:
+                self._may_be_unreadable, self.problem = False, ""
+                return event
+
+    async def _pause(self, pause_s: float) -> bool:
+        """Waits; False where the job has ended meanwhile."""
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._ended.wait()
+        except TimeoutError:
+            return True
+        return False
 
     async def _prepared(self, effect: m.PrepareStart) -> m.StartPrepared:
         attempt = effect.attempt
@@ -367,13 +409,8 @@ class JobCheckpointsRunner:
                 )
                 self._note_stored(wanted, event)
                 return
-            pause_s = min(_SETTLE_FIRST_PAUSE_S * 2 ** min(attempt, 16), _SETTLE_LAST_PAUSE_S)
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._ended.wait()
-            except TimeoutError:
-                continue
-            return
+            if not await self._pause(_pause_s(attempt)):
+                return
 
     def _note_stored(
         self, wanted: c.StoreCheckpoint, event: c.CheckpointStored | c.CheckpointNotStored
@@ -403,9 +440,14 @@ class JobCheckpointsRunner:
 
     async def _discard(self) -> None:
         assert self._store is not None, "checked by the caller"
+        store, jobs = self._store, self._jobs
         try:
-            await self._calls.run("discard", self._store.discard)
+            if jobs is None:
+                await self._calls.run("discard", store.discard)
+            else:
+                await self._calls.run("discard", lambda: discard(self._job_id, store, jobs))
         except StreamError as error:
+            self.has_left_checkpoints = jobs is not None
             self._log.warning("checkpoint.not_discarded", reason=str(error))
 
     def _fenced(self, error: Fenced) -> FailureCause:
@@ -465,3 +507,7 @@ class JobCheckpointsRunner:
             alignment_ms=effect.summary.alignment_ms,
             sync_ms=effect.summary.sync_ms,
         )
+
+
+def _pause_s(attempt: int) -> float:
+    return min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)

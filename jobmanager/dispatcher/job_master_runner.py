@@ -180,6 +180,7 @@ class JobMasterRunner:
             clock,
             self.post,
             self._in_order,
+            is_recovered=options.is_recovered,
         )
 
     @property

@@ -2,21 +2,27 @@
 
 A job that can go on without the JobManager that ran it (``JobSettings.outlives_jobmanager``) is run again,
 from its newest checkpoint. The others have ended with that JobManager; clients get a clear answer. Of a job
-that had ended before, the checkpoints are deleted.
+that had ended before, the checkpoints are deleted. A job that cannot be read now has not ended: it is kept, and
+tried again.
 """
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher.job_description import JobDescription, describe
+from jobmanager.dispatcher.job_settings import JobSettings, job_settings
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.job_store import UnfinishedJob
 from penstock.config import Configuration
 from penstock.errors import StreamError
+
+
+class JobUnreadableError(StreamError):
+    """A job cannot be gone on with now, and may be later."""
 
 
 class JobEndedError(StreamError):
@@ -24,11 +30,13 @@ class JobEndedError(StreamError):
 
     Attributes:
         state: FAILED; CANCELED where its user had cancelled it; or what it had ended in before.
+        checkpoint_directory: what is to be deleted with it; "" = nothing.
     """
 
-    def __init__(self, state: JobState, reason: str) -> None:
+    def __init__(self, state: JobState, reason: str, checkpoint_directory: str = "") -> None:
         super().__init__(reason)
         self.state = state
+        self.checkpoint_directory = checkpoint_directory
 
 
 def recovered(
@@ -41,38 +49,43 @@ def recovered(
 
     Raises:
         JobEndedError: it has ended with its JobManager, or before.
+        JobUnreadableError: something of it cannot be read now.
     """
-    end: JobEndedError | None = None
+    if unfinished.problem:
+        raise JobUnreadableError(unfinished.problem)
+    try:
+        settings = job_settings(over_cluster(config, dict(unfinished.graph.config)))
+    except StreamError as error:
+        raise JobUnreadableError(f"its configuration cannot be used: {error}") from error
+    _check_end(unfinished, settings)
+    try:
+        # The TaskManagers have not registered yet: each is checked when it gives slots.
+        return describe(unfinished.job_id, unfinished.graph, config, artifacts, list)
+    except (StreamError, OSError) as error:
+        raise JobUnreadableError(str(error)) from error
+
+
+def _check_end(unfinished: UnfinishedJob, settings: JobSettings) -> None:
+    root = settings.directory if settings.checkpoints is not None else ""
+    directory = str(Path(root) / unfinished.job_id) if root else ""
     if unfinished.end:
-        end = JobEndedError(JobState[unfinished.end], "the JobManager ended after the job")
-    elif unfinished.is_cancelled:
-        end = JobEndedError(JobState.CANCELED, "the job was cancelled when the JobManager ended")
-    elif unfinished.has_committed:
-        end = JobEndedError(
+        state = JobState[unfinished.end]
+        raise JobEndedError(state, "the JobManager ended after the job", directory)
+    if unfinished.is_cancelled:
+        reason = "the job was cancelled when the JobManager ended"
+        raise JobEndedError(JobState.CANCELED, reason, directory)
+    if unfinished.has_committed:
+        raise JobEndedError(
             JobState.FAILED,
             "the JobManager ended while the job, which took no checkpoints, committed its output: some "
             "of it may be missing, and to run the job again would repeat the rest; remove the output "
             "and submit the job again, or set execution.checkpointing.interval",
         )
-    try:
-        # The TaskManagers have not registered yet: each is checked when it gives slots.
-        job = describe(unfinished.job_id, unfinished.graph, config, artifacts, list)
-    except StreamError as error:
-        raise end or JobEndedError(
-            JobState.FAILED,
-            f"the JobManager ended while the job ran, and it cannot be gone on with ({error}): submit "
-            "it again",
-        ) from error
-    if end is not None:
-        if job.checkpoint_directory:
-            shutil.rmtree(Path(job.checkpoint_directory), ignore_errors=True)
-        raise end
-    if not job.settings.outlives_jobmanager:
+    if not settings.outlives_jobmanager:
         raise JobEndedError(
             JobState.FAILED,
             "the JobManager ended while the job ran, and the job ended with it: submit it again",
         )
-    return job
 
 
 def cause_of_end(end: JobEndedError, now_ms: int) -> FailureCause | None:

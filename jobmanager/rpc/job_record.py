@@ -32,6 +32,7 @@ class JobRecord:
         submitted_at_ms: when it was accepted.
         checkpoint_directory: its own in the checkpoint store, "" = none.
         slot_wait: what it waits for of the slot pool; None = for nothing.
+        problem: why it cannot be gone on with yet; "" = it can.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class JobRecord:
         submitted_at_ms: int,
         checkpoint_directory: str = "",
         slot_wait: Callable[[], client_pb2.SlotWait | None] = lambda: None,
+        problem: Callable[[], str] = lambda: "",
     ) -> None:
         self.job_id = job_id
         self.name = graph.name
@@ -63,6 +65,7 @@ class JobRecord:
         self._master = master
         self._checkpoint_directory = checkpoint_directory
         self._slot_wait = slot_wait
+        self._problem = problem
         self._vertices = [_shown(vertex) for vertex in graph.vertices]
 
     @property
@@ -127,6 +130,7 @@ class JobRecord:
             running_at_ms=self.running_at_ms,
             ended_at_ms=self.ended_at_ms,
             restarts=self._master.restarts if self._master is not None else 0,
+            problem=self._problem(),
         )
 
     def checkpoints(self) -> client_pb2.ListCheckpointsResponse:

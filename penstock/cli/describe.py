@@ -31,6 +31,7 @@ def summary_fields(summary: client_pb2.JobSummary) -> dict[str, Any]:
         "running_at_ms": summary.running_at_ms or None,
         "ended_at_ms": summary.ended_at_ms or None,
         "restarts": summary.restarts,
+        "problem": summary.problem or None,
     }
 
 

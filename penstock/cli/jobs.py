@@ -42,7 +42,7 @@ def list_jobs(jobmanager: str | None, as_json: bool) -> None:
             [
                 job.job_id,
                 job.name,
-                state_name(job.state),
+                state_name(job.state) + (" (unreadable)" if job.problem else ""),
                 time_of(job.submitted_at_ms),
                 duration_of(job, now_ms),
                 job.restarts,
@@ -65,6 +65,8 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
         return
     summary = details.summary
     click.echo(f"{summary.name}  {summary.job_id}  {state_name(summary.state)}")
+    if summary.problem:
+        click.echo(f"{summary.problem}; it is tried again")
     if summary.restarts:
         click.echo(f"restarts: {summary.restarts}")
     if details.last_checkpoint_id:

@@ -504,6 +504,7 @@ class JobSummary(_message.Message):
     RUNNING_AT_MS_FIELD_NUMBER: _builtins.int
     ENDED_AT_MS_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     state: Global___JobState.ValueType
@@ -512,6 +513,8 @@ class JobSummary(_message.Message):
     """0 until it happened."""
     ended_at_ms: _builtins.int
     restarts: _builtins.int
+    problem: _builtins.str
+    """Why it cannot be gone on with yet: something of it cannot be read, which is tried again; "" = it can."""
     def __init__(
         self,
         *,
@@ -522,10 +525,11 @@ class JobSummary(_message.Message):
         running_at_ms: _builtins.int = ...,
         ended_at_ms: _builtins.int = ...,
         restarts: _builtins.int = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_at_ms", b"ended_at_ms", "job_id", b"job_id", "name", b"name", "restarts", b"restarts", "running_at_ms", b"running_at_ms", "state", b"state", "submitted_at_ms", b"submitted_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_at_ms", b"ended_at_ms", "job_id", b"job_id", "name", b"name", "problem", b"problem", "restarts", b"restarts", "running_at_ms", b"running_at_ms", "state", b"state", "submitted_at_ms", b"submitted_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

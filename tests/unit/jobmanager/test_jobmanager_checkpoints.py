@@ -357,12 +357,14 @@ def test_a_job_that_was_cancelled_is_not_run_again(
         for name, content in kept.items():
             (jobs / name).write_bytes(content)
         (jobs / f"{JOB}.cancelled").touch()
+        (jobs / f"{JOB}.emptied").touch()
         quiet = {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1}
         config = Configuration.from_mapping({**settings(tmp_path), **quiet})
         async with serving(config, tmp_path, SystemClock()) as jobmanager:
             (record,) = jobmanager.dispatcher.records()
             assert record.summary().state == client_pb2.JOB_STATE_CANCELED
-            assert not list(jobs.iterdir())
+            while list(jobs.iterdir()):  # noqa: ASYNC110 - a thread removes them
+                await asyncio.sleep(0.01)
 
     run(scenario)
 
@@ -378,7 +380,7 @@ def test_a_jobmanager_killed_while_it_deletes_checkpoints_leaves_that_to_the_nex
     """It neither runs the job again nor leaves its checkpoints for ever."""
     jobs, kept = tmp_path / "jobmanager" / "jobs", {}
 
-    def is_killed(_: CheckpointStoreRunner) -> None:
+    def is_killed(_: CheckpointStoreRunner, **options: object) -> None:
         kept.update({path.name: path.read_bytes() for path in jobs.iterdir()})
 
     async def scenario() -> None:
@@ -396,7 +398,6 @@ def test_a_jobmanager_killed_while_it_deletes_checkpoints_leaves_that_to_the_nex
                         fake.taskmanager.report_state(attempt, STATES.ATTEMPT_STATE_FINISHED)
                 await cluster.wait_for(JOB, end)
         assert list((tmp_path / "checkpoints" / JOB).iterdir())
-        assert not list(jobs.iterdir())
         for name, content in kept.items():
             (jobs / name).write_bytes(content)
         quiet = {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1}
@@ -404,7 +405,8 @@ def test_a_jobmanager_killed_while_it_deletes_checkpoints_leaves_that_to_the_nex
         async with serving(config, tmp_path, SystemClock()) as jobmanager:
             (record,) = jobmanager.dispatcher.records()
             assert record.summary().state == client_pb2.JobState.Value(f"JOB_STATE_{end}")
-            assert not list(jobs.iterdir())
+            while list(jobs.iterdir()):  # noqa: ASYNC110 - a thread removes them
+                await asyncio.sleep(0.01)
         assert not (tmp_path / "checkpoints" / JOB).exists()
 
     run(scenario)

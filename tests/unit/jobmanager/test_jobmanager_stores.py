@@ -72,7 +72,9 @@ def test_the_epoch_grows_and_one_jobmanager_uses_a_directory(tmp_path: Path) -> 
         JobStore(tmp_path)
 
 
-def test_jobs_of_a_killed_jobmanager_are_shown_as_failed(tmp_path: Path) -> None:
+def test_jobs_of_a_killed_jobmanager_are_shown_as_failed_and_kept_where_they_cannot_be_read(
+    tmp_path: Path,
+) -> None:
     store = JobStore(tmp_path / "jobmanager")
     store.save("ab" * 16, graph_pb2.JobGraph(name="lost"))
     (tmp_path / "jobmanager" / "jobs" / "cd.pb").write_bytes(b"\xff\xff")
@@ -81,14 +83,18 @@ def test_jobs_of_a_killed_jobmanager_are_shown_as_failed(tmp_path: Path) -> None
     async def look() -> list[client_pb2.JobDetails]:
         async with serving(config(), tmp_path, SystemClock()) as jobmanager:
             text = generate_latest(build_registry(jobmanager.dispatcher, jobmanager.cluster))
-            assert b'penstock_jobmanager_jobs{state="FAILED"} 2.0' in text
+            assert b'penstock_jobmanager_jobs{state="FAILED"} 1.0' in text
+            assert b'penstock_jobmanager_jobs{state="RESTARTING"} 1.0' in text
             assert b"penstock_jobmanager_slots_free 0.0" in text
+            while len(list((tmp_path / "jobmanager" / "jobs").iterdir())) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             return [record.details() for record in jobmanager.dispatcher.records()]
 
-    found = asyncio.run(look())
-    assert {details.summary.state for details in found} == {client_pb2.JOB_STATE_FAILED}
-    assert "submit it again" in found[0].failure.message
-    assert not list((tmp_path / "jobmanager" / "jobs").glob("*.pb"))
+    failed, kept = asyncio.run(look())
+    assert failed.summary.state == client_pb2.JOB_STATE_FAILED
+    assert "submit it again" in failed.failure.message
+    assert "cd.pb does not hold the graph of a job" in kept.summary.problem
+    assert (tmp_path / "jobmanager" / "jobs" / "cd.pb").exists()
 
 
 def start_daemon(directory: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -1,0 +1,210 @@
+"""What a JobManager does at its start with jobs whose storage, code or record it cannot read, and with
+checkpoints that it cannot delete: it keeps them, says so, and tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.dispatcher import dispatcher_runner, ended_checkpoints_runner
+from penstock.errors import StoreTransient
+from penstock.pb import client_pb2, graph_pb2
+from tests.unit.jobmanager.test_jobmanager_checkpoints import (
+    JOB,
+    Checkpointed,
+    run,
+    settings,
+    take_checkpoint,
+)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher_runner, "_UNREADABLE_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(dispatcher_runner, "_UNREADABLE_LAST_PAUSE_S", 0.02)
+    monkeypatch.setattr(ended_checkpoints_runner, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(ended_checkpoints_runner, "_LAST_PAUSE_S", 0.02)
+    monkeypatch.setattr("jobmanager.dispatcher.job_checkpoints_runner._FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("jobmanager.dispatcher.job_checkpoints_runner._LAST_PAUSE_S", 0.02)
+
+
+def records(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "jobmanager" / "jobs").iterdir())
+
+
+async def until(condition: Any) -> None:
+    while not condition():  # noqa: ASYNC110 - a thread makes it true
+        await asyncio.sleep(0.01)
+
+
+async def told(cluster: Any, state: str, text: str) -> Any:
+    """Waits until the job is shown so, in the list and alone."""
+    while True:
+        [job] = (await cluster.client.ListJobs(client_pb2.ListJobsRequest())).jobs
+        if text in job.problem:
+            assert client_pb2.JobState.Name(job.state) == f"JOB_STATE_{state}"
+            details = await cluster.client.GetJob(client_pb2.GetJobRequest(job_id=JOB))
+            assert details.summary.problem
+            return details
+        await asyncio.sleep(0.01)
+
+
+async def run_until_checkpoint(cluster: Any, graph: graph_pb2.JobGraph) -> None:
+    Checkpointed(await cluster.add("tm1"))
+    await cluster.submit(graph)
+    await cluster.wait_for(JOB, "RUNNING")
+    await take_checkpoint(cluster)
+
+
+def hide(path: Path) -> Path:
+    hidden = path.with_name(path.name + ".away")
+    path.rename(hidden)
+    return hidden
+
+
+@pytest.mark.parametrize("is_mount_point_there", [True, False])
+@pytest.mark.parametrize("strategy", ["exponential-delay", "none"])
+def test_a_job_whose_storage_is_not_mounted_waits_for_it(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, is_mount_point_there: bool, strategy: str
+) -> None:
+    config = settings(tmp_path, **{"restart-strategy.type": strategy})
+
+    async def scenario() -> None:
+        async with cluster_of(config) as cluster:
+            await run_until_checkpoint(cluster, make_graph())
+        kept = records(tmp_path)
+        for _ in range(2):  # over any number of JobManagers
+            away = hide(tmp_path / "checkpoints")
+            if is_mount_point_there:
+                (tmp_path / "checkpoints").mkdir()
+            async with cluster_of(config) as cluster:
+                await told(cluster, "RESTARTING", "mounted")
+            assert set(kept) <= set(records(tmp_path))
+            if is_mount_point_there:
+                (tmp_path / "checkpoints").rmdir()
+            away.rename(tmp_path / "checkpoints")
+        hide(tmp_path / "checkpoints")
+        async with cluster_of(config) as cluster:
+            fake = Checkpointed(await cluster.add("tm2"))
+            await told(cluster, "RESTARTING", "mounted")
+            (tmp_path / "checkpoints.away").rename(tmp_path / "checkpoints")
+            details = await cluster.wait_for(JOB, "RUNNING")
+            assert not details.summary.problem
+            assert {task.restore.checkpoint_id for task in fake.restored} == {1}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("what", ["artifacts", "graph", "attempts", "head"])
+def test_a_job_that_cannot_be_read_is_kept_until_it_can(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, what: str
+) -> None:
+    async def scenario() -> None:
+        content = b"print(1)"
+        async with cluster_of(settings(tmp_path)) as cluster:
+            graph = make_graph()
+            if what == "artifacts":
+                artifact_id = hashlib.sha256(content).hexdigest()
+                graph.artifacts.add(id=artifact_id, name="code")
+
+                async def pieces() -> Any:
+                    yield content
+
+                artifacts = cluster.jobmanager.dispatcher._artifacts
+                await artifacts.upload(artifact_id, pieces())
+            await run_until_checkpoint(cluster, graph)
+        damaged = {
+            "artifacts": tmp_path / "artifacts",
+            "graph": tmp_path / "jobmanager" / "jobs" / f"{JOB}.pb",
+            "attempts": tmp_path / "jobmanager" / "jobs" / f"{JOB}.attempts",
+            "head": tmp_path / "checkpoints" / JOB / "HEAD",
+        }[what]
+        away = hide(damaged)
+        if what != "artifacts":
+            damaged.write_bytes(b"\xff junk")
+        async with cluster_of(settings(tmp_path)) as cluster:
+            Checkpointed(await cluster.add("tm2"))
+            await told(cluster, "RESTARTING", "yet")
+            if what == "artifacts":
+                for path in away.iterdir():
+                    path.rename(damaged / path.name)
+            else:
+                away.replace(damaged)
+            await cluster.wait_for(JOB, "RUNNING")
+
+    run(scenario)
+
+
+def test_a_job_that_waits_to_be_read_can_be_cancelled(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await run_until_checkpoint(cluster, make_graph())
+        away = hide(tmp_path / "checkpoints")
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await told(cluster, "RESTARTING", "mounted")
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            await cluster.wait_for(JOB, "CANCELED")
+        # Its checkpoints are still to be deleted.
+        assert f"{JOB}.pb" in records(tmp_path)
+        away.rename(tmp_path / "checkpoints")
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await cluster.wait_for(JOB, "CANCELED")
+            await until(lambda: records(tmp_path) == [])
+            assert not (tmp_path / "checkpoints" / JOB).exists()
+
+    run(scenario)
+
+
+def test_checkpoints_of_an_ended_job_are_deleted_at_last(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        tries: list[str] = []
+        original = CheckpointStoreRunner.discard
+
+        def fails(self: Any, **options: Any) -> None:
+            tries.append("")
+            raise StoreTransient("the disk is read-only")
+
+        monkeypatch.setattr(CheckpointStoreRunner, "discard", fails)
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await run_until_checkpoint(cluster, make_graph())
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            await cluster.wait_for(JOB, "CANCELED")
+            await until(lambda: len(tries) > 3)
+        tries.clear()
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await cluster.wait_for(JOB, "CANCELED")
+            await until(lambda: len(tries) > 3)
+            assert (tmp_path / "checkpoints" / JOB / "HEAD").exists()
+            monkeypatch.setattr(CheckpointStoreRunner, "discard", original)
+            await until(lambda: records(tmp_path) == [])
+            assert not (tmp_path / "checkpoints" / JOB).exists()
+
+    run(scenario)
+
+
+def test_a_jobmanager_that_died_while_it_deleted_checkpoints_has_nothing_left_to_delete(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await run_until_checkpoint(cluster, make_graph())
+        jobs = tmp_path / "jobmanager" / "jobs"
+        (jobs / f"{JOB}.end").write_text("FINISHED")
+        (jobs / f"{JOB}.emptied").touch()
+        shutil.rmtree(tmp_path / "checkpoints" / JOB)
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await cluster.wait_for(JOB, "FINISHED")
+            await until(lambda: records(tmp_path) == [])
+
+    run(scenario)
