@@ -24,6 +24,7 @@ from taskmanager.operators.window_contents import (
     Rows,
     SliceContents,
     constant_time,
+    result_time,
 )
 from taskmanager.state.backend import AggregateDescriptor, KeyedStateBackend
 from taskmanager.state.group_table import GroupTable, TableRows
@@ -179,7 +180,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
         window = [constant_time(start, count), constant_time(end, count)]
         event_times = None
         if self._bound.has_event_time:
-            event_times = pa.repeat(pa.scalar(end - 1, pa.int64()), count)
+            event_times = pa.repeat(pa.scalar(result_time(end), pa.int64()), count)
         return self._bound.result(rows, window, event_times)
 
 

@@ -63,7 +63,7 @@ class EndedSlices:
 
     def watermark_came(self, watermark_ms: int) -> None:
         """Time has come so far."""
-        ended_ms = min(watermark_ms + 1, TIME_LIMIT_MS)
+        ended_ms = min(max(watermark_ms + 1, -TIME_LIMIT_MS), TIME_LIMIT_MS + self._size_ms)
         self.open_from = max(self.open_from, self._start_of(ended_ms))
 
     def _start_of(self, time_ms: int) -> int:

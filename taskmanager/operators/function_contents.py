@@ -22,6 +22,7 @@ from taskmanager.operators.window_contents import (
     Int64Array,
     Rows,
     SliceContents,
+    result_time,
 )
 from taskmanager.operators.window_function_runner import WindowRows, window_function_runner
 from taskmanager.state.backend import KeyedStateBackend
@@ -146,7 +147,7 @@ class FunctionSlices(SliceContents[SequencedRows]):
             keys,
             np.full(shape, start, np.int64),
             np.full(shape, end, np.int64),
-            np.full(shape, end - 1, np.int64),
+            np.full(shape, result_time(end), np.int64),
         )
 
 

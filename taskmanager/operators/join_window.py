@@ -29,6 +29,8 @@ from taskmanager.operators.window_contents import (
     Rows,
     SliceContents,
     constant_time,
+    result_time,
+    result_times,
     times,
 )
 from taskmanager.operators.window_timing import instance_window_operator, sliced_window_operator
@@ -131,7 +133,7 @@ class JoinSlices(SliceContents[_SidedRows]):
         for of_left, of_right in joined_pairs(*self._ids(left, right), self._how, self._batch_rows):
             rows = len(of_left)
             window = [constant_time(start, rows), constant_time(end, rows)]
-            event_times = np.full(rows, end - 1, np.int64)
+            event_times = np.full(rows, result_time(end), np.int64)
             yield self._joined.build(left, of_left, right, of_right, window, event_times)
 
     @override
@@ -224,7 +226,12 @@ class JoinSessions(InstanceContents[GroupedLog]):
             session[~has_left] = sessions[1][of_right[~has_left]]
             window = [times(fired.starts[session]), times(fired.ends[session])]
             ends = fired.ends[session]
-            yield 0, self._joined.build(sides[0], of_left, sides[1], of_right, window, ends - 1)
+            yield (
+                0,
+                self._joined.build(
+                    sides[0], of_left, sides[1], of_right, window, result_times(ends)
+                ),
+            )
 
     @override
     def clear(self, instances: Int64Array) -> None:

@@ -30,7 +30,7 @@ from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.late_rows import handle_late_rows
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.operator_progress import WatermarkState
-from taskmanager.operators.window_contents import FiredInstances, InstanceContents
+from taskmanager.operators.window_contents import FiredInstances, InstanceContents, result_times
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.session_table import SessionTable
 
@@ -107,7 +107,7 @@ class _SessionWindowOperator(Operator):
     def _fire(self, due: Int64Array) -> Iterator[OperatorOutput]:
         table = self._sessions
         ends = table.ends(due)
-        fired = FiredInstances(due, table.keys(due), table.starts(due), ends, ends - 1)
+        fired = FiredInstances(due, table.keys(due), table.starts(due), ends, result_times(ends))
         done = 0
         for now_done, output in self._contents.emit(fired):
             self._fired(due[done:now_done])

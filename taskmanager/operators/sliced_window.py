@@ -90,9 +90,9 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
         timeline = self._timeline
-        times = self._times(batch)
+        times, earliest = self._times(batch)
         smallest, largest = time_bounds(times)
-        if smallest < -TIME_LIMIT_MS or largest > TIME_LIMIT_MS:
+        if smallest < earliest or largest > TIME_LIMIT_MS:
             raise BadRecord(
                 f"an event time of {smallest if smallest < 0 else largest} ms is out of range",
                 operator=self._name,
@@ -104,11 +104,12 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
             return self._emit_updated(prepared, [(first, None)])
         return self._process_parts(batch, times, first)
 
-    def _times(self, batch: pa.RecordBatch) -> Int64Array:
-        """What says where the rows lie; the start of a slice lies in it."""
-        column = batch.column(SLICE if is_partial(batch.schema) else EVENT_TIME)
-        times: Int64Array = column.to_numpy()
-        return times
+    def _times(self, batch: pa.RecordBatch) -> tuple[Int64Array, int]:
+        """What says where the rows lie (the start of a slice lies in it), and the earliest it may be."""
+        if is_partial(batch.schema):
+            first = self._timeline.slice_of(-TIME_LIMIT_MS)
+            return batch.column(SLICE).to_numpy(), first
+        return batch.column(EVENT_TIME).to_numpy(), -TIME_LIMIT_MS
 
     def _process_parts(
         self, batch: pa.RecordBatch, times: Int64Array, first: int

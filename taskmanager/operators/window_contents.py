@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from common.elements import OperatorOutput
+from common.elements import TIME_LIMIT_MS, OperatorOutput
 from penstock.window_schemas import WINDOW_TIME_TYPE
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.state.backend import KeyedStateBackend
@@ -24,6 +24,16 @@ from taskmanager.state.instances import InstanceState
 Int64Array = npt.NDArray[np.int64]
 Rows = slice | Int64Array
 P = TypeVar("P")
+
+
+def result_time(end: int) -> int:
+    """Event time of what a window that ends there gives out: its last, within the limits of event times."""
+    return max(-TIME_LIMIT_MS, min(end - 1, TIME_LIMIT_MS))
+
+
+def result_times(ends: Int64Array) -> Int64Array:
+    """The same of several windows: int64[n]."""
+    return np.clip(ends - 1, -TIME_LIMIT_MS, TIME_LIMIT_MS)
 
 
 class SliceContents(ABC, Generic[P]):
