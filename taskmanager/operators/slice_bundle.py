@@ -44,6 +44,11 @@ class SliceBundle:
         self._slices: dict[int, RecordTable] = {}
         self._spare: list[RecordTable] = []
 
+    @property
+    def row_bytes(self) -> int:
+        """What a partial row takes, apart from keys that are not of fixed length: all its numbers, and a hash."""
+        return 8 * (len(self._kinds) + 2)
+
     def __contains__(self, start: int) -> bool:
         return start in self._slices
 

@@ -68,6 +68,20 @@ class _Batch:
     def inputs(self) -> AggregateInputs:
         return self._bundle.inputs_of(self.rows)
 
+    def key_bytes(self, begin: int, end: int) -> int:
+        """Bytes of the keys of rows ``begin .. end - 1``; 0 where all keys have the same length."""
+        offsets = self.keys.offsets
+        return 0 if offsets is None else int(offsets[end] - offsets[begin])
+
+    def end_of_keys(self, begin: int, end: int, room_bytes: int) -> int:
+        """Behind the last of rows ``begin .. end - 1`` up to which the keys have no more bytes than these."""
+        offsets = self.keys.offsets
+        if offsets is None or int(offsets[end] - offsets[begin]) <= room_bytes:
+            return end
+        # A longer key than all before it may have made the room negative.
+        limit = int(offsets[begin]) + max(room_bytes, 0)
+        return int(np.searchsorted(offsets, limit, "right")) - 1
+
     def add_to(self, bundle: SliceBundle, start: int, rows: Rows) -> None:
         """Adds rows of one slice to the bundle."""
         if isinstance(rows, slice):
@@ -105,7 +119,7 @@ class WindowPreAggregateOperator(Operator):
         self._offset_ms = window.offset_ms % self._slice_ms
         self._ended = EndedSlices(self._slice_ms, self._offset_ms, out_of_orderness_ms)
         self._bundle = SliceBundle(spec, keys, aggregates)
-        self._gauge = gauge or BundleGauge()
+        self._gauge = gauge or BundleGauge.of_rows(self._bundle.row_bytes)
 
     @override
     def open(self, context: OperatorContext) -> None:
@@ -176,10 +190,13 @@ class WindowPreAggregateOperator(Operator):
                 yield part
                 begin += part.num_rows
                 continue
-            end = min(count, begin + gauge.room)
+            room = min(count, begin + gauge.room)
+            end = batch.end_of_keys(begin, room, gauge.room_bytes)
+            if begin == end and gauge.is_empty:
+                end += 1  # a key that is longer than a bundle is alone in one
             if begin < end:
                 begin = yield from self._add(batch, begin, end)
-            if begin < end or gauge.is_over(self._bundle.groups):
+            if begin < end or end < room or gauge.is_over(self._bundle.groups):
                 yield from self._take()
                 gauge.end()
 
@@ -236,7 +253,7 @@ class WindowPreAggregateOperator(Operator):
         for start, part in parts:
             batch.add_to(self._bundle, start, part)
         self._ended.row_came(highest)
-        self._gauge.added(end - begin, len(new))
+        self._gauge.added(end - begin, len(new), batch.key_bytes(begin, end))
         if len(late):
             self._gauge.sent(len(late))
             yield batch.rows.take(pa.array(late))

@@ -55,14 +55,24 @@ STEADY = st.lists(ROW, max_size=60).map(
 )
 SEQUENCES = st.one_of(st.lists(ROW, min_size=1, max_size=60), STEADY)
 WINDOWS = st.sampled_from([tumbling(10), sliding(10, 5), sliding(10, 4, offset=1), tumbling(1000)])
-GAUGES = st.sampled_from([(16, 4, 3), (20, 20, 64), (7, 1, 2), (1 << 16, 1 << 13, 64), (8, 4, 1)])
+GAUGES = st.sampled_from(
+    [
+        (16, 4, 3),
+        (20, 20, 64),
+        (7, 1, 2),
+        (1 << 16, 1 << 13, 64),
+        (8, 4, 1),
+        (16, 4, 3, 40),
+        (20, 5, 9, 11),
+    ]
+)
 
 
 def maker(
     window: graph_pb2.WindowSpec,
     keys: tuple[str, ...],
     bound_ms: int | None,
-    sizes: tuple[int, int, int] = (1 << 16, 1 << 13, 64),
+    sizes: tuple[int, ...] = (1 << 16, 1 << 13, 64),
 ) -> Make:
     """Makes harnesses of partial phases that are all alike."""
     spec = window_aggregate_spec(window, keys, NUMBERS, phase=PARTIAL)
@@ -157,7 +167,7 @@ def texts(batches: list[pa.RecordBatch]) -> list[str]:
 def test_what_leaves_depends_on_the_sequence_of_rows_alone(
     rows: list[Row],
     window: Any,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, ...],
     bound_ms: int,
     keys: tuple[str, ...],
     ends: set[int],
@@ -177,7 +187,7 @@ class Twin:
     slice_ms: int
     offset_ms: int
     bound_ms: int
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, ...]
     pending: dict[int, dict[Any, int]] = field(default_factory=dict)
     largest: int = -(2**62)
     rest: int = 0
@@ -243,7 +253,7 @@ class Twin:
     cut=st.integers(1, 60),
 )
 def test_what_leaves_is_what_a_twin_says_that_takes_row_by_row(
-    rows: list[Row], window: Any, sizes: tuple[int, int, int], bound_ms: int, cut: int
+    rows: list[Row], window: Any, sizes: tuple[int, ...], bound_ms: int, cut: int
 ) -> None:
     spec = window.to_proto()
     harness = maker(spec, ("k",), bound_ms, sizes)()
@@ -334,7 +344,7 @@ def test_windows_and_late_rows_are_those_without_the_partial_phase(
     lateness: int,
     bound_ms: int,
     is_bound_known: bool,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, ...],
 ) -> None:
     spec = window.to_proto("event", lateness)
     make = maker(spec, ("k",), bound_ms if is_bound_known else None, sizes)
@@ -471,6 +481,31 @@ def test_a_bundle_opens_no_more_slices_than_it_may() -> None:
         [2],
         [2],
     ]
+
+
+def test_a_bundle_holds_no_more_bytes_of_keys_than_it_may() -> None:
+    harness = maker(tumbling(10).to_proto(), ("s",), None, (100, 2, 5, 100))()
+    rows = [
+        {"k": 0, "x": 1, "f": 0.5, "s": text, EVENT_TIME: 3}
+        for text in ("ab" * 15, "b" * 30, "c" * 30)
+    ]
+    harness.push(batch_of(rows))
+    partial, rest = harness.batches
+    assert (partial.num_rows, rest.num_rows) == (2, 1), "35 bytes each: the third is too much"
+    assert is_partial(partial.schema)
+    assert not is_partial(rest.schema)
+    long = {**rows[0], "s": "d" * 1000}
+    harness = maker(tumbling(10).to_proto(), ("s",), None, (100, 2, 5, 100))()
+    harness.push(batch_of([long]))
+    assert not harness.batches, "a key that is longer than a bundle is alone in one"
+    harness.push(batch_of(rows[:1]))
+    assert [batch.num_rows for batch in harness.batches] == [1, 1], "the next one goes as it is"
+
+
+def test_wide_rows_make_short_bundles() -> None:
+    gauge = BundleGauge.of_rows(8 * 1000)
+    assert gauge.room * 8 * 1000 <= 16 << 20
+    assert BundleGauge.of_rows(40).room == BundleGauge().room
 
 
 def test_bundles_of_several_subtasks_are_taken_over_by_one() -> None:
