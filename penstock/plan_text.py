@@ -135,6 +135,8 @@ def operator_detail(operator: graph_pb2.Operator) -> str:
             return operator.batch_function.function.display_name
         case "event_time":
             time = operator.event_time
+            if time.in_any_order:
+                return f"{time.column}, in any order"
             idle = f", idle after {time.idle_timeout_ms} ms" if time.idle_timeout_ms else ""
             return f"{time.column}, out of order by {time.out_of_orderness_ms} ms{idle}"
         case "window_aggregate":

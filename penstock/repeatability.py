@@ -223,6 +223,8 @@ def _watermarks(operator: graph_pb2.Operator, given: Repeatability) -> tuple[int
     """``out_of_orderness_ms`` and ``unbounded`` behind an operator."""
     name = repr(operator.name)
     if operator.WhichOneof("spec") == "event_time":
+        if operator.event_time.in_any_order:
+            return None, f"{name} takes rows in any order, as all do in batch mode"
         if operator.event_time.idle_timeout_ms:
             return None, f"{name} has an idle timeout"
         return operator.event_time.out_of_orderness_ms, ""

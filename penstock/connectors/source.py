@@ -98,6 +98,10 @@ class Reader(ABC):
         """After a None: the wall-clock millisecond to ask again at; None = ``ctx.wake`` will tell."""
         return None
 
+    def min_event_time_ms(self) -> int | None:
+        """A lower bound of the event times of what was not read yet, where it is known."""
+        return None
+
     def close(self) -> None:
         """Releases what the reader holds."""
 

@@ -748,20 +748,26 @@ class EventTimeSpec(_message.Message):
     COLUMN_FIELD_NUMBER: _builtins.int
     OUT_OF_ORDERNESS_MS_FIELD_NUMBER: _builtins.int
     IDLE_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    IN_ANY_ORDER_FIELD_NUMBER: _builtins.int
     column: _builtins.str
     out_of_orderness_ms: _builtins.int
     idle_timeout_ms: _builtins.int
     """0 = a silent split is never idle."""
+    in_any_order: _builtins.bool
+    """Rows come in any order: what they say is no progress of time, only what is known of those that were not
+    read yet is. The other two fields mean nothing then.
+    """
     def __init__(
         self,
         *,
         column: _builtins.str = ...,
         out_of_orderness_ms: _builtins.int = ...,
         idle_timeout_ms: _builtins.int = ...,
+        in_any_order: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "idle_timeout_ms", b"idle_timeout_ms", "out_of_orderness_ms", b"out_of_orderness_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "idle_timeout_ms", b"idle_timeout_ms", "in_any_order", b"in_any_order", "out_of_orderness_ms", b"out_of_orderness_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

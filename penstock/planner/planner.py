@@ -136,7 +136,7 @@ class Planner:
             self._uids[node.index],
             deterministic=is_deterministic(node, whole_job=self._config.pipeline_deterministic),
         )
-        output = specify(proto, node, given, self._needs[node.index, ""])
+        output = specify(proto, node, given, self._needs[node.index, ""], self._config)
         inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
         if chained:
             return self._draft.append(

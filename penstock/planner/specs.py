@@ -11,6 +11,7 @@ from typing import assert_never
 
 import pyarrow as pa
 
+from penstock.config import Configuration
 from penstock.expressions import Expr, col
 from penstock.logical import (
     EVENT_TIME_FIELD,
@@ -57,7 +58,9 @@ def operator_proto(node: Node, uid: str, *, deterministic: bool) -> graph_pb2.Op
     )
 
 
-def specify(proto: graph_pb2.Operator, node: Node, given: pa.Schema, need: Need) -> pa.Schema:
+def specify(
+    proto: graph_pb2.Operator, node: Node, given: pa.Schema, need: Need, config: Configuration
+) -> pa.Schema:
     """Fills in an operator's specification.
 
     Args:
@@ -65,6 +68,7 @@ def specify(proto: graph_pb2.Operator, node: Node, given: pa.Schema, need: Need)
         node: the operation.
         given: what comes in by the first input, event time included where it is carried.
         need: what is needed of the main output.
+        config: of the job.
 
     Returns:
         The schema of the main output.
@@ -92,6 +96,7 @@ def specify(proto: graph_pb2.Operator, node: Node, given: pa.Schema, need: Need)
             proto.event_time.column = operation.column
             proto.event_time.out_of_orderness_ms = operation.out_of_orderness_ms
             proto.event_time.idle_timeout_ms = operation.idle_timeout_ms
+            proto.event_time.in_any_order = config.runtime_mode == "batch"
             return with_event_time(user_schema(given), carried=True)
         case WriteSink():
             _sink(proto, operation, node)

@@ -4,6 +4,9 @@ Each origin's watermark is its largest event time - out-of-orderness - 1. The ge
 minimum over the origins that are open and not idle, never past ``Origins.hold_back_ms``, never
 backwards. An origin is idle when it brought no row for ``idle_timeout_ms`` and none is waiting. When all are, none holds
 another back, and the watermark is the largest of theirs.
+
+Where rows come in any order, as in batch mode, they say nothing: the watermark is just before what
+``Origins.proven_ms`` knows of the rows to come, and no origin is idle. So no row is late.
 """
 
 from __future__ import annotations
@@ -23,8 +26,16 @@ class _Progress:
 class WatermarkGenerator:
     """Follows the event times of a subtask's origins."""
 
-    def __init__(self, origins: Origins, out_of_orderness_ms: int, idle_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        origins: Origins,
+        out_of_orderness_ms: int,
+        idle_timeout_ms: int,
+        *,
+        in_any_order: bool = False,
+    ) -> None:
         self._origins = origins
+        self._in_any_order = in_any_order
         self._out_of_orderness_ms = out_of_orderness_ms
         self._idle_timeout_ms = idle_timeout_ms
         self._progress: dict[str, _Progress] = {}
@@ -33,6 +44,8 @@ class WatermarkGenerator:
 
     def rows_seen(self, max_event_time_ms: int, now_ms: int) -> None:
         """A batch of the current origin with this largest event time."""
+        if self._in_any_order:
+            return
         progress = self._progress.get(self._origins.current)
         if progress is None:
             self._progress[self._origins.current] = _Progress(max_event_time_ms, now_ms)
@@ -48,6 +61,8 @@ class WatermarkGenerator:
 
     def advance(self, now_ms: int) -> bool:
         """Recomputes watermark and idleness; True when the watermark has advanced."""
+        if self._in_any_order:
+            return self._raise_to(self._origins.proven_ms())
         active = self._active(now_ms)
         self.is_idle = not active and self._has_no_rows_to_wait_for()
         if active:

@@ -97,15 +97,14 @@ class FileSource(Source):
 
     def _splits(self, file: ListedFile, ctx: SourceContext) -> list[Split]:
         if self._format == "parquet":
-            return parquet_splits(file, ctx.event_time_column)
+            return parquet_splits(file, self._event_time_in(file.path, ctx))
         return [whole_file_split(file)]
 
     @override
     def open(self, split: Split, position: bytes | None) -> Reader:
         assert self._context is not None, "start() comes before open()"
         part = FileSplit.decode(split.payload)
-        base = "" if is_glob(self._path) or Path(self._path).is_file() else self._path
-        plan = ColumnPlan(self._schema, part.path, base)
+        plan = self._plan(part.path)
         file = OpenedFile(part.path)
         try:
             _check_size(part, file, is_new=position is None)
@@ -119,11 +118,22 @@ class FileSource(Source):
     ) -> Reader:
         assert self._context is not None, "start() comes before open()"
         if self._format == "parquet":
-            return ParquetReader(file, part, plan, self._context.submit, position)
+            event_time = self._event_time_in(part.path, self._context)
+            return ParquetReader(file, part, plan, self._context.submit, position, event_time)
         if self._format == "arrow":
             return ArrowFileReader(file, plan, self._context.submit, position)
         opened = CsvFormat.open if self._format == "csv" else open_json_format
         return TextReader(file, part, plan, opened, self._context.bad_record, position)
+
+    def _plan(self, path: str) -> ColumnPlan:
+        base = "" if is_glob(self._path) or Path(self._path).is_file() else self._path
+        return ColumnPlan(self._schema, path, base)
+
+    def _event_time_in(self, path: str, ctx: SourceContext) -> pa.Field | None:
+        """The declared column that event time is taken from; None where a file does not hold it."""
+        fields = self._plan(path).file_schema
+        index = fields.get_field_index(ctx.event_time_column)
+        return fields.field(index) if index >= 0 else None
 
 
 def _check_size(part: FileSplit, file: OpenedFile, *, is_new: bool) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from common.elements import TIME_LIMIT_MS
 from penstock.connectors.listing import ListedFile
@@ -66,8 +67,11 @@ def whole_file_split(file: ListedFile) -> Split:
     return Split(id=file.path, payload=payload, size=file.size_bytes)
 
 
-def parquet_splits(file: ListedFile, event_time_column: str) -> list[Split]:
+def parquet_splits(file: ListedFile, event_time: pa.Field | None) -> list[Split]:
     """The file cut between row groups, with the lower bound of event times its statistics give.
+
+    Args:
+        event_time: the declared column that event time is taken from, None = it is no column of the file.
 
     Raises:
         TaskFailure: the file cannot be read or is no Parquet file.
@@ -87,7 +91,6 @@ def parquet_splits(file: ListedFile, event_time_column: str) -> list[Split]:
         ) from error
     finally:
         opened.close()
-    column = _column_index(metadata, event_time_column)
     groups = _row_group_ranges(metadata)
     splits: list[Split] = []
     for first, end in groups:
@@ -100,7 +103,9 @@ def parquet_splits(file: ListedFile, event_time_column: str) -> list[Split]:
                 id=file.path if whole else f"{file.path}#{first}-{end - 1}",
                 payload=payload.encode(),
                 size=sum(_row_group_bytes(metadata, index) for index in range(first, end)),
-                min_event_time_ms=_min_event_time(metadata, column, first, end),
+                min_event_time_ms=_smallest(
+                    min_event_times(metadata, event_time, range(first, end))
+                ),
             )
         )
     return splits
@@ -131,31 +136,45 @@ def _row_group_bytes(metadata: Any, index: int) -> int:
     return sum(group.column(column).total_compressed_size for column in range(group.num_columns))
 
 
-def _column_index(metadata: Any, name: str) -> int:
-    """Index of the leaf column, -1 where there is none of that name."""
-    if not name:
-        return -1
-    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    return paths.index(name) if name in paths else -1
+def min_event_times(metadata: Any, event_time: pa.Field | None, groups: range) -> list[int | None]:
+    """The smallest event time of each row group; None where its statistics do not say.
 
-
-def _min_event_time(metadata: Any, column: int, first: int, end: int) -> int | None:
-    """The smallest event time of the row groups; None where one has no statistics."""
+    Args:
+        metadata: of the Parquet file.
+        event_time: the declared column that event time is taken from, None = it is no column of the file.
+    """
+    column = -1 if event_time is None else _column_index(metadata, event_time)
     if column < 0:
+        return [None] * len(groups)
+    return [_min_event_time(metadata.row_group(index).column(column)) for index in groups]
+
+
+def _column_index(metadata: Any, declared: pa.Field) -> int:
+    """Index of the leaf column, -1 where there is none of that name, or its values mean other times."""
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    if declared.name not in paths:
+        return -1
+    actual = metadata.schema.to_arrow_schema().field(declared.name).type
+    # A number that is cast to a timestamp counts in its unit, and the other way round.
+    is_same_kind = pt.is_integer(actual) == pt.is_integer(declared.type)
+    return paths.index(declared.name) if is_same_kind else -1
+
+
+def _min_event_time(column: Any) -> int | None:
+    """The smallest event time of a row group's column chunk; None where its statistics do not say."""
+    statistics = column.statistics
+    if statistics is None or not statistics.has_min_max:
         return None
-    smallest: list[int] = []
-    for index in range(first, end):
-        statistics = metadata.row_group(index).column(column).statistics
-        if statistics is None or not statistics.has_min_max:
-            return None
-        try:
-            value = event_time_ms(statistics.min)
-        except OverflowError:  # a time that Python's datetime cannot hold
-            return None
-        if value is None:
-            return None
-        smallest.append(value)
-    return min(smallest, default=None)
+    try:
+        return event_time_ms(statistics.min)
+    except OverflowError:  # a time that Python's datetime cannot hold
+        return None
+
+
+def _smallest(times: list[int | None]) -> int | None:
+    """The smallest of them; None where one is not known, or there are none."""
+    known = [time for time in times if time is not None]
+    return min(known) if known and len(known) == len(times) else None
 
 
 def event_time_ms(value: Any) -> int | None:

@@ -5,7 +5,7 @@ of the pages of the row groups they came from.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
@@ -24,7 +24,7 @@ from taskmanager.connectors.file_identity import (
     Submit,
     fold,
 )
-from taskmanager.connectors.file_splits import FileSplit, footer_checksum
+from taskmanager.connectors.file_splits import FileSplit, footer_checksum, min_event_times
 from taskmanager.connectors.recut import BatchCutter
 
 _DECODE_ROWS = 64 * 1024
@@ -34,7 +34,11 @@ _POSITION = struct.Struct("<q")
 
 
 class ParquetReader(Reader):
-    """Decodes on the calling thread, a bounded number of rows per call."""
+    """Decodes on the calling thread, a bounded number of rows per call.
+
+    Args:
+        event_time: the declared column that event time is taken from, None = it is no column of the file.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class ParquetReader(Reader):
         plan: ColumnPlan,
         submit: Submit,
         position: bytes | None,
+        event_time: pa.Field | None = None,
     ) -> None:
         from pyarrow import parquet
 
@@ -68,6 +73,8 @@ class ParquetReader(Reader):
         end = self._file.num_row_groups if split.end_row_group < 0 else split.end_row_group
         self._groups = range(split.first_row_group, end)
         self._group_ends = list(accumulate(map(self._group_rows, self._groups)))
+        times = min_event_times(self._file.metadata, event_time, self._groups)
+        self._earliest_from = list(accumulate(reversed(times), _earlier))[::-1]
         self._rows_read = 0
         mark: FileMark | None = None
         if position is not None:
@@ -142,6 +149,11 @@ class ParquetReader(Reader):
         return piece
 
     @override
+    def min_event_time_ms(self) -> int | None:
+        group = bisect_right(self._group_ends, self._rows_read)
+        return self._earliest_from[group] if group < len(self._groups) else None
+
+    @override
     def position(self) -> bytes:
         mark = FileMark(self._opened.version, self._checksums.value())
         return mark.encode(_POSITION.pack(self._rows_read))
@@ -151,3 +163,8 @@ class ParquetReader(Reader):
         self._file.close(force=True)
         self._handle.close()
         self._opened.close()
+
+
+def _earlier(first: int | None, second: int | None) -> int | None:
+    """The earlier of two times; None where one is not known."""
+    return None if first is None or second is None else min(first, second)

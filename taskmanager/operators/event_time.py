@@ -2,7 +2,8 @@
 
 Watermarks leave when the input goes idle and otherwise at most once per
 ``pipeline.auto-watermark-interval``, since each of them ends the batches that are being filled in
-front of an exchange.
+front of an exchange. Where rows come in any order (batch mode) they leave when more is known of the rows to
+come, ahead of the next of them.
 
 Nothing of this is part of a checkpoint. After a restore every origin begins anew: a split that is read on
 in the middle holds the watermark back until it is opened, and from then on counts with the rows that are
@@ -49,6 +50,7 @@ class EventTimeOperator(Operator):
         self._policy = BadRecordPolicy(spec)
         self._schema = schema_from_bytes(spec.output_schema)
         self._column_index = schema_from_bytes(spec.input_schema).get_field_index(self._spec.column)
+        self._idle_timeout_ms = 0 if self._spec.in_any_order else self._spec.idle_timeout_ms
         self._emitted_ms = MIN_TIMESTAMP_MS
         self._last_emitted_ns = 0
         self._was_idle = False
@@ -58,11 +60,14 @@ class EventTimeOperator(Operator):
         super().open(context)
         self._policy.open(context)
         self._generator = WatermarkGenerator(
-            context.origins, self._spec.out_of_orderness_ms, self._spec.idle_timeout_ms
+            context.origins,
+            self._spec.out_of_orderness_ms,
+            self._idle_timeout_ms,
+            in_any_order=self._spec.in_any_order,
         )
         self._interval_ns = context.config.auto_watermark_interval_ms * 1_000_000
-        if self._spec.idle_timeout_ms:
-            context.register_timer(context.clock.now_ms() + self._spec.idle_timeout_ms)
+        if self._idle_timeout_ms:
+            context.register_timer(context.clock.now_ms() + self._idle_timeout_ms)
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
@@ -74,15 +79,21 @@ class EventTimeOperator(Operator):
             if not batch.num_rows:
                 return
         now_ms = self.context.clock.now_ms()
+        if self._spec.in_any_order:
+            yield from self._emit_watermark(now_ms)
+            yield self._with_times(batch, event_times)
+            return
         self._generator.rows_seen(pc.max(event_times).as_py(), now_ms)
-        columns = [*batch.columns, event_times]
         if self._was_idle:
             self._generator.advance(now_ms)
             yield from self._update_status()
-        yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        yield self._with_times(batch, event_times)
         now_ns = self.context.clock.monotonic_ns()
         if now_ns - self._last_emitted_ns >= self._interval_ns:
             yield from self._emit_watermark(now_ms)
+
+    def _with_times(self, batch: pa.RecordBatch, event_times: pa.Array) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([*batch.columns, event_times], schema=self._schema)
 
     @override
     def on_watermark(self, watermark: Watermark) -> Iterable[OperatorOutput]:
@@ -114,7 +125,7 @@ class EventTimeOperator(Operator):
         yield from self._emit_watermark(now_ms)
         next_idle_at_ms = self._generator.next_idle_at_ms() or 0
         self.context.register_timer(
-            max(next_idle_at_ms, now_ms + max(1, self._spec.idle_timeout_ms // 4))
+            max(next_idle_at_ms, now_ms + max(1, self._idle_timeout_ms // 4))
         )
 
     def _emit_watermark(self, now_ms: int) -> Iterator[OperatorOutput]:

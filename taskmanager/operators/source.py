@@ -168,6 +168,8 @@ class SourceOperator:
         reader, split = self._reader, self._split
         assert reader is not None
         assert split is not None
+        # What was read before has gone through the chain by now.
+        self._context.origins.rest_is_from(split.id, self._guard(reader.min_event_time_ms))
         read = self._guard(lambda: reader.read(self._context.config.batch_rows))
         bad = self._take_bad_records()
         self._is_dry = read is None

@@ -163,3 +163,39 @@ def test_the_watermark_follows_the_definition(history, out_of_orderness_ms):
                 largest[name] - out_of_orderness_ms - 1 for name in origins.open
             )
         last = generator.watermark_ms
+
+
+def test_rows_that_come_in_any_order_say_nothing() -> None:
+    origins = known("a", "b")
+    generator = WatermarkGenerator(origins, 0, 1, in_any_order=True)
+    origins.start("a")
+    generator.rows_seen(1000, 0)
+    assert not generator.advance(10_000)
+    assert not generator.is_idle, "a reader that is slow will have rows"
+    origins.end("a")
+    generator.origin_ended("a", 0)
+    assert not generator.advance(0)
+    origins.start("b")
+    origins.end("b")
+    assert not generator.advance(0), "the end of the data says the rest"
+
+
+def test_in_any_order_what_is_known_of_the_rows_to_come_counts() -> None:
+    origins = Origins()
+    origins.add("a", 0)
+    origins.add("b", 500)
+    origins.all_known = True
+    generator = WatermarkGenerator(origins, 0, 0, in_any_order=True)
+    origins.start("a")
+    assert generator.advance(0)
+    assert generator.watermark_ms == -1
+    origins.rest_is_from("a", 700)
+    assert generator.advance(0)
+    assert generator.watermark_ms == 499
+    origins.end("a")
+    origins.start("b")
+    assert not generator.advance(0)
+    origins.rest_is_from("b", None)
+    origins.rest_is_from("b", 600)
+    assert generator.advance(0)
+    assert generator.watermark_ms == 599
