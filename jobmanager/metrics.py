@@ -39,6 +39,11 @@ _COUNTERS: _Numbers = (
     ),
     ("checkpoints_failed", "Failed checkpoints.", lambda job: job.checkpoints.failed),
     (
+        "output_repeated",
+        "Starts from an older checkpoint than one whose output had been committed.",
+        lambda job: job.checkpoints.repeated_output,
+    ),
+    (
         "store_calls_given_up",
         "Calls to the storage of checkpoints that were waited for in vain.",
         lambda job: job.checkpoints.store_calls_given_up,

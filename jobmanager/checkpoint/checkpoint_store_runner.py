@@ -20,6 +20,7 @@ from types import MappingProxyType
 import structlog
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.repeated_output import RepeatedOutput, repeated_output
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.rpc.snapshot_convert import completed_of, finished_snapshot, with_replaced
 from penstock.errors import (
@@ -46,7 +47,7 @@ from penstock.storage.manifest import (
 )
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.snapshot_files import parse_snapshot_file_name
+from penstock.storage.snapshot_files import StoreSnapshotReader, parse_snapshot_file_name
 
 _SWEPT_PREFIXES = ("chk-", "shared/")
 _SWAP_ATTEMPTS = 10
@@ -63,11 +64,13 @@ class PreparedCheckpoints:
     Attributes:
         newest: manifest of the newest checkpoint that can be read; None = there is none.
         retained: what HEAD names and can be read, oldest first.
+        repeated: what is written again, since newer checkpoints are damaged; None = nothing.
     """
 
     newest: checkpoint_pb2.CheckpointManifest | None
     retained: tuple[c.CompletedCheckpoint, ...]
     next_checkpoint_id: int
+    repeated: RepeatedOutput | None = None
 
 
 class _Claim:
@@ -106,6 +109,7 @@ class CheckpointStoreRunner:
     ) -> None:
         self._job_id = job_id
         self._job_name = graph.name
+        self._graph = graph
         self._fingerprint = fingerprint(graph)
         self._store = store
         self._leader_epoch = leader_epoch
@@ -189,7 +193,24 @@ class CheckpointStoreRunner:
             newest=readable[-1][1] if readable else None,
             retained=completed,
             next_checkpoint_id=max(1, head.next_checkpoint_id),
+            repeated=self._repeated(head, readable[-1][1]) if readable else None,
         )
+
+    def _repeated(
+        self,
+        head: checkpoint_pb2.CheckpointHead,
+        newest: checkpoint_pb2.CheckpointManifest,
+    ) -> RepeatedOutput | None:
+        damaged: list[tuple[int, checkpoint_pb2.CheckpointManifest | None]] = []
+        for retained in head.retained:
+            if retained.checkpoint_id > newest.checkpoint_id:
+                manifest, path = None, retained.manifest_path
+                with contextlib.suppress(StoreCorrupt, StoreNotFound):
+                    manifest = decode_manifest(self._store.get(path), path)
+                damaged.append((retained.checkpoint_id, manifest))
+        if not damaged:
+            return None
+        return repeated_output(self._graph, newest, damaged, StoreSnapshotReader(self._store))
 
     def _claimed(self, must_exist: bool) -> _Claim:
         claim = self._claim

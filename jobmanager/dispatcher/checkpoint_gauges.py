@@ -20,6 +20,7 @@ class CheckpointNumbers:
             checkpoint, or the job's start; 0 = it has not started, or takes no checkpoints.
         store_calls_given_up: calls to its storage that were waited for in vain.
         store_calls_hanging: those of them that have not returned yet.
+        repeated_output: starts from an older checkpoint than one whose output had been committed.
     """
 
     completed: int = 0
@@ -32,6 +33,7 @@ class CheckpointNumbers:
     safe_since_ms: int = 0
     store_calls_given_up: int = 0
     store_calls_hanging: int = 0
+    repeated_output: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,10 @@ class CheckpointGauges:
             last_uploaded_bytes=report.summary.uploaded_bytes,
             safe_since_ms=checkpoint.triggered_at_ms,
         )
+
+    def note_repeated(self) -> None:
+        """Output that was committed comes again."""
+        self.numbers = replace(self.numbers, repeated_output=self.numbers.repeated_output + 1)
 
     def note_calls(self, given_up: int, hanging: int) -> None:
         """A call to the storage was given up on, or one of these has returned."""

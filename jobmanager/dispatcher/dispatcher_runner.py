@@ -300,6 +300,7 @@ class DispatcherRunner:
             job.checkpoint_directory,
             slot_wait=lambda: self._cluster.slot_wait(job_id),
             problem=lambda: runner.checkpoints.problem,
+            repeated=runner.checkpoints.repeated,
         )
         self._jobs[job_id] = _Job(record, runner)
         self._results.open(job_id, record.collect_limits, job.settings.checkpoints is not None)

@@ -13,6 +13,7 @@ a user is answered once, at the latest when the job's actor ends.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -29,6 +30,7 @@ from jobmanager.checkpoint.checkpoint_store_runner import (
     CheckpointsUnreadable,
     PreparedCheckpoints,
 )
+from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.checkpoint_gauges import CheckpointGauges
@@ -59,6 +61,7 @@ _DELETION_LANE: Final = "checkpoint deletions"
 _STORE_PATIENCE_S: Final = 10.0
 """How long a start waits for a checkpoint that is being stored."""
 _FIRST_PAUSE_S: Final = 0.5
+_REPEATED_MAX: Final = 16
 _LAST_PAUSE_S: Final = 30.0
 """Between calls to a store that does not say what is needed."""
 
@@ -135,6 +138,8 @@ class JobCheckpointsRunner:
         self._may_be_unreadable = is_recovered
         self.problem = ""
         """Why the job cannot be gone on with yet."""
+        self.repeated: deque[RepeatedOutput] = deque(maxlen=_REPEATED_MAX)
+        """Output that may be there twice, the newest last."""
         self.has_left_checkpoints = False
         """Its checkpoints are to be deleted, and could not be."""
 
@@ -288,10 +293,28 @@ class JobCheckpointsRunner:
         await self._wait_for_storing()
         found = await self._found(self._store, effect)
         restored = None
+        if found.repeated is not None:
+            self._note_repeated(found.repeated)
         if found.newest is not None:
             self._restored = restored_tasks(found.newest, self._graph, effect.subtasks)
             restored = restored_checkpoint(found.newest.checkpoint_id, self._restored, self._graph)
         return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
+
+    def _note_repeated(self, repeated: RepeatedOutput) -> None:
+        newest = self.repeated[-1] if self.repeated else None
+        if repeated == newest:
+            return  # another restart before the next checkpoint: nothing more was committed
+        self.repeated.append(repeated)
+        self.gauges.note_repeated()
+        self._log.error(
+            "checkpoint.output_repeated",
+            from_checkpoint_id=repeated.from_checkpoint_id,
+            to_checkpoint_id=repeated.to_checkpoint_id,
+            files=repeated.files,
+            file_count=repeated.file_count,
+            places=repeated.places,
+            reason=str(repeated),
+        )
 
     async def _found(
         self, store: CheckpointStoreRunner, effect: m.PrepareStart

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.failover.exceptions_history import ExceptionEntry
 from jobmanager.rpc.graph_convert import cause_message
 from penstock.pb import client_pb2
 
 
-def exceptions_of(entries: Iterable[ExceptionEntry]) -> client_pb2.ListExceptionsResponse:
-    """The last failures of a job, the newest first."""
-    return client_pb2.ListExceptionsResponse(entries=map(_shown, entries))
+def exceptions_of(
+    entries: Iterable[ExceptionEntry], repeated: Iterable[RepeatedOutput] = ()
+) -> client_pb2.ListExceptionsResponse:
+    """The last failures of a job, the newest first, and the output that they may have doubled."""
+    return client_pb2.ListExceptionsResponse(
+        entries=map(_shown, entries), repeated_output=map(repeated_message, repeated)
+    )
+
+
+def repeated_message(repeated: RepeatedOutput) -> client_pb2.RepeatedOutput:
+    """Output that may be there twice."""
+    return client_pb2.RepeatedOutput(
+        from_checkpoint_id=repeated.from_checkpoint_id,
+        to_checkpoint_id=repeated.to_checkpoint_id,
+        files=repeated.files,
+        file_count=repeated.file_count,
+        places=repeated.places,
+        message=str(repeated),
+    )
 
 
 def _shown(entry: ExceptionEntry) -> client_pb2.ExceptionEntry:

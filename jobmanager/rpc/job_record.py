@@ -7,9 +7,10 @@ written once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from common.pb import internal_pb2
+from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.dispatcher.job_master import JobMaster
 from jobmanager.dispatcher.job_state import JobState, is_terminal
 from jobmanager.failover.exceptions_history import ExceptionEntry
@@ -17,7 +18,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.graph.execution_attempt import AttemptKey, ExecutionAttempt
 from jobmanager.rpc.checkpoint_views import add_last_checkpoint, checkpoints_of
-from jobmanager.rpc.exception_views import exceptions_of
+from jobmanager.rpc.exception_views import exceptions_of, repeated_message
 from jobmanager.rpc.graph_convert import attempt_key, cause_message
 from penstock.pb import client_pb2, graph_pb2
 
@@ -33,6 +34,7 @@ class JobRecord:
         checkpoint_directory: its own in the checkpoint store, "" = none.
         slot_wait: what it waits for of the slot pool; None = for nothing.
         problem: why it cannot be gone on with yet; "" = it can.
+        repeated: output that may be there twice; grows.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class JobRecord:
         checkpoint_directory: str = "",
         slot_wait: Callable[[], client_pb2.SlotWait | None] = lambda: None,
         problem: Callable[[], str] = lambda: "",
+        repeated: Collection[RepeatedOutput] = (),
     ) -> None:
         self.job_id = job_id
         self.name = graph.name
@@ -66,6 +69,7 @@ class JobRecord:
         self._checkpoint_directory = checkpoint_directory
         self._slot_wait = slot_wait
         self._problem = problem
+        self._repeated = repeated
         self._vertices = [_shown(vertex) for vertex in graph.vertices]
 
     @property
@@ -143,11 +147,15 @@ class JobRecord:
         if self.state is JobState.FAILED and self.end_cause is not None:
             end = ExceptionEntry(self.end_cause, FailureLabels().of(self.end_cause))
             entries = (end, *entries)
-        return exceptions_of(entries)
+        return exceptions_of(entries, self._repeated)
 
     def details(self) -> client_pb2.JobDetails:
         """Everything a client may see."""
-        details = client_pb2.JobDetails(summary=self.summary(), vertices=self._vertices)
+        details = client_pb2.JobDetails(
+            summary=self.summary(),
+            vertices=self._vertices,
+            repeated_output=map(repeated_message, self._repeated),
+        )
         if self.failure is not None:
             details.failure.CopyFrom(cause_message(self.failure))
         if (slot_wait := self._slot_wait()) is not None:

@@ -35,6 +35,26 @@ def summary_fields(summary: client_pb2.JobSummary) -> dict[str, Any]:
     }
 
 
+def repeated_fields(repeated: client_pb2.RepeatedOutput) -> dict[str, Any]:
+    """Output that may be there twice, in ``--json`` of ``info`` and ``exceptions``."""
+    return {
+        "from_checkpoint_id": repeated.from_checkpoint_id,
+        "to_checkpoint_id": repeated.to_checkpoint_id,
+        "files": list(repeated.files),
+        "file_count": repeated.file_count,
+        "places": list(repeated.places),
+        "message": repeated.message,
+    }
+
+
+def repeated_lines(repeated: client_pb2.RepeatedOutput) -> list[str]:
+    """The same for people."""
+    lines = [f"output may be doubled: {repeated.message}"]
+    lines += [f"  {file}" for file in repeated.files]
+    more = repeated.file_count - len(repeated.files)
+    return [*lines, f"  and {more} more"] if more > 0 else lines
+
+
 def details_fields(details: client_pb2.JobDetails) -> dict[str, Any]:
     """``penstock info --json``."""
     failure, wait = details.failure, details.slot_wait
@@ -52,6 +72,7 @@ def details_fields(details: client_pb2.JobDetails) -> dict[str, Any]:
         }
         if details.HasField("slot_wait")
         else None,
+        "repeated_output": [repeated_fields(one) for one in details.repeated_output],
         "vertices": [_vertex_fields(vertex) for vertex in details.vertices],
         "failure": {
             "error_class": failure.error_class,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from penstock.cli.context import common_options, connected, print_json, reports_errors
-from penstock.cli.describe import time_of
+from penstock.cli.describe import repeated_fields, repeated_lines, time_of
 from penstock.job_exceptions import Failure, JobException, exception_of
 
 
@@ -20,10 +20,15 @@ def exceptions(job: str, jobmanager: str | None, as_json: bool) -> None:
     """List the last failures of a job, newest first, and what came of them."""
     with connected(jobmanager) as client:
         job_id = client.job(job).summary.job_id
-        shown = [exception_of(entry) for entry in client.exceptions(job_id).entries]
+        response = client.exceptions(job_id)
+    shown = [exception_of(entry) for entry in response.entries]
     if as_json:
-        print_json({"job_id": job_id, "exceptions": [exception_fields(one) for one in shown]})
+        exceptions = [exception_fields(one) for one in shown]
+        repeated = [repeated_fields(one) for one in response.repeated_output]
+        print_json({"job_id": job_id, "exceptions": exceptions, "repeated_output": repeated})
         return
+    for one_repeated in response.repeated_output:
+        click.echo("\n".join((*repeated_lines(one_repeated), "")))
     if not shown:
         click.echo("no failures")
     for number, one in enumerate(shown):

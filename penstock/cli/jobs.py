@@ -17,6 +17,7 @@ from penstock.cli.describe import (
     attempt_state_name,
     details_fields,
     duration_of,
+    repeated_lines,
     state_name,
     summary_fields,
     time_of,
@@ -74,6 +75,8 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
         click.echo(f"last checkpoint: {details.last_checkpoint_id}, {when}")
     if details.failed_checkpoints:
         click.echo(f"failed checkpoints: {details.failed_checkpoints}")
+    for repeated in details.repeated_output:
+        click.echo("\n".join(repeated_lines(repeated)))
     if details.HasField("slot_wait"):
         click.echo(slot_wait_text(details.slot_wait))
     print_table(

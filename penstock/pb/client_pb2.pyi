@@ -581,6 +581,7 @@ class JobDetails(_message.Message):
     LAST_CHECKPOINT_AT_MS_FIELD_NUMBER: _builtins.int
     FAILED_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     SLOT_WAIT_FIELD_NUMBER: _builtins.int
+    REPEATED_OUTPUT_FIELD_NUMBER: _builtins.int
     last_checkpoint_id: _builtins.int
     """0 = none yet."""
     last_checkpoint_at_ms: _builtins.int
@@ -597,6 +598,10 @@ class JobDetails(_message.Message):
     def slot_wait(self) -> Global___SlotWait:
         """Not set = it waits for none."""
 
+    @_builtins.property
+    def repeated_output(self) -> _containers.RepeatedCompositeFieldContainer[Global___RepeatedOutput]:
+        """The newest last."""
+
     def __init__(
         self,
         *,
@@ -607,14 +612,59 @@ class JobDetails(_message.Message):
         last_checkpoint_at_ms: _builtins.int = ...,
         failed_checkpoints: _builtins.int = ...,
         slot_wait: Global___SlotWait | None = ...,
+        repeated_output: _abc.Iterable[Global___RepeatedOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "slot_wait", b"slot_wait", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_checkpoints", b"failed_checkpoints", "failure", b"failure", "last_checkpoint_at_ms", b"last_checkpoint_at_ms", "last_checkpoint_id", b"last_checkpoint_id", "slot_wait", b"slot_wait", "summary", b"summary", "vertices", b"vertices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_checkpoints", b"failed_checkpoints", "failure", b"failure", "last_checkpoint_at_ms", b"last_checkpoint_at_ms", "last_checkpoint_id", b"last_checkpoint_id", "repeated_output", b"repeated_output", "slot_wait", b"slot_wait", "summary", b"summary", "vertices", b"vertices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobDetails: _TypeAlias = JobDetails  # noqa: Y015
+
+@_typing.final
+class RepeatedOutput(_message.Message):
+    """Output that may be there twice, since the job had to go on from an older checkpoint than the newest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    TO_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    FILE_COUNT_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    from_checkpoint_id: _builtins.int
+    """What it went on from, and the newest one, which is damaged."""
+    to_checkpoint_id: _builtins.int
+    file_count: _builtins.int
+    message: _builtins.str
+    """All of it in a sentence."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Final names of files that were committed in between; the first ones of so many."""
+
+    @_builtins.property
+    def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sinks whose output cannot be named, and where they write."""
+
+    def __init__(
+        self,
+        *,
+        from_checkpoint_id: _builtins.int = ...,
+        to_checkpoint_id: _builtins.int = ...,
+        files: _abc.Iterable[_builtins.str] | None = ...,
+        file_count: _builtins.int = ...,
+        places: _abc.Iterable[_builtins.str] | None = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_count", b"file_count", "files", b"files", "from_checkpoint_id", b"from_checkpoint_id", "message", b"message", "places", b"places", "to_checkpoint_id", b"to_checkpoint_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepeatedOutput: _TypeAlias = RepeatedOutput  # noqa: Y015
 
 @_typing.final
 class ListJobsRequest(_message.Message):
@@ -1091,18 +1141,24 @@ class ListExceptionsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
+    REPEATED_OUTPUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExceptionEntry]:
         """The newest first."""
+
+    @_builtins.property
+    def repeated_output(self) -> _containers.RepeatedCompositeFieldContainer[Global___RepeatedOutput]:
+        """The newest last."""
 
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___ExceptionEntry] | None = ...,
+        repeated_output: _abc.Iterable[Global___RepeatedOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "repeated_output", b"repeated_output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
