@@ -295,7 +295,7 @@ class Configuration(BaseModel):
     ] = Field(
         None,
         alias="restart-strategy.type",
-        description="When a failed job is restarted; `fallback`: as the cluster says. By default `exponential-delay` with checkpoints, `none` without.",
+        description="When a failed job is restarted; `fallback`: as the cluster says. By default `exponential-delay` with checkpoints, `none` without; and where neither this nor `execution.checkpointing.interval` is set by anybody, failures of user code or data end the job, all others restart it.",
     )
     restart_strategy_fixed_delay_attempts: Count = Field(
         1,
