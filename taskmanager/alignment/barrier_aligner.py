@@ -8,7 +8,8 @@ Invariants (``check``):
 - a checkpoint starts at most once, and only when each channel that carries barriers has delivered its
   own or has ended;
 - checkpoints start in the order of their ids; what is overtaken is cancelled;
-- channels are blocked only while a checkpoint is being aligned, and only those that have delivered.
+- channels are blocked only while a checkpoint is being aligned, and only those that have delivered;
+- exactly once: nothing waits for a channel that has gone past what it waits for, by a barrier or by a cancellation.
 
 Source: Carbone et al., State Management in Apache Flink, Algorithm 1; Flink's
 SingleCheckpointBarrierHandler and CheckpointBarrierTracker.
@@ -88,6 +89,8 @@ class BarrierAligner:
         self._blocked: set[int] = set()
         self._aborted: set[int] = set()
         self._last_id = max(0, first_id - 1)
+        self._passed = dict.fromkeys(self._channels, 0)
+        """Per channel the latest checkpoint it has said anything of, exactly once only."""
 
     @property
     def is_aligning(self) -> bool:
@@ -98,7 +101,8 @@ class BarrierAligner:
         self, channel: int, barrier: CheckpointBarrier, now_ms: int, bytes_in: int
     ) -> list[AlignerEffect]:
         """A channel has delivered a barrier."""
-        effects = self._begin(barrier, now_ms, bytes_in)
+        effects = self._pass(channel, barrier.checkpoint_id)
+        effects += self._begin(barrier, now_ms, bytes_in)
         alignment = self._pending.get(barrier.checkpoint_id)
         if alignment is None:
             return effects
@@ -129,12 +133,13 @@ class BarrierAligner:
                 effects += self._complete(alignment)
         return effects
 
-    def cancelled(self, checkpoint_id: int) -> list[AlignerEffect]:
-        """A producer says that the barrier of a checkpoint will not come."""
+    def cancelled(self, channel: int, checkpoint_id: int) -> list[AlignerEffect]:
+        """A channel says that the barrier of a checkpoint will not come."""
+        effects = self._pass(channel, checkpoint_id)
         if checkpoint_id <= self._last_id or checkpoint_id in self._aborted:
-            return []
+            return effects
         self._note_aborted(checkpoint_id)
-        return [*self._drop(checkpoint_id), CancelCheckpoint(checkpoint_id)]
+        return [*effects, *self._drop(checkpoint_id), CancelCheckpoint(checkpoint_id)]
 
     def aborted(self, checkpoint_id: int) -> list[AlignerEffect]:
         """The coordinator has given a checkpoint up, and tells everybody."""
@@ -149,17 +154,25 @@ class BarrierAligner:
             checkpoint_id <= self._last_id
             or checkpoint_id in self._aborted
             or checkpoint_id in self._pending
+            or any(passed > checkpoint_id for passed in self._passed.values())
         ):
             return []
         effects: list[AlignerEffect] = []
         if self._is_exactly_once and self._pending:
-            (current,) = self._pending
-            if checkpoint_id < current:
-                return []
-            # The channel has skipped the one being aligned: it can not complete any more.
-            effects += self._cancel(current)
+            effects += self._cancel(next(iter(self._pending)))
         self._pending[checkpoint_id] = _Alignment(barrier, now_ms, bytes_in)
         return effects
+
+    def _pass(self, channel: int, checkpoint_id: int) -> list[AlignerEffect]:
+        """A channel goes past the earlier checkpoints: one that it has skipped can not complete any more.
+
+        At least once, a producer may give a later checkpoint up and still deliver the barrier of an earlier one.
+        """
+        if not self._is_exactly_once or channel not in self._channels:
+            return []
+        self._passed[channel] = max(self._passed[channel], checkpoint_id)
+        skipped = [id for id in self._pending if id < checkpoint_id]
+        return [effect for id in skipped for effect in self._cancel(id)]
 
     def _complete(self, alignment: _Alignment) -> list[AlignerEffect]:
         if len(alignment.arrived | self._ended) < len(self._channels):
@@ -205,5 +218,10 @@ class BarrierAligner:
             assert len(self._pending) <= 1, "one checkpoint is aligned at a time"
             arrived = {c for a in self._pending.values() for c in a.arrived}
             assert self._blocked <= arrived, "only channels that have delivered are blocked"
+            assert all(
+                self._passed[channel] <= id
+                for id, alignment in self._pending.items()
+                for channel in self._channels - alignment.arrived
+            ), "what a channel has skipped is not waited for"
         else:
             assert not self._blocked

@@ -283,7 +283,7 @@ class InputGate:
                     )
                 )
             case CheckpointCancelled(checkpoint_id):
-                self._apply(self._aligner.cancelled(checkpoint_id))
+                self._apply(self._aligner.cancelled(index, checkpoint_id))
             case _:
                 outputs.append(element)
 

@@ -48,9 +48,7 @@ def test_a_side_output_has_all_columns_of_the_input() -> None:
         def process(self, row: Any, ctx: Any, out: Any) -> None:
             out.side("late", {"k": row.k})
 
-    h = pt.harness(
-        lambda s: s.process(Sides(), schema=OUTPUT).side_output("late"), schema=INPUT
-    )
+    h = pt.harness(lambda s: s.process(Sides(), schema=OUTPUT).side_output("late"), schema=INPUT)
     with h, pytest.raises(ps.JobFailed, match="no column n"):
         push_and_end(h)
 

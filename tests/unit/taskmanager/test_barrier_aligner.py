@@ -64,7 +64,7 @@ class Reader:
             barrier = CheckpointBarrier(checkpoint_id, 0)
             self.apply(self.aligner.barrier_arrived(channel, barrier, 0, 0))
         else:
-            self.apply(self.aligner.cancelled(checkpoint_id))
+            self.apply(self.aligner.cancelled(channel, checkpoint_id))
 
     def apply(self, effects: list[AlignerEffect]) -> None:
         for effect in effects:
@@ -208,3 +208,63 @@ def test_a_trigger_without_producers_waits_for_the_ends_of_the_channels() -> Non
     assert aligner.triggered(CheckpointBarrier(2, 0), 9, 9) == [
         StartCheckpoint(CheckpointBarrier(2, 0), 9, 9)
     ]
+
+
+def test_the_cancellation_of_a_later_checkpoint_ends_the_alignment_of_an_earlier_one() -> None:
+    aligner = BarrierAligner(range(2), is_exactly_once=True)
+    assert aligner.barrier_arrived(0, CheckpointBarrier(1, 0), 0, 0) == [BlockChannel(0)]
+    assert aligner.cancelled(1, 3) == [UnblockChannels(), CancelCheckpoint(1), CancelCheckpoint(3)]
+    assert aligner.cancelled(0, 2) == [CancelCheckpoint(2)]
+    assert aligner.cancelled(0, 3) == []
+    assert not aligner.is_aligning
+    assert aligner.barrier_arrived(0, CheckpointBarrier(4, 0), 0, 0) == [BlockChannel(0)]
+
+
+def test_no_alignment_begins_for_what_a_channel_has_skipped() -> None:
+    aligner = BarrierAligner(range(2), is_exactly_once=True)
+    assert aligner.cancelled(1, 3) == [CancelCheckpoint(3)]
+    assert aligner.barrier_arrived(0, CheckpointBarrier(2, 0), 0, 0) == []
+    assert not aligner.is_aligning
+
+
+def test_at_least_once_an_earlier_checkpoint_may_still_complete() -> None:
+    aligner = BarrierAligner(range(2), is_exactly_once=False)
+    barrier = CheckpointBarrier(1, 0)
+    aligner.barrier_arrived(1, barrier, 0, 0)
+    assert aligner.cancelled(1, 3) == [CancelCheckpoint(3)]
+    assert aligner.barrier_arrived(0, barrier, 0, 0) == [StartCheckpoint(barrier, 0, 0)]
+
+
+@st.composite
+def with_skips(draw: st.DrawFn) -> list[list[tuple[str, int]]]:
+    """Channels that leave checkpoints out, and say something of the last one at the latest."""
+    last = draw(st.integers(1, 5))
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        script = [(ROW, 0)] * draw(st.integers(0, 2))
+        for checkpoint_id in range(1, last + 1):
+            kinds = [BARRIER, CANCEL] if checkpoint_id == last else [BARRIER, CANCEL, ROW]
+            script += [(draw(st.sampled_from(kinds)), checkpoint_id), (ROW, 0)]
+        found.append(script)
+    return found
+
+
+@given(with_skips(), st.data())
+def test_nothing_waits_for_a_channel_that_has_gone_past(
+    found: list[list[tuple[str, int]]], data: st.DataObject
+) -> None:
+    reader = Reader(found, is_exactly_once=True)
+
+    def readable() -> list[int]:
+        return [c for c in reader.open_channels() if reader.positions[c] < len(found[c])]
+
+    while channels := readable():
+        reader.step(data.draw(st.sampled_from(channels)))
+    assert all(
+        position == len(script) for position, script in zip(reader.positions, found, strict=True)
+    )
+    assert not reader.aligner.is_aligning
+    for checkpoint_id, read in reader.started.items():
+        assert all((BARRIER, checkpoint_id) in script for script in found)
+        assert read == [rows_before(script, checkpoint_id) for script in found]
+    assert len(set(reader.cancelled)) == len(reader.cancelled), "each is passed on once"
