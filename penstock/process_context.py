@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from penstock.column_values import decode
+from penstock.errors import Unrecoverable
 from penstock.state_base import KeyedState, StateScope
 from penstock.storage.codec import StateError
 
@@ -67,12 +68,19 @@ class Timers:
     Times are milliseconds since the epoch. An event-time timer fires when the watermark has reached its
     time; one for a time that the watermark has passed already fires with the next watermark. At the end of
     bounded data all event-time timers fire, and processing-time timers do not.
+
+    A timer for a time more than 2**62 ms from the epoch is one for that limit: so ``MAX_WATERMARK`` is the end of the
+    data, and ``ctx.watermark + 1`` the next watermark, also before the first.
+
+    Attributes:
+        without_event_time: name of the operator, where no input has event time; the runtime's.
     """
 
-    __slots__ = ("_context", "event_changes", "processing_changes")
+    __slots__ = ("_context", "event_changes", "processing_changes", "without_event_time")
 
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
+        self.without_event_time = ""
         self.event_changes = TimerChanges()
         self.processing_changes = TimerChanges()
 
@@ -82,6 +90,12 @@ class Timers:
         slot = context.slot
         if slot is None or type(timestamp) is not int or not context.has_timers:
             timestamp = self._checked(timestamp, "event_time")
+        if self.without_event_time and timestamp != MAX_WATERMARK:
+            raise Unrecoverable(
+                f"operator {self.without_event_time!r}: ctx.timers.event_time({timestamp}) would wait for the end "
+                "of the data, since no input has event time: call .with_event_time(...) in front of key_by, use "
+                "ctx.timers.processing_time(), or say event_time(ps.MAX_WATERMARK) where the end is meant"
+            )
         self.event_changes.add(slot, _in_range(timestamp), context.index)
 
     def processing_time(self, timestamp: int) -> None:
@@ -121,9 +135,14 @@ class Timers:
 
 
 def _in_range(time_ms: int) -> int:
-    if not -_TIME_LIMIT_MS <= time_ms <= _TIME_LIMIT_MS:
-        raise StateError(f"a timer at {time_ms} ms since the epoch is out of range")
-    return time_ms
+    if -_TIME_LIMIT_MS <= time_ms <= _TIME_LIMIT_MS:
+        return time_ms
+    if MIN_WATERMARK <= time_ms <= MAX_WATERMARK:
+        return _TIME_LIMIT_MS if time_ms > 0 else -_TIME_LIMIT_MS
+    raise StateError(
+        f"a timer at {time_ms} ms since the epoch is out of range: at the end of the data, where ctx.watermark is "
+        "ps.MAX_WATERMARK, no later time comes"
+    )
 
 
 class ProcessContext(StateScope):

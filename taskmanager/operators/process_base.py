@@ -23,7 +23,7 @@ from penstock.functions import check_has_run
 from penstock.pb import graph_pb2
 from penstock.process_context import ProcessContext
 from penstock.process_functions import PROCESS_KINDS, CheckpointContext, ProcessKindInfo
-from penstock.schema import schema_from_bytes, user_schema
+from penstock.schema import EVENT_TIME, schema_from_bytes, user_schema
 from penstock.storage.codec import StateError
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.operators.key_columns import KeyColumns
@@ -168,6 +168,7 @@ class TimerOperator(StatefulOperator):
         self._output = ProcessOutput(self._spec, self._out)
         if self._keys is not None:
             state, types, timers = context.state, self._keys.types, self._ctx.timers
+            timers.without_event_time = "" if _has_event_time(self._spec) else self._name
             self._event_timers = TimerService(state, EVENT_TIMERS, types, timers.event_changes)
             self._processing_timers = TimerService(
                 state, PROCESSING_TIMERS, types, timers.processing_changes
@@ -278,6 +279,12 @@ class TimerOperator(StatefulOperator):
             ctx.time_domain = None
         self._taken = min(_TAKEN_MAX, self._taken * 2)
         return len(slots)
+
+
+def _has_event_time(spec: graph_pb2.Operator) -> bool:
+    """Whether any input has event time: then its watermarks pass, some day."""
+    schemas = filter(None, (spec.input_schema, spec.second_input_schema))
+    return any(EVENT_TIME in schema_from_bytes(schema).names for schema in schemas)
 
 
 class _Text(str):

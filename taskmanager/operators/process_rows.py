@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from common.elements import PAUSE, OperatorOutput
 from penstock.column_values import decode
-from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
+from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient, Unrecoverable
 from penstock.functions import check_has_run
 from penstock.pb import graph_pb2
 from penstock.rows import Row, lazy_columns, row_class
@@ -33,8 +33,8 @@ from taskmanager.operators.process_base import TimerOperator
 from taskmanager.operators.returned_rows import emit_returned
 from taskmanager.operators.row_results import row_at
 
-# Never a bad record: asks for the end, or says that the state cannot be read.
-_FATAL = (SystemExit, StoreCorrupt, StoreNotFound, StoreTransient)
+# Never a bad record: asks for the end, says that the state cannot be read, or that the graph is wrong.
+_FATAL = (SystemExit, StoreCorrupt, StoreNotFound, StoreTransient, Unrecoverable)
 
 
 @dataclass(slots=True)
