@@ -27,7 +27,10 @@ _BROADCAST = graph_pb2.PARTITIONING_BROADCAST
 
 
 class ConnectedStreams:
-    """Two streams whose rows go to one function; made by ``connect``.
+    """Two streams whose rows go to one function, in any order between them; made by ``connect``.
+
+    Only behind ``other.broadcast(load_first=True)``, and behind ``other.broadcast()`` in batch mode, the order is
+    settled: all rows of the other stream come before the first of this one.
 
     Which functions fit follows from the streams:
 
@@ -50,7 +53,8 @@ class ConnectedStreams:
     def process(self, function: object, schema: Schema = None) -> Stream:
         """Hands the rows of both streams to a function, which emits rows.
 
-        Rows come in any order between the streams. The output has event time where both streams have.
+        Rows come in any order between the streams, unless the second is read first
+        (``.broadcast(load_first=True)``). The output has event time where both streams have.
 
         Args:
             function: an object of the class that fits the streams.

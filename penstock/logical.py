@@ -207,12 +207,14 @@ class Routing:
         is_placed: the rows lie by their keys already, and stay where they are unless the next operator
             has another number of subtasks or key-groups.
         lost_keys: of a keyed stream that was routed otherwise.
+        load_first: of a broadcast stream: it is read whole before the other input; None = in batch mode.
     """
 
     partitioning: graph_pb2.Partitioning.ValueType | None = None
     keys: tuple[str, ...] = ()
     is_placed: bool = False
     lost_keys: tuple[str, ...] = ()
+    load_first: bool | None = None
 
     @property
     def is_asked(self) -> bool:

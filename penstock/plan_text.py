@@ -104,6 +104,8 @@ def _edge(edge: graph_pb2.Edge, known: Repeatability) -> dict[str, Any]:
         "partitioning": _partitioning(edge),
         "keys": list(edge.key_columns),
         "type": exchange_name(edge.partition_type),
+        "load_first": edge.load_first,
+        "waits": edge.waits,
         "deterministic": edge.deterministic,
         "reproducible": edge.reproducible,
         "why_not_reproducible": known.why_not_reproducible,
@@ -286,9 +288,11 @@ def _edge_line(edge: dict[str, Any]) -> str:
     side = f" side output {edge['side_output']!r}" if edge["side_output"] else ""
     keys = f" by {', '.join(edge['keys'])}" if edge["keys"] else ""
     columns = ", ".join(column["name"] for column in edge["columns"])
+    order = ", read whole first" if edge["load_first"] else ""
+    order += ", waits until the other input is read whole" if edge["waits"] else ""
     return (
         f"{edge['source']}/{edge['source_operator']}{side}  {edge['partitioning']}{keys}, "
-        f"{edge['type']}  ({columns})"
+        f"{edge['type']}{order}  ({columns})"
     )
 
 

@@ -354,9 +354,19 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         )
         return replace(self._source, node=node, tag="")
 
-    def broadcast(self) -> Stream:
-        """Sends every row to all subtasks of the next operator."""
-        return self._routed(graph_pb2.PARTITIONING_BROADCAST)
+    def broadcast(self, load_first: bool | None = None) -> Stream:
+        """Sends every row to all subtasks of the next operator.
+
+        Args:
+            load_first: for ``connect``, where this stream has an end: the function sees no row of the other
+                stream before it has seen all rows of this one; None = in batch mode, where True is the
+                rule, and not in streaming mode. Until then the other stream waits at its sources, and no
+                checkpoint is taken; after a restart from one nothing of this stream is read again, so
+                keep what it brings in state.
+        """
+        if load_first is not None and not isinstance(load_first, bool):
+            raise JobRejected(f"broadcast: load_first={load_first!r} is neither True nor False")
+        return self._routed(graph_pb2.PARTITIONING_BROADCAST, load_first)
 
     def rebalance(self) -> Stream:
         """Deals the rows out evenly to the subtasks of the next operator."""
@@ -370,9 +380,14 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         """Subtask i feeds subtask i of the next operator, which must have the same parallelism."""
         return self._routed(graph_pb2.PARTITIONING_FORWARD)
 
-    def _routed(self, partitioning: graph_pb2.Partitioning.ValueType) -> Stream:
+    def _routed(
+        self,
+        partitioning: graph_pb2.Partitioning.ValueType,
+        load_first: bool | None = None,
+    ) -> Stream:
         given = self._source.routing
-        routing = Routing(partitioning, lost_keys=given.keys or given.lost_keys)
+        lost = given.keys or given.lost_keys
+        routing = Routing(partitioning, lost_keys=lost, load_first=load_first)
         return Stream(self._builder, self._reference(routing))
 
     # ------------------------------------------------------------ time and side outputs

@@ -22,7 +22,12 @@ class StreamPairs:
     _source: NodeInput
 
     def connect(self, other: Stream) -> ConnectedStreams:
-        """This stream and another one, for a function that takes the rows of both.
+        """This stream and another one, for a function that takes the rows of both: in any order between them.
+
+        Which row of which stream comes first is open, and may differ from run to run. Where the function
+        looks rows of this stream up in the other one, which has an end, say
+        ``stream.connect(other.broadcast(load_first=True))``: it then sees all rows of the other stream before
+        it sees one of this; in batch mode that is so by default.
 
         Args:
             other: broadcast, or keyed where this stream is keyed, or neither.

@@ -445,6 +445,7 @@ class TaskEvent(_message.Message):
     CHECKPOINT_DECLINED_FIELD_NUMBER: _builtins.int
     PEER_UNREACHABLE_FIELD_NUMBER: _builtins.int
     KEPT_ROWS_LOST_FIELD_NUMBER: _builtins.int
+    SIDE_LOADED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -465,6 +466,8 @@ class TaskEvent(_message.Message):
     def peer_unreachable(self) -> Global___PeerUnreachable: ...
     @_builtins.property
     def kept_rows_lost(self) -> Global___KeptRowsLost: ...
+    @_builtins.property
+    def side_loaded(self) -> Global___SideLoaded: ...
     def __init__(
         self,
         *,
@@ -476,12 +479,13 @@ class TaskEvent(_message.Message):
         checkpoint_declined: Global___CheckpointDeclined | None = ...,
         peer_unreachable: Global___PeerUnreachable | None = ...,
         kept_rows_lost: Global___KeptRowsLost | None = ...,
+        side_loaded: Global___SideLoaded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "side_loaded", b"side_loaded", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "side_loaded", b"side_loaded", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined", "peer_unreachable", "kept_rows_lost"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined", "peer_unreachable", "kept_rows_lost", "side_loaded"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -638,6 +642,23 @@ class EndOfDataReached(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndOfDataReached: _TypeAlias = EndOfDataReached  # noqa: Y015
+
+@_typing.final
+class SideLoaded(_message.Message):
+    """The inputs with load_first have been read to their ends, and the others are being read now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SideLoaded: _TypeAlias = SideLoaded  # noqa: Y015
 
 @_typing.final
 class Split(_message.Message):
@@ -1014,6 +1035,7 @@ class InputEdge(_message.Message):
     CHANNELS_FIELD_NUMBER: _builtins.int
     TARGET_INPUT_FIELD_NUMBER: _builtins.int
     REPRODUCIBLE_FIELD_NUMBER: _builtins.int
+    LOAD_FIRST_FIELD_NUMBER: _builtins.int
     edge_id: _builtins.str
     partition_type: _graph_pb2.ResultPartitionType.ValueType
     schema: _builtins.bytes
@@ -1021,6 +1043,8 @@ class InputEdge(_message.Message):
     """Which input of a vertex with two (connect, join) the edge feeds."""
     reproducible: _builtins.bool
     """See Edge: rows that are sent again can be told from those that were read."""
+    load_first: _builtins.bool
+    """See Edge: no other input is read before this one has ended."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputChannel]:
         """In order of the producer's subtask index."""
@@ -1034,10 +1058,11 @@ class InputEdge(_message.Message):
         channels: _abc.Iterable[Global___InputChannel] | None = ...,
         target_input: _builtins.int = ...,
         reproducible: _builtins.bool = ...,
+        load_first: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "edge_id", b"edge_id", "partition_type", b"partition_type", "reproducible", b"reproducible", "schema", b"schema", "target_input", b"target_input"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "edge_id", b"edge_id", "load_first", b"load_first", "partition_type", b"partition_type", "reproducible", b"reproducible", "schema", b"schema", "target_input", b"target_input"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

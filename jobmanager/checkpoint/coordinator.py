@@ -9,6 +9,7 @@ Invariants (``check``):
 - a checkpoint completes once, and only after every task that takes part has acknowledged it; tasks that
   had finished before its trigger take no part and are recorded as finished;
 - checkpoints complete in the order of their ids: one that completes aborts all older ones under way;
+- none begins while a task is loading; who asks for one then hears why;
 - it is registered before those it subsumes are released; the count of a shared file is the number of
   completed checkpoints that are kept and name it;
 - a file is deleted only when no kept checkpoint, no checkpoint being stored, no ack of a pending one and
@@ -99,6 +100,7 @@ class CheckpointCoordinator:
         self._tasks: dict[AttemptKey, m.TaskView] = {}
         self._finished: set[AttemptKey] = set()
         self._last: dict[AttemptKey, m.LastState] = {}
+        self._loading: set[AttemptKey] = set()
         self._active = False
         self._pending: dict[int, PendingCheckpoint] = {}
         self._ready: deque[int] = deque()
@@ -212,6 +214,8 @@ class CheckpointCoordinator:
                 self._stop()
             case m.TaskFinished():
                 self._finish_task(event.key, event.last)
+            case m.TaskLoaded():
+                self._loading.discard(event.key)
             case m.TimeReached():
                 self._asked_at = None
             case m.CheckpointRequested():
@@ -239,6 +243,7 @@ class CheckpointCoordinator:
             self._stop()
         self._tasks = {task.key: task for task in tasks}
         self._finished = {task.key for task in tasks if task.finished}
+        self._loading = {task.key for task in tasks if task.is_loading and not task.finished}
         self._last = {task.key: task.last for task in tasks if task.finished and task.last}
         self._files.hold_last(self._last_references(self._last))
         for task in tasks:
@@ -265,6 +270,7 @@ class CheckpointCoordinator:
             self.dropped_events += 1
             return
         self._finished.add(key)
+        self._loading.discard(key)
         if last is not None:
             self._last[key] = last
             self._files.hold_last(self._last_references(self._last))
@@ -296,7 +302,7 @@ class CheckpointCoordinator:
     @property
     def _can_trigger(self) -> bool:
         has_tasks = self._active and len(self._finished) < len(self._tasks)
-        return has_tasks and self._unsettled is None
+        return has_tasks and not self._loading and self._unsettled is None
 
     @property
     def _unsettled(self) -> PendingCheckpoint | None:
@@ -315,6 +321,11 @@ class CheckpointCoordinator:
             self._refuse(request, m.RequestRefused.NOT_RUNNING)
         elif (unsettled := self._unsettled) is not None:
             self._refuse(request, m.RequestRefused.UNSETTLED, unsettled.unsettled)
+        elif self._loading:
+            named = ", ".join(map(str, sorted(self._loading)[:_NAMED_TASKS_MAX]))
+            more = ", ..." if len(self._loading) > _NAMED_TASKS_MAX else ""
+            detail = f"{m.RequestRefused.LOADING.value}: {named}{more}"
+            self._refuse(request, m.RequestRefused.LOADING, detail)
         elif (refused := self._policy.add(request)) is not None:
             self._refuse(request, refused)
 
@@ -322,7 +333,8 @@ class CheckpointCoordinator:
         if self._unsettled is not None:
             return
         if not self._can_trigger:
-            self._refuse_queued("all tasks of the job have finished")
+            if not self._loading:
+                self._refuse_queued("all tasks of the job have finished")
             return
         request = self._policy.take(self._now, len(self._pending))
         if request is None:

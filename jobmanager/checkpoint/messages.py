@@ -100,6 +100,7 @@ class RequestRefused(Enum):
     """Why a checkpoint on demand was not taken."""
 
     NOT_RUNNING = "not all tasks of the job are running"
+    LOADING = "tasks read a broadcast side first (load_first), and checkpoints begin once it has been read"
     DISABLED = "checkpointing is off: set execution.checkpointing.interval or .dir"
     QUEUE_FULL = "too many checkpoints are waiting already"
     ABORTED = "the checkpoint was aborted"
@@ -130,12 +131,14 @@ class TaskView:
         producers: current attempts that feed it; none for a source.
         finished: restored as finished, or finished meanwhile.
         last: of a finished one, None = it holds nothing.
+        is_loading: it reads a side to its end before it reads on: no checkpoint begins meanwhile.
     """
 
     key: AttemptKey
     producers: tuple[AttemptKey, ...]
     finished: bool = False
     last: LastState | None = None
+    is_loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,14 @@ class TasksStarted:
 class TasksStopped:
     """The job fails, restarts, is cancelled or has ended: what is pending is void."""
 
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLoaded:
+    """A task that was loading reads on; only a current attempt's."""
+
+    key: AttemptKey
     now_ms: int
 
 
@@ -256,6 +267,7 @@ CoordinatorEvent = (
     TasksStarted
     | TasksStopped
     | TaskFinished
+    | TaskLoaded
     | TimeReached
     | CheckpointRequested
     | AckReceived

@@ -84,12 +84,14 @@ class CheckpointWiring:
     def started(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
         """Every task that has begun runs or has finished; the others take no part."""
         self._runs, self._final_request = True, ""
+        loading = self._graph.plan.loading
         tasks = tuple(
             c.TaskView(
                 attempt.key,
                 tuple(_producers(self._graph, attempt.key)),
                 finished=attempt.state is AttemptState.FINISHED,
                 last=self._last.get(attempt.key.subtask),
+                is_loading=attempt.key.vertex in loading and not attempt.has_loaded,
             )
             for attempt in self._graph.current()
             if attempt.state is not AttemptState.CREATED
@@ -118,6 +120,10 @@ class CheckpointWiring:
         if last is not None:
             self._last[key.subtask] = last
         return self._step(c.TaskFinished(key, now_ms, last), splits) if self._runs else []
+
+    def loaded(self, key: AttemptKey, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
+        """An attempt has read the side that it reads first; before ``started`` it is told there."""
+        return self._step(c.TaskLoaded(key, now_ms), splits) if self._runs else []
 
     def request_final(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
         """Every attempt has finished or waits; harmless to repeat."""

@@ -202,6 +202,8 @@ class JobMaster:
                 self._take_report(event)
             case m.SplitsReported():
                 self._assign_splits(event)
+            case m.SideLoaded():
+                self._take_side_loaded(event.key)
             case m.EndOfDataReported():
                 self._take_end_of_data(event.key)
             case m.KeptRowsLost():
@@ -471,6 +473,14 @@ class JobMaster:
         is_current = self._partitions.miss(partition, missing.producer.attempt)
         return self._partitions.gone_with(partition, event.key.subtask) if is_current else []
 
+    def _take_side_loaded(self, key: AttemptKey) -> None:
+        attempt = self._find(key)
+        if attempt is None:
+            return
+        attempt.has_loaded = True
+        if self._wiring is not None:
+            self._perform(self._wiring.loaded(key, self._splits, self._now_ms))
+
     def _take_end_of_data(self, key: AttemptKey) -> None:
         attempt = self._find(key)
         if attempt is None:
@@ -532,6 +542,7 @@ class JobMaster:
             self._wiring is not None
             and not self.graph.all_finished
             and not self.graph.waits_to_resume
+            and not self.graph.waits_to_load
             and not self._failover.will_read_from_the_start(self.graph.unstarted)
         ):
             self._perform(self._wiring.started(self._splits, self._now_ms))

@@ -225,6 +225,13 @@ class SplitsReported:
 
 
 @dataclass(frozen=True, slots=True)
+class SideLoaded:
+    """An attempt has read the side that it reads first to its end."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
 class EndOfDataReported:
     """An attempt has consumed all its input and waits for the commit, or for a checkpoint."""
 
@@ -365,6 +372,7 @@ JobEvent = (
     | AttemptReported
     | SplitsReported
     | EndOfDataReported
+    | SideLoaded
     | KeptRowsLost
     | CommitNoted
     | PartitionsPromoted

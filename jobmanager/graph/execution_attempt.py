@@ -94,6 +94,7 @@ class ExecutionAttempt:
         restored_from: checkpoint that it goes on from, 0 = from none.
         deployed_at_ms: wall clock; 0 = it was not.
         done_at_ms: when it had reached the end of its data; 0 = it has not.
+        has_loaded: the side that it reads first has been read to its end.
     """
 
     key: AttemptKey
@@ -104,6 +105,7 @@ class ExecutionAttempt:
     restored_from: int = 0
     deployed_at_ms: int = 0
     done_at_ms: int = 0
+    has_loaded: bool = False
 
     @property
     def terminal(self) -> bool:

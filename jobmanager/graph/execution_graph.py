@@ -183,6 +183,14 @@ class ExecutionGraph:
         return any(self._attempts[s].state is AttemptState.CREATED for s in self._resumed)
 
     @property
+    def waits_to_load(self) -> bool:
+        """True in streaming mode while something that loads a side first waits for that: a checkpoint would
+        be one of a job that is loading."""
+        if self.plan.is_batch or not (loading := self.plan.loading):
+            return False
+        return any(s.vertex in loading for s in self.in_state(AttemptState.CREATED))
+
+    @property
     def started(self) -> frozenset[SubtaskId]:
         """Subtasks that have been scheduled at least once."""
         return frozenset(

@@ -64,6 +64,7 @@ class EdgePlan:
         is_deterministic: the producer sends the same rows again after a restart, in any order, as long as
             it gets the same rows over the kept edges that it and its region read.
         is_reproducible: ... and in the same order, as long as those come in the same order too.
+        load_first: the target reads it to its end before it reads any other.
     """
 
     id: str
@@ -73,6 +74,7 @@ class EdgePlan:
     exchange: Exchange = Exchange.PIPELINED
     is_deterministic: bool = False
     is_reproducible: bool = False
+    load_first: bool = False
 
     @property
     def is_persisted(self) -> bool:
@@ -82,10 +84,20 @@ class EdgePlan:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """The shape of a job; vertices in topological order."""
+    """The shape of a job; vertices in topological order.
+
+    Attributes:
+        is_batch: it runs in batch mode.
+    """
 
     vertices: tuple[VertexPlan, ...]
     edges: tuple[EdgePlan, ...] = ()
+    is_batch: bool = False
+
+    @property
+    def loading(self) -> frozenset[str]:
+        """The vertices that read an input to its end before they read any other."""
+        return frozenset(edge.target for edge in self.edges if edge.load_first)
 
     def vertex(self, vertex_id: str) -> VertexPlan:
         """The vertex of this id."""

@@ -91,9 +91,11 @@ def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
                 _EXCHANGES[edge.partition_type],
                 is_deterministic=edge.deterministic,
                 is_reproducible=edge.reproducible,
+                load_first=edge.load_first,
             )
             for edge in edges
         ),
+        is_batch=graph.config.get("execution.runtime-mode") == "batch",
     )
 
 
@@ -140,6 +142,8 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
             return m.SplitsReported(key, discovered.operator_uid, splits, discovered.final)
         case "end_of_data":
             return m.EndOfDataReported(key)
+        case "side_loaded":
+            return m.SideLoaded(key)
         case "checkpoint_acknowledged":
             acked = event.checkpoint_acknowledged
             return c.AckReceived(
@@ -298,6 +302,7 @@ class DeploymentMessages:
                 schema=edge.schema,
                 target_input=edge.target_input,
                 reproducible=edge.reproducible,
+                load_first=edge.load_first,
                 channels=[self._channel(edge.id, channel) for channel in read.channels],
             )
         for written in plan.outputs:

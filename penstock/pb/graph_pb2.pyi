@@ -1397,6 +1397,8 @@ class Edge(_message.Message):
     TARGET_INPUT_FIELD_NUMBER: _builtins.int
     DETERMINISTIC_FIELD_NUMBER: _builtins.int
     REPRODUCIBLE_FIELD_NUMBER: _builtins.int
+    LOAD_FIRST_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"e0", "e1", ..."""
     source_vertex: _builtins.str
@@ -1415,6 +1417,10 @@ class Edge(_message.Message):
     """... and in the same order, as long as those come in the same order too: its consumers can go on where
     they are.
     """
+    load_first: _builtins.bool
+    """The target reads it to its end before it reads any other input."""
+    waits: _builtins.bool
+    """Another edge of the target has load_first: nothing is sent on this one before that has been read."""
     @_builtins.property
     def source_output(self) -> Global___ChainInput:
         """Which operator of the source's chain feeds the edge, and from which of its outputs."""
@@ -1437,10 +1443,12 @@ class Edge(_message.Message):
         target_input: _builtins.int = ...,
         deterministic: _builtins.bool = ...,
         reproducible: _builtins.bool = ...,
+        load_first: _builtins.bool = ...,
+        waits: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source_output", b"source_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deterministic", b"deterministic", "id", b"id", "key_columns", b"key_columns", "partition_type", b"partition_type", "partitioning", b"partitioning", "reproducible", b"reproducible", "schema", b"schema", "source_output", b"source_output", "source_vertex", b"source_vertex", "target_input", b"target_input", "target_vertex", b"target_vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deterministic", b"deterministic", "id", b"id", "key_columns", b"key_columns", "load_first", b"load_first", "partition_type", b"partition_type", "partitioning", b"partitioning", "reproducible", b"reproducible", "schema", b"schema", "source_output", b"source_output", "source_vertex", b"source_vertex", "target_input", b"target_input", "target_vertex", b"target_vertex", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from penstock.errors import JobRejected
 from penstock.exchanges import PIPELINED, keeps_rows
 from penstock.graph_operators import shown_name, side_schema
 from penstock.pb import graph_pb2
+from penstock.planner.loading import settle_loading
 from penstock.repeatability import (
     Repeatability,
     VertexInput,
@@ -89,6 +90,8 @@ class DraftEdge:
     keys: tuple[str, ...]
     target_input: int
     partition_type: graph_pb2.ResultPartitionType.ValueType
+    is_said: bool
+    load_first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class DraftInput:
 
     Attributes:
         target_input: which input of the operator it feeds: 0, or 1 for the second of two.
+        is_said: the user has chosen the type.
+        load_first: the operator reads it to its end before it reads the other input.
     """
 
     source: DraftOutput
@@ -104,6 +109,8 @@ class DraftInput:
     keys: tuple[str, ...] = ()
     target_input: int = 0
     partition_type: graph_pb2.ResultPartitionType.ValueType = PIPELINED
+    is_said: bool = False
+    load_first: bool = False
 
     def read_by(self, parallelism: int) -> VertexInput:
         """The input as that of a vertex."""
@@ -209,6 +216,8 @@ class Draft:
                     given.keys,
                     given.target_input,
                     given.partition_type,
+                    given.is_said,
+                    given.load_first,
                 )
             )
         return operator
@@ -237,8 +246,12 @@ class Draft:
             or default_max_parallelism(vertex.parallelism)
         )
 
-    def to_proto(self) -> graph_pb2.JobGraph:
-        """Vertices and edges as they travel."""
+    def to_proto(self, *, is_batch: bool = False) -> graph_pb2.JobGraph:
+        """Vertices and edges as they travel.
+
+        Raises:
+            JobRejected: what is to be loaded first cannot be.
+        """
         graph = graph_pb2.JobGraph()
         ids = {id(vertex): f"v{i}" for i, vertex in enumerate(self._vertices)}
         for vertex in self._vertices:
@@ -258,8 +271,11 @@ class Draft:
                     partition_type=edge.partition_type,
                     schema=schema_to_bytes(edge.source.schema),
                     target_input=edge.target_input,
+                    load_first=edge.load_first,
                 )
             )
+        said = {f"e{i}" for i, edge in enumerate(self._edges) if edge.is_said}
+        settle_loading(graph, said, is_batch=is_batch)
         known = repeatability_of_edges(graph)
         for proto in graph.edges:
             proto.deterministic = known[proto.id].is_deterministic

@@ -53,6 +53,10 @@ DEFAULT_SLOT_GROUP = "default"
 
 _HASH = graph_pb2.PARTITIONING_HASH
 _REBALANCE = graph_pb2.PARTITIONING_REBALANCE
+_WITH_BROADCAST = (
+    graph_pb2.PROCESS_KIND_BROADCAST,
+    graph_pb2.PROCESS_KIND_KEYED_BROADCAST,
+)
 _READ_WHILE_KEPT = (CACHING, CACHING_MEMORY)
 
 
@@ -103,7 +107,7 @@ class Planner:
         for node in self._nodes:
             if node.index not in self._see_through:
                 self._operators[node.index] = self._place(node)
-        return self._draft.to_proto()
+        return self._draft.to_proto(is_batch=self._config.runtime_mode == "batch")
 
     # ------------------------------------------------------------ placing
 
@@ -117,7 +121,7 @@ class Planner:
         group = _slot_group(node, reads)
         most = node.properties.max_parallelism or _key_groups_of_placed(reads, parallelism)
         together = node.properties.colocation_group
-        inputs = [self._draft_input(read, parallelism, most) for read in reads]
+        inputs = [self._draft_input(node, read, parallelism, most) for read in reads]
         chained = self._draft.can_chain(inputs, parallelism, group, most, together)
         if not chained:
             stay = [
@@ -202,7 +206,7 @@ class Planner:
     # ------------------------------------------------------------ in front of an operator
 
     def _draft_input(
-        self, read: _Read, parallelism: int, max_parallelism: int | None
+        self, node: Node, read: _Read, parallelism: int, max_parallelism: int | None
     ) -> DraftInput:
         partitioning, keys = read.routing.partitioning, read.routing.keys
         vertex = read.output.operator.vertex
@@ -213,7 +217,28 @@ class Planner:
             # A key's subtask follows from the number of key-groups.
             partitioning, keys = FORWARD, ()
         partition_type = exchange_type(partitioning, read.exchange, self._config)
-        return DraftInput(read.output, partitioning, keys, read.target_input, partition_type)
+        return DraftInput(
+            read.output,
+            partitioning,
+            keys,
+            read.target_input,
+            partition_type,
+            is_said=read.exchange is not None,
+            load_first=self._loads_first(node, read),
+        )
+
+    def _loads_first(self, node: Node, read: _Read) -> bool:
+        """Whether an input is read whole before the other one."""
+        wanted, operation = read.routing.load_first, node.operation
+        is_side = isinstance(operation, Process) and operation.kind in _WITH_BROADCAST
+        if not is_side or read.target_input != 1:
+            if wanted:
+                raise JobRejected(
+                    f"operator {node.name!r}: .broadcast(load_first=True) goes with .connect(...), where there is "
+                    "another stream that waits: stream.connect(airports.broadcast(load_first=True)).process(...)"
+                )
+            return False
+        return self._config.runtime_mode == "batch" if wanted is None else wanted
 
     def _prepare(
         self, node: Node, read: _Read, given: DraftInput, keys: frozenset[str], *, chained: bool

@@ -265,12 +265,18 @@ class Harness:
             raise JobRejected("read: no source is tested: call push()")
         self._runner.read(rows)
 
-    def end(self) -> None:
-        """Ends the data: the watermark goes to the end of time, everything fires, sinks commit."""
+    def end(self, *, input: int | None = None) -> None:
+        """Ends the data: the watermark goes to the end of time, everything fires, sinks commit.
+
+        Args:
+            input: of one of two streams only: what waits for it (``.broadcast(load_first=True)``) goes on;
+                None = of all.
+        """
         if self._pipeline.has_source:
             self._runner.read(None)
         else:
-            self._runner.end()
+            self._check_input(input or 0)
+            self._runner.end(input)
 
     # ------------------------------------------------------------ what comes out
 

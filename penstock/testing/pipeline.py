@@ -219,7 +219,7 @@ def _input(
     *,
     has_event_time: bool,
 ) -> Stream:
-    spec = graph_pb2.SourceSpec(custom=graph_pb2.Function(), bounded=False)
+    spec = graph_pb2.SourceSpec(custom=graph_pb2.Function(), bounded=True)
     sample = None if rows is None else lambda count: rows.slice(0, count)
     node = builder.add(
         ReadSource(spec, function=_Pushed(), sample=sample),

@@ -40,7 +40,12 @@ from penstock.storage.manifest import encode_manifest
 from taskmanager.harness.direct_exchange import DirectChannel, DirectExchange
 from taskmanager.harness.inspection import state_of, timers_of
 from taskmanager.harness.manual_clock import ManualClock
-from taskmanager.harness.planned_graph import fingerprint, in_order, with_passes
+from taskmanager.harness.planned_graph import (
+    feeds_what_is_loaded_first,
+    fingerprint,
+    in_order,
+    with_passes,
+)
 from taskmanager.harness.restore import RestoredState, StateAssignment
 from taskmanager.harness.tested_task import TestedTask, deployment_of, make_task
 from taskmanager.network.exchange import DataExchange
@@ -139,6 +144,13 @@ class HarnessRunner:
         self._by_vertex = {task.vertex.id: task for task in self._tasks}
         try:
             self._start()
+            if self._restored.checkpoint_id:
+                # There is no snapshot before what is loaded first has been read whole.
+                self._end_inputs(
+                    index
+                    for index, uid in enumerate(inputs)
+                    if feeds_what_is_loaded_first(self._graph, uid)
+                )
         except BaseException:
             self.close()
             raise
@@ -215,15 +227,19 @@ class HarnessRunner:
         deadlines = (task.execution.next_deadline_ms() for task in self._tasks)
         return min((ms for ms in deadlines if ms is not None), default=None)
 
-    def end(self) -> None:
-        """Ends the input: windows and timers fire, sinks commit."""
+    def end(self, input_index: int | None) -> None:
+        """Ends one input, or all of them: then windows and timers fire, sinks commit."""
         self._check()
-        for channel in self._inputs:
+        self._end_inputs(range(len(self._inputs)) if input_index is None else [input_index])
+        if input_index is None:
+            self._commit()
+
+    def _end_inputs(self, indices: Iterable[int]) -> None:
+        for channel in (self._inputs[index] for index in indices):
             if not channel.has_ended:
                 channel.has_ended = True
                 channel.send_control(EndOfData())
         self._settle(with_sources=True)
-        self._commit()
 
     def _commit(self) -> None:
         """The checkpoint behind the end of the data, where a sink waits for one."""
@@ -342,6 +358,13 @@ class HarnessRunner:
             JobRejected: a subtask has done all its work, so there is nothing to take a snapshot of.
         """
         self._check()
+        for task in self._tasks:
+            if task.parts.is_loading:
+                raise CheckpointAborted(
+                    self._checkpoint_id + 1,
+                    f"{task.vertex.name} reads its broadcast side first (load_first), and that has not ended: "
+                    "call end(input=...) for it before",
+                )
         self._checkpoint_id += 1
         barrier = CheckpointBarrier(self._checkpoint_id, self.clock.time_ms)
         self._acknowledged, self._declined = {}, ""

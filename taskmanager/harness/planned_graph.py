@@ -39,6 +39,21 @@ def in_order(graph: graph_pb2.JobGraph) -> list[graph_pb2.Vertex]:
     return ordered
 
 
+def feeds_what_is_loaded_first(graph: graph_pb2.JobGraph, uid: str) -> bool:
+    """Whether rows of an operator get to an input that is read whole before another one."""
+    rest = [v.id for v in graph.vertices if any(operator.uid == uid for operator in v.operators)]
+    seen = set[str]()
+    while rest:
+        current = rest.pop()
+        for edge in graph.edges:
+            if edge.source_vertex == current and edge.load_first:
+                return True
+            if edge.source_vertex == current and edge.target_vertex not in seen:
+                seen.add(edge.target_vertex)
+                rest.append(edge.target_vertex)
+    return False
+
+
 def fingerprint(vertex: graph_pb2.Vertex) -> checkpoint_pb2.VertexFingerprint:
     """What a manifest says of a vertex."""
     return checkpoint_pb2.VertexFingerprint(

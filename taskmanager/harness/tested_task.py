@@ -86,6 +86,7 @@ def deployment_of(
             deployment.inputs.add(
                 edge_id=edge.id,
                 target_input=edge.target_input,
+                load_first=edge.load_first,
                 channels=[internal_pb2.InputChannel(edge_id=edge.id)],
             )
     return deployment

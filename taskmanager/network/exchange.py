@@ -8,6 +8,7 @@ connections of ``connection_pool``. Waits have deadlines; the mailbox loop calls
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from common.clock import Clock
 from common.elements import ControlElement
@@ -24,6 +25,7 @@ from taskmanager.network.connection_pool import (
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.network.input_connector import Consumer, InputConnector, channel_spec
 from taskmanager.network.input_gate import InputGate
+from taskmanager.network.kept_channel import KeptInputChannel
 from taskmanager.network.partition_registry import PartitionRegistry
 from taskmanager.network.partitioner import partitioner_of
 from taskmanager.network.result_partition import (
@@ -145,6 +147,7 @@ class DataExchange:
             on_available=on_available,
             on_error=on_error,
             on_release=lambda: self.registry.forget(partition_id),
+            waits_for_readers=edge.edge.waits,
         )
         partition = self._partitions.create(context, edge, positions)
         if partition.is_served_here:
@@ -195,8 +198,15 @@ class DataExchange:
             now_ms=self._clock.now_ms,
         )
         consumer = Consumer(f"{attempt.vertex}/{attempt.subtask_index}", attempt.attempt)
+        waiting = []
         for (_, description), channel in zip(listed, gate.channels, strict=True):
-            self._connector.connect(channel, description, consumer)
+            connect = partial(self._connector.connect, channel, description, consumer)
+            if gate.holds(channel) and not isinstance(channel, KeptInputChannel):
+                # Its producers begin when it is asked for.
+                waiting.append(connect)
+            else:
+                connect()
+        gate.on_loaded = waiting
         return gate
 
     def replace_producer(self, gate: InputGate, description: internal_pb2.InputChannel) -> None:

@@ -234,11 +234,12 @@ def channel_spec(
     """
     name = channel_name(channel)
     if edge.partition_type == graph_pb2.RESULT_PARTITION_TYPE_PIPELINED:
-        return ChannelSpec(name)
+        return ChannelSpec(name, is_first=edge.load_first)
     producer_index = channel.producer_attempt.subtask_index
     start = starts.get((edge.edge_id, producer_index))
     return ChannelSpec(
         name,
+        is_first=edge.load_first,
         carries_barriers=edge.partition_type != graph_pb2.RESULT_PARTITION_TYPE_BLOCKING,
         kept=KeptChannelSpec(
             edge.edge_id,

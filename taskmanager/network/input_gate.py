@@ -4,7 +4,8 @@ A record enters its chain here. ``poll`` goes round the channels that have somet
 each in turn. Watermarks and idleness come out merged; the end of a channel's data comes out as
 ``OriginEnded``, and once all channels have ended their data as one ``EndOfData``. A checkpoint barrier
 comes out once the aligner lets it; until then channels that have delivered it may be blocked: they
-are not read, so their credit stays ungranted. Latency markers come out as they came.
+are not read, so their credit stays ungranted. The same goes for channels that wait for others to be read first,
+to the end of their data. Latency markers come out as they came.
 
 All methods run on the mailbox thread; ``on_available`` may be called from within a producer's
 ``emit``, so it must only note that there is work.
@@ -58,11 +59,13 @@ class ChannelSpec:
         name: which subpartition of which producer it reads; also its origin.
         carries_barriers: False on blocking edges, whose producers have finished.
         kept: None on pipelined edges.
+        is_first: it is read to the end of its data before those of which this is not said.
     """
 
     name: str
     carries_barriers: bool = True
     kept: KeptChannelSpec | None = None
+    is_first: bool = False
 
 
 def _ignore_release(_channels: Sequence[InputChannel]) -> None:
@@ -127,6 +130,11 @@ class InputGate:
         """How the alignment of the barrier that came out last began."""
         self._outputs: deque[StreamElement | OriginEnded] = deque()
         self._data_ended = [False] * len(self.channels)
+        self._first = {index for index, spec in enumerate(specs) if spec.is_first}
+        """Channels that others wait for, as long as they have not ended their data."""
+        self._held = set(range(len(specs))) - self._first if self._first else set[int]()
+        self.on_loaded: Sequence[Callable[[], None]] = ()
+        """Called once those that are read first have been read: nothing else is held any more."""
         self._finished_count = 0
         self._is_released = False
         self._has_failed = False
@@ -167,6 +175,15 @@ class InputGate:
         """True when something of this channel has arrived and was not polled yet."""
         channel = self._channel_of.get(origin)
         return channel is not None and channel.has_data
+
+    @property
+    def is_loading(self) -> bool:
+        """True while channels wait for others to end their data."""
+        return bool(self._first)
+
+    def holds(self, channel: InputChannel) -> bool:
+        """Whether a channel is not read yet, since others are read first."""
+        return channel.index in self._held
 
     @property
     def has_data(self) -> bool:
@@ -306,7 +323,13 @@ class InputGate:
 
     def _queue(self, channel: InputChannel) -> None:
         """Puts a channel into the round where it has something and may be read."""
-        if channel.has_data and not channel.is_queued and channel.index not in self._blocked:
+        index = channel.index
+        if (
+            channel.has_data
+            and not channel.is_queued
+            and index not in self._blocked
+            and index not in self._held
+        ):
             channel.is_queued = True
             self._round.append(channel)
 
@@ -316,12 +339,26 @@ class InputGate:
             raise TaskFailure(f"{channel.name} ended its data twice")
         self._data_ended[index] = True
         self._outputs.append(OriginEnded(self.origins[index]))
+        if self._first:
+            self._note_loaded(index)
         changes = self._merger.on_end(index)
         if all(self._data_ended):
             # The chain moves to the end of time by itself before it ends its data.
             self._outputs.append(EndOfData())
         else:
             self._outputs.extend(changes)
+
+    def _note_loaded(self, index: int) -> None:
+        """A channel has ended its data: behind the last of those that are read first come the others."""
+        self._first.discard(index)
+        if self._first:
+            return
+        held, self._held = self._held, set()
+        for channel in sorted(held):
+            self._queue(self.channels[channel])
+        connects, self.on_loaded = self.on_loaded, ()
+        for connect in connects:
+            connect()
 
     def _channel_has_data(self, channel: InputChannel) -> None:
         if self._is_released:

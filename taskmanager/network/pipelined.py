@@ -7,7 +7,7 @@ the same process) has credit for them.
 Invariants:
     - order: rows and control elements arrive as they were added (but see there for watermarks),
     - row offsets are contiguous from 0,
-    - ``is_blocked`` is True while a cut batch waits for the reader; the chain is not stepped then,
+    - ``is_blocked`` is True while a cut batch waits for the reader, or the reader is awaited; the chain is not stepped then,
       so memory is one batch being collected, one that waits, and the overdraft of one step,
     - nothing follows ``EndOfPartition``.
 """
@@ -63,6 +63,7 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         load: of the partition; the subpartition adds its own.
         on_sent: called with the bytes of each batch sent.
         on_unblocked: called when the last waiting batch has gone, or all has been consumed.
+        waits_for_reader: nothing is to be made for the consumer before it begins to read.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         load: PartitionLoad,
         on_sent: Callable[[int], None],
         on_unblocked: Callable[[], None],
+        *,
+        waits_for_reader: bool = False,
     ) -> None:
         self.index = index
         self._collector = BatchCollector(
@@ -89,11 +92,14 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         self._reader: SubpartitionReader | None = None
         self._is_finished = False
         self._is_consumed = False
+        self._waits_for_reader = waits_for_reader
+        if waits_for_reader:
+            load.waiting_batches += 1
 
     @property
     def is_blocked(self) -> bool:
-        """True while a batch waits for the reader."""
-        return self._waiting_batches > 0
+        """True while a batch waits for the reader, or the reader is awaited."""
+        return self._waiting_batches > 0 or self._waits_for_reader
 
     @property
     @override
@@ -163,6 +169,7 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         self._queue.clear()
         self._collector.clear()
         self._count_waiting(-self._waiting_batches)
+        self._end_wait()
         self._is_finished = True
         if reader is not None:
             reader.partition_released()
@@ -185,7 +192,12 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         """A consumer begins to read; the subpartition has no reader."""
         assert self._reader is None, "a subpartition has one reader at a time"
         self._reader = reader
+        was_awaited = self._waits_for_reader
+        self._end_wait()
         self.pump()
+        if was_awaited and not self.is_blocked:
+            self.flush()
+            self._on_unblocked()
         for element in self._queue:
             if isinstance(element, CheckpointBarrier | EndOfData):
                 reader.announce(element)
@@ -266,6 +278,11 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
             queue[-1] = element
         else:
             queue.append(element)
+
+    def _end_wait(self) -> None:
+        if self._waits_for_reader:
+            self._waits_for_reader = False
+            self._load.waiting_batches -= 1
 
     def _count_waiting(self, change: int) -> None:
         self._waiting_batches += change

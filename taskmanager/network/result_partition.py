@@ -66,6 +66,7 @@ class PartitionContext:
         on_available: the partition may be able to take a batch again, or has been consumed.
         on_error: serving a consumer failed outside of a call of the subtask.
         on_release: called once when the partition is released.
+        waits_for_readers: nothing is to be made before every consumer has begun to read.
     """
 
     partition_id: PartitionId
@@ -79,6 +80,7 @@ class PartitionContext:
     on_available: Callable[[], None]
     on_error: Callable[[Exception], None]
     on_release: Callable[[], None]
+    waits_for_readers: bool = False
 
 
 class ResultPartition(ReadablePartition):
@@ -113,6 +115,7 @@ class ResultPartition(ReadablePartition):
                 self._load,
                 self._count_sent,
                 self._subpartition_unblocked,
+                waits_for_reader=context.waits_for_readers,
             )
             for index in range(context.subpartition_count)
         ]

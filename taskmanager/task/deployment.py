@@ -476,6 +476,11 @@ class Deployment:
         outputs = [position for partition in self._partitions for position in partition.positions()]
         return ChannelPositions(inputs, outputs)
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether inputs wait for another one to be read whole."""
+        return self._gate is not None and self._gate.is_loading
+
     def take_last_states(
         self, when_written: Callable[[LastStates | None], None]
     ) -> LastStates | None:

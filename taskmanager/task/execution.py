@@ -66,6 +66,10 @@ class SubtaskParts(Protocol):
     def collects(self) -> list[CollectOperator]:
         """The collect sinks of the chain, once built."""
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether inputs wait for another one to be read whole, once built."""
+
     def replace_producer(self, channel: internal_pb2.InputChannel) -> None:
         """Reads an edge that keeps its rows from a new attempt."""
 
@@ -121,6 +125,7 @@ class Execution:
         self._is_opening_state = False
         self._early: list[internal_pb2.TaskCommand] = []
         self._has_reported_end = False
+        self._is_loading = False
         self._is_leaving = False
         self._leaves_again_at_ms: int | None = None
 
@@ -152,6 +157,9 @@ class Execution:
                     self._parts.open_state(self, self._build)
                 return Progress.IDLE
             progress = self._subtask.step()
+            if self._is_loading and not self._parts.is_loading:
+                self._is_loading = False
+                self._report_event(side_loaded=internal_pb2.SideLoaded())
             if progress is Progress.WAITING and not self._has_reported_end:
                 self._has_reported_end = True
                 self._report_event(end_of_data=internal_pb2.EndOfDataReached())
@@ -170,6 +178,7 @@ class Execution:
 
     def _build(self) -> None:
         self._subtask = self._parts.build(self)
+        self._is_loading = self._parts.is_loading
         self._move_to(ATTEMPT_STATE_RUNNING)
         early, self._early = self._early, []
         for command in early:
@@ -425,6 +434,7 @@ class Execution:
         end_of_data: internal_pb2.EndOfDataReached | None = None,
         checkpoint_acknowledged: internal_pb2.CheckpointAcknowledged | None = None,
         checkpoint_declined: internal_pb2.CheckpointDeclined | None = None,
+        side_loaded: internal_pb2.SideLoaded | None = None,
     ) -> None:
         event = internal_pb2.TaskEvent(
             attempt=self.attempt,
@@ -433,6 +443,7 @@ class Execution:
             end_of_data=end_of_data,
             checkpoint_acknowledged=checkpoint_acknowledged,
             checkpoint_declined=checkpoint_declined,
+            side_loaded=side_loaded,
         )
         self._report(internal_pb2.SlotReport(task_event=event))
 

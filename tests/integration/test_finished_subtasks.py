@@ -97,10 +97,11 @@ def _await(handle: ps.JobHandle, finished: int, restarts: int) -> None:
         pass
 
     def look(details: client_pb2.JobDetails) -> None:
-        states = [subtask.state for vertex in details.vertices for subtask in vertex.subtasks]
+        subtasks = [subtask for vertex in details.vertices for subtask in vertex.subtasks]
+        states = [subtask.state for subtask in subtasks]
         done = states.count(client_pb2.ATTEMPT_STATE_FINISHED)
         running = states.count(client_pb2.ATTEMPT_STATE_RUNNING)
-        has_restarted = len(handle.exceptions()) == restarts
+        has_restarted = max(subtask.attempt for subtask in subtasks) >= restarts
         if has_restarted and done == finished and done + running == len(states):
             raise Held
 

@@ -323,3 +323,31 @@ def test_delays_to_parquet_by_origin_and_back(
     for row, other in zip(sorted(found), sorted(wanted), strict=True):
         assert (row[0], row[1], row[3]) == (other[0], other[1], other[3])
         assert math.isclose(row[2], other[2])
+
+
+class _Traffic(ps.BroadcastProcessFunction):
+    counts = ps.BroadcastState("counts", pa.string(), pa.int64())
+
+    def process_broadcast(self, row: Any, ctx: Any, out: Any) -> None:
+        self.counts.put(row.origin + row.destination, row.count)
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        out.emit(count=self.counts.get(row.origin + row.destination))
+
+
+@pytest.mark.parametrize("mode", ["streaming", "batch"])
+def test_flights_are_enriched_by_a_table_that_is_read_first(
+    env: ps.Environment, db: duckdb.DuckDBPyConnection, data_dir: Path, mode: str
+) -> None:
+    env.set_runtime_mode(mode)
+    flights = env.read_json(str(data_dir / "flights-20k.json"))
+    routes = env.read_csv(str(data_dir / "flights-airport.csv"))
+    side = routes.broadcast(load_first=True) if mode == "streaming" else routes.broadcast()
+    found = rows_of(env, flights.connect(side).process(_Traffic(), schema={"count": int}))
+    assert_same_rows(
+        found,
+        db.sql("SELECT count FROM flights LEFT JOIN airports USING (origin, destination)")
+        .to_arrow_table()
+        .to_pylist(),
+    )
+    assert sum(row["count"] is None for row in found) == 1_046

@@ -227,3 +227,32 @@ def _lateness(events: list[tuple[str, Any]]) -> list[bool]:
         elif kind == "row":
             late.append(value <= watermark)
     return late
+
+
+def test_one_that_waits_for_its_reader_is_blocked_until_then() -> None:
+    unblocked: list[int] = []
+    load = PartitionLoad()
+    subpartition = PipelinedSubpartition(
+        0, 10, 1 << 20, load, unblocked.append, lambda: unblocked.append(0), waits_for_reader=True
+    )
+    assert subpartition.is_blocked
+    assert load.waiting_batches == 1
+    subpartition.add(numbers(0, 3), 24)
+    subpartition.flush()
+    subpartition.add_control(EndOfData())
+    reader = RecordingReader(1000)
+    subpartition.attach(reader)
+    assert not subpartition.is_blocked
+    assert load.waiting_batches == 0
+    assert unblocked[-1] == 0
+    assert rows_of([e for e in reader.got if isinstance(e, pa.RecordBatch)]) == [0, 1, 2]
+    assert reader.got[-1] == EndOfData()
+
+
+def test_one_that_waits_for_its_reader_in_vain_lets_go_of_its_partition() -> None:
+    load = PartitionLoad()
+    subpartition = PipelinedSubpartition(
+        0, 10, 1 << 20, load, lambda _: None, lambda: None, waits_for_reader=True
+    )
+    subpartition.release()
+    assert load.waiting_batches == 0

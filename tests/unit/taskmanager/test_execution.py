@@ -84,6 +84,7 @@ class Slot:
             create_partitions=create_partitions,
             source=None,
             collects=[],
+            is_loading=False,
             release=self._release,
             take_last_states=lambda when_written: (),
             close=list,

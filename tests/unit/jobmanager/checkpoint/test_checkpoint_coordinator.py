@@ -5,6 +5,8 @@ Method: source -> middle -> sink with one subtask each, or small graphs of their
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jobmanager.checkpoint import messages as m
@@ -469,3 +471,60 @@ def test_unknown_producers_are_our_bug_and_tell_the_story() -> None:
     driver = Driver(start=False)
     with pytest.raises(InvariantViolation, match="story: TasksStarted"):
         driver.restart((m.TaskView(SINK, (MIDDLE,)),))
+
+
+# ---------------------------------------------------------------- tasks that load a side first
+
+
+def loading(driver: Driver) -> list[m.CoordinatorEffect]:
+    tasks = tuple(replace(task, is_loading=task.key != SOURCE) for task in CHAIN)
+    return driver.step(m.TasksStarted(tasks, driver.now_ms))
+
+
+def test_none_begins_while_a_task_is_loading_and_who_asks_hears_why() -> None:
+    driver = Driver()
+    loading(driver)
+    driver.now_ms += 10_000
+    assert not of_type(driver.at(10_000), m.TriggerTasks)
+    [answer] = of_type(driver.step(m.CheckpointRequested("mine", driver.now_ms)), m.AnswerRequest)
+    assert (answer.request_id, answer.refused) == ("mine", m.RequestRefused.LOADING)
+    assert "load_first" in answer.detail
+    assert str(MIDDLE) in answer.detail
+    assert not of_type(driver.step(m.TaskLoaded(MIDDLE, driver.now_ms)), m.TriggerTasks)
+    effects = driver.step(m.TaskLoaded(SINK, driver.now_ms))
+    assert [trigger.keys for trigger in of_type(effects, m.TriggerTasks)] == [(SOURCE,)]
+    assert driver.machine.failed_total == 0
+
+
+def test_one_that_finishes_loads_no_more() -> None:
+    driver = Driver()
+    loading(driver)
+    driver.now_ms += 10_000
+    driver.step(m.TaskFinished(SINK, driver.now_ms))
+    effects = driver.step(m.TaskLoaded(MIDDLE, driver.now_ms))
+    assert of_type(effects, m.TriggerTasks)
+
+
+# ---------------------------------------------------------------- what finished tasks leave
+
+
+def test_what_a_finished_task_holds_is_in_every_later_checkpoint() -> None:
+    driver = Driver(retained_max=1)
+    last = m.LastState("left by source", (private("shared/left"),))
+    driver.step(m.TaskFinished(SOURCE, driver.now_ms, last))
+    for _ in range(3):
+        checkpoint_id = driver.trigger()
+        driver.ack(checkpoint_id, MIDDLE)
+        [store] = of_type(driver.ack(checkpoint_id, SINK), m.StoreCheckpoint)
+        assert store.last == ((SOURCE, "left by source"),)
+        effects = driver.stored(checkpoint_id)
+        assert "shared/left" not in deletions(effects)
+        [completed] = of_type(effects, m.ReportCompleted)
+        assert "shared/left" in {r.location.path for r in completed.checkpoint.references}
+    again = m.TasksStarted(CHAIN, driver.now_ms)
+    driver.step(again)
+    checkpoint_id = driver.trigger()
+    for key in (SOURCE, MIDDLE, SINK):
+        driver.ack(checkpoint_id, key)
+    gone = deletions(driver.stored(checkpoint_id)) | deletions(driver.deleted())
+    assert "shared/left" in gone
