@@ -512,7 +512,7 @@ class Configuration(BaseModel):
     print_to_terminal: bool = Field(
         False,
         alias="taskmanager.print-to-terminal",
-        description="Write the output of print sinks to the daemon's terminal as well.",
+        description="Write what user code and print sinks print to the daemon's terminal as well.",
     )
 
     # -- liveness and deadlines

@@ -85,7 +85,7 @@ class Environment:
             values["parallelism.default"] = parallelism
         self._address = address
         self._config = Configuration.from_mapping(values)
-        self._builder = JobBuilder(lambda: self.execute("collect"))
+        self._builder = JobBuilder(lambda: self.execute("collect"), self._submit_for_rows)
         self._embedded = EmbeddedClusters()
         self._clients: dict[str, Client] = {}
 
@@ -407,18 +407,23 @@ class Environment:
         """Submits the job and returns at once; the environment can then build another.
 
         Raises:
-            JobRejected: the job cannot run.
+            JobRejected: the job cannot run; the environment has forgotten it and can build another.
             JobManagerUnreachable: there is no cluster at the address.
         """
-        planned = self._plan(name)
-        override = current_override()
-        if override.plan_only:
-            raise PlanCollected(planned.graph)
-        for warning in planned.warnings:
-            _log.warning("job %r: %s", name, warning)
-        client = self._client_for(planned.graph)
-        client.upload_artifacts(planned.artifacts)
-        job_id = client.submit(uuid.uuid4().hex, planned.graph)
+        _check_job_name(name)
+        try:
+            planned = self._plan(name)
+            override = current_override()
+            if override.plan_only:
+                raise PlanCollected(planned.graph)
+            for warning in planned.warnings:
+                _log.warning("job %r: %s", name, warning)
+            client = self._client_for(planned.graph)
+            client.upload_artifacts(planned.artifacts)
+            job_id = client.submit(uuid.uuid4().hex, planned.graph)
+        except JobRejected as error:
+            self._builder.reject(error)
+            raise
         handle = JobHandle(client, job_id, self._builder.collected)
         self._builder.start_next_job()
         override.handles.append(handle)
@@ -427,7 +432,8 @@ class Environment:
     def execute(self, name: str = "job") -> JobResult:
         """Runs the job to its end.
 
-        Ctrl-C cancels the job. Under ``penstock run --detach`` it returns once the job is submitted.
+        Ctrl-C cancels the job. Under ``penstock run --detach`` it returns once the job is submitted. An endless
+        job that does nothing but collect rows up to limits is cancelled when they are here; that is its result.
 
         Raises:
             JobFailed: the job failed; with the operator, the row and the user's traceback.
@@ -435,17 +441,30 @@ class Environment:
             JobRejected: it cannot run.
         """
         override = current_override()
+        ends_with_rows = self._builder.is_limited and self._builder.is_endless
         with terminates_as_exception():
             handle = self.submit(name)
+            if ends_with_rows:
+                handle.end_with_rows()
             if override.detach:
                 return job_result(handle.details())
             result = wait_or_cancel(handle, override.on_progress)
         override.results.append(result)
         return result
 
+    def _submit_for_rows(self) -> JobHandle | None:
+        """Submits the job for a loop over its rows; runs it where it has other sinks, which count on its end."""
+        if not self._builder.only_collects or current_override().detach:
+            self.execute("collect")
+            return None
+        ends_with_rows = self._builder.is_limited
+        handle = self.submit("collect")
+        if ends_with_rows:
+            handle.end_with_rows()
+        return handle
+
     def _plan(self, name: str) -> PlannedJob:
-        if not isinstance(name, str) or not name.strip():
-            raise JobRejected(f"the job's name is {name!r}; give it one: env.execute('hot-items')")
+        _check_job_name(name)
         override = current_override()
         return plan_job(
             name,
@@ -468,6 +487,16 @@ class Environment:
             token = load_token(self.config.security_token_file)
             self._clients[address] = Client(address, token or None)
         return self._clients[address]
+
+
+def _check_job_name(name: object) -> None:
+    """Refuses what is no name.
+
+    Raises:
+        JobRejected: it is none.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise JobRejected(f"the job's name is {name!r}; give it one: env.execute('hot-items')")
 
 
 def _first_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch | None:

@@ -93,6 +93,8 @@ class JobHandle:
         self._collected = collected
         self._drains: _Drains | None = None
         self._ended: client_pb2.JobDetails | None = None
+        self._ends_with_rows = False
+        self._has_all_rows = False
         for rows in collected:
             fetch = partial(client.fetch_results, job_id, rows.collect_id)
             rows.attach(fetch, self._drain_all, self._check_ended)
@@ -129,6 +131,10 @@ class JobHandle:
     def cancel(self) -> None:
         """Begins to cancel the job; ``wait`` tells when it has ended. Harmless when it has."""
         self._client.cancel(self._job_id)
+
+    def end_with_rows(self) -> None:
+        """From now on ``wait`` cancels the job when all rows that it was to bring back are here."""
+        self._ends_with_rows = True
 
     def checkpoint(self, timeout: float | None = None) -> int:
         """Takes a checkpoint now and waits until it is complete.
@@ -169,8 +175,10 @@ class JobHandle:
             TimeoutError: it still runs.
         """
         drains = self._drain_all()
-        details = self._watch(timeout, on_progress)
+        details = self._watch(timeout, on_progress, drains)
         drains.join()
+        if self._has_all_rows and details.summary.state == client_pb2.JOB_STATE_CANCELED:
+            return job_result(details)
         return _result(details)
 
     def _drain_all(self) -> _Drains:
@@ -184,10 +192,10 @@ class JobHandle:
             self._drains.stop(self._client)
 
     def _watch(
-        self, timeout: float | None, on_progress: ProgressCallback | None
+        self, timeout: float | None, on_progress: ProgressCallback | None, drains: _Drains
     ) -> client_pb2.JobDetails:
         deadline = None if timeout is None else time.monotonic() + timeout
-        is_observed = on_progress is not None or deadline is not None
+        is_observed = on_progress is not None or deadline is not None or self._ends_with_rows
         interval_ms = _WATCH_INTERVAL_MS if is_observed else 0
         if timeout is not None:
             interval_ms = max(1, min(interval_ms, int(timeout * 1000)))
@@ -197,6 +205,9 @@ class JobHandle:
                 on_progress(details)
             if self._noted(details).summary.state in TERMINAL_STATES:
                 return details
+            if self._ends_with_rows and not self._has_all_rows and drains.have_all():
+                self._has_all_rows = True
+                self.cancel()
             state = state_name(details)
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"job {self._job_id} is still {state} after {timeout} s")
@@ -360,10 +371,14 @@ class _Drains:
                 target=self._drain, args=(rows,), name=f"drain-{rows.collect_id}", daemon=True
             )
             for rows in collected
-            if not rows.is_drained
+            if not (rows.is_drained or rows.is_iterated)
         ]
         for thread in self._threads:
             thread.start()
+
+    def have_all(self) -> bool:
+        """Whether all rows have been taken."""
+        return not self._errors and not any(thread.is_alive() for thread in self._threads)
 
     def join(self) -> None:
         """Waits for all rows.

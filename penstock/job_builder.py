@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from penstock.collected import CollectedRows
-from penstock.errors import JobRejected
-from penstock.logical import Node, NodeInput, Operation, WriteSink
+from penstock.collected import CollectedRows, SubmittedJob
+from penstock.errors import JobRejected, StreamError
+from penstock.logical import Node, NodeInput, Operation, ReadSource, WriteSink
 
 
 class JobBuilder:
@@ -16,10 +16,15 @@ class JobBuilder:
 
     Args:
         run: runs the job that has been built; called by rows that are read before it was.
+        submit: submits it where it has no other sinks, else runs it and returns None; called by rows that are read
+            as they come.
     """
 
-    def __init__(self, run: Callable[[], object]) -> None:
+    def __init__(
+        self, run: Callable[[], object], submit: Callable[[], SubmittedJob | None]
+    ) -> None:
         self._run = run
+        self._submit = submit
         self._node_count = 0
         self._uids: dict[str, Node] = {}
         self.sinks: list[Node] = []
@@ -54,9 +59,36 @@ class JobBuilder:
 
     def collect(self, schema: pa.Schema, limit: int) -> CollectedRows:
         """The rows of a new collect sink of this job."""
-        rows = CollectedRows(f"collect-{len(self.collected)}", schema, limit, self._run)
+        rows = CollectedRows(
+            f"collect-{len(self.collected)}", schema, limit, self._run, self._submit
+        )
         self.collected.append(rows)
         return rows
+
+    @property
+    def only_collects(self) -> bool:
+        """Whether the job has no other sinks than those that bring rows back."""
+        return len(self.sinks) == len(self.collected)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it brings back so many rows and no more."""
+        return self.only_collects and all(rows.limit for rows in self.collected)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether one of its sources is."""
+        seen: set[int] = set()
+        waiting = list(self.sinks)
+        while waiting:
+            node = waiting.pop()
+            if node.index in seen:
+                continue
+            seen.add(node.index)
+            if isinstance(node.operation, ReadSource) and not node.operation.spec.bounded:
+                return True
+            waiting += [one.node for one in node.inputs]
+        return False
 
     def claim_uid(self, uid: str, node: Node) -> None:
         """Notes that ``node`` has this uid.
@@ -71,8 +103,14 @@ class JobBuilder:
                 "state, so it must be unique within the job"
             )
 
+    def reject(self, error: StreamError) -> None:
+        """Forgets the job, which was rejected: the next one is none the worse for it."""
+        for rows in self.collected:
+            rows.reject(error)
+        self.start_next_job()
+
     def start_next_job(self) -> None:
-        """Forgets the sinks of the job that was submitted; its streams stay usable."""
+        """Forgets the sinks of the job that was submitted, or rejected; its streams stay usable."""
         self.sinks = []
         self.collected = []
         self._uids = {}

@@ -122,6 +122,10 @@ class StreamOutputs:
     def collect(self, limit: int | None = None) -> CollectedRows:
         """Brings the rows back to this process.
 
+        ``for row in stream.collect()`` submits the job and gives each row as it comes, in bounded memory; whoever
+        leaves the loop ends the job. Everything else (``env.execute()``, ``to_pylist()``, ``len()``) runs it to its
+        end. An endless job with nothing but limited collects ends when they have their rows.
+
         Args:
             limit: rows at most; None = all.
         """

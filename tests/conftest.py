@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from functools import partial
 
 import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Announces the clusters of this run where only this run looks for them."""
-    state = tempfile.TemporaryDirectory(prefix="penstock-tests-state-")
-    os.environ["XDG_STATE_HOME"] = state.name
-    config.add_cleanup(state.cleanup)
+    state = tempfile.mkdtemp(prefix="penstock-tests-state-")
+    os.environ["XDG_STATE_HOME"] = state
+    config.add_cleanup(partial(shutil.rmtree, state, ignore_errors=True))

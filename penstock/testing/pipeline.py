@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from typing_extensions import override
@@ -173,7 +173,7 @@ def build(
         builder = environment._builder
         stream: Any = environment.source(tested).uid(FUNCTION_UID)
     else:
-        builder = JobBuilder(_no_job)
+        builder = JobBuilder(_no_job, _no_job)
         streams = [
             _input(builder, INPUT_UIDS[index], schema, rows, has_event_time=has_event_time)
             for index, (schema, rows) in enumerate(schemas)
@@ -207,7 +207,7 @@ def build(
     )
 
 
-def _no_job() -> object:
+def _no_job() -> NoReturn:
     raise JobRejected("harness: nothing runs while a chain is built: look at h.output")
 
 
