@@ -681,10 +681,7 @@ class World:
             c.CompletedCheckpoint(id, 0, 0, 0, f"chk-{id}/manifest", ())
             for id in self.completed[-1:]
         )
-        is_new = self.coordinator is None
-        self.inbox.append(
-            m.StartPrepared(effect.attempt, self.restored, retained, newest + 1, is_new)
-        )
+        self.inbox.append(m.StartPrepared(effect.attempt, self.restored, retained, newest + 1))
 
     def _snapshot(self, checkpoint_id: int) -> None:
         """Every task that takes part acknowledges."""

@@ -7,7 +7,7 @@ import pytest
 from common.pb import internal_pb2
 from penstock.errors import PartitionUnavailable
 from penstock.partition_id import PartitionId
-from penstock.pb import client_pb2
+from penstock.pb import checkpoint_pb2, client_pb2
 from taskmanager.task.execution import Execution
 from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.metrics import SubtaskCounters
@@ -279,3 +279,45 @@ def test_a_busy_slot_waits_for_company_but_not_for_long():
     slot.loop.advance(10_000_000)
     slot.run()
     assert slot.subtask.flushed_at_ns == [slot.loop.monotonic_ns()]
+
+
+def test_what_its_functions_keep_leaves_with_the_attempt_once_it_is_safe():
+    slot = Slot()
+    slot.subtask.work = lambda: Progress.ENDED
+    asked = []
+
+    def take_last_states(when_written):
+        asked.append(when_written)
+
+    slot.parts.take_last_states = take_last_states
+    slot.run()
+    assert slot.states == ["INITIALIZING", "RUNNING"]
+    slot.run()
+    assert len(asked) == 1
+    slot.mailbox.post(lambda: asked[0](None))  # the store does not answer now
+    slot.run()
+    assert slot.states[-1] == "RUNNING"
+    slot.loop.advance(1_000_000_000)
+    slot.run()
+    assert len(asked) == 2
+    kept = [checkpoint_pb2.OperatorSnapshot(operator_uid="items")]
+    slot.mailbox.post(lambda: asked[1](kept))
+    slot.run()
+    assert slot.states[-1] == "FINISHED"
+    changed = slot.reports[-1].task_event.state_changed
+    assert [state.operator_uid for state in changed.last_states] == ["items"]
+
+
+def test_a_loaded_side_is_reported_once():
+    slot = Slot()
+    slot.parts.is_loading = True
+    slot.run()
+    slot.runtime._schedule(("v0", 0, 0))
+    slot.run()
+    loaded = [r for r in slot.reports if r.task_event.HasField("side_loaded")]
+    assert not loaded
+    slot.parts.is_loading = False
+    for _ in range(2):
+        slot.command(commit_output=internal_pb2.CommitOutput())
+        slot.run()
+    assert sum(r.task_event.HasField("side_loaded") for r in slot.reports) == 1
