@@ -47,8 +47,13 @@ class DaemonArguments:
         Raises:
             ConfigurationError: the file, a key or a value is wrong, or two values contradict each other.
         """
-        config = Configuration.load(self.directory / "penstock.yaml", dict(self.overrides))
-        config.check_for_daemons()
+        file = self.directory / "penstock.yaml"
+        config = Configuration.load(file, dict(self.overrides))
+        try:
+            config.check_for_daemons()
+        except ConfigurationError as error:
+            where = f"{file}, with what -D says: " if file.exists() else ""
+            raise ConfigurationError(f"{where}{error}") from error
         return config
 
     def jobmanager_addresses(self, config: Configuration) -> tuple[str, ...]:

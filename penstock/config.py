@@ -679,11 +679,26 @@ class Configuration(BaseModel):
         Raises:
             ConfigurationError: the file cannot be read, or a key or value in it is wrong.
         """
-        values: dict[str, object] = {}
-        if path is not None and path.exists():
-            values.update(read_yaml(path))
-        values.update(_flatten("", overrides or {}))
-        return cls.from_mapping(values)
+        if path is None or not path.exists():
+            return cls.from_mapping(overrides or {})
+        in_file = read_yaml(path)
+        try:
+            return cls.from_mapping({**in_file, **dict(_flatten("", overrides or {}))})
+        except ConfigurationError:
+            cls.check_file(path, in_file)  # where the file alone is wrong, that is what to say
+            raise
+
+    @classmethod
+    def check_file(cls, path: Path, values: Mapping[str, object]) -> None:
+        """Checks what was read from a file.
+
+        Raises:
+            ConfigurationError: a key or a value is wrong; the message names the file.
+        """
+        try:
+            cls.from_mapping(values)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from error
 
     def merged(self, overrides: Mapping[str, object]) -> Configuration:
         """This configuration with some keys replaced."""

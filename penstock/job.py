@@ -20,6 +20,7 @@ from penstock.collected import CollectedRows
 from penstock.errors import JobCanceled, JobFailed, StreamError
 from penstock.job_checkpoints import Checkpoint, checkpoint_of
 from penstock.job_exceptions import JobException, exception_of
+from penstock.job_logs import AttemptLog, attempt_logs
 from penstock.job_metrics import job_metrics
 from penstock.pb import client_pb2
 
@@ -55,6 +56,11 @@ class JobClient(Protocol):
 
     def fetch_results(self, job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Rows of a collect sink."""
+
+    def logs(
+        self, job_id: str, vertex: str = "", subtask_index: int = -1
+    ) -> Iterator[client_pb2.LogChunk]:
+        """What attempts have written, in pieces."""
 
     def close(self) -> None:
         """Ends every call that is under way."""
@@ -159,6 +165,18 @@ class JobHandle:
     def exceptions(self) -> list[JobException]:
         """The last failures and what came of them, the newest first."""
         return [exception_of(entry) for entry in self._client.exceptions(self._job_id).entries]
+
+    def logs(self, vertex: str = "", subtask_index: int = -1) -> list[AttemptLog]:
+        """What the attempts of the job have written so far, each as one text.
+
+        Args:
+            vertex: of one vertex only, for example "v1"; "" = of all.
+            subtask_index: of one subtask of it only; -1 = of all.
+
+        Raises:
+            JobNotFound: the job has no such subtask.
+        """
+        return attempt_logs(self._client.logs(self._job_id, vertex, subtask_index))
 
     def wait(
         self, timeout: float | None = None, *, on_progress: ProgressCallback | None = None

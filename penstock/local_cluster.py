@@ -183,6 +183,9 @@ class LocalCluster:
             ClusterError: the file cannot be written, or the JobManager runs on another port.
         """
         before = read_yaml(self._config_file) if self._config_file.exists() else {}
+        Configuration.check_file(
+            self._config_file, {key: value for key, value in before.items() if key not in values}
+        )
         content = {**before, **values}
         running = self._alive("jobmanager")
         config = Configuration.from_mapping(content)

@@ -25,6 +25,7 @@ from penstock.errors import ConfigurationError, JobManagerUnreachable, StreamErr
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
+EXIT_INTERRUPTED = 130
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

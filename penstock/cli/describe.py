@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.job import JobResult
 from penstock.pb import client_pb2
 
 _NO_WATERMARK = -(2**63)
@@ -120,6 +122,40 @@ def metrics_fields(metrics: client_pb2.SubtaskMetrics) -> dict[str, Any]:
     if fields["watermark_ms"] in (0, _NO_WATERMARK, _FINAL_WATERMARK):
         fields["watermark_ms"] = None
     return fields
+
+
+LOAD_COLUMNS = ("BUSY", "BACK-PRESSURED", "WATERMARK")
+
+
+def load_cells(metrics: Sequence[client_pb2.SubtaskMetrics]) -> list[str]:
+    """Of subtasks: the part of their time that was work, that was back-pressure, and the least watermark."""
+    busy = sum(one.busy_ms for one in metrics)
+    back_pressured = sum(one.back_pressured_ms for one in metrics)
+    total = busy + back_pressured + sum(one.idle_ms for one in metrics)
+    shares = [f"{part / total:.0%}" if total else "" for part in (busy, back_pressured)]
+    return [*shares, _watermark_text(min((one.watermark_ms for one in metrics), default=0))]
+
+
+def _watermark_text(watermark_ms: int) -> str:
+    if watermark_ms in (0, _NO_WATERMARK):
+        return ""
+    if watermark_ms == _FINAL_WATERMARK:
+        return "end"
+    try:
+        return time_of(watermark_ms)
+    except (OverflowError, ValueError):  # a time that is none of people's
+        return f"{watermark_ms} ms"
+
+
+def result_fields(result: JobResult, name: str) -> dict[str, Any]:
+    """One job of ``penstock run --json``."""
+    return {
+        "job_id": result.job_id,
+        "name": name,
+        "status": result.status,
+        "duration_s": result.duration.total_seconds(),
+        "metrics": result.metrics,
+    }
 
 
 def time_of(timestamp_ms: int) -> str:

@@ -1,12 +1,15 @@
-"""``penstock list``, ``info``, ``cancel`` and ``logs``."""
+"""``penstock list``, ``info``, ``attach``, ``cancel`` and ``logs``."""
 
 from __future__ import annotations
 
+import sys
 import time
+from dataclasses import asdict
 
 import click
 
 from penstock.cli.context import (
+    EXIT_INTERRUPTED,
     common_options,
     connected,
     print_json,
@@ -14,16 +17,21 @@ from penstock.cli.context import (
     reports_errors,
 )
 from penstock.cli.describe import (
+    LOAD_COLUMNS,
     attempt_state_name,
     details_fields,
     duration_of,
+    load_cells,
     repeated_lines,
+    result_fields,
     state_name,
     summary_fields,
     time_of,
 )
+from penstock.job import JobHandle
+from penstock.job_logs import attempt_logs
 from penstock.pb import client_pb2
-from penstock.progress import slot_wait_text
+from penstock.progress import ProgressDisplay, slot_wait_text
 
 
 @click.command("list")
@@ -80,7 +88,10 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
     if details.HasField("slot_wait"):
         click.echo(slot_wait_text(details.slot_wait))
     print_table(
-        ["VERTEX", "NAME", "SUBTASK", "ATTEMPT", "STATE", "TASKMANAGER", "IN", "OUT"],
+        [
+            *("VERTEX", "NAME", "SUBTASK", "ATTEMPT", "STATE", "TASKMANAGER", "IN", "OUT"),
+            *LOAD_COLUMNS,
+        ],
         [
             [
                 vertex.id,
@@ -91,6 +102,7 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
                 subtask.taskmanager_id,
                 f"{subtask.metrics.records_in:,}",
                 f"{subtask.metrics.records_out:,}",
+                *load_cells([subtask.metrics]),
             ]
             for vertex in details.vertices
             for subtasks, note in (
@@ -98,6 +110,14 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
                 (vertex.speculative_attempts, " (speculative)"),
             )
             for subtask in subtasks
+        ],
+    )
+    click.echo()
+    print_table(
+        [*LOAD_COLUMNS, "OF ALL SUBTASKS OF"],
+        [
+            [*load_cells([one.metrics for one in vertex.subtasks]), f"{vertex.id} {vertex.name}"]
+            for vertex in details.vertices
         ],
     )
     if details.HasField("failure"):
@@ -131,6 +151,26 @@ def cancel(job: str, jobmanager: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("job")
+@common_options
+@reports_errors
+def attach(job: str, jobmanager: str | None, as_json: bool) -> None:
+    """Show the progress of a job until it has ended. Ctrl-C leaves it to the cluster."""
+    with connected(jobmanager) as client:
+        summary = client.job(job).summary
+        try:
+            with ProgressDisplay() as display:
+                result = JobHandle(client, summary.job_id).wait(on_progress=display)
+        except KeyboardInterrupt:
+            click.echo(f"job {summary.job_id} runs on", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+    if as_json:
+        print_json(result_fields(result, summary.name))
+    else:
+        click.echo(f"{summary.job_id} {summary.name} {result.status}")
+
+
+@click.command()
+@click.argument("job")
 @click.option("--subtask", metavar="V/I", help="One subtask: vertex/index, for example v1/0.")
 @common_options
 @reports_errors
@@ -139,25 +179,13 @@ def logs(job: str, subtask: str | None, jobmanager: str | None, as_json: bool) -
     vertex, index = _subtask(subtask)
     with connected(jobmanager) as client:
         job_id = client.job(job).summary.job_id
-        # A piece may end in the middle of a character.
-        content: dict[tuple[str, int, int], bytearray] = {}
-        for chunk in client.logs(job_id, vertex, index):
-            key = chunk.vertex, chunk.subtask_index, chunk.attempt
-            content.setdefault(key, bytearray()).extend(chunk.data)
-    texts = {key: data.decode(errors="replace") for key, data in content.items()}
+        found = attempt_logs(client.logs(job_id, vertex, index))
     if as_json:
-        print_json(
-            {
-                "logs": [
-                    {"vertex": vertex, "subtask_index": index, "attempt": attempt, "text": text}
-                    for (vertex, index, attempt), text in texts.items()
-                ]
-            }
-        )
+        print_json({"logs": [asdict(log) for log in found]})
         return
-    for (vertex, index, attempt), text in texts.items():
-        click.echo(f"==> {vertex}/{index} attempt {attempt} <==")
-        click.echo(text, nl=False)
+    for log in found:
+        click.echo(f"==> {log.vertex}/{log.subtask_index} attempt {log.attempt} <==")
+        click.echo(log.text, nl=False)
 
 
 def _subtask(text: str | None) -> tuple[str, int]:

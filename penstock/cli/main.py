@@ -10,7 +10,7 @@ from penstock.cli.checkpoints import checkpoint, checkpoints
 from penstock.cli.cluster import cluster
 from penstock.cli.exceptions import exceptions
 from penstock.cli.fsck import fsck
-from penstock.cli.jobs import cancel, info, list_jobs, logs
+from penstock.cli.jobs import attach, cancel, info, list_jobs, logs
 from penstock.cli.nexmark import nexmark
 from penstock.cli.partitions import partitions
 from penstock.cli.run import plan, run
@@ -28,6 +28,7 @@ for command in (
     plan,
     list_jobs,
     info,
+    attach,
     cancel,
     logs,
     checkpoint,
