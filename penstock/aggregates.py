@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 from typing_extensions import override
 
+from penstock.column_types import is_extension, parts_of_type
 from penstock.errors import ExpressionError, JobRejected
 from penstock.naming import nearest_hint
 from penstock.pb import graph_pb2
@@ -276,9 +277,18 @@ def output_field(aggregate: Aggregate, name: str, schema: pa.Schema) -> pa.Field
     """
     kind = input_type(aggregate, name, schema)
     try:
-        return pa.field(name, aggregate.output_type(kind))
+        return pa.field(name, _kept(aggregate.output_type(kind)))
     except ExpressionError as error:
         raise ExpressionError(f"aggregate {name}={aggregate}: {error}") from error
+
+
+def _kept(kind: pa.DataType) -> pa.DataType:
+    """The type of values that are kept until they are given out."""
+    if any(map(is_extension, parts_of_type(kind))):
+        raise ExpressionError(
+            f"values of type {kind} cannot be kept: .cast(...) the column to the type it is stored as"
+        )
+    return kind
 
 
 def check_aggregates(aggregates: Mapping[str, Any]) -> None:

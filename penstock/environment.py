@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from penstock.artifacts import table_artifact
 from penstock.column_checks import check_schema
+from penstock.column_types import without_runs
 from penstock.config import Configuration
 from penstock.connectors.source import Source
 from penstock.credentials import load_token
@@ -500,5 +501,7 @@ def _check_job_name(name: object) -> None:
 
 
 def _first_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch | None:
-    batches = table.cast(schema).combine_chunks().to_batches()
+    columns = [without_runs(column) for column in table.columns]
+    plain = pa.table(columns, names=table.column_names)
+    batches = plain.cast(schema).combine_chunks().to_batches()
     return batches[0] if batches else None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from penstock.collected import CollectedRows, SubmittedJob
+from penstock.column_types import check_column_types
 from penstock.errors import JobRejected, StreamError
 from penstock.logical import Node, NodeInput, Operation, ReadSource, WriteSink
 
@@ -41,7 +42,12 @@ class JobBuilder:
         is_inserted: bool = False,
         hidden_columns: frozenset[str] = frozenset(),
     ) -> Node:
-        """A new node; a sink becomes part of the job at once, others when a sink reads from them."""
+        """A new node; a sink becomes part of the job at once, others when a sink reads from them.
+
+        Raises:
+            JobRejected: a column has a type that no row of a stream can have.
+        """
+        check_column_types(label, schema)
         node = Node(
             index=self._node_count,
             operation=operation,

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from penstock.aggregates import Aggregate, check_aggregates
 from penstock.column_checks import check_output_names, column_name, require_columns
+from penstock.column_types import first_of_type, is_extension
 from penstock.errors import JobRejected
 from penstock.expressions import Expr, col
 from penstock.foreign_names import missing_call
@@ -149,6 +150,13 @@ class WindowedStream:
         declared: pa.Schema | None,
     ) -> Stream:
         keys = self._source.routing.keys
+        if self._window.kind == graph_pb2.WINDOW_KIND_COUNT:
+            unfit = first_of_type(input_schema(self._source), is_extension)
+            if unfit is not None:
+                raise JobRejected(
+                    f"{label}: a count window cannot keep rows with column {unfit.name!r} of type "
+                    f"{unfit.type}: .cast(...) it to the type it is stored as, or .drop(...) it"
+                )
         schema = window_function_schema(_planned(self._source), keys, self._window, kind, declared)
         operation = ApplyWindowFunction(self._window, keys, kind, function)
         return _add(self._builder, operation, self._source, label, schema)

@@ -401,24 +401,19 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         """Says when rows happened.
 
         Args:
-            column: integers are milliseconds since the epoch; or a timestamp or date. A null, and a
-                number that is no integer, is a bad record.
+            column: integers are milliseconds since the epoch; or a timestamp or date. A null is a bad record.
             out_of_orderness: how much older than its predecessors a row may be without being late.
             idle_timeout: a split that is silent for longer holds nothing back; None = it does.
         """
         require_columns("with_event_time", [column], self.schema)
         kind = self.schema.field(column).type
-        if not (
-            pt.is_integer(kind)
-            or pt.is_timestamp(kind)
-            or pt.is_date(kind)
-            or pt.is_floating(kind)
-            or pt.is_decimal(kind)
-        ):
+        if not (pt.is_integer(kind) or pt.is_timestamp(kind) or pt.is_date(kind)):
+            is_number = pt.is_floating(kind) or pt.is_decimal(kind)
+            target = "int64" if is_number else "timestamp[ms]"
             raise JobRejected(
                 f"with_event_time: column {column!r} is {kind}; event time is an integer (milliseconds "
                 "since the epoch), a timestamp or a date. Convert it first, for example "
-                f".with_columns({column}=col({column!r}).cast('timestamp[ms]'))"
+                f".with_columns({column}=col({column!r}).cast({target!r}))"
             )
         operation = AssignEventTime(
             column,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock.column_types import first_of_type, is_calendar_interval, is_extension
 from penstock.connectors.inference import infer_schema, plain_schema
 from penstock.connectors.listing import (
     EntryRefusedError,
@@ -29,6 +30,13 @@ DEFAULT_ROLL_BYTES = 64 << 20
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
+_UNFIT = {
+    "csv": (pa.types.is_nested, is_calendar_interval, is_extension),
+    "parquet": (is_calendar_interval,),
+    "json": (),
+}
+"""Types that files of a format have no column for."""
+_NAMES = {"csv": "CSV", "parquet": "Parquet", "json": "JSON"}
 
 
 def file_source(
@@ -290,10 +298,13 @@ def _check_written_columns(format: str, schema: pa.Schema, partitions: Sequence[
         raise JobRejected(
             "partition_by: at least one column must remain to be written to the files"
         )
-    if format == "csv":
-        for field in schema:
-            if pa.types.is_nested(field.type):
-                raise JobRejected(
-                    f'column "{field.name}" is {field.type}, which CSV cannot hold; write JSON or '
-                    "Parquet, or select its parts"
-                )
+    for unfit in _UNFIT[format]:
+        found = first_of_type(schema, unfit)
+        if found is not None:
+            instead = (
+                "write JSON or Parquet, or select its parts" if format == "csv" else "write JSON"
+            )
+            raise JobRejected(
+                f'column "{found.name}" is {found.type}, which {_NAMES[format]} cannot hold; {instead}, or '
+                ".cast(...) it to another type"
+            )

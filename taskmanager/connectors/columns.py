@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from penstock.column_types import without_runs
 from penstock.connectors.listing import partition_values
 from penstock.connectors.messages import name_list, nearest_name, shorten
 from penstock.errors import TaskFailure
@@ -70,7 +71,7 @@ class ColumnPlan:
         if actual == field.type:
             return
         try:
-            pa.nulls(0, actual).cast(field.type)
+            without_runs(pa.nulls(0, actual)).cast(field.type)
         except pa.ArrowNotImplementedError as error:
             raise TaskFailure(
                 f'{self._path}: column "{field.name}" is {actual}, the source declares {field.type}; '
@@ -96,7 +97,7 @@ class ColumnPlan:
         if array.type == field.type:
             return array
         try:
-            return array.cast(field.type)
+            return without_runs(array).cast(field.type)
         except pa.ArrowInvalid as error:
             raise TaskFailure(
                 f'{self._path}: column "{field.name}" is {array.type} and does not fit the declared '

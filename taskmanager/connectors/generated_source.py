@@ -10,6 +10,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock import nexmark
+from penstock.column_types import without_runs
 from penstock.connectors.messages import name_list, nearest_name, shorten
 from penstock.connectors.source import END, EndOfSplit, Reader, Source, SourceContext, Split
 from penstock.errors import TaskFailure
@@ -169,7 +170,7 @@ class GeneratorSource(NumberedRowsSource):
                 f"{name_list(names)}"
             )
         try:
-            return batch.column(index).cast(field.type)
+            return without_runs(batch.column(index)).cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise self._failure(
                 f'{call} returned column "{field.name}" as {batch.column(index).type}, which does not '

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -127,7 +128,7 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, dt.timedelta):
         return value // dt.timedelta(microseconds=1)
-    return str(value) if isinstance(value, Decimal) else value
+    return str(value) if isinstance(value, Decimal | UUID) else value
 
 
 def _key(key: Any) -> str:

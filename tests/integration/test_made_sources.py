@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from typing_extensions import override
 
@@ -244,3 +245,32 @@ def test_windows_fire_while_a_watched_directory_grows(env: ps.Environment, tmp_p
 
 def test_schema_of_bids_is_what_the_tests_think() -> None:
     assert to_table(BIDS).schema == SCHEMA
+
+
+def test_encoded_columns_come_as_plain_ones(env: ps.Environment) -> None:
+    texts = pa.array(["a", "b", "a", None])
+    table = pa.table(
+        {
+            "view": texts.cast(pa.string_view()),
+            "runs": pc.run_end_encode(texts),
+            "codes": texts.dictionary_encode(),
+            "bytes": texts.cast(pa.binary()).cast(pa.binary_view()),
+        }
+    )
+    made = env.generate(lambda start, count: table.slice(start, count).to_batches()[0], rows=4)
+    counts = {
+        name: stream.key_by(name)
+        .window_all(ps.count_window(4))
+        .aggregate(n=ps.count(name))
+        .collect()
+        for stream in (env.from_arrow(table), made)
+        for name in table.column_names
+    }
+    keyed = env.from_arrow(table).key_by("view", "runs").aggregate(n=ps.count()).collect()
+    run(env)
+    assert {row.n for rows in counts.values() for row in rows} == {3}
+    assert {(row.view, row.runs): row.n for row in keyed} == {
+        ("a", "a"): 2,
+        ("b", "b"): 1,
+        (None, None): 1,
+    }

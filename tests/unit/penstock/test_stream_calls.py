@@ -114,10 +114,6 @@ def test_window_functions(env: ps.Environment, bids: Stream) -> None:
     env.plan()
 
 
-def test_event_time_of_numbers_that_are_no_integers_is_for_on_error(bids: Stream) -> None:
-    assert bids.with_event_time("price").on_error("skip").schema == SCHEMA
-
-
 def test_side_outputs(env: ps.Environment, bids: Stream) -> None:
     broken = bids.on_error("broken").side_output("broken")
     assert columns(broken) == {"where": "string", "text": "string", "error": "string"}
