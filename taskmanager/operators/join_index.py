@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from taskmanager.state.row_table import concatenated
+from taskmanager.state.wide_columns import OFFSET_BYTES_MAX
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
@@ -200,6 +201,8 @@ class BucketIndex:
         while len(chunks) > 1:
             before, last = chunks[-2].num_rows, chunks[-1].num_rows
             if before > 2 * last or before + last > _CHUNK_ROWS_MAX:
+                return
+            if chunks[-2].nbytes + chunks[-1].nbytes > OFFSET_BYTES_MAX:
                 return
             chunks[-2:] = [concatenated(chunks[-2:])]
             self._starts.pop()

@@ -46,7 +46,7 @@ class JoinSide:
 
     def rest(self, batch: pa.RecordBatch, rows: pa.Array) -> list[pa.Array]:
         """The columns that are no keys, of some rows; null gives null."""
-        return [batch.column(i).take(rows) for i in self._rest]
+        return [as_type(batch.column(i).take(rows), self.schema.field(i).type) for i in self._rest]
 
 
 class JoinedRows:

@@ -22,6 +22,7 @@ from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import UInt64Array, plain_array, value_type
 from taskmanager.state.keyed_rows import KEY_GROUP_FIELD, SEGMENT_BATCH_ROWS, checked_rows
 from taskmanager.state.snapshot_table import RestoredPart
+from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -226,11 +227,11 @@ class SealedRows:
         part: list[pa.RecordBatch] = []
         size_bytes = 0
         for batch, sequence in zip(self._batches, self._sequences, strict=True):
-            part.append(self._stored(batch, sequence))
-            size_bytes += batch.nbytes
-            if size_bytes >= _SORTED_BYTES_MAX:
+            if part and size_bytes + batch.nbytes > _SORTED_BYTES_MAX:
                 yield from _sorted_by_key_group(part)
                 part, size_bytes = [], 0
+            part.append(self._stored(batch, sequence))
+            size_bytes += batch.nbytes
         if part:
             yield from _sorted_by_key_group(part)
 
@@ -269,18 +270,23 @@ def part_rows(tables: Sequence[RowTable], index: int, count: int) -> pa.RecordBa
 
 
 def _sorted_by_key_group(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    rows = concatenated(batches)
+    rows = concatenated(batches, OFFSET_BYTES_MAX)  # of the stored schema: never that large
     order = np.argsort(rows.column(0).to_numpy(), kind="stable")
     for start in range(0, len(order), SEGMENT_BATCH_ROWS):
         yield rows.take(pa.array(order[start : start + SEGMENT_BATCH_ROWS]))
 
 
-def concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of at least one batch of one schema."""
+def concatenated(
+    batches: list[pa.RecordBatch], bytes_max: int = OFFSET_BYTES_MAX
+) -> pa.RecordBatch:
+    """One batch of at least one batch of one schema; columns that are too large for their offsets get wider ones."""
     if len(batches) == 1:
         return batches[0]
     arrays = [
-        pa.concat_arrays([batch.column(i) for batch in batches])
+        concatenated_array([batch.column(i) for batch in batches], bytes_max)
         for i in range(batches[0].num_columns)
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=batches[0].schema)
+    fields = [
+        field.with_type(array.type) for field, array in zip(batches[0].schema, arrays, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import bounds_of
+from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array, narrow_pieces
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -27,10 +28,16 @@ _COMPACT_ABOVE = 1 << 15
 
 
 class ValueLog:
-    """Values of one type, numbered from 0 in the order in which they were appended."""
+    """Values of one type, numbered from 0 in the order in which they were appended.
 
-    def __init__(self, type_: pa.DataType) -> None:
+    Args:
+        type_: of the values; more of them at once than its offsets reach have 64-bit ones.
+        chunk_bytes_max: what one chunk may have.
+    """
+
+    def __init__(self, type_: pa.DataType, chunk_bytes_max: int = OFFSET_BYTES_MAX) -> None:
         self._type = type_
+        self._chunk_bytes_max = chunk_bytes_max
         self._chunks: list[pa.Array] = []
         self._starts: list[int] = []
         self._length = 0
@@ -45,7 +52,7 @@ class ValueLog:
 
     def view(self) -> ValueLog:
         """The values as they are now, whatever happens to this log; nothing is copied."""
-        view = ValueLog(self._type)
+        view = ValueLog(self._type, self._chunk_bytes_max)
         view._chunks, view._starts = list(self._chunks), list(self._starts)
         view._length = self._length
         return view
@@ -53,12 +60,19 @@ class ValueLog:
     def append(self, values: pa.Array) -> int:
         """Appends n values; returns the position of the first."""
         first = self._length
+        if values.type == self._type:
+            self._append(values)
+            return first
+        for piece in narrow_pieces(values, self._type, self._chunk_bytes_max):
+            self._append(piece)
+        return first
+
+    def _append(self, values: pa.Array) -> None:
         if len(values):
             self._chunks.append(values)
-            self._starts.append(first)
+            self._starts.append(self._length)
             self._length += len(values)
             self._merge_tail()
-        return first
 
     def take(self, positions: Int64Array) -> pa.Array:
         """The values at the positions; a position of -1 gives null."""
@@ -94,13 +108,15 @@ class ValueLog:
             pieces.append(self._chunks[chunk].take(pa.array(local)))
         inverse = np.empty(len(order), np.int64)
         inverse[order] = np.arange(len(order))
-        return pa.concat_arrays(pieces).take(pa.array(inverse))
+        return concatenated_array(pieces, self._chunk_bytes_max).take(pa.array(inverse))
 
     def _merge_tail(self) -> None:
         chunks = self._chunks
         while len(chunks) > 1:
             before, last = len(chunks[-2]), len(chunks[-1])
             if before > 2 * last or before + last > _CHUNK_ROWS_MAX:
+                return
+            if chunks[-2].nbytes + chunks[-1].nbytes > self._chunk_bytes_max:
                 return
             chunks[-2:] = [pa.concat_arrays(chunks[-2:])]
             self._starts.pop()
@@ -153,8 +169,12 @@ class GroupedLog:
             by_group, sequence_by_group, bounds = ready[0]
             lengths = bounds[rows + 1] - bounds[rows]
             picked = ranges_of(bounds[rows], lengths)
+            taken = values.take(by_group[picked])
             items = pa.StructArray.from_arrays(
-                [pa.array(sequence_by_group[picked]), values.take(by_group[picked])],
+                [
+                    pa.array(sequence_by_group[picked]),
+                    taken if taken.type == self._type else taken.cast(self._type),
+                ],
                 fields=list(kind.value_type),
             )
             return pa.ListArray.from_arrays(
