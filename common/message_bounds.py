@@ -58,6 +58,7 @@ COUNTS: dict[str, int] = {
     "tasks": 100_000,
     "splits": 1_000_000,
     "cause_chain": 10_000,
+    "sinks": 10_000,
     # of a graph
     "artifacts": 10_000,
     "requirements": 10_000,

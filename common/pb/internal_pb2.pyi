@@ -1323,6 +1323,73 @@ class CancelTasksResponse(_message.Message):
 Global___CancelTasksResponse: _TypeAlias = CancelTasksResponse  # noqa: Y015
 
 @_typing.final
+class SweepOutputRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    SINKS_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    job_id: _builtins.str
+    @_builtins.property
+    def sinks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SweptSink]: ...
+    def __init__(
+        self,
+        *,
+        leader_epoch: _builtins.int = ...,
+        job_id: _builtins.str = ...,
+        sinks: _abc.Iterable[Global___SweptSink] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "leader_epoch", b"leader_epoch", "sinks", b"sinks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweepOutputRequest: _TypeAlias = SweepOutputRequest  # noqa: Y015
+
+@_typing.final
+class SweptSink(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_UID_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    operator_uid: _builtins.str
+    directory: _builtins.str
+    def __init__(
+        self,
+        *,
+        operator_uid: _builtins.str = ...,
+        directory: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "operator_uid", b"operator_uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweptSink: _TypeAlias = SweptSink  # noqa: Y015
+
+@_typing.final
+class SweepOutputResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_COUNT_FIELD_NUMBER: _builtins.int
+    file_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        file_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_count", b"file_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweepOutputResponse: _TypeAlias = SweepOutputResponse  # noqa: Y015
+
+@_typing.final
 class TaskCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -357,6 +357,11 @@ class TaskManagerInternalStub:
                 request_serializer=common_dot_pb_dot_internal__pb2.FreeSlotsRequest.SerializeToString,
                 response_deserializer=common_dot_pb_dot_internal__pb2.FreeSlotsResponse.FromString,
                 _registered_method=True)
+        self.SweepOutput = channel.unary_unary(
+                '/penstock.internal.v1.TaskManagerInternal/SweepOutput',
+                request_serializer=common_dot_pb_dot_internal__pb2.SweepOutputRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_internal__pb2.SweepOutputResponse.FromString,
+                _registered_method=True)
         self.ReleasePartitions = channel.unary_unary(
                 '/penstock.internal.v1.TaskManagerInternal/ReleasePartitions',
                 request_serializer=common_dot_pb_dot_internal__pb2.ReleasePartitionsRequest.SerializeToString,
@@ -415,6 +420,13 @@ class TaskManagerInternalServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SweepOutput(self, request, context):
+        """Removes what the file sinks of a job have not committed and nobody ever will. Repeating it is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReleasePartitions(self, request, context):
         """Drops partitions that nobody needs any more, in slot processes and on disk. Repeating it is harmless.
         """
@@ -469,6 +481,11 @@ def add_TaskManagerInternalServicer_to_server(servicer, server):
                     servicer.FreeSlots,
                     request_deserializer=common_dot_pb_dot_internal__pb2.FreeSlotsRequest.FromString,
                     response_serializer=common_dot_pb_dot_internal__pb2.FreeSlotsResponse.SerializeToString,
+            ),
+            'SweepOutput': grpc.unary_unary_rpc_method_handler(
+                    servicer.SweepOutput,
+                    request_deserializer=common_dot_pb_dot_internal__pb2.SweepOutputRequest.FromString,
+                    response_serializer=common_dot_pb_dot_internal__pb2.SweepOutputResponse.SerializeToString,
             ),
             'ReleasePartitions': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleasePartitions,
@@ -628,6 +645,33 @@ class TaskManagerInternal:
             '/penstock.internal.v1.TaskManagerInternal/FreeSlots',
             common_dot_pb_dot_internal__pb2.FreeSlotsRequest.SerializeToString,
             common_dot_pb_dot_internal__pb2.FreeSlotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SweepOutput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.internal.v1.TaskManagerInternal/SweepOutput',
+            common_dot_pb_dot_internal__pb2.SweepOutputRequest.SerializeToString,
+            common_dot_pb_dot_internal__pb2.SweepOutputResponse.FromString,
             options,
             channel_credentials,
             insecure,

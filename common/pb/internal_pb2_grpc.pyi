@@ -123,6 +123,8 @@ class TaskManagerInternalStub:
     CancelTasks: _grpc.UnaryUnaryMultiCallable[_internal_pb2.CancelTasksRequest, _internal_pb2.CancelTasksResponse]
     SendTaskCommands: _grpc.UnaryUnaryMultiCallable[_internal_pb2.SendTaskCommandsRequest, _internal_pb2.SendTaskCommandsResponse]
     FreeSlots: _grpc.UnaryUnaryMultiCallable[_internal_pb2.FreeSlotsRequest, _internal_pb2.FreeSlotsResponse]
+    SweepOutput: _grpc.UnaryUnaryMultiCallable[_internal_pb2.SweepOutputRequest, _internal_pb2.SweepOutputResponse]
+    """Removes what the file sinks of a job have not committed and nobody ever will. Repeating it is harmless."""
     ReleasePartitions: _grpc.UnaryUnaryMultiCallable[_internal_pb2.ReleasePartitionsRequest, _internal_pb2.ReleasePartitionsResponse]
     """Drops partitions that nobody needs any more, in slot processes and on disk. Repeating it is harmless."""
     PromotePartitions: _grpc.UnaryUnaryMultiCallable[_internal_pb2.PromotePartitionsRequest, _internal_pb2.PromotePartitionsResponse]
@@ -142,6 +144,8 @@ class TaskManagerInternalAsyncStub(TaskManagerInternalStub):
     CancelTasks: _aio.UnaryUnaryMultiCallable[_internal_pb2.CancelTasksRequest, _internal_pb2.CancelTasksResponse]  # type: ignore[assignment]
     SendTaskCommands: _aio.UnaryUnaryMultiCallable[_internal_pb2.SendTaskCommandsRequest, _internal_pb2.SendTaskCommandsResponse]  # type: ignore[assignment]
     FreeSlots: _aio.UnaryUnaryMultiCallable[_internal_pb2.FreeSlotsRequest, _internal_pb2.FreeSlotsResponse]  # type: ignore[assignment]
+    SweepOutput: _aio.UnaryUnaryMultiCallable[_internal_pb2.SweepOutputRequest, _internal_pb2.SweepOutputResponse]  # type: ignore[assignment]
+    """Removes what the file sinks of a job have not committed and nobody ever will. Repeating it is harmless."""
     ReleasePartitions: _aio.UnaryUnaryMultiCallable[_internal_pb2.ReleasePartitionsRequest, _internal_pb2.ReleasePartitionsResponse]  # type: ignore[assignment]
     """Drops partitions that nobody needs any more, in slot processes and on disk. Repeating it is harmless."""
     PromotePartitions: _aio.UnaryUnaryMultiCallable[_internal_pb2.PromotePartitionsRequest, _internal_pb2.PromotePartitionsResponse]  # type: ignore[assignment]
@@ -188,6 +192,14 @@ class TaskManagerInternalServicer(metaclass=_abc_1.ABCMeta):
         request: _internal_pb2.FreeSlotsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_internal_pb2.FreeSlotsResponse, _abc.Awaitable[_internal_pb2.FreeSlotsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SweepOutput(
+        self,
+        request: _internal_pb2.SweepOutputRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_internal_pb2.SweepOutputResponse, _abc.Awaitable[_internal_pb2.SweepOutputResponse]]:
+        """Removes what the file sinks of a job have not committed and nobody ever will. Repeating it is harmless."""
 
     @_abc_1.abstractmethod
     def ReleasePartitions(

@@ -124,6 +124,8 @@ class JobMaster:
         self._found: m.RestoredCheckpoint | None = None
         """What the job goes on from, while it is asked for what was done before it."""
         self._committed = False
+        self._is_final = False
+        """It has been cancelled, and nobody ever goes on with it."""
         self._all_started = False
         self._effects: list[m.JobEffect] = []
 
@@ -222,6 +224,7 @@ class JobMaster:
             case m.CancelRequested():
                 is_ending = self.state in ENDING and self.state is not JobState.FAILING
                 if not is_ending and not self._is_over:
+                    self._is_final = event.is_noted
                     self._stop(JobState.CANCELLING, is_final=event.is_noted)
             case m.SuspendRequested():
                 if self.state not in ENDING and not self._is_over:
@@ -818,6 +821,9 @@ class JobMaster:
         if state is not JobState.SUSPENDED:  # else its successor may adopt what is held
             self._effects += self._partitions.release_all()
         self._effects += self._lease.give_back_all()
+        had_others = self.failure is not None or self.options.is_recovered
+        if state is JobState.CANCELED and self._is_final and had_others:
+            self._effects.append(m.SweepOutput())
         if self._wiring is not None and state in (JobState.FINISHED, JobState.CANCELED):
             self._effects.append(m.DiscardCheckpoints())
 

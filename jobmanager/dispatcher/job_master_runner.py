@@ -256,6 +256,8 @@ class JobMasterRunner:
                     effect.taskmanager_id,
                     lambda client: client.cancel_tasks(attempts, is_final=is_final),
                 )
+            case m.SweepOutput():
+                self._sweep_output()
             case m.AwaitCancellation():
                 self._start_overdue_timer()
             case m.ReleasePartitions():
@@ -399,6 +401,32 @@ class JobMasterRunner:
             self.post(m.PartitionsNotPromoted(cause_of_error(error, self._clock.now_ms())))
         else:
             self.post(m.PartitionsPromoted())
+
+    def _sweep_output(self) -> None:
+        """Asks all TaskManagers: what was written lies where some of them can reach it."""
+        sinks = [
+            internal_pb2.SweptSink(operator_uid=one.uid, directory=one.sink.files.directory)
+            for vertex in self._job.graph.vertices
+            for one in vertex.operators
+            if one.WhichOneof("spec") == "sink" and one.sink.HasField("files")
+        ]
+
+        def begin(taskmanager_id: str) -> None:
+            # Behind the end of its slots, if it had any.
+            self._in_order(taskmanager_id, lambda: self._sweep_on(taskmanager_id, sinks))
+
+        for taskmanager in self._cluster.details() if sinks else ():
+            begin(taskmanager.taskmanager_id)
+
+    async def _sweep_on(self, taskmanager_id: str, sinks: list[internal_pb2.SweptSink]) -> None:
+        try:
+            client = self._cluster.client(taskmanager_id)
+            count = await client.sweep_output(self._job.job_id, sinks)
+        except StreamError as error:
+            self._log.warning("output.not_swept", taskmanager_id=taskmanager_id, reason=str(error))
+        else:
+            if count:
+                self._log.info("output.swept", taskmanager_id=taskmanager_id, count=count)
 
     async def _release(
         self, taskmanager_id: str, partitions: list[internal_pb2.PartitionId]

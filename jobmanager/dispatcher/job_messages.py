@@ -555,6 +555,11 @@ class CancelTasks:
 
 
 @dataclass(frozen=True, slots=True)
+class SweepOutput:
+    """The job is over for good, and attempts had ended before they could know: what they left hidden goes."""
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitCancellation:
     """Send ``CancellationOverdue`` when cancelled attempts have had their time."""
 
@@ -700,6 +705,7 @@ JobEffect = (
     | SendCommands
     | CancelTasks
     | AwaitCancellation
+    | SweepOutput
     | FreeSlots
     | ReleasePartitions
     | PromotePartitions

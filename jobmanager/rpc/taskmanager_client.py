@@ -195,6 +195,16 @@ class TaskManagerClient:
             "free slots", lambda: self._stub.FreeSlots(request, timeout=self._timeout_s)
         )
 
+    async def sweep_output(self, job_id: str, sinks: Sequence[internal_pb2.SweptSink]) -> int:
+        """Removes hidden files of a job that is over for good; returns how many there were."""
+        request = internal_pb2.SweepOutputRequest(
+            leader_epoch=self._leader_epoch, job_id=job_id, sinks=sinks
+        )
+        response: internal_pb2.SweepOutputResponse = await self._call(
+            "sweep output", lambda: self._stub.SweepOutput(request, timeout=self._timeout_s)
+        )
+        return response.file_count
+
     async def release_partitions(
         self, job_id: str, partitions: Sequence[internal_pb2.PartitionId]
     ) -> None:

@@ -20,7 +20,6 @@ Invariants:
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -38,12 +37,12 @@ from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
 from penstock.schema import user_batch
 from taskmanager.connectors.file_encoders import EXTENSIONS, file_encoder
+from taskmanager.connectors.hidden_files import hidden_files, output_tag
 from taskmanager.connectors.hive_partitions import split_by_partition
 from taskmanager.connectors.output_files import (
     SLICE_BYTES,
     OutputFile,
     PreparedFiles,
-    hidden_files,
     sync_directory,
 )
 from taskmanager.connectors.sink_writer import SinkWriter
@@ -86,8 +85,7 @@ class FileSinkWriter(SinkWriter):
 
     @override
     def open(self, ctx: SinkContext) -> None:
-        job, sink = ctx.job_id[:8], hashlib.sha256(ctx.operator_uid.encode()).hexdigest()[:6]
-        self._tag = f"{job}-{sink}"
+        self._tag = output_tag(ctx.job_id, ctx.operator_uid)
         self._context = ctx
         self._hidden_stem = f".part-{self._tag}-{ctx.subtask_index}-{ctx.attempt}"
         self._final_stem = f"part-{ctx.subtask_index}-{ctx.attempt}"

@@ -15,7 +15,6 @@ Invariants:
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -282,28 +281,3 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def hidden_files(directory: Path, tag: str) -> Iterator[tuple[Path, int, int]]:
-    """The hidden files of a sink: (path, subtask index, attempt) each.
-
-    Args:
-        directory: searched to the bottom; directories that vanish meanwhile are passed over.
-        tag: stands for job and sink in names.
-
-    Raises:
-        OSError: a directory cannot be read.
-    """
-    pattern = re.compile(
-        rf"\.part-{re.escape(tag)}-(\d+)-(\d+)(-.*\.(inprogress|pending)|\.probe)", re.DOTALL
-    )
-    for parent, _, names in os.walk(directory, onerror=_raise_unless_gone):
-        for name in names:
-            match = pattern.fullmatch(name)
-            if match is not None:
-                yield Path(parent, name), int(match[1]), int(match[2])
-
-
-def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error

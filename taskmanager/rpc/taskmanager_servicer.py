@@ -6,6 +6,7 @@ this TaskManager has registered is obeyed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 from typing_extensions import override
 
 from common.pb import internal_pb2, internal_pb2_grpc
+from penstock.errors import StoreTransient
 from penstock.pb import client_pb2
+from taskmanager.connectors.hidden_files import output_tag, sweep_hidden_files
 from taskmanager.daemon.local_state_runner import LocalStateKeeper
 from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
 from taskmanager.daemon.task_logs import read_logs
@@ -79,6 +82,21 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         await self._enter(request.leader_epoch)
         await self._supervisor.cancel(request.attempts, is_final=request.is_final)
         return internal_pb2.CancelTasksResponse()
+
+    @override
+    async def SweepOutput(
+        self, request: internal_pb2.SweepOutputRequest, context: _Context
+    ) -> internal_pb2.SweepOutputResponse:
+        """Removes hidden files of a job that is over for good."""
+        await self._enter(request.leader_epoch)
+        found = 0
+        for sink in request.sinks:
+            tag = output_tag(request.job_id, sink.operator_uid)
+            try:
+                found += await asyncio.to_thread(sweep_hidden_files, Path(sink.directory), tag)
+            except OSError as error:
+                raise StoreTransient(f"hidden files in {sink.directory} stay: {error}") from error
+        return internal_pb2.SweepOutputResponse(file_count=found)
 
     @override
     async def SendTaskCommands(

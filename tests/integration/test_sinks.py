@@ -7,6 +7,8 @@ Method: what a job wrote is read back with pyarrow, json and DuckDB.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -473,3 +475,46 @@ def test_many_sinks_in_one_job(env: ps.Environment, bids: ps.Stream, tmp_path: P
         totals[row["auction"]] = max(totals.get(row["auction"], 0), row["n"])
     assert totals == Counter(row["auction"] for row in BIDS)
     assert result.metrics["totals"]["records_in"] == 2_000
+
+
+def test_a_job_cancelled_while_it_restarts_leaves_no_hidden_files(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    """Its attempts had ended before the cancellation: killed, so that they could remove nothing themselves."""
+    marker = tmp_path / "die"
+
+    def die_when_told(row: ps.Row) -> Row:
+        if marker.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"n": "x" * 4_000}
+
+    def started() -> bool:
+        return any(path.suffix == ".inprogress" for path in hidden_below(out))
+
+    out = tmp_path / "out"
+    out.mkdir()
+    env = new_env(
+        config={
+            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+            "execution.checkpointing.interval": "1h",
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.delay": "1h",
+        }
+    )
+    rows = env.generate(numbers_from, rate=1_000, schema=pa.schema([("n", pa.int64())]))
+    rows.map(die_when_told, schema={"n": "string"}).write_json(str(out))
+    handle = env.submit("cancelled")
+    try:
+        wait_in_directory(out, started, "the first file")
+        marker.touch()
+        await_details(handle, lambda _, state: state == "RESTARTING")
+        (out / ".part-of-another-job-0-0-1.pending").touch()
+        assert started()
+    finally:
+        cancel(handle)
+    wait_in_directory(out, lambda: len(hidden_below(out)) == 1, "the hidden files to go")
+    assert [path.name for path in out.iterdir()] == [".part-of-another-job-0-0-1.pending"]
+
+
+def numbers_from(start: int, count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": range(start, start + count)})

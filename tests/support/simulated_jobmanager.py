@@ -285,7 +285,7 @@ class SimulatedJobManager:
             case c.AnswerRequest(request_id):
                 self.unanswered.remove(request_id)
                 self._answered.add(request_id)
-            case c.ReportAborted() | c.ReportCompleted() | c.SettleCheckpoint():
+            case c.ReportAborted() | c.ReportCompleted() | c.SettleCheckpoint() | m.SweepOutput():
                 pass
             case _:
                 assert_never(effect)

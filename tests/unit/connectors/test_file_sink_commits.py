@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from penstock.connectors import file_sink
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.connectors import file_sink as file_sink_module
+from taskmanager.connectors.hidden_files import output_tag, sweep_hidden_files
 from tests.support.file_sinks import (
     batch,
     everything,
@@ -673,3 +674,24 @@ def test_a_kill_at_every_call_into_the_system(
             assert hidden == [], kill
             release_killed()
     assert total > 20
+
+
+def test_a_sweep_takes_what_one_sink_of_one_job_has_hidden_and_nothing_else(tmp_path: Path) -> None:
+    tag = output_tag("ab" * 16, "sink")
+    swept = [
+        tmp_path / "a=1" / "b=2" / f".part-{tag}-0-3-0.pending",
+        tmp_path / f".part-{tag}-1-0.probe",
+    ]
+    kept = [
+        tmp_path / "a=2" / f"part-0-0-0-{tag}.json",
+        tmp_path / f".part-{output_tag('cd' * 16, 'sink')}-0-0-0.pending",
+        tmp_path / f".part-{output_tag('ab' * 16, 'other')}-0-0-0.inprogress",
+    ]
+    beside = tmp_path / "a=2" / f".part-{tag}-0-4-1.inprogress"
+    for path in (*swept, *kept, beside):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert sweep_hidden_files(tmp_path, tag) == 3
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
+    assert not (tmp_path / "a=1").exists()
+    assert sweep_hidden_files(tmp_path / "gone", tag) == 0

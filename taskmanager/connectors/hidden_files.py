@@ -1,0 +1,63 @@
+"""Names of the files that a file sink has not committed, and their removal when nobody ever will.
+
+Names carry job, sink, subtask and attempt: what other jobs have in the directory is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def output_tag(job_id: str, operator_uid: str) -> str:
+    """Stands for job and sink in names."""
+    return f"{job_id[:8]}-{hashlib.sha256(operator_uid.encode()).hexdigest()[:6]}"
+
+
+def hidden_files(directory: Path, tag: str) -> Iterator[tuple[Path, int, int]]:
+    """The hidden files of a sink: (path, subtask index, attempt) each.
+
+    Args:
+        directory: searched to the bottom; directories that vanish meanwhile are passed over.
+        tag: see ``output_tag``.
+
+    Raises:
+        OSError: a directory cannot be read.
+    """
+    pattern = re.compile(
+        rf"\.part-{re.escape(tag)}-(\d+)-(\d+)(-.*\.(inprogress|pending)|\.probe)", re.DOTALL
+    )
+    for parent, _, names in os.walk(directory, onerror=_raise_unless_gone):
+        for name in names:
+            match = pattern.fullmatch(name)
+            if match is not None:
+                yield Path(parent, name), int(match[1]), int(match[2])
+
+
+def sweep_hidden_files(directory: Path, tag: str) -> int:
+    """Removes all that a sink has not committed, and what is empty then below its directory.
+
+    Returns:
+        How many files there were.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    found = [path for path, _, _ in hidden_files(directory, tag)]
+    for path in found:
+        path.unlink(missing_ok=True)
+    for parent in {path.parent for path in found}:
+        with suppress(OSError):  # not empty: it holds output
+            while parent != directory:
+                parent.rmdir()
+                parent = parent.parent
+    return len(found)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
