@@ -35,6 +35,7 @@ from penstock.planner.needs import Need, pruned
 from penstock.schema import EVENT_TIME, user_schema
 from penstock.user_code import pickle_function
 from penstock.window_schemas import (
+    WINDOW_INDEX,
     running_aggregate_schema,
     window_aggregate_schema,
     window_function_schema,
@@ -111,7 +112,7 @@ def specify(
             _join(proto, operation)
             return _joined(operation, node, need)
         case WindowAggregate() | RunningAggregate() | ApplyWindowFunction():
-            return _grouped(proto, operation, node, given)
+            return _grouped(proto, operation, node, given, need)
         case _:
             assert_never(operation)
 
@@ -196,17 +197,25 @@ def _joined(operation: Join, node: Node, need: Need) -> pa.Schema:
     return with_event_time(kept, need.event_time)
 
 
+def _is_unnumbered(window: graph_pb2.WindowSpec, need: Need) -> bool:
+    """Whether it is a count window whose index nobody reads."""
+    return window.kind == graph_pb2.WINDOW_KIND_COUNT and WINDOW_INDEX not in need.columns
+
+
 def _grouped(
     proto: graph_pb2.Operator,
     operation: WindowAggregate | RunningAggregate | ApplyWindowFunction,
     node: Node,
     given: pa.Schema,
+    need: Need,
 ) -> pa.Schema:
     keys = operation.keys
     if isinstance(operation, ApplyWindowFunction):
         proto.window_function.window.CopyFrom(operation.window)
         proto.window_function.keys.extend(keys)
         proto.window_function.kind = operation.kind
+        if operation.kind == graph_pb2.WINDOW_FUNCTION_KIND_REDUCE:
+            proto.window_function.window.without_index = _is_unnumbered(operation.window, need)
         function = pickle_function(operation.function, operator=node.name)
         proto.window_function.function.CopyFrom(function)
         return window_function_schema(given, keys, operation.window, operation.kind, node.schema)
@@ -217,6 +226,7 @@ def _grouped(
         proto.running_aggregate.aggregates.extend(protos)
         return running_aggregate_schema(given, keys, aggregates)
     proto.window_aggregate.window.CopyFrom(operation.window)
+    proto.window_aggregate.window.without_index = _is_unnumbered(operation.window, need)
     proto.window_aggregate.keys.extend(keys)
     proto.window_aggregate.aggregates.extend(protos)
     return window_aggregate_schema(given, keys, operation.window, aggregates)

@@ -25,6 +25,7 @@ Int64Array = npt.NDArray[np.int64]
 
 _FILLED = pa.field("filled", pa.int64())
 _WINDOW_INDEX = pa.field("window_index", pa.int64())
+_RESTORED = -1
 COUNT_FIELDS = (_FILLED, _WINDOW_INDEX)
 """Columns of the exported rows between the key and what the windows hold."""
 
@@ -32,7 +33,9 @@ COUNT_FIELDS = (_FILLED, _WINDOW_INDEX)
 class CountTable:
     """Per key: rows in its open window, that window's index, and the number its contents go by.
 
-    A key stays for good, since the index of its windows goes on counting. A snapshot has one row per key.
+    A key stays for good, since the index of its windows goes on counting; where nobody reads the index
+    (``drop_empty_keys``) it goes when its window is empty, as soon as no snapshot needs to be told. A snapshot has one
+    row per key.
 
     Args:
         key_types: types of the key columns.
@@ -49,6 +52,7 @@ class CountTable:
         self._types = tuple(key_types)
         self._version = 1
         self._last_change = 0
+        self._drops_empty = False
         self._begin(contents)
 
     def _begin(self, contents: InstanceState) -> None:
@@ -60,13 +64,15 @@ class CountTable:
         self.window_index = np.zeros(64, np.int64)
         self.instance = np.full(64, -1, np.int64)
         self._changed_in = np.zeros(64, np.int64)
+        self._born_in = np.zeros(64, np.int64)
+        """The version in which the key came, ``_RESTORED``, or 0 where the index is not in use."""
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def memory_bytes(self) -> int:
         """Approximate size, what the windows hold included."""
-        return self._keys.memory_bytes() + 4 * self.filled.nbytes + self.contents.memory_bytes()
+        return self._keys.memory_bytes() + 5 * self.filled.nbytes + self.contents.memory_bytes()
 
     def key_indices(self, keys: KeyBatch) -> Int64Array:
         """Where the keys are in ``filled``, ``window_index`` and ``instance``: int64[n]."""
@@ -81,6 +87,7 @@ class CountTable:
             self.window_index = np.append(self.window_index, zeros)
             self.instance = np.append(self.instance, zeros - 1)
             self._changed_in = np.append(self._changed_in, zeros)
+            self._born_in = np.append(self._born_in, zeros)
         return indices
 
     def keys(self, indices: Int64Array) -> list[pa.Array]:
@@ -89,8 +96,29 @@ class CountTable:
 
     def changed(self, indices: Int64Array) -> None:
         """The windows of these keys have changed, or what they hold."""
+        self._born_in[indices[self._born_in[indices] == 0]] = self._version
         self._changed_in[indices] = self._version
         self._last_change = self._version
+
+    def drop_empty_keys(self) -> None:
+        """From now on a key whose window is empty leaves nothing behind."""
+        if self._drops_empty:
+            return
+        self._drops_empty = True
+        empty = np.flatnonzero((self._born_in != 0) & (self.filled == 0))
+        if len(empty):
+            self.changed(empty)
+
+    def leave(self, indices: Int64Array) -> None:
+        """A batch is done with these (different) keys: those of empty windows go that no snapshot knows."""
+        if self._drops_empty:
+            is_new = self._born_in[indices] == self._version
+            self._remove(indices[is_new & (self.filled[indices] == 0)])
+
+    def _remove(self, indices: Int64Array) -> None:
+        self._keys.remove(indices)
+        for numbers in (self.window_index, self._changed_in, self._born_in):
+            numbers[indices] = 0
 
     def schema(self) -> pa.Schema:
         """Schema of the exported rows."""
@@ -105,10 +133,16 @@ class CountTable:
         """Freezes the keys that changed after ``since_version``: copies their numbers, but no values."""
         version = self._version
         self._version += 1
+        is_wanted = self._born_in != 0
         if since_version:
-            indices = np.flatnonzero(self._changed_in[: self._keys.bound] > since_version)
-        else:
-            indices = np.arange(self._keys.bound)  # keys are never removed: all are in use
+            is_wanted &= self._changed_in > since_version
+        indices = np.flatnonzero(is_wanted)
+        dead: list[pa.Array] | None = None
+        if self._drops_empty:
+            is_empty = self.filled[indices] == 0
+            if since_version:
+                dead = self._keys.keys(indices[is_empty])
+            indices = indices[~is_empty]
         filled, window_index = self.filled[indices], self.window_index[indices]
         instances = self.instance[indices]
         is_open = instances >= 0
@@ -125,10 +159,14 @@ class CountTable:
             max_parallelism,
             self._keys.keys(indices),
             content,
+            dead,
         )
 
     def forget(self, version: int) -> None:
-        """There are no tombstones."""
+        """Whatever was there up to that version has been told: empty keys may go."""
+        if self._drops_empty:
+            is_told = (self._born_in != 0) & (self._changed_in <= version) & (self._changed_in > 0)
+            self._remove(np.flatnonzero(is_told & (self.filled == 0)))
 
     def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
         """Adds restored keys."""
@@ -136,6 +174,7 @@ class CountTable:
         for batch in latest_rows(batches, self.schema(), key_count):
             columns = batch.columns[2:]
             indices = self._indices(encode_keys(columns[:key_count]))
+            self._born_in[indices] = _RESTORED
             filled = columns[key_count].to_numpy()
             self.filled[indices] = filled
             self.window_index[indices] = columns[key_count + 1].to_numpy()

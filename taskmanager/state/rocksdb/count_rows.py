@@ -122,6 +122,7 @@ class StoredCountTable(CountTable):
 
     def _written(self, version: int) -> None:
         self._written_version = max(self._written_version, version)
+        self.forget(self._written_version)
 
     def _make_room(self) -> None:
         self._account()
