@@ -144,6 +144,9 @@ class CheckpointWiring:
         if isinstance(event, c.AckReceived | c.DeclineReceived) and not self._is_current(event.key):
             self.stale_reports += 1
             return []
+        waits_to_load = not self._runs and self._graph.waits_to_load
+        if isinstance(event, c.CheckpointRequested) and waits_to_load:
+            return [c.AnswerRequest(event.request_id, 0, c.RequestRefused.LOADING)]
         if self._coordinator is None:
             if isinstance(event, c.CheckpointRequested):
                 return [c.AnswerRequest(event.request_id, 0, c.RequestRefused.NOT_RUNNING)]
