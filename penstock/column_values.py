@@ -21,7 +21,8 @@ import pyarrow.types as pt
 _FIRST_DATETIME_US = -62_135_596_800_000_000
 _LAST_DATETIME_US = 253_402_300_799_999_999
 _SHOWN_CHARACTERS = 200
-_ROW_CHARACTERS = 500
+ROW_CHARACTERS = 1000
+"""As much of a row as an error shows."""
 
 
 class ValueMismatch(ValueError):  # noqa: N818 - reads as what happened
@@ -115,7 +116,7 @@ def short_repr(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def row_text(batch: pa.RecordBatch, index: int, limit: int = _ROW_CHARACTERS) -> str:
+def row_text(batch: pa.RecordBatch, index: int, limit: int = ROW_CHARACTERS) -> str:
     """One row as a person reads it in an error, whatever is in it."""
     return short_repr({name: _shown(batch[name][index]) for name in batch.schema.names}, limit)
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import pyarrow as pa
 import pyarrow.types as pt
 
-from penstock.column_values import record_as_dict, short_repr
+from penstock.column_values import ROW_CHARACTERS, record_as_dict, short_repr
 from penstock.errors import JobRejected
 from penstock.functions import has_open
 from penstock.row_access import class_attribute, columns_used
@@ -185,7 +185,7 @@ def _sampled_schema(
         error, row = failure
         raise JobRejected(
             f"{shown} raised {type(error).__name__}: {unknown_column(error) or error} for the row "
-            f"{short_repr(row, 500)}, and gave no result for any row of the sample that tells its "
+            f"{short_repr(row, ROW_CHARACTERS)}, and gave no result for any row of the sample that tells its "
             f"columns; {advice}"
         ) from error
     if kind == "key":

@@ -20,7 +20,14 @@ import pyarrow as pa
 import pyarrow.types as pt
 from typing_extensions import override
 
-from penstock.column_values import ValueMismatch, decode, encode, record_as_dict, short_repr
+from penstock.column_values import (
+    ROW_CHARACTERS,
+    ValueMismatch,
+    decode,
+    encode,
+    record_as_dict,
+    short_repr,
+)
 from penstock.errors import BadRecord
 from penstock.naming import nearest_hint
 from penstock.schema import EVENT_TIME, is_optional, user_schema
@@ -328,7 +335,7 @@ class RowBuilder:
             try:
                 arrays.append(encode(values, field))
             except ValueMismatch as e:
-                shown = short_repr(self._values[e.index], 500) if e.index >= 0 else ""
+                shown = short_repr(self._values[e.index], ROW_CHARACTERS) if e.index >= 0 else ""
                 raise RowMismatch(str(e), index=e.index, row=shown) from e
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         if not arrays:
@@ -399,7 +406,7 @@ class RowBuilder:
             f"the function must return a row of ({expected}), got {got}; return a dict with these "
             "keys, a dataclass instance or a tuple",
             index=index,
-            row=short_repr(value, 500),
+            row=short_repr(value, ROW_CHARACTERS),
         )
 
 

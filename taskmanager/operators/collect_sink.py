@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from common.elements import PAUSE, CheckpointBarrier, ControlElement, OperatorOutput
 from common.pb import internal_pb2
+from penstock.column_values import ROW_CHARACTERS
 from penstock.errors import TaskFailure
 from penstock.pb import client_pb2, graph_pb2
 from penstock.schema import user_batch
@@ -138,7 +139,7 @@ class CollectOperator(Operator):
                 f"rows of {len(arrow) >> 20} MB cannot be collected, the limit is"
                 f" {_CHUNK_BYTES_MAX >> 20} MB: write them to files instead",
                 operator=self.context.operator_name,
-                row=str(rows.slice(0, 1).to_pylist())[:500],
+                row=str(rows.slice(0, 1).to_pylist())[:ROW_CHARACTERS],
             )
         chunk = client_pb2.ResultChunk(
             subtask_index=self.context.subtask_index, sequence=self._next_sequence, arrow=arrow

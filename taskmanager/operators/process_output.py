@@ -13,7 +13,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput, SideOutput
-from penstock.column_values import short_repr
+from penstock.column_values import ROW_CHARACTERS, short_repr
 from penstock.errors import TaskFailure
 from penstock.functions import Collector, as_mapping
 from penstock.pb import graph_pb2
@@ -22,8 +22,6 @@ from penstock.rows import RowBuilder, RowMismatch
 from penstock.schema import EVENT_TIME, schema_from_bytes, user_schema
 from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.row_results import row_at
-
-_ROW_CHARACTERS = 500
 
 
 class ProcessCollector(Collector):
@@ -163,7 +161,7 @@ class ProcessOutput:
         rows: tuple[pa.RecordBatch, BadRecordPolicy] | None,
         index: int,
     ) -> TaskFailure:
-        shown = error.row if rows is None else short_repr(row_at(rows[0], index), _ROW_CHARACTERS)
+        shown = error.row if rows is None else short_repr(row_at(rows[0], index), ROW_CHARACTERS)
         return TaskFailure(
             f"operator {self._operator!r}: what {self._function} emitted does not fit: {error}",
             operator=self._operator,

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from common.elements import OperatorOutput
-from penstock.column_values import ValueMismatch, encode, short_repr
+from penstock.column_values import ROW_CHARACTERS, ValueMismatch, encode, short_repr
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows import RowBuilder, RowMismatch, rows_of
@@ -17,8 +17,6 @@ from taskmanager.operators.bad_records import BadRecordPolicy
 
 KEY_COLUMN = "key"
 """What a key function adds to the row."""
-
-_ROW_CHARACTERS = 500
 
 
 class RowResults:
@@ -103,7 +101,7 @@ class RowResults:
         return TaskFailure(
             f"operator {self._operator!r}: the result of {self._function} does not fit: {error}",
             operator=self._operator,
-            row=short_repr(row_at(batch, index), _ROW_CHARACTERS),
+            row=short_repr(row_at(batch, index), ROW_CHARACTERS),
         )
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from common.elements import OperatorOutput, OriginEnded, SideOutput
 from common.pb import internal_pb2
+from penstock.column_values import ROW_CHARACTERS
 from penstock.connectors.source import END, Reader, SourceContext, Split
 from penstock.errors import BadRecord, TaskFailure
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -223,7 +224,9 @@ class SourceOperator:
     def _on_bad_record(self, where: str, text: str, error: str) -> None:
         action = self._spec.on_error.action
         if action == graph_pb2.ERROR_ACTION_FAIL:
-            raise BadRecord(f"{where}: {error}", operator=self._spec.name, row=text[:500])
+            raise BadRecord(
+                f"{where}: {error}", operator=self._spec.name, row=text[:ROW_CHARACTERS]
+            )
         self._context.counters.bad_records += 1
         if action == graph_pb2.ERROR_ACTION_SIDE_OUTPUT:
             self._bad.append((where, text, error))

@@ -8,13 +8,12 @@ from types import TracebackType
 
 import penstock
 import taskmanager
-from penstock.column_values import short_repr
+from penstock.column_values import ROW_CHARACTERS, short_repr
 from penstock.errors import StreamError, TaskFailure
 
 _OWN_DIRECTORIES = tuple(
     f"{Path(p).resolve()}/" for m in (penstock, taskmanager) for p in m.__path__
 )
-_ROW_CHARACTERS = 500
 
 
 def user_failure(error: BaseException, *, operator: str, function: str, row: object) -> TaskFailure:
@@ -28,7 +27,7 @@ def user_failure(error: BaseException, *, operator: str, function: str, row: obj
     """
     if isinstance(error, TaskFailure):
         return error
-    text = short_repr(row, _ROW_CHARACTERS)
+    text = short_repr(row, ROW_CHARACTERS)
     return TaskFailure(
         f"operator {operator!r}: {function} raised {type(error).__name__}: {error}",
         operator=operator,

@@ -526,3 +526,19 @@ def test_flat_map_may_return_nothing_else_than_rows() -> None:
     )
     with h, pytest.raises(ps.JobFailed, match="None for no row, or yields them, got bool"):
         h.push({"n": 1})
+
+
+@pytest.mark.parametrize("kind", ["raises", "does not fit"])
+def test_a_failing_row_is_shown_up_to_a_thousand_characters(kind: str) -> None:
+    def fails(row: Any) -> Any:
+        assert len(row.as_dict()) == 21
+        return {"n": 1 // 0 if kind == "raises" else "text"}
+
+    schema = {f"column_{n:02}": str for n in range(20)} | {"last": str}
+    row = dict.fromkeys(schema, "x" * 20)
+    for size, is_whole in ((20, True), (2_000, False)):
+        h = pt.harness(lambda s: s.map(fails, schema={"n": "int64"}), schema=schema)
+        with h, pytest.raises(ps.JobFailed) as failed:
+            h.push({**row, "last": "y" * size})
+        assert ("'" + "y" * 20 in failed.value.row) == is_whole or len(failed.value.row) == 1_000
+        assert len(failed.value.row) <= 1_000
