@@ -292,6 +292,7 @@ class TaskManagerDaemon:
             metrics=supervisor.metrics,
             held_slots=supervisor.held_slots,
             held_partitions=lambda: keeper.held,
+            spill_bytes=lambda: keeper.spill_bytes,
             follow=follow,
             drop_all=supervisor.drop_all,
         )

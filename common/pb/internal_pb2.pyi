@@ -121,9 +121,15 @@ class HeartbeatRequest(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     HELD_SLOTS_FIELD_NUMBER: _builtins.int
     HOLDINGS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    SPILL_BYTES_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     incarnation: _builtins.str
     leader_epoch: _builtins.int
+    memory_bytes: _builtins.int
+    """Of the daemon's process."""
+    spill_bytes: _builtins.int
+    """Files under its spill directory."""
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptMetrics]: ...
     @_builtins.property
@@ -143,10 +149,12 @@ class HeartbeatRequest(_message.Message):
         metrics: _abc.Iterable[Global___AttemptMetrics] | None = ...,
         held_slots: _abc.Iterable[Global___HeldSlot] | None = ...,
         holdings: Global___Holdings | None = ...,
+        memory_bytes: _builtins.int = ...,
+        spill_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_slots", b"held_slots", "holdings", b"holdings", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "metrics", b"metrics", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_slots", b"held_slots", "holdings", b"holdings", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "memory_bytes", b"memory_bytes", "metrics", b"metrics", "spill_bytes", b"spill_bytes", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,17 +166,24 @@ class HeldSlot(_message.Message):
 
     SLOT_ID_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     slot_id: _builtins.str
     job_id: _builtins.str
+    pid: _builtins.int
+    """Of its process; 0 while there is none."""
+    memory_bytes: _builtins.int
     def __init__(
         self,
         *,
         slot_id: _builtins.str = ...,
         job_id: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "slot_id", b"slot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "memory_bytes", b"memory_bytes", "pid", b"pid", "slot_id", b"slot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

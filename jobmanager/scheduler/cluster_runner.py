@@ -56,6 +56,9 @@ class RegisteredTaskManager:
     watch: TaskManagerWatch
     watching: asyncio.Task[None]
     last_heartbeat_ms: int
+    slots: tuple[internal_pb2.HeldSlot, ...] = ()
+    memory_bytes: int = 0
+    spill_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,9 @@ class ClusterRunner:
             return False
         taskmanager = self._taskmanagers[request.taskmanager_id]
         taskmanager.last_heartbeat_ms = self._clock.now_ms()
+        taskmanager.slots = tuple(request.held_slots)
+        taskmanager.memory_bytes = request.memory_bytes
+        taskmanager.spill_bytes = request.spill_bytes
         self.partitions.observe(request.taskmanager_id, holdings_of(request.holdings))
         held = {(slot.job_id, slot.slot_id) for slot in request.held_slots}
         given_up = {
@@ -277,6 +283,17 @@ class ClusterRunner:
                     pid=taskmanager.pid,
                     held_partitions=held.count,
                     held_partitions_bytes=held.size_bytes,
+                    memory_bytes=taskmanager.memory_bytes,
+                    spill_bytes=taskmanager.spill_bytes,
+                    slots=[
+                        client_pb2.SlotDetails(
+                            slot_id=slot.slot_id,
+                            job_id=slot.job_id,
+                            pid=slot.pid,
+                            memory_bytes=slot.memory_bytes,
+                        )
+                        for slot in taskmanager.slots
+                    ],
                 )
             )
         return shown

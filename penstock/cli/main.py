@@ -14,6 +14,7 @@ from penstock.cli.jobs import attach, cancel, info, list_jobs, logs
 from penstock.cli.nexmark import nexmark
 from penstock.cli.partitions import partitions
 from penstock.cli.run import plan, run
+from penstock.cli.taskmanagers import taskmanagers
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,6 +36,7 @@ for command in (
     checkpoints,
     exceptions,
     partitions,
+    taskmanagers,
     fsck,
     nexmark,
 ):

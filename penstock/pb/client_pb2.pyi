@@ -1191,6 +1191,9 @@ class TaskManagerDetails(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     HELD_PARTITIONS_FIELD_NUMBER: _builtins.int
     HELD_PARTITIONS_BYTES_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    SPILL_BYTES_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     address: _builtins.str
     slots_total: _builtins.int
@@ -1200,6 +1203,14 @@ class TaskManagerDetails(_message.Message):
     held_partitions: _builtins.int
     """Complete result partitions on its disk."""
     held_partitions_bytes: _builtins.int
+    memory_bytes: _builtins.int
+    """Of the daemon's process."""
+    spill_bytes: _builtins.int
+    """Files under its spill directory."""
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotDetails]:
+        """Those that jobs have, as of its last heartbeat."""
+
     def __init__(
         self,
         *,
@@ -1211,14 +1222,46 @@ class TaskManagerDetails(_message.Message):
         pid: _builtins.int = ...,
         held_partitions: _builtins.int = ...,
         held_partitions_bytes: _builtins.int = ...,
+        slots: _abc.Iterable[Global___SlotDetails] | None = ...,
+        memory_bytes: _builtins.int = ...,
+        spill_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "held_partitions", b"held_partitions", "held_partitions_bytes", b"held_partitions_bytes", "last_heartbeat_ms", b"last_heartbeat_ms", "pid", b"pid", "slots_free", b"slots_free", "slots_total", b"slots_total", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "held_partitions", b"held_partitions", "held_partitions_bytes", b"held_partitions_bytes", "last_heartbeat_ms", b"last_heartbeat_ms", "memory_bytes", b"memory_bytes", "pid", b"pid", "slots", b"slots", "slots_free", b"slots_free", "slots_total", b"slots_total", "spill_bytes", b"spill_bytes", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TaskManagerDetails: _TypeAlias = TaskManagerDetails  # noqa: Y015
+
+@_typing.final
+class SlotDetails(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_ID_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    slot_id: _builtins.str
+    job_id: _builtins.str
+    pid: _builtins.int
+    """Of its process; 0 while there is none."""
+    memory_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        slot_id: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "memory_bytes", b"memory_bytes", "pid", b"pid", "slot_id", b"slot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlotDetails: _TypeAlias = SlotDetails  # noqa: Y015
 
 @_typing.final
 class ListPartitionsRequest(_message.Message):

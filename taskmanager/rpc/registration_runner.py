@@ -30,6 +30,7 @@ from penstock.errors import (
     Unauthenticated,
 )
 from taskmanager.daemon.held_partitions import HeldPartitions
+from taskmanager.daemon.memory_usage import memory_bytes
 from taskmanager.rpc.event_outbox import EventOutbox
 from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
 from taskmanager.rpc.jobmanager_silence import JobManagerSilence, Presence
@@ -83,6 +84,7 @@ class RegistrationRunner:
         metrics: latest metrics of all attempts.
         held_slots: slots held for jobs.
         held_partitions: complete partitions on disk.
+        spill_bytes: size of all files under the spill directory.
         follow: told cluster id and leader epoch of each registration, ends what ran for another leader;
             raises ``Fenced`` for an earlier leader of the same cluster.
         drop_all: ends everything that runs, with the reason; returns when it has ended.
@@ -99,6 +101,7 @@ class RegistrationRunner:
         metrics: Callable[[], Sequence[internal_pb2.AttemptMetrics]],
         held_slots: Callable[[], Sequence[internal_pb2.HeldSlot]],
         held_partitions: Callable[[], HeldPartitions],
+        spill_bytes: Callable[[], int] = int,
         follow: Callable[[str, int], Awaitable[None]],
         drop_all: Callable[[str], Awaitable[None]],
     ) -> None:
@@ -110,6 +113,7 @@ class RegistrationRunner:
         self._metrics = metrics
         self._held_slots = held_slots
         self._held_partitions = held_partitions
+        self._spill_bytes = spill_bytes
         self._follow = follow
         self._drop_all = drop_all
         self._outbox = EventOutbox()
@@ -265,6 +269,8 @@ class RegistrationRunner:
             metrics=self._metrics(),
             held_slots=self._held_slots(),
             holdings=self._held_partitions().to_message(),
+            memory_bytes=memory_bytes(self._identity.pid),
+            spill_bytes=self._spill_bytes(),
         )
         try:
             response = await self._client.heartbeat(

@@ -25,6 +25,7 @@ from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 from penstock.pb.client_pb2 import ATTEMPT_STATE_CANCELED, ATTEMPT_STATE_FAILED
 from taskmanager.daemon.background import Background, BackgroundWork
+from taskmanager.daemon.memory_usage import memory_bytes
 from taskmanager.partitions.spilling import Spilling
 from taskmanager.slots.artifact_store import ArtifactStore, JobFiles
 from taskmanager.slots.attempt_table import AttemptKey, key_of, state_event
@@ -133,10 +134,16 @@ class SlotSupervisor:
 
     def held_slots(self) -> list[internal_pb2.HeldSlot]:
         """What the heartbeat says about slots: whose they are, until their processes have ended."""
-        return [
-            internal_pb2.HeldSlot(slot_id=slot_id, job_id=job_id)
-            for slot_id, job_id in self._table.holders()
-        ]
+        return [self._held_slot(*holder) for holder in self._table.holders()]
+
+    def _held_slot(self, slot_id: str, job_id: str) -> internal_pb2.HeldSlot:
+        slot = self._slots.get(slot_id)
+        if slot is None or slot.runner is None:
+            return internal_pb2.HeldSlot(slot_id=slot_id, job_id=job_id)
+        pid = slot.runner.pid
+        return internal_pb2.HeldSlot(
+            slot_id=slot_id, job_id=job_id, pid=pid, memory_bytes=memory_bytes(pid)
+        )
 
     # ------------------------------------------------------------ slots
 

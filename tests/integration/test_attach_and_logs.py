@@ -85,6 +85,27 @@ def test_a_job_is_watched_to_its_end(cluster: DaemonCluster, place: Site) -> Non
         assert json.loads(shown.stdout)["status"] == "FINISHED"
 
 
+def test_taskmanagers_are_shown_with_what_runs_in_them(cluster: DaemonCluster, place: Site) -> None:
+    at = ("--jobmanager", cluster.jobmanager)
+    (daemon,) = cluster.daemons("taskmanager")
+    with ps.Environment(cluster.jobmanager) as env:
+        env.generate(numbers, rate=200).discard()
+        handle = env.submit("endless")
+        slots: list[dict[str, object]] = []
+        while not slots or slots[0]["pid"] is None:
+            (shown,) = place.penstock("taskmanagers", "--json", *at).json["taskmanagers"]
+            slots = shown["slots"]
+        assert [slot["pid"] for slot in slots] == cluster.slot_pids(daemon["pid"])
+        assert slots[0]["job_id"] == handle.job_id
+        assert (shown["pid"], shown["address"]) == (daemon["pid"], daemon["address"])
+        assert (shown["slots_total"], shown["slots_free"], shown["spill_bytes"]) == (2, 1, 0)
+        assert min(shown["memory_bytes"], slots[0]["memory_bytes"]) > 1_000_000
+        table = place.penstock("taskmanagers", *at).stdout
+        assert "tm-1" in table
+        assert handle.job_id in table
+        handle.cancel()
+
+
 def test_a_wrong_value_is_said_with_its_file(place: Site) -> None:
     directory = place.directory / "wrong"
     directory.mkdir()
