@@ -122,3 +122,18 @@ def test_both_inputs_are_looked_at(side: int) -> None:
         h.push({"k": "a", "n": 1}, input=side)
     with pt.harness(Both(), **options) as h:
         h.push({"k": "a", "n": 1}, input=side)
+
+
+def test_in_batch_mode_the_harness_has_no_late_rows_either() -> None:
+    def build(rows: Any) -> Any:
+        windows = rows.with_event_time("ts").key_by("k").window(ps.tumbling("10s"), late_to="late")
+        return windows.aggregate(n=ps.count())
+
+    config = {"execution.runtime-mode": "batch"}
+    with pt.harness(build, schema=[{"k": "a", "ts": 1}], config=config) as h:
+        h.push_many([{"k": "a", "ts": 50_000}, {"k": "a", "ts": 1}])
+        h.push({"k": "a", "ts": 3})
+        assert h.output == []
+        h.end()
+        assert [row["n"] for row in h.output] == [2, 1]
+        assert h.late_rows == 0
