@@ -1,4 +1,4 @@
-"""The Prometheus endpoint of a daemon, and how subtask metrics are shown on it.
+"""How subtask metrics are shown to Prometheus.
 
 Both daemons show subtasks under the same names: a TaskManager those it runs, the JobManager those
 of all jobs. Counters restart at 0 with each attempt, which is a label.
@@ -6,22 +6,14 @@ of all jobs. Counters restart at 0 with each attempt, which is a label.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from common.pb import internal_pb2
-from penstock.addresses import format_address
-from penstock.errors import ConfigurationError
-
-METRICS_OFF = -1
-"""The port that means: no endpoint."""
 
 _LABELS = ("job_id", "vertex", "subtask_index", "attempt")
 
@@ -87,49 +79,3 @@ class AttemptMetricsCollector(Collector):
 
 def _label_values(attempt: internal_pb2.AttemptId) -> tuple[str, str, str, str]:
     return (attempt.job_id, attempt.vertex, str(attempt.subtask_index), str(attempt.attempt))
-
-
-class MetricsServer:
-    """Serves ``/metrics`` over HTTP on a thread of its own."""
-
-    def __init__(
-        self, registry: CollectorRegistry, host: str, port: int, setting: str = "metrics port"
-    ) -> None:
-        self._registry = registry
-        self._setting = setting
-        self._host = host
-        self._port = port
-        self._server: WSGIServer | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> int:
-        """Starts serving.
-
-        Returns:
-            The bound port, or ``METRICS_OFF`` when the endpoint is off.
-
-        Raises:
-            ConfigurationError: the port cannot be bound.
-        """
-        if self._port == METRICS_OFF:
-            return METRICS_OFF
-        try:
-            self._server, self._thread = start_http_server(
-                self._port, addr=self._host, registry=self._registry
-            )
-        except OSError as error:
-            raise ConfigurationError(
-                f"the metrics endpoint cannot listen on {format_address(self._host, self._port)}: "
-                f"{error.strerror or error}; choose another {self._setting}, 0 for any free one "
-                "or -1 to switch it off"
-            ) from error
-        return int(self._server.server_port)
-
-    def stop(self) -> None:
-        """Stops serving and ends the thread; harmless when it never started."""
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
-        self._server = None
-        self._thread = None

@@ -18,7 +18,7 @@ from common.auth import load_token, require_token
 from common.clock import Clock, SystemClock
 from common.grpc_server import make_server
 from common.log import configure_logging
-from common.metrics import METRICS_OFF, MetricsServer
+from common.metrics_server import METRICS_OFF, MetricsServer
 from common.pb import internal_pb2_grpc
 from common.process import (
     DaemonRegistration,
@@ -92,7 +92,7 @@ async def serving(
         results = ResultsStore()
         labels = load_failure_labels(config.jobmanager_failure_enrichers)
 
-        def connect(taskmanager_id: str, address: str) -> TaskManagerClient:
+        def connect(taskmanager_id: str, address: str, incarnation: str) -> TaskManagerClient:
             return TaskManagerClient(
                 taskmanager_id,
                 address,
@@ -100,6 +100,7 @@ async def serving(
                 leader_epoch=store.leader_epoch,
                 rpc_timeout_ms=config.rpc_timeout_ms,
                 silence_max_ms=config.heartbeat_timeout_ms,
+                incarnation=incarnation,
             )
 
         cluster = ClusterRunner(config, connect, clock)
@@ -117,6 +118,7 @@ async def serving(
             config.jobmanager_bind_host,
             config.jobmanager_metrics_port,
             "jobmanager.metrics.port",
+            why_not_serving=lambda: dispatcher.why_not_serving,
         )
         try:
             port = _bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)

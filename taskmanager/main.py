@@ -26,7 +26,8 @@ from common.auth import load_token, require_token
 from common.clock import SystemClock
 from common.grpc_server import make_server
 from common.log import configure_logging, get_logger
-from common.metrics import METRICS_OFF, AttemptMetricsCollector, MetricsServer
+from common.metrics import AttemptMetricsCollector
+from common.metrics_server import METRICS_OFF, MetricsServer
 from common.pb import internal_pb2
 from common.pb.internal_pb2_grpc import add_TaskManagerInternalServicer_to_server
 from common.process import (
@@ -123,7 +124,14 @@ class TaskManagerDaemon:
         self._id = taskmanager_id
         self._environment = environment
         self._forkserver_arguments = forkserver_arguments
+        self._registration: RegistrationRunner | None = None
         self._log = get_logger(__name__)
+
+    def _why_not_serving(self) -> str:
+        """For health checks; any thread may ask."""
+        if self._registration is None:
+            return "the TaskManager is starting, or stopping"
+        return "" if self._registration.registration else "no JobManager has registered it"
 
     async def run(self) -> None:
         """Serves until cancelled.
@@ -241,10 +249,11 @@ class TaskManagerDaemon:
                 f"leader epoch {leader_epoch} of cluster {cluster_id} has begun",
             )
 
-        async def enter(leader_epoch: int) -> None:
+        async def enter(leader_epoch: int, incarnation: str) -> None:
             # The JobManager may call before its answer to the registration has arrived.
             await registration.wait_registered()
             table.check_epoch(leader_epoch)
+            registration.check_incarnation(incarnation)
 
         keeper = PartitionKeeper(
             directory=directories.spill,
@@ -297,6 +306,7 @@ class TaskManagerDaemon:
             drop_all=supervisor.drop_all,
         )
         await rpc_server.start()
+        self._registration = registration
         services.push_async_callback(rpc_server.stop, _SERVER_GRACE_S)
         gauges: _Gauges = (
             ("slots", "Slots of this TaskManager.", lambda: table.capacity),
@@ -352,10 +362,11 @@ class TaskManagerDaemon:
         ]
 
         async def end() -> None:
+            self._registration = None
             has_failed = failed.done() and not failed.cancelled()
             reason = str(failed.result()) if has_failed else "the TaskManager was told to end"
             # The loops first: what ends now must be neither started nor registered again.
-            await registration.say_goodbye(reason, _GOODBYE_TIMEOUT_S)
+            await registration.say_goodbye(reason, _GOODBYE_TIMEOUT_S, is_planned=not has_failed)
             for loop in watches:
                 loop.cancel()
             await supervisor.drop_all(reason)
@@ -406,6 +417,7 @@ class TaskManagerDaemon:
             self._config.taskmanager_bind_host,
             self._config.taskmanager_metrics_port,
             "taskmanager.metrics.port",
+            why_not_serving=self._why_not_serving,
         )
         port = metrics.start()
         resources.push_async_callback(asyncio.to_thread, metrics.stop)

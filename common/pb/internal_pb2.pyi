@@ -835,19 +835,23 @@ class GoodbyeRequest(_message.Message):
     TASKMANAGER_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    IS_PLANNED_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     incarnation: _builtins.str
     reason: _builtins.str
+    is_planned: _builtins.bool
+    """It was told to end: what it ran is no failure of its jobs."""
     def __init__(
         self,
         *,
         taskmanager_id: _builtins.str = ...,
         incarnation: _builtins.str = ...,
         reason: _builtins.str = ...,
+        is_planned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "reason", b"reason", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "is_planned", b"is_planned", "reason", b"reason", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -898,8 +902,12 @@ class AllocateSlotsRequest(_message.Message):
     ARTIFACTS_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     REQUIREMENTS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     job_id: _builtins.str
+    incarnation: _builtins.str
+    allocation_id: _builtins.int
     @_builtins.property
     def slot_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -917,10 +925,12 @@ class AllocateSlotsRequest(_message.Message):
         artifacts: _abc.Iterable[_graph_pb2.Artifact] | None = ...,
         config: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         requirements: _abc.Iterable[_builtins.str] | None = ...,
+        incarnation: _builtins.str = ...,
+        allocation_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "config", b"config", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "requirements", b"requirements", "slot_ids", b"slot_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "artifacts", b"artifacts", "config", b"config", "incarnation", b"incarnation", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "requirements", b"requirements", "slot_ids", b"slot_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1263,7 +1273,11 @@ class DeployTasksRequest(_message.Message):
 
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
+    incarnation: _builtins.str
+    allocation_id: _builtins.int
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskDeployment]: ...
     def __init__(
@@ -1271,10 +1285,12 @@ class DeployTasksRequest(_message.Message):
         *,
         leader_epoch: _builtins.int = ...,
         tasks: _abc.Iterable[Global___TaskDeployment] | None = ...,
+        incarnation: _builtins.str = ...,
+        allocation_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1302,9 +1318,11 @@ class CancelTasksRequest(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     IS_FINAL_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     is_final: _builtins.bool
     """See CancelAttempt."""
+    incarnation: _builtins.str
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptId]: ...
     def __init__(
@@ -1313,10 +1331,11 @@ class CancelTasksRequest(_message.Message):
         leader_epoch: _builtins.int = ...,
         attempts: _abc.Iterable[Global___AttemptId] | None = ...,
         is_final: _builtins.bool = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "is_final", b"is_final", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "incarnation", b"incarnation", "is_final", b"is_final", "leader_epoch", b"leader_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1562,7 +1581,9 @@ class SendTaskCommandsRequest(_message.Message):
 
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     COMMANDS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
+    incarnation: _builtins.str
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskCommand]: ...
     def __init__(
@@ -1570,10 +1591,11 @@ class SendTaskCommandsRequest(_message.Message):
         *,
         leader_epoch: _builtins.int = ...,
         commands: _abc.Iterable[Global___TaskCommand] | None = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1601,8 +1623,12 @@ class FreeSlotsRequest(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     SLOT_IDS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     job_id: _builtins.str
+    incarnation: _builtins.str
+    allocation_id: _builtins.int
     @_builtins.property
     def slot_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -1611,10 +1637,12 @@ class FreeSlotsRequest(_message.Message):
         leader_epoch: _builtins.int = ...,
         job_id: _builtins.str = ...,
         slot_ids: _abc.Iterable[_builtins.str] | None = ...,
+        incarnation: _builtins.str = ...,
+        allocation_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "leader_epoch", b"leader_epoch", "slot_ids", b"slot_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "incarnation", b"incarnation", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "slot_ids", b"slot_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1642,8 +1670,10 @@ class ReleasePartitionsRequest(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     job_id: _builtins.str
+    incarnation: _builtins.str
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionId]:
         """Empty = all of the job that are not promoted."""
@@ -1654,10 +1684,11 @@ class ReleasePartitionsRequest(_message.Message):
         leader_epoch: _builtins.int = ...,
         job_id: _builtins.str = ...,
         partitions: _abc.Iterable[Global___PartitionId] | None = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "leader_epoch", b"leader_epoch", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1685,7 +1716,9 @@ class PromotePartitionsRequest(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     SET_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
+    incarnation: _builtins.str
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionId]:
         """Of the job of the set."""
@@ -1698,10 +1731,11 @@ class PromotePartitionsRequest(_message.Message):
         leader_epoch: _builtins.int = ...,
         partitions: _abc.Iterable[Global___PartitionId] | None = ...,
         set: Global___PromotedSet | None = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["set", b"set"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "partitions", b"partitions", "set", b"set"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "partitions", b"partitions", "set", b"set"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1734,20 +1768,23 @@ class DropPromotedPartitionsRequest(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     name: _builtins.str
     job_id: _builtins.str
     """Those of this job only; "" = of all."""
+    incarnation: _builtins.str
     def __init__(
         self,
         *,
         leader_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         job_id: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "leader_epoch", b"leader_epoch", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

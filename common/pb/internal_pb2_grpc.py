@@ -324,6 +324,9 @@ class JobManagerInternal:
 class TaskManagerInternalStub:
     """---------------------------------------------------------------- served by TaskManagers
 
+    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
+    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
+    is late.
     """
 
     def __init__(self, channel):
@@ -387,6 +390,9 @@ class TaskManagerInternalStub:
 class TaskManagerInternalServicer:
     """---------------------------------------------------------------- served by TaskManagers
 
+    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
+    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
+    is late.
     """
 
     def AllocateSlots(self, request, context):
@@ -518,6 +524,9 @@ def add_TaskManagerInternalServicer_to_server(servicer, server):
 class TaskManagerInternal:
     """---------------------------------------------------------------- served by TaskManagers
 
+    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
+    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
+    is late.
     """
 
     @staticmethod

@@ -111,7 +111,12 @@ class JobManagerInternalServicer(metaclass=_abc_1.ABCMeta):
 def add_JobManagerInternalServicer_to_server(servicer: JobManagerInternalServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class TaskManagerInternalStub:
-    """---------------------------------------------------------------- served by TaskManagers"""
+    """---------------------------------------------------------------- served by TaskManagers
+
+    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
+    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
+    is late.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -135,7 +140,12 @@ class TaskManagerInternalStub:
 
 @_typing.type_check_only
 class TaskManagerInternalAsyncStub(TaskManagerInternalStub):
-    """---------------------------------------------------------------- served by TaskManagers"""
+    """---------------------------------------------------------------- served by TaskManagers
+
+    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
+    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
+    is late.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AllocateSlots: _aio.UnaryUnaryMultiCallable[_internal_pb2.AllocateSlotsRequest, _internal_pb2.AllocateSlotsResponse]  # type: ignore[assignment]
@@ -155,7 +165,12 @@ class TaskManagerInternalAsyncStub(TaskManagerInternalStub):
     ReadTaskLogs: _aio.UnaryStreamMultiCallable[_internal_pb2.ReadTaskLogsRequest, _client_pb2.LogChunk]  # type: ignore[assignment]
 
 class TaskManagerInternalServicer(metaclass=_abc_1.ABCMeta):
-    """---------------------------------------------------------------- served by TaskManagers"""
+    """---------------------------------------------------------------- served by TaskManagers
+
+    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
+    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
+    is late.
+    """
 
     @_abc_1.abstractmethod
     def AllocateSlots(

@@ -137,6 +137,8 @@ class DispatcherRunner:
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self.why_not_serving = "the JobManager is starting"
+        """ "" while jobs are taken; any thread may read it."""
         self.dropped_reports = 0
         self.counts: dict[str, int] = {}
         """State's name -> jobs; replaced as a whole, so that any thread may read it."""
@@ -151,6 +153,7 @@ class DispatcherRunner:
                 self._recover(unfinished)
             self._evict()
             await self._sweep_artifacts()
+            self.why_not_serving = ""
             started.set()
             await asyncio.Event().wait()
 
@@ -228,6 +231,7 @@ class DispatcherRunner:
     async def stop(self) -> None:
         """Suspends or fails what still runs, and waits a few seconds until it has ended."""
         self._stopping = True
+        self.why_not_serving = "the JobManager is stopping"
         cause = FailureCause(
             "Unrecoverable", "JobManager stopped", timestamp_ms=self._clock.now_ms()
         )

@@ -88,6 +88,10 @@ class Failover:
         """Restarts that failures have led to; going on after another JobManager is one more."""
         return self._strategy.restarts + self._free_restarts + self._options.is_recovered
 
+    def allows(self, cause: FailureCause) -> bool:
+        """Whether failures of this cause are restarted, as long as there are restarts left."""
+        return self._strategy.allows(cause)
+
     def decide(
         self,
         cause: FailureCause,
@@ -111,6 +115,7 @@ class Failover:
         if (joins or is_free) and self._strategy.may_mend(cause):
             delay_ms: int | None = 0
             self._free_restarts += not joins
+            self._strategy.has_started = True
         else:
             delay_ms = self._strategy.failed(cause, subtask_of(cause), now_ms).delay_ms
         if delay_ms is None:

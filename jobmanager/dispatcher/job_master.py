@@ -640,9 +640,15 @@ class JobMaster:
         self._partitions.lose_taskmanager(event.taskmanager_id)
         self._lease.lose(event.taskmanager_id)
         self._effects += self.speculation.lose_taskmanager(event.taskmanager_id, event.cause)
-        self._give_up_on(self.graph.on_taskmanager(event.taskmanager_id), event.cause)
+        self._give_up_on(
+            self.graph.on_taskmanager(event.taskmanager_id),
+            event.cause,
+            is_free=event.is_planned and self._failover.allows(event.cause),
+        )
 
-    def _give_up_on(self, attempts: list[ExecutionAttempt], cause: FailureCause) -> None:
+    def _give_up_on(
+        self, attempts: list[ExecutionAttempt], cause: FailureCause, *, is_free: bool = False
+    ) -> None:
         """Counts attempts as failed whose end nobody will report, and what is needed and lost with them."""
         failed: set[SubtaskId] = set()
         were_cancelled = [a for a in attempts if a.state is AttemptState.CANCELING]
@@ -654,7 +660,7 @@ class JobMaster:
         failed |= {partition.producer for partition in missing}
         # What is being cancelled may be so for a consequence of what has happened now.
         if were_cancelled or failed - self._stopped():
-            self._fail(cause, failed, missing)
+            self._fail(cause, failed, missing, is_free=is_free)
         self._go_on()
 
     def _stopped(self) -> frozenset[SubtaskId]:
@@ -675,7 +681,8 @@ class JobMaster:
         Args:
             failed: whose attempts are over, or ``ALL``.
             missing: what could not be read.
-            is_free: the restart goes on from another checkpoint: the strategy is not asked for it.
+            is_free: the restart goes on from another checkpoint, or a TaskManager was told to end: the strategy is
+                not asked for it.
         """
         if self._is_over or self.state in (JobState.CANCELLING, JobState.SUSPENDED):
             return

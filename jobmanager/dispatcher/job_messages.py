@@ -265,10 +265,15 @@ class PartitionsNotPromoted:
 
 @dataclass(frozen=True, slots=True)
 class TaskManagerLost:
-    """A TaskManager is gone, and with it whatever ran there."""
+    """A TaskManager is gone, and with it whatever ran there.
+
+    Attributes:
+        is_planned: it was told to end: a restart for it is none of the restart strategy's.
+    """
 
     taskmanager_id: str
     cause: FailureCause
+    is_planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

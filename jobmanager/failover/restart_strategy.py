@@ -68,7 +68,8 @@ class RestartStrategy:
         is_recovered: bool = False,
     ) -> None:
         self._settings = settings
-        self._is_recovered = is_recovered
+        self.has_started = is_recovered
+        """The job has had its slots once, so there were as many."""
         self._backoff = backoff_of(settings.strategy, jitter)
         self._limits = FailureLimits(settings)
         self._time = SteadyTime()
@@ -115,8 +116,10 @@ class RestartStrategy:
         return not (cause.is_of_user or self._wants_too_much(cause))
 
     def _wants_too_much(self, cause: FailureCause) -> bool:
-        is_first_start = self.restarts == 0 and not self._is_recovered
-        return is_first_start and cause.error_class == "NoResourceAvailable"
+        is_first_start = self.restarts == 0 and not self.has_started
+        # The pool's own refusal. A TaskManager's is of a slot that it has not given up yet: it will.
+        is_of_pool = cause.error_class == "NoResourceAvailable" and not cause.taskmanager_id
+        return is_first_start and is_of_pool
 
     def told(self, cause: FailureCause) -> FailureCause:
         """The cause as the job's end shows it: says which limit was used up, and the key of it."""

@@ -8,6 +8,7 @@ reached.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -64,6 +65,7 @@ class TaskManagerClient:
         leader_epoch: fence of every call.
         rpc_timeout_ms: deadline of a call.
         silence_max_ms: how long the TaskManager may pause without a call failing.
+        incarnation: which start of the TaskManager the calls are for.
 
     Attributes:
         reachability: the connection that tells whether it is still there.
@@ -78,10 +80,13 @@ class TaskManagerClient:
         leader_epoch: int,
         rpc_timeout_ms: int,
         silence_max_ms: int,
+        incarnation: str = "",
     ) -> None:
         self.taskmanager_id = taskmanager_id
         self.address = address
         self._leader_epoch = leader_epoch
+        self._incarnation = incarnation
+        self._allocation_ids = itertools.count(1)
         self._timeout_s = rpc_timeout_ms / 1000
         self._channel = grpc.aio.insecure_channel(
             address,
@@ -130,11 +135,13 @@ class TaskManagerClient:
         """Starts slot processes where there are none, and returns where all listen."""
         request = internal_pb2.AllocateSlotsRequest(
             leader_epoch=self._leader_epoch,
+            incarnation=self._incarnation,
             job_id=job_id,
             slot_ids=slot_ids,
             artifacts=artifacts,
             config=config,
             requirements=requirements,
+            allocation_id=next(self._allocation_ids),
         )
         timeout_s = self._timeout_s * _ALLOCATION_TIMEOUT_FACTOR
         response = await self._call(
@@ -152,7 +159,12 @@ class TaskManagerClient:
             await self._deploy(batch)
 
     async def _deploy(self, tasks: Sequence[internal_pb2.TaskDeployment]) -> None:
-        request = internal_pb2.DeployTasksRequest(leader_epoch=self._leader_epoch, tasks=tasks)
+        request = internal_pb2.DeployTasksRequest(
+            leader_epoch=self._leader_epoch,
+            incarnation=self._incarnation,
+            tasks=tasks,
+            allocation_id=next(self._allocation_ids),
+        )
         await self._call(
             "deploy tasks", lambda: self._stub.DeployTasks(request, timeout=self._timeout_s)
         )
@@ -164,7 +176,7 @@ class TaskManagerClient:
 
     async def _send(self, commands: Sequence[internal_pb2.TaskCommand]) -> None:
         request = internal_pb2.SendTaskCommandsRequest(
-            leader_epoch=self._leader_epoch, commands=commands
+            leader_epoch=self._leader_epoch, incarnation=self._incarnation, commands=commands
         )
         await self._call(
             "take commands", lambda: self._stub.SendTaskCommands(request, timeout=self._timeout_s)
@@ -180,7 +192,10 @@ class TaskManagerClient:
             is_final: the job is never gone on with.
         """
         request = internal_pb2.CancelTasksRequest(
-            leader_epoch=self._leader_epoch, attempts=attempts, is_final=is_final
+            leader_epoch=self._leader_epoch,
+            incarnation=self._incarnation,
+            attempts=attempts,
+            is_final=is_final,
         )
         await self._call(
             "cancel tasks", lambda: self._stub.CancelTasks(request, timeout=self._timeout_s)
@@ -189,7 +204,11 @@ class TaskManagerClient:
     async def free_slots(self, job_id: str, slot_ids: Sequence[str]) -> None:
         """Ends slot processes."""
         request = internal_pb2.FreeSlotsRequest(
-            leader_epoch=self._leader_epoch, job_id=job_id, slot_ids=slot_ids
+            leader_epoch=self._leader_epoch,
+            incarnation=self._incarnation,
+            job_id=job_id,
+            slot_ids=slot_ids,
+            allocation_id=next(self._allocation_ids),
         )
         await self._call(
             "free slots", lambda: self._stub.FreeSlots(request, timeout=self._timeout_s)
@@ -210,7 +229,10 @@ class TaskManagerClient:
     ) -> None:
         """Drops partitions that nobody needs; none named = all of the job."""
         request = internal_pb2.ReleasePartitionsRequest(
-            leader_epoch=self._leader_epoch, job_id=job_id, partitions=partitions
+            leader_epoch=self._leader_epoch,
+            incarnation=self._incarnation,
+            job_id=job_id,
+            partitions=partitions,
         )
         await self._call(
             "release partitions",
@@ -222,7 +244,10 @@ class TaskManagerClient:
     ) -> internal_pb2.Holdings:
         """Lets complete partitions outlive their job, all or none; returns what is held then."""
         request = internal_pb2.PromotePartitionsRequest(
-            leader_epoch=self._leader_epoch, partitions=partitions, set=promoted
+            leader_epoch=self._leader_epoch,
+            incarnation=self._incarnation,
+            partitions=partitions,
+            set=promoted,
         )
         response = await self._call(
             "promote partitions",
@@ -235,7 +260,7 @@ class TaskManagerClient:
     ) -> internal_pb2.DropPromotedPartitionsResponse:
         """Drops what was promoted under a name; of one job, "" = of all."""
         request = internal_pb2.DropPromotedPartitionsRequest(
-            leader_epoch=self._leader_epoch, name=name, job_id=job_id
+            leader_epoch=self._leader_epoch, incarnation=self._incarnation, name=name, job_id=job_id
         )
         return await self._call(
             "drop promoted partitions",

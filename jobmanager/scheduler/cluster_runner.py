@@ -76,14 +76,14 @@ class ClusterRunner:
 
     Args:
         config: of the cluster.
-        connect: makes the client of a TaskManager of this id and address.
+        connect: makes the client of a TaskManager of this id, address and incarnation.
         clock: where the time comes from.
     """
 
     def __init__(
         self,
         config: Configuration,
-        connect: Callable[[str, str], TaskManagerClient],
+        connect: Callable[[str, str, str], TaskManagerClient],
         clock: Clock,
     ) -> None:
         self._config = config
@@ -171,7 +171,7 @@ class ClusterRunner:
                     f"{known.pid}): give the TaskManager at {request.rpc_address} another one"
                 )
             self._lose(request.taskmanager_id, LossReason.RESTARTED, "it was restarted")
-        client = self._connect(request.taskmanager_id, request.rpc_address)
+        client = self._connect(request.taskmanager_id, request.rpc_address, request.incarnation)
         if request.HasField("partition_endpoint"):
             client.note_partition_endpoint(request.partition_endpoint)
         watch = self._watch(request.taskmanager_id, request.incarnation, client)
@@ -229,7 +229,12 @@ class ClusterRunner:
         """A TaskManager leaves."""
         if self.is_registered(request.taskmanager_id, request.incarnation):
             reason = request.reason or "it was stopped"
-            self._lose(request.taskmanager_id, LossReason.GOODBYE, reason)
+            self._lose(
+                request.taskmanager_id,
+                LossReason.GOODBYE,
+                reason,
+                is_planned=request.is_planned,
+            )
 
     def peer_unreachable(self, reporter_id: str, report: internal_pb2.PeerUnreachable) -> None:
         """A slot of one TaskManager cannot reach a process of another: that one is probed."""
@@ -328,7 +333,9 @@ class ClusterRunner:
         )
         self._lose(silent.taskmanager_id, LossReason.UNREACHABLE, reason)
 
-    def _lose(self, taskmanager_id: str, loss: LossReason, reason: str) -> None:
+    def _lose(
+        self, taskmanager_id: str, loss: LossReason, reason: str, *, is_planned: bool = False
+    ) -> None:
         taskmanager = self._taskmanagers.pop(taskmanager_id)
         self.losses = Counter(self.losses) + Counter([loss])
         self._monitor.remove(taskmanager_id)
@@ -349,7 +356,7 @@ class ClusterRunner:
             timestamp_ms=self._clock.now_ms(),
         )
         for inbox in list(self._inboxes.values()):
-            inbox.post(m.TaskManagerLost(taskmanager_id, cause))
+            inbox.post(m.TaskManagerLost(taskmanager_id, cause, is_planned))
         if self._tasks is not None:
             self._start(self._disconnect(taskmanager))
         self._step(s.TaskManagerRemoved(taskmanager_id))

@@ -135,13 +135,35 @@ class RegistrationRunner:
         """Returns when a registration holds."""
         await self._registered.wait()
 
+    def check_incarnation(self, incarnation: str) -> None:
+        """Checks that a call is for the registration that holds.
+
+        Args:
+            incarnation: which the call names; "" = it names none.
+
+        Raises:
+            Fenced: it is for an earlier one: what it is about has ended.
+        """
+        own = self._registration
+        if incarnation and (own is None or own.incarnation != incarnation):
+            raise Fenced(
+                f"the call is for incarnation {incarnation} of TaskManager "
+                f"{self._identity.taskmanager_id}, which is over: it has registered anew since"
+            )
+
     def report(self, event: internal_pb2.TaskEvent) -> None:
         """Queues an event for the JobManager."""
         self._outbox.append(event)
         self._events_waiting.set()
 
-    async def say_goodbye(self, reason: str, timeout_s: float) -> None:
-        """Tells the JobManager that this TaskManager ends; it may not hear. Nothing registers again."""
+    async def say_goodbye(self, reason: str, timeout_s: float, *, is_planned: bool) -> None:
+        """Tells the JobManager that this TaskManager ends; it may not hear. Nothing registers again.
+
+        Args:
+            reason: why.
+            timeout_s: for the JobManager to answer.
+            is_planned: it was told to.
+        """
         self._is_leaving = True
         registration = self._registration
         if registration is None:
@@ -152,6 +174,7 @@ class RegistrationRunner:
                     taskmanager_id=self._identity.taskmanager_id,
                     incarnation=registration.incarnation,
                     reason=reason,
+                    is_planned=is_planned,
                 ),
                 timeout_s,
             )

@@ -34,7 +34,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         partitions: keeps what finished attempts have left behind.
         partition_endpoint: where that is served.
         local_state: keeps copies of snapshots.
-        enter: checks the epoch of a call; returns when a registration holds.
+        enter: checks the epoch and the incarnation of a call; returns when a registration holds.
         logs: holds one directory of task logs per job.
     """
 
@@ -44,7 +44,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         partitions: PartitionKeeper,
         partition_endpoint: internal_pb2.DataEndpoint,
         local_state: LocalStateKeeper,
-        enter: Callable[[int], Awaitable[None]],
+        enter: Callable[[int, str], Awaitable[None]],
         logs: Path,
     ) -> None:
         self._supervisor = supervisor
@@ -59,7 +59,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self, request: internal_pb2.AllocateSlotsRequest, context: _Context
     ) -> internal_pb2.AllocateSlotsResponse:
         """Starts a process per slot."""
-        await self._enter(request.leader_epoch)
+        await self._enter(request.leader_epoch, request.incarnation)
         return internal_pb2.AllocateSlotsResponse(
             endpoints=await self._supervisor.allocate(request),
             partition_endpoint=self._partition_endpoint,
@@ -70,8 +70,8 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self, request: internal_pb2.DeployTasksRequest, context: _Context
     ) -> internal_pb2.DeployTasksResponse:
         """Starts attempts."""
-        await self._enter(request.leader_epoch)
-        await self._supervisor.deploy(request.tasks)
+        await self._enter(request.leader_epoch, request.incarnation)
+        await self._supervisor.deploy(request.tasks, request.allocation_id)
         return internal_pb2.DeployTasksResponse()
 
     @override
@@ -79,7 +79,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self, request: internal_pb2.CancelTasksRequest, context: _Context
     ) -> internal_pb2.CancelTasksResponse:
         """Begins to cancel attempts."""
-        await self._enter(request.leader_epoch)
+        await self._enter(request.leader_epoch, request.incarnation)
         await self._supervisor.cancel(request.attempts, is_final=request.is_final)
         return internal_pb2.CancelTasksResponse()
 
@@ -103,7 +103,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self, request: internal_pb2.SendTaskCommandsRequest, context: _Context
     ) -> internal_pb2.SendTaskCommandsResponse:
         """Passes commands on to attempts."""
-        await self._enter(request.leader_epoch)
+        await self._enter(request.leader_epoch, request.incarnation)
         await self._supervisor.send_commands(request.commands)
         return internal_pb2.SendTaskCommandsResponse()
 
@@ -112,8 +112,8 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self, request: internal_pb2.FreeSlotsRequest, context: _Context
     ) -> internal_pb2.FreeSlotsResponse:
         """Ends slots; answered when their processes have ended."""
-        await self._enter(request.leader_epoch)
-        await self._supervisor.free(request.job_id, request.slot_ids)
+        await self._enter(request.leader_epoch, request.incarnation)
+        await self._supervisor.free(request.job_id, request.slot_ids, request.allocation_id)
         await self._local_state.slots_freed(request.job_id)
         return internal_pb2.FreeSlotsResponse()
 
@@ -122,7 +122,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self, request: internal_pb2.ReleasePartitionsRequest, context: _Context
     ) -> internal_pb2.ReleasePartitionsResponse:
         """Drops partitions, in slot processes and on disk."""
-        await self._enter(request.leader_epoch)
+        await self._enter(request.leader_epoch, request.incarnation)
         await self._supervisor.release_partitions(request.job_id, request.partitions)
         await self._partitions.release(request.job_id, request.partitions)
         return internal_pb2.ReleasePartitionsResponse()
@@ -132,7 +132,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self, request: internal_pb2.PromotePartitionsRequest, context: _Context
     ) -> internal_pb2.PromotePartitionsResponse:
         """Lets complete partitions outlive their job."""
-        await self._enter(request.leader_epoch)
+        await self._enter(request.leader_epoch, request.incarnation)
         await self._partitions.promote(request.set, request.partitions)
         return internal_pb2.PromotePartitionsResponse(holdings=self._partitions.held.to_message())
 
@@ -141,7 +141,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self, request: internal_pb2.DropPromotedPartitionsRequest, context: _Context
     ) -> internal_pb2.DropPromotedPartitionsResponse:
         """Drops what was promoted under a name."""
-        await self._enter(request.leader_epoch)
+        await self._enter(request.leader_epoch, request.incarnation)
         dropped = await self._partitions.drop_promoted(request.name, request.job_id)
         return internal_pb2.DropPromotedPartitionsResponse(
             dropped=dropped, holdings=self._partitions.held.to_message()

@@ -155,16 +155,19 @@ class SlotSupervisor:
         Raises:
             JobRejected: a requirement is not met, or the request is malformed.
             NoResourceAvailable: a slot is not to be had.
+            Fenced: the call has come late.
             TaskFailure: a process did not start.
         """
         check_requirements(
             request.requirements, self._environment.packages, self._environment.taskmanager_id
         )
         config = self._environment.config.merged(dict(request.config))
-        allocation = self._table.allocate(request.job_id, request.slot_ids)
+        allocation = self._table.allocate(request.job_id, request.slot_ids, request.allocation_id)
         while allocation.wait_for:
             await self._wait_for_any(allocation.wait_for)
-            allocation = self._table.allocate(request.job_id, request.slot_ids)
+            allocation = self._table.allocate(
+                request.job_id, request.slot_ids, request.allocation_id
+            )
         for slot_id in allocation.new:
             slot = _Slot(request.job_id, config)
             self._slots[slot_id] = slot
@@ -298,11 +301,21 @@ class SlotSupervisor:
 
     # ------------------------------------------------------------ attempts
 
-    async def deploy(self, tasks: Sequence[internal_pb2.TaskDeployment]) -> None:
-        """Starts attempts in their slots; what cannot be started is reported FAILED."""
+    async def deploy(
+        self, tasks: Sequence[internal_pb2.TaskDeployment], allocation_id: int = 0
+    ) -> None:
+        """Starts attempts in their slots; what cannot be started is reported FAILED.
+
+        Args:
+            tasks: what to start.
+            allocation_id: number of the call; slots given out since are left alone.
+        """
         for task in tasks:
             if key_of(task.attempt) in self._closed:
                 continue  # cancelled before it came, or its slot ended: both are reported
+            if self._table.is_late(task.slot_id, allocation_id):
+                self._report_closed(task.attempt, f"slot {task.slot_id} was given out again")
+                continue
             runner = self._runner(task.slot_id, task.attempt.job_id)
             if runner is None:
                 cause = self._last_causes.get(
@@ -412,18 +425,23 @@ class SlotSupervisor:
 
     # ------------------------------------------------------------ the end of slots
 
-    async def free(self, job_id: str, slot_ids: Sequence[str]) -> None:
+    async def free(self, job_id: str, slot_ids: Sequence[str], allocation_id: int = 0) -> None:
         """Ends slots of a job; returns when their processes have ended.
 
         Args:
             job_id: whose slots.
             slot_ids: which, empty = all.
+            allocation_id: number of the call; slots given out since are left alone.
         """
-        await self._stop(self._table.stop(job_id, slot_ids), _STOP_GRACE_S, is_silent=False)
+        stopped = self._table.stop(job_id, slot_ids, allocation_id)
+        await self._stop(stopped, _STOP_GRACE_S, is_silent=False)
+        stopping = self._table.stopping()
         still_stopping = [
             slot
             for slot_id, slot in self._slots.items()
-            if slot.job_id == job_id and (not slot_ids or slot_id in slot_ids)
+            if slot_id in stopping
+            and slot.job_id == job_id
+            and (not slot_ids or slot_id in slot_ids)
         ]
         for slot in still_stopping:
             await slot.gone.wait()

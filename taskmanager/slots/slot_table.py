@@ -56,6 +56,7 @@ class SlotTable:
         self._cluster_id = ""
         self._leader_epoch = 0
         self._held: dict[str, _Held] = {}
+        self._newest_calls: dict[str, int] = {}
 
     @property
     def capacity(self) -> int:
@@ -102,6 +103,7 @@ class SlotTable:
         Raises:
             Fenced: it is an earlier leader of the same cluster.
         """
+        self._newest_calls = {}  # each registration numbers its calls anew
         if (cluster_id, leader_epoch) == (self._cluster_id, self._leader_epoch):
             return ()
         if cluster_id == self._cluster_id:
@@ -129,10 +131,24 @@ class SlotTable:
                 f"{self._leader_epoch}"
             )
 
-    def allocate(self, job_id: str, slot_ids: Sequence[str]) -> Allocation:
+    def is_late(self, slot_id: str, allocation_id: int) -> bool:
+        """Whether something newer than this call has been done with a slot; 0 = the call has no number."""
+        return 0 < allocation_id < self._newest_calls.get(slot_id, 0)
+
+    def _note_call(self, slot_ids: Iterable[str], allocation_id: int) -> None:
+        if allocation_id:
+            self._newest_calls |= dict.fromkeys(slot_ids, allocation_id)
+
+    def allocate(self, job_id: str, slot_ids: Sequence[str], allocation_id: int = 0) -> Allocation:
         """Gives slots to a job; repeating it is harmless.
 
+        Args:
+            job_id: whose they are from now on.
+            slot_ids: the slots.
+            allocation_id: number of the call.
+
         Raises:
+            Fenced: the call is late: one of them has been freed, or given out again, since.
             NoResourceAvailable: another job holds one of them, or there are not so many.
             JobRejected: an id is not usable as a name.
         """
@@ -143,6 +159,10 @@ class SlotTable:
         wait_for: list[str] = []
         for slot_id in wanted:
             require_name("slot id", slot_id)
+            if self.is_late(slot_id, allocation_id):
+                raise Fenced(
+                    f"slot {slot_id} has been freed, or given out again, since it was asked for"
+                )
             held = self._held.get(slot_id)
             if held is None:
                 new.append(slot_id)
@@ -164,21 +184,28 @@ class SlotTable:
                 f"job {job_id} asks for {len(new)} slots, {self.free_count} of {self._capacity} "
                 "are free"
             )
+        self._note_call(wanted, allocation_id)
         for slot_id in new:
             self._held[slot_id] = _Held(job_id, SlotState.ALLOCATED)
         return Allocation(tuple(new), tuple(existing))
 
-    def stop(self, job_id: str, slot_ids: Sequence[str]) -> tuple[str, ...]:
+    def stop(self, job_id: str, slot_ids: Sequence[str], allocation_id: int = 0) -> tuple[str, ...]:
         """Marks slots of a job as stopping.
 
         Args:
             job_id: the job that gives them up; slots of other jobs are left alone.
             slot_ids: the slots, empty = all of the job.
+            allocation_id: number of the call; what has been given out since is left alone.
 
         Returns:
             The slots that were allocated until now.
         """
-        chosen = slot_ids or self.slots_of(job_id)
+        chosen = [
+            slot_id
+            for slot_id in slot_ids or self.slots_of(job_id)
+            if not self.is_late(slot_id, allocation_id)
+        ]
+        self._note_call(chosen, allocation_id)
         return self._stop(
             slot_id
             for slot_id in chosen

@@ -29,7 +29,8 @@ from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from common.grpc_options import channel_options
 from common.grpc_server import make_server
 from common.log import configure_logging, get_logger
-from common.metrics import METRICS_OFF, AttemptMetricsCollector, MetricsServer
+from common.metrics import AttemptMetricsCollector
+from common.metrics_server import METRICS_OFF, MetricsServer
 from common.pb import internal_pb2, internal_pb2_grpc
 from penstock.errors import ConfigurationError, Unauthenticated
 from penstock.grpc_errors import error_from_rpc

@@ -42,6 +42,8 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.canceled: list[internal_pb2.AttemptId] = []
         self.config: dict[str, str] = {}
         self.refuse_allocation = False
+        self.allocation_errors: list[Exception] = []
+        self.allocations: list[internal_pb2.AllocateSlotsRequest] = []
         self.refuse_freeing = False
         self.on_probe: Callable[[], Awaitable[object]] | None = None
         self.on_command: Callable[[internal_pb2.TaskCommand], Any] | None = None
@@ -150,6 +152,9 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
 
     @override
     async def AllocateSlots(self, request: Any, context: Any) -> Any:
+        self.allocations.append(request)
+        if self.allocation_errors:
+            raise self.allocation_errors.pop()
         if self.refuse_allocation:
             raise RuntimeError("no memory")
         self.allocated += (id for id in request.slot_ids if id not in self.allocated)

@@ -129,6 +129,8 @@ def test_the_daemon_registers_and_ends_on_signals(tmp_path: Path, number: int) -
         registered = json.loads(file.read_text())
         assert registered["pid"] == daemon.pid
         assert registered["address"] == json.loads(started)["address"]
+        with urllib.request.urlopen(f"http://{registered['metrics_address']}/health") as response:
+            assert response.read() == b"serving\n"
         with urllib.request.urlopen(f"http://{registered['metrics_address']}/metrics") as response:
             assert b"penstock_jobmanager_slots 0.0" in response.read()
         daemon.send_signal(number)

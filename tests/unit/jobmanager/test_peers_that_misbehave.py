@@ -162,3 +162,70 @@ def test_a_directory_that_refuses_at_the_end_of_a_job_ends_nothing_else(
             await cluster.wait_for(third, "RUNNING")
 
     run(scenario)
+
+
+def test_a_jobmanager_is_healthy_until_it_is_told_to_stop(cluster_of: Any) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            dispatcher = cluster.jobmanager.dispatcher
+            assert dispatcher.why_not_serving == ""
+            await dispatcher.stop()
+            assert dispatcher.why_not_serving == "the JobManager is stopping"
+
+    run(scenario)
+
+
+RESTARTS = {
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "1",
+    "restart-strategy.fixed-delay.delay": "10ms",
+}
+
+
+def test_a_stale_slot_at_the_first_allocation_is_restarted(
+    cluster_of: Any, make_graph: Any
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(RESTARTS) as cluster:
+            taskmanager = await cluster.add("tm1")
+            calls = taskmanager.allocations
+            taskmanager.allocation_errors = [
+                errors.NoResourceAvailable("slot tm1-0 is held by another job")
+            ]
+            details = await cluster.wait_for(await cluster.submit(make_graph()), "RUNNING")
+            assert details.summary.restarts == 1
+            assert {call.incarnation for call in calls} == {taskmanager.incarnation}
+            assert 0 < calls[0].allocation_id < calls[1].allocation_id
+
+    run(scenario)
+
+
+def test_a_taskmanager_that_is_told_to_end_uses_up_no_restart(
+    cluster_of: Any, make_graph: Any
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(RESTARTS) as cluster:
+            # More often than there are restarts.
+            for planned_stops in range(3):
+                leaving = await cluster.add(f"tm{planned_stops}")
+                if planned_stops == 0:
+                    job_id = await cluster.submit(make_graph())
+                details = await cluster.wait_for(job_id, "RUNNING")
+                while not leaving.deployed or details.summary.restarts < planned_stops:
+                    details = await cluster.wait_for(job_id, "RUNNING", "FAILED")
+                    assert details.summary.state != client_pb2.JOB_STATE_FAILED
+                await leaving.jobmanager.Goodbye(
+                    internal_pb2.GoodbyeRequest(
+                        taskmanager_id=leaving.id,
+                        incarnation=leaving.incarnation,
+                        reason="it was told to end",
+                        is_planned=True,
+                    )
+                )
+                await cluster.wait_for(job_id, "RESTARTING", "FAILED")
+            await cluster.add("last")
+            details = await cluster.wait_for(job_id, "RUNNING", "FAILED")
+            assert details.summary.state == client_pb2.JOB_STATE_RUNNING
+            assert details.summary.restarts == 3
+
+    run(scenario)

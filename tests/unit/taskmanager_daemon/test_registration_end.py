@@ -79,7 +79,7 @@ def test_goodbye_is_the_last_word_whenever_the_cancellation_comes(turns: int) ->
         running = asyncio.create_task(registration.run())  # noqa: TID251 - awaited below
         await registration.wait_registered()
         await asyncio.sleep(0)  # the heartbeat is under way
-        await registration.say_goodbye("it ends", 1)
+        await registration.say_goodbye("it ends", 1, is_planned=True)
         for _ in range(turns):
             await asyncio.sleep(0)
         running.cancel()
@@ -101,7 +101,7 @@ def test_one_that_is_forgotten_registers_again_and_again() -> None:
                 jobmanager.registered.clear()
                 await jobmanager.registered.wait()
         running.cancel()
-        await registration.say_goodbye("it ends", 1)
+        await registration.say_goodbye("it ends", 1, is_planned=True)
         done, _ = await asyncio.wait([running], timeout=2)
         assert done
 

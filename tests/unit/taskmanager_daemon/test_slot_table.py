@@ -104,3 +104,28 @@ def test_names_that_would_be_paths_are_refused(name: str) -> None:
         SlotTable(1).allocate(name, ["s0"])
     with pytest.raises(JobRejected):
         SlotTable(1).allocate("job", [name])
+
+
+def test_a_late_call_does_not_reach_the_slots_successor() -> None:
+    table = SlotTable(2)
+    table.follow("c", 1)
+    table.allocate("a", ["s0"], allocation_id=1)
+    assert table.stop("a", ["s0"], allocation_id=2) == ("s0",)
+    table.released("s0")
+    with pytest.raises(Fenced):
+        table.allocate("a", ["s0"], allocation_id=1)
+    table.allocate("b", ["s0"], allocation_id=3)
+    assert table.stop("b", ["s0"], allocation_id=2) == ()
+    assert table.is_late("s0", 2)
+    assert not table.is_late("s0", 4)
+    table.follow("c", 1)
+    assert not table.is_late("s0", 1), "a registration numbers its calls anew"
+
+
+def test_slots_that_were_freed_before_they_were_asked_for_stay_free() -> None:
+    table = SlotTable(2)
+    table.follow("c", 1)
+    assert table.stop("a", ["s0"], allocation_id=2) == ()
+    with pytest.raises(Fenced):
+        table.allocate("a", ["s0"], allocation_id=1)
+    assert table.free_count == 2

@@ -149,6 +149,8 @@ def test_an_orderly_end(short_directory: Path, daemon: Any, go: Any, number: int
             )
             assert registration["pid"] == process.pid
             assert registration["role"] == "taskmanager"
+            with urlopen(f"http://{registration['metrics_address']}/health", timeout=5) as page:
+                assert page.read() == b"serving\n"
             with urlopen(f"http://{registration['metrics_address']}/metrics", timeout=5) as page:
                 text = page.read().decode()
             assert "penstock_taskmanager_slots_free 0.0" in text
