@@ -16,6 +16,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from penstock.errors import ConfigurationError
+from penstock.printable import printable
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -46,7 +47,7 @@ def configure_logging(role: str, log_file: Path | None, level: str) -> None:
         structlog.processors.format_exc_info,
         structlog.processors.JSONRenderer(default=str),
     ]
-    console: list[Processor] = [structlog.dev.ConsoleRenderer(colors=True)]
+    console: list[Processor] = [_made_printable, structlog.dev.ConsoleRenderer(colors=True)]
     stdout = logging.StreamHandler(sys.stdout)
     stdout.setFormatter(_formatter(shared, console if sys.stdout.isatty() else json_lines))
     handlers: list[logging.Handler] = [stdout]
@@ -95,6 +96,14 @@ def _file_handler(log_file: Path, formatter: logging.Formatter) -> logging.Handl
         raise ConfigurationError(f"the log file {log_file} cannot be opened: {error}") from error
     handler.setFormatter(formatter)
     return handler
+
+
+def _made_printable(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    """Names of jobs and messages of others do nothing to the terminal; JSON escapes them by itself."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = printable(value)
+    return event
 
 
 class _RoleAdder:

@@ -18,6 +18,7 @@ from common.auth import load_token, require_token
 from common.clock import Clock, SystemClock
 from common.grpc_server import make_server
 from common.log import configure_logging
+from common.log_keeper import LogKeeper
 from common.metrics_server import METRICS_OFF, MetricsServer
 from common.pb import internal_pb2_grpc
 from common.process import (
@@ -113,6 +114,11 @@ async def serving(
             JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, store),
             server,
         )
+        log_keeper = LogKeeper(
+            lambda: (directory / "logs").glob(f"{ROLE}-{_ID}*"),
+            config.jobmanager_logs_max_bytes,
+            lambda _path: True,
+        )
         metrics = MetricsServer(
             build_registry(dispatcher, cluster),
             config.jobmanager_bind_host,
@@ -125,6 +131,7 @@ async def serving(
             metrics_port = metrics.start()
             async with asyncio.TaskGroup() as tasks:
                 actors = []
+                actors.append(tasks.create_task(log_keeper.run()))
                 for actor in (cluster, dispatcher):
                     started = asyncio.Event()
                     actors.append(tasks.create_task(actor.run(started)))

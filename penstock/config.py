@@ -439,6 +439,18 @@ class Configuration(BaseModel):
         alias="taskmanager.metrics.port",
         description="Port of Prometheus' endpoint; 0 takes a free one, -1 is off.",
     )
+    taskmanager_logs_max_bytes: SizeBytes = Field(
+        1 << 30,
+        ge=1 << 20,
+        alias="taskmanager.logs.max-size",
+        description="Size of all logs of a TaskManager and of the jobs on it; the oldest go first.",
+    )
+    jobmanager_logs_max_bytes: SizeBytes = Field(
+        256 << 20,
+        ge=1 << 20,
+        alias="jobmanager.logs.max-size",
+        description="Size of the JobManager's logs; the oldest lines go first.",
+    )
     taskmanager_slots: int = Field(
         2,
         ge=1,

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from penstock.job import TERMINAL_STATES
 from penstock.pb import client_pb2
+from penstock.printable import in_one_line
 
 REFRESH_MS = 250
 _LINE_INTERVAL_S = 2.0
@@ -61,7 +62,7 @@ class ProgressDisplay:
         ):
             self._last_line_at_s = time.monotonic()
             self._last_state = details.summary.state
-            self._console.print(line, soft_wrap=True)
+            self._console.print(Text(line), soft_wrap=True)
 
     def _line(self, details: client_pb2.JobDetails) -> str:
         now_s, rows = time.monotonic(), rows_read(details)
@@ -89,7 +90,7 @@ class ProgressDisplay:
         # How it ended is told in full when it has.
         if details.HasField("failure") and details.summary.state not in TERMINAL_STATES:
             parts.append(_last_failure(details.failure))
-        return "  ".join(parts)
+        return in_one_line("  ".join(parts))
 
 
 def _last_failure(failure: client_pb2.FailureCause) -> str:

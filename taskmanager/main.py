@@ -26,6 +26,7 @@ from common.auth import load_token, require_token
 from common.clock import SystemClock
 from common.grpc_server import make_server
 from common.log import configure_logging, get_logger
+from common.log_keeper import LogKeeper
 from common.metrics import AttemptMetricsCollector
 from common.metrics_server import METRICS_OFF, MetricsServer
 from common.pb import internal_pb2
@@ -280,6 +281,15 @@ class TaskManagerDaemon:
             supervisor.set_spilling,
         )
         await guard.look()
+        log_keeper = LogKeeper(
+            lambda: (*logs.glob(f"{_ROLE}-{self._id}*"), *(logs / "jobs").glob("*/*.log*")),
+            config.taskmanager_logs_max_bytes,
+            # Of a job that has no slot here nobody writes any more.
+            lambda path: (
+                path.parent == logs
+                or any(job_id == path.parent.name for _, job_id in table.holders())
+            ),
+        )
 
         rpc_server = make_server(token)
         add_TaskManagerInternalServicer_to_server(
@@ -359,6 +369,7 @@ class TaskManagerDaemon:
             start("partitions", keeper.run()),
             start("disk guard", guard.run()),
             start("local state", local_state_keeper.run()),
+            start("logs", log_keeper.run()),
         ]
 
         async def end() -> None:

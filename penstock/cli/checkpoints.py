@@ -10,6 +10,7 @@ import click
 from penstock.cli.context import (
     common_options,
     connected,
+    echo,
     print_json,
     print_table,
     reports_errors,
@@ -30,7 +31,7 @@ def checkpoint(job: str, jobmanager: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"job_id": job_id, "checkpoint_id": checkpoint_id})
     else:
-        click.echo(f"{job_id} checkpoint {checkpoint_id} completed")
+        echo(f"{job_id} checkpoint {checkpoint_id} completed")
 
 
 @click.command()
@@ -73,7 +74,7 @@ def checkpoints(job: str, jobmanager: str | None, as_json: bool) -> None:
     )
     for one in shown:
         if one.failure:
-            click.echo(f"checkpoint {one.id} failed: {one.failure}")
+            echo(f"checkpoint {one.id} failed: {one.failure}")
 
 
 def checkpoint_fields(shown: Checkpoint) -> dict[str, Any]:

@@ -7,12 +7,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.context import (
-    default_directory,
-    print_json,
-    print_table,
-    reports_errors,
-)
+from penstock.cli.context import default_directory, echo, print_json, print_table, reports_errors
 from penstock.config import parse_override
 from penstock.local_cluster import LocalCluster
 
@@ -76,7 +71,7 @@ def stop(directory: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"stopped": [{"role": daemon.role, "pid": daemon.pid} for daemon in ended]})
     else:
-        click.echo(f"stopped {len(ended)} daemons in {local.directory}")
+        echo(f"stopped {len(ended)} daemons in {local.directory}")
 
 
 @cluster.command()
@@ -91,7 +86,7 @@ def status(directory: Path | None, as_json: bool) -> None:
 def _warn_of_other_slots(running: dict[str, int], wanted: int) -> None:
     others = [f"{name} with {count}" for name, count in running.items() if count != wanted]
     if others:
-        click.echo(
+        echo(
             f"penstock: {', '.join(others)} slots ran already: --slots {wanted} counts for "
             "TaskManagers that are started from now on; stop the cluster and start it again",
             err=True,
@@ -102,7 +97,7 @@ def _print_status(status: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(status)
         return
-    click.echo(f"JobManager {status['jobmanager']}, directory {status['directory']}")
+    echo(f"JobManager {status['jobmanager']}, directory {status['directory']}")
     print_table(
         ["ROLE", "ID", "PID", "ADDRESS", "METRICS", "PARTITIONS", "STATE"],
         [

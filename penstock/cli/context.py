@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penstock.addresses import format_address, parse_addresses
 from penstock.client import Client
 from penstock.config import Configuration
 from penstock.credentials import load_token
 from penstock.errors import ConfigurationError, JobManagerUnreachable, StreamError
+from penstock.printable import in_one_line, printable
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -84,12 +86,12 @@ def reports_errors(command: Command) -> Command:
         try:
             return command(*args, **options)
         except StreamError as error:
-            click.echo(f"penstock: {error}", err=True)
+            echo(f"penstock: {error}", err=True)
             sys.exit(exit_status(error))
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # whoever read the output has enough: click's to answer
-            click.echo(f"penstock: {error}", err=True)
+            echo(f"penstock: {error}", err=True)
             sys.exit(EXIT_FAILED)
 
     return run  # type: ignore[return-value]
@@ -104,6 +106,11 @@ def exit_status(error: StreamError) -> int:
     return EXIT_FAILED
 
 
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Lines for people; what others have named or written in them does nothing to the terminal."""
+    click.echo(printable(text), err=err)
+
+
 def print_json(value: object) -> None:
     """One JSON document on stdout."""
     click.echo(json.dumps(value, indent=2))
@@ -113,7 +120,7 @@ def print_table(columns: list[str], rows: list[list[object]]) -> None:
     """A table on stdout, as wide as it needs to be."""
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*[str(cell) for cell in row])
+        table.add_row(*[Text(in_one_line(str(cell))) for cell in row])
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)

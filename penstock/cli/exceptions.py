@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.context import common_options, connected, print_json, reports_errors
+from penstock.cli.context import common_options, connected, echo, print_json, reports_errors
 from penstock.cli.describe import repeated_fields, repeated_lines, time_of
 from penstock.job_exceptions import Failure, JobException, exception_of
 
@@ -28,13 +28,13 @@ def exceptions(job: str, jobmanager: str | None, as_json: bool) -> None:
         print_json({"job_id": job_id, "exceptions": exceptions, "repeated_output": repeated})
         return
     for one_repeated in response.repeated_output:
-        click.echo("\n".join((*repeated_lines(one_repeated), "")))
+        echo("\n".join((*repeated_lines(one_repeated), "")))
     if not shown:
-        click.echo("no failures")
+        echo("no failures")
     for number, one in enumerate(shown):
         if number:
-            click.echo()
-        click.echo("\n".join(_lines(one)))
+            echo()
+        echo("\n".join(_lines(one)))
 
 
 def exception_fields(shown: JobException) -> dict[str, Any]:

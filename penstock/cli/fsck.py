@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.context import EXIT_FAILED, print_json, print_table, reports_errors
+from penstock.cli.context import EXIT_FAILED, echo, print_json, print_table, reports_errors
 from penstock.units import duration_ms
 
 if TYPE_CHECKING:
@@ -86,10 +86,10 @@ def _print_report(report: FsckReport, orphans: bool) -> None:
         for problem in job.problems:
             whose = ", ".join(map(str, problem.checkpoints))
             suffix = f" (checkpoint {whose})" if whose else ""
-            click.echo(f"{job.directory}/{problem.path}: {problem.message}{suffix}", err=True)
+            echo(f"{job.directory}/{problem.path}: {problem.message}{suffix}", err=True)
     listed = [(job, orphan) for job in report.jobs for orphan in job.orphans]
     if orphans and listed:
-        click.echo()
+        echo()
         print_table(
             ["ORPHAN", "BYTES", "CHECKPOINT", "KEPT BECAUSE"],
             [
@@ -107,7 +107,7 @@ def _print_report(report: FsckReport, orphans: bool) -> None:
 def _print_deleted(report: FsckReport, deleted: Deleted) -> None:
     gone = [orphan for orphans in deleted.values() for orphan in orphans]
     left = sum(len(job.orphans) for job in report.jobs) - len(gone)
-    click.echo(
+    echo(
         f"\ndeleted {len(gone)} orphans with {sum(orphan.size_bytes for orphan in gone):,} bytes, "
         f"kept {left}"
     )

@@ -12,6 +12,7 @@ from penstock.cli.context import (
     EXIT_INTERRUPTED,
     common_options,
     connected,
+    echo,
     print_json,
     print_table,
     reports_errors,
@@ -31,6 +32,7 @@ from penstock.cli.describe import (
 from penstock.job import JobHandle
 from penstock.job_logs import attempt_logs
 from penstock.pb import client_pb2
+from penstock.printable import in_one_line
 from penstock.progress import ProgressDisplay, slot_wait_text
 
 
@@ -73,20 +75,20 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
         print_json(details_fields(details))
         return
     summary = details.summary
-    click.echo(f"{summary.name}  {summary.job_id}  {state_name(summary.state)}")
+    echo(f"{in_one_line(summary.name)}  {summary.job_id}  {state_name(summary.state)}")
     if summary.problem:
-        click.echo(f"{summary.problem}; it is tried again")
+        echo(f"{summary.problem}; it is tried again")
     if summary.restarts:
-        click.echo(f"restarts: {summary.restarts}")
+        echo(f"restarts: {summary.restarts}")
     if details.last_checkpoint_id:
         when = time_of(details.last_checkpoint_at_ms)
-        click.echo(f"last checkpoint: {details.last_checkpoint_id}, {when}")
+        echo(f"last checkpoint: {details.last_checkpoint_id}, {when}")
     if details.failed_checkpoints:
-        click.echo(f"failed checkpoints: {details.failed_checkpoints}")
+        echo(f"failed checkpoints: {details.failed_checkpoints}")
     for repeated in details.repeated_output:
-        click.echo("\n".join(repeated_lines(repeated)))
+        echo("\n".join(repeated_lines(repeated)))
     if details.HasField("slot_wait"):
-        click.echo(slot_wait_text(details.slot_wait))
+        echo(slot_wait_text(details.slot_wait))
     print_table(
         [
             *("VERTEX", "NAME", "SUBTASK", "ATTEMPT", "STATE", "TASKMANAGER", "IN", "OUT"),
@@ -112,7 +114,7 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
             for subtask in subtasks
         ],
     )
-    click.echo()
+    echo()
     print_table(
         [*LOAD_COLUMNS, "OF ALL SUBTASKS OF"],
         [
@@ -124,11 +126,11 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
         failure = details.failure
         has_failed = summary.state in (client_pb2.JOB_STATE_FAILING, client_pb2.JOB_STATE_FAILED)
         what = "failed" if has_failed else "last failure"
-        click.echo(f"\n{what}: {failure.error_class}: {failure.message}")
+        echo(f"\n{what}: {failure.error_class}: {failure.message}")
         if failure.row:
-            click.echo(f"row: {failure.row}")
+            echo(f"row: {failure.row}")
         if failure.traceback:
-            click.echo(failure.traceback)
+            echo(failure.traceback)
 
 
 @click.command()
@@ -146,7 +148,7 @@ def cancel(job: str, jobmanager: str | None, as_json: bool) -> None:
     if as_json:
         print_json(summary_fields(details.summary))
     else:
-        click.echo(f"{job_id} {state_name(details.summary.state)}")
+        echo(f"{job_id} {state_name(details.summary.state)}")
 
 
 @click.command()
@@ -161,12 +163,12 @@ def attach(job: str, jobmanager: str | None, as_json: bool) -> None:
             with ProgressDisplay() as display:
                 result = JobHandle(client, summary.job_id).wait(on_progress=display)
         except KeyboardInterrupt:
-            click.echo(f"job {summary.job_id} runs on", err=True)
+            echo(f"job {summary.job_id} runs on", err=True)
             sys.exit(EXIT_INTERRUPTED)
     if as_json:
         print_json(result_fields(result, summary.name))
     else:
-        click.echo(f"{summary.job_id} {summary.name} {result.status}")
+        echo(f"{summary.job_id} {in_one_line(summary.name)} {result.status}")
 
 
 @click.command()
@@ -184,7 +186,7 @@ def logs(job: str, subtask: str | None, jobmanager: str | None, as_json: bool) -
         print_json({"logs": [asdict(log) for log in found]})
         return
     for log in found:
-        click.echo(f"==> {log.vertex}/{log.subtask_index} attempt {log.attempt} <==")
+        echo(f"==> {in_one_line(log.vertex)}/{log.subtask_index} attempt {log.attempt} <==")
         click.echo(log.text, nl=False)
 
 

@@ -7,6 +7,7 @@ import click
 from penstock.cli.context import (
     common_options,
     connected,
+    echo,
     print_json,
     print_table,
     reports_errors,
@@ -27,7 +28,7 @@ def partitions(promoted: bool, name: str | None, jobmanager: str | None, as_json
             if as_json:
                 print_json({"name": name, "dropped": dropped})
             else:
-                click.echo(f"dropped {dropped} partitions of {name}")
+                echo(f"dropped {dropped} partitions of {name}")
             return
         held = client.partitions(promoted=promoted)
     if as_json:

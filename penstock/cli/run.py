@@ -15,6 +15,7 @@ from penstock.cli.context import (
     EXIT_FAILED,
     EXIT_USAGE,
     common_options,
+    echo,
     exit_status,
     jobmanager_addresses,
     print_json,
@@ -26,6 +27,7 @@ from penstock.errors import ConfigurationError, JobRejected, StreamError
 from penstock.graph import explain, plan_dict
 from penstock.job import job_result
 from penstock.own_modules import set_apart
+from penstock.printable import in_one_line
 from penstock.progress import ProgressDisplay
 from penstock.submission import PlanCollected, SubmissionOverride, submission_override
 
@@ -82,9 +84,9 @@ def run(
         print_json({"jobs": _jobs(override)})
     elif status == 0:
         for job in _jobs(override):
-            click.echo(f"{job['job_id']} {job['name']} {job['status']}", err=True)
+            echo(f"{job['job_id']} {in_one_line(str(job['name']))} {job['status']}", err=True)
     if status == 0 and not override.handles:
-        click.echo(f"penstock: {script} submitted no job: it must call execute or submit", err=True)
+        echo(f"penstock: {script} submitted no job: it must call execute or submit", err=True)
         status = EXIT_FAILED
     sys.exit(status)
 
@@ -114,10 +116,10 @@ def plan(
         if as_json:
             print_json(plan_dict(collected.graph))
         else:
-            click.echo(explain(collected.graph))
+            echo(explain(collected.graph))
         return
     if status == 0:
-        click.echo(f"penstock: {script} submitted no job: it must call execute or submit", err=True)
+        echo(f"penstock: {script} submitted no job: it must call execute or submit", err=True)
     sys.exit(status or EXIT_FAILED)
 
 
@@ -127,7 +129,7 @@ def _run_script(script: Path, arguments: Sequence[str], py_files: Sequence[Path]
         try:
             runpy.run_path(str(script), run_name="__main__")
         except StreamError as error:
-            click.echo(f"penstock: {error}", err=True)
+            echo(f"penstock: {error}", err=True)
             return exit_status(error)
         except KeyboardInterrupt:
             return 130
@@ -144,7 +146,7 @@ def _status_of(error: SystemExit) -> int:
         return 0
     if isinstance(error.code, int):
         return error.code
-    click.echo(str(error.code), err=True)
+    echo(str(error.code), err=True)
     return EXIT_FAILED
 
 
@@ -179,7 +181,7 @@ def _configuration(overrides: Sequence[str]) -> dict[str, str]:
     try:
         return dict(parse_override(text) for text in overrides)
     except ConfigurationError as error:
-        click.echo(f"penstock: {error}", err=True)
+        echo(f"penstock: {error}", err=True)
         sys.exit(EXIT_USAGE)
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.log_keeper import OLDER
 from penstock.protocol import CHUNK_SIZE_BYTES
 from taskmanager.slots.names import require_name
 
@@ -60,13 +61,17 @@ async def read_logs(
     """
     directory = logs / require_name("job id", job_id)
     for log in await asyncio.to_thread(find_logs, directory, vertex, subtask_index):
-        offset = 0
-        while piece := await asyncio.to_thread(_read, log.path, offset):
-            offset += len(piece)
-            yield log, piece
+        for path in (log.path.with_name(log.path.name + OLDER), log.path):
+            offset = 0
+            while piece := await asyncio.to_thread(_read, path, offset):
+                offset += len(piece)
+                yield log, piece
 
 
 def _read(path: Path, offset: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(CHUNK_SIZE_BYTES)
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(CHUNK_SIZE_BYTES)
+    except FileNotFoundError:
+        return b""  # it has not been cut, or has been removed meanwhile
