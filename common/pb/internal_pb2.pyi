@@ -1363,8 +1363,10 @@ class SweepOutputRequest(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     SINKS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     job_id: _builtins.str
+    incarnation: _builtins.str
     @_builtins.property
     def sinks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SweptSink]: ...
     def __init__(
@@ -1373,10 +1375,11 @@ class SweepOutputRequest(_message.Message):
         leader_epoch: _builtins.int = ...,
         job_id: _builtins.str = ...,
         sinks: _abc.Iterable[Global___SweptSink] | None = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "leader_epoch", b"leader_epoch", "sinks", b"sinks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "sinks", b"sinks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

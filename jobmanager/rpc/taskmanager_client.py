@@ -217,7 +217,10 @@ class TaskManagerClient:
     async def sweep_output(self, job_id: str, sinks: Sequence[internal_pb2.SweptSink]) -> int:
         """Removes hidden files of a job that is over for good; returns how many there were."""
         request = internal_pb2.SweepOutputRequest(
-            leader_epoch=self._leader_epoch, job_id=job_id, sinks=sinks
+            leader_epoch=self._leader_epoch,
+            incarnation=self._incarnation,
+            job_id=job_id,
+            sinks=sinks,
         )
         response: internal_pb2.SweepOutputResponse = await self._call(
             "sweep output", lambda: self._stub.SweepOutput(request, timeout=self._timeout_s)

@@ -88,7 +88,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self, request: internal_pb2.SweepOutputRequest, context: _Context
     ) -> internal_pb2.SweepOutputResponse:
         """Removes hidden files of a job that is over for good."""
-        await self._enter(request.leader_epoch)
+        await self._enter(request.leader_epoch, request.incarnation)
         found = 0
         for sink in request.sinks:
             tag = output_tag(request.job_id, sink.operator_uid)
