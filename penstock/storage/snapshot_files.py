@@ -11,6 +11,7 @@ which nothing refers to, can be told from those of living ones.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import zlib
@@ -21,7 +22,13 @@ from urllib.parse import quote, unquote
 
 from typing_extensions import override
 
-from penstock.errors import InvariantViolation, StoreCorrupt, StoreFull, StoreNotFound
+from penstock.errors import (
+    InvariantViolation,
+    StoreCorrupt,
+    StoreFull,
+    StoreNotFound,
+    StoreTransient,
+)
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob, SnapshotCopy, SnapshotReader, SnapshotWriter
 from penstock.storage.object_paths import check_path
@@ -160,9 +167,13 @@ class PackedSnapshotWriter(SnapshotWriter):
 
         try:
             self.uploaded_bytes = store.put(self._path, stream())
-        except BaseException:
+        except BaseException as error:
             if copy is not None:
                 copy.abandon()
+            if isinstance(error, StoreTransient):
+                # It may be there all the same, and nobody will ever name it.
+                with contextlib.suppress(StoreTransient):
+                    store.delete(self._path)
             raise
         if copy is not None:
             copy.commit()

@@ -5,6 +5,8 @@ and a seed reproduces itself. Method: the real JobMaster, slots and exchange in 
 """
 
 import collections
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -66,10 +68,18 @@ def outcome(cluster):
 
 
 def run(graph, seed, **config):
-    cluster = SimulatedCluster(graph, seed, Configuration.from_mapping(config))
-    cluster.run()
+    cluster = simulated(graph, seed, **config)
     assert cluster.state is JobState.FINISHED, cluster.failure
     return cluster
+
+
+def simulated(graph, seed, **config):
+    with tempfile.TemporaryDirectory() as directory:
+        cluster = SimulatedCluster(
+            graph, seed, Configuration.from_mapping(config), work_directory=Path(directory)
+        )
+        cluster.run()
+        return cluster
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -126,8 +136,7 @@ def test_any_message_of_a_failure_arrives_readable(message, readable):
         raise ValueError(message)
 
     stream.map(explode, schema=stream.schema).discard()
-    cluster = SimulatedCluster(env.plan("fails").graph, 1)
-    cluster.run()
+    cluster = simulated(env.plan("fails").graph, 1)
     assert cluster.state is JobState.FAILED
     assert cluster.failure is not None
     assert readable in cluster.failure.message
@@ -152,8 +161,7 @@ def test_a_failing_function_fails_the_job_with_its_cause():
         return row
 
     stream.key_by("key").map(explode, schema=stream.schema).discard()
-    cluster = SimulatedCluster(env.plan("fails").graph, 1)
-    cluster.run()
+    cluster = simulated(env.plan("fails").graph, 1)
     assert cluster.state is JobState.FAILED
     assert cluster.failure is not None
     assert "three hundred and thirty-three" in cluster.failure.message

@@ -1,58 +1,64 @@
-"""A whole job in one process on simulated time: JobMaster, slots, exchange, checkpoints; one seed decides.
+"""A whole cluster in one process on simulated time, with one job; one seed decides.
 
-Everything is the real thing but time, threads, sockets and the disk: the machines of the job and of its
-checkpoints, the store's code, the mailbox loop of each slot stepped with ``run_one``, the data exchange
-over a network in memory. The seed chooses who goes next, how long messages take, how they are cut and
-what dies. "Nothing left to wake" is a failure; so is a job that has not ended long after the last fault.
+Everything is the real thing but time, threads, sockets, processes and the disk of checkpoints: both daemons as
+their ``main`` puts them together, on an event loop of their own each (``SimulatedEventLoop``), gRPC's
+stubs, servicers and interceptors (``SimulatedRpc``), the mailbox loop of each slot stepped with ``run_one``,
+the data exchange over a network in memory. The seed chooses who goes next, how long messages take, how they are
+cut and what dies. A job that has not ended long after the last fault is a failure; so is an assertion anywhere.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from unittest import mock
 
 import pyarrow as pa
+from google.protobuf.message import Message
 
 from common.pb import internal_pb2
-from jobmanager.checkpoint import checkpoint_store_runner
+from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher.job_settings import job_settings
 from jobmanager.dispatcher.job_state import JobState
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.graph.execution_attempt import AttemptKey
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.rpc.graph_convert import endpoint_of, event_of, plan_of
+from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.placement import slots_needed
-from jobmanager.scheduler.slots import Slot
 from penstock.config import Configuration
 from penstock.pb import client_pb2, graph_pb2
 from taskmanager.network.connection_pool import PARTITION_WAIT_MS
 from taskmanager.task.lifecycle import TERMINAL
-from taskmanager.task.slot_runtime import SlotRuntime
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
+from tests.support.simulated_event_loop import SimulatedEventLoop
 from tests.support.simulated_failovers import FailoverAudit
 from tests.support.simulated_faults import Fault, Faults, Trigger
-from tests.support.simulated_jobmanager import SimulatedJobManager, results_taken
-from tests.support.simulated_partition_server import SimulatedPartitionServer
+from tests.support.simulated_jobmanager import SimulatedJobManager
+from tests.support.simulated_rpc import Call, SimulatedRpc
 from tests.support.simulated_slot import SimulatedSlot
 from tests.support.simulated_store import AuditedStore, StoreAccess
-from tests.support.simulated_taskmanager import SimulatedTaskManager
+from tests.support.simulated_taskmanager import JOBMANAGER_PORT, SimulatedTaskManager
+from tests.support.simulated_watch import watching
 
-_STEPS_MAX = 2_000_000
-_TIME_MAX_MS = 100_000
+_STEPS_MAX = 4_000_000
+_TIME_MAX_MS = 300_000
 _SHORT_WAIT_MS = 10_000
 _SLOW_STEP_NS = 5_000_000
-_HEARTBEAT_TIMEOUT_NS = 100_000_000
-_SLOW_CALL_NS = 1_000_000_000
-_ORPHANS_AFTER_NS = 1_500_000_000
-_DISK_FULL_NS = 200_000_000
-_FROZEN_MAX_NS = 300_000_000
-
+_BACK_AFTER_MAX_NS = 300_000_000
+_CLEAN_AFTER_NS = 60_000_000_000
+_DISK_FULL_NS = 3_000_000_000
+_FROZEN_MAX_NS = 3_000_000_000
+_SETTINGS = {
+    "jobmanager.metrics.port": -1,
+    "security.open-loopback": True,
+    "heartbeat.interval": "100ms",
+    "heartbeat.timeout": "1s",
+    "rpc.timeout": "1s",
+    "task.cancellation.timeout": "2s",
+}
 
 _T = TypeVar("_T")
 
@@ -62,6 +68,7 @@ class SimulatedCluster:
 
     Attributes:
         rows: what its collect sinks brought back, by collect id.
+        has_lost_rows: a JobManager has died with some of them.
         story: what happened, for whoever looks into a seed.
         orphan_checks: how often the store was seen at rest and compared with what HEAD names.
         adopted: subtasks that a JobManager has not had run again, since they were done before it.
@@ -75,37 +82,39 @@ class SimulatedCluster:
         graph: graph_pb2.JobGraph,
         seed: int,
         config: Configuration | None = None,
-        artifact_paths: dict[str, str] | None = None,
         *,
         faults: Faults | None = None,
         taskmanagers: int = 1,
-        work_directory: Path = Path("/nonexistent"),
+        work_directory: Path,
     ) -> None:
         self.random = random.Random(seed)
         self.loop = SimulatedLoop()
+        self.pids = itertools.count(100_000)
         self.rows: dict[str, list[pa.RecordBatch]] = {}
+        self.has_lost_rows = False
         self.failure: client_pb2.FailureCause | None = None
         self.states: list[JobState] = []
         self.story: list[str] = []
         self.orphan_checks = 0
-        self.graph = graph
-        self.config = config or Configuration()
-        self.artifact_paths = artifact_paths or {}
+        self.graph = graph_pb2.JobGraph()
+        self.graph.CopyFrom(graph)
+        del self.graph.artifacts[:]  # all processes have the code in common
+        self.config = (config or Configuration()).merged(_SETTINGS)
         self.work_directory = work_directory
         # Where it is as long as in reality, whoever depends on it is stuck.
         self.partition_wait_ms = PARTITION_WAIT_MS if seed % 4 else _SHORT_WAIT_MS
         self.network = InMemoryNetwork(self.loop.call_later, self.loop.monotonic_ns, seed)
+        self.rpc = SimulatedRpc(self)
         self.audited = AuditedStore()
-        self.attempts_end = 0
-        self.leader_epoch = 1
         self.jobmanager_deaths = 0
+        self.jobmanager_stops = 0
         self.slot_deaths = 0
         self.taskmanager_losses = 0
         self.adopted = 0
-        self._failed_calls_before = 0
         self.restored_from_checkpoint = 0
+        self.checkpoints_stored = 0
+        self.unanswered_calls = 0
         self._plan: JobPlan = plan_of(graph)
-        self._settings = job_settings(self.config)
         self._faults = faults or Faults()
         self._line_free_at_ns: dict[str, int] = {}
         self.is_cancelled = False
@@ -113,26 +122,27 @@ class SimulatedCluster:
         self.failovers = FailoverAudit(
             self._plan, FailoverStrategyName(self.config.failover_strategy), self._restarting
         )
+        self._broken: BaseException | None = None
+        self._next_call_fails = ""
+        self._repeats_report = False
+        self._reports_free_at_ns = 0
         self._commit_fails = False
         self._function_raises = False
         self._processed = 0
         self.processed_at_restart = 0
         self.has_leftovers = False
+        self._unsure_puts_swept = 0
         self._changes_checked = 0
-        self._wanted_slots = 0
-        self._free: dict[str, Slot] = {}
-        self._registered: set[str] = set()
-        self._notice_loss: dict[str, Callable[[], None]] = {}
         self._given_up: list[SimulatedTaskManager] = []
         """Lost, though their processes live: frozen, or awake again and not yet at their end."""
         self._incarnations = 0
+        self._dead: list[SimulatedEventLoop] = []
         needed = slots_needed(self._plan)
         self._slots_each = -(-needed // taskmanagers) + (1 if faults else 0)
         self._taskmanagers: dict[str, SimulatedTaskManager] = {}
+        self._jobmanager = SimulatedJobManager(self, is_first=True)
         for index in range(taskmanagers):
             self._start_taskmanager(f"tm{index}")
-        self._jobmanager = self._new_jobmanager(is_recovered=False)
-        self._jobmanager.tell(m.JobStarted())
 
     @property
     def state(self) -> JobState:
@@ -142,70 +152,101 @@ class SimulatedCluster:
     @property
     def cause(self) -> FailureCause | None:
         """Why the job has failed, as its JobManager sees it."""
-        return self._jobmanager.master.failure
+        record = self._jobmanager.record
+        return None if record is None else record.failure
 
     def run(self) -> None:
-        """Runs until the job has ended; fails when nothing is left to wake before that."""
-        with (
-            mock.patch.object(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.0),
-            self.failovers.watching(),
-        ):
-            for _ in range(_STEPS_MAX):
-                if self._jobmanager.is_done:
-                    self._check_nothing_held()
-                    return
-                self._check_store_at_rest()
-                assert self._run_one(), f"nothing left to wake: {self._outlook()}"
-                assert self.loop.now_ms() < _TIME_MAX_MS, f"the job is stuck: {self._outlook()}"
+        """Runs until the job has ended, and all that it leaves has been cleaned up."""
+        with watching(self):
+            try:
+                self._run_until(lambda: self._jobmanager.is_done, self._check_store_at_rest)
+                self._check_everything_is_gone()
+            finally:
+                self._unwind()
+
+    def _run_until(self, is_done: Callable[[], bool], look: Callable[[], None]) -> None:
+        for _ in range(_STEPS_MAX):
+            if is_done():
+                return
+            look()
+            assert self._run_one(), f"nothing left to wake: {self._outlook()}"
+            assert self.loop.now_ms() < _TIME_MAX_MS, f"the job is stuck: {self._outlook()}"
+            if self._broken is not None:
+                raise self._broken
         raise AssertionError(f"still busy after {_STEPS_MAX} steps: {self._outlook()}")
 
-    def _check_nothing_held(self) -> None:
-        """Some time after the end of the job no TaskManager has anything of it."""
-        self._run_for(_SLOW_CALL_NS)
-        if self._calls_failed or not self._jobmanager.is_alive:
-            # Slots and partitions of a job that has ended: heartbeats name them.
-            for taskmanager in self._taskmanagers.values():
-                taskmanager.end_all()
-                taskmanager.release(())
-        self._run_for(_ORPHANS_AFTER_NS)
+    def _check_everything_is_gone(self) -> None:
+        """Some time after the end of the job nobody has anything of it, and everybody was answered."""
+        self._faults = Faults()
+        until_ns = self.loop.monotonic_ns() + _CLEAN_AFTER_NS
+
+        def is_over() -> bool:
+            return not self._left() or self.loop.monotonic_ns() > until_ns
+
+        self._run_until(is_over, lambda: None)
+        left = self._left()
+        assert not left, f"a minute after the end of the job is left: {left}"
+
+    def _left(self) -> list[str]:
+        """What there is of the job after its end."""
+        left = [f"process {process.name}" for process in self._processes()]
+        left += [f"daemon {taskmanager.name}" for taskmanager in self._given_up]
         for taskmanager in self._taskmanagers.values():
-            assert not taskmanager.processes, f"{taskmanager.name} still runs slots of the job"
-            held = taskmanager.held()
-            assert not held, f"{taskmanager.name} still holds {held} of the job"
+            left += [f"{taskmanager.name}: {path}" for path in taskmanager.held()]
+        left += [f"request {number}" for number in self._jobmanager.unanswered]
+        if not self._jobmanager.is_done:
+            left.append("the job")
+        stored = set() if self.audited.failures else self.audited.paths()
+        if self.state is JobState.FAILED:  # its checkpoints stay
+            stored -= self.audited.named()
+        return left + [f"stored {path}" for path in sorted(stored)]
 
-    @property
-    def _calls_failed(self) -> bool:
-        return self._failed_calls_before + self._jobmanager.failed_calls > 0
+    def _unwind(self) -> None:
+        """Ends all daemons, so that nothing of them runs when they are collected."""
+        for taskmanager in (*self._taskmanagers.values(), *self._given_up):
+            taskmanager.die()
+            self._dead.append(taskmanager.loop)
+        self._taskmanagers, self._given_up = {}, []
+        if self._jobmanager.is_alive:
+            self._jobmanager.die()
+        self._dead.append(self._jobmanager.loop)
+        for loop in self._dead:
+            loop.unwind()
 
-    def _run_for(self, duration_ns: int) -> None:
-        """Goes on for a time, as long as there is anything to do."""
-        end_ns = self.loop.monotonic_ns() + duration_ns
-        while self.loop.monotonic_ns() < end_ns and self._run_one():
-            pass
+    def broke(self, error: BaseException) -> None:
+        """A check has failed, or something has ended that should not."""
+        self._broken = self._broken or error
+
+    def quarantined(self, error: Exception) -> None:
+        """The job's actor has crashed."""
+        self.broke(error)
 
     def _outlook(self) -> str:
-        return f"{[state.name for state in self.states]}; {self._jobmanager.master.story}"
+        runner = self._jobmanager.runner
+        story = [] if runner is None else runner.story()
+        return f"{[state.name for state in self.states]}; {story}"
 
     def _run_one(self) -> bool:
         """One step of a slot or of the network, drawn by the seed; else time moves on."""
         self.passed("step")
-        runtimes: list[SlotRuntime | SimulatedPartitionServer] = [
+        runtimes = [
             slot.runtime
-            for slot in (*self._processes(), *_processes_of(self._given_up))
-            if slot.is_alive and not slot.is_frozen
+            for slot in self._processes()
+            if slot.runtime is not None and not slot.is_frozen
         ]
-        runtimes += [
-            taskmanager.server
-            for taskmanager in self._taskmanagers.values()
-            if taskmanager.server.is_alive
+        servers = [
+            server
+            for taskmanager in (*self._taskmanagers.values(), *self._given_up)
+            for server in taskmanager.living_servers
+            if not server.is_frozen
         ]
-        turns: list[Callable[[], bool]] = [runtime.run_one for runtime in runtimes]
+        turns: list[Callable[[], bool]] = [one.run_one for one in (*runtimes, *servers)]
         self.random.shuffle(turns)
         if self.random.random() < 0.3 and self._run_event(before_ns=_SLOW_STEP_NS):
             return True
         if any(turn() for turn in turns):
             return True
-        deadlines = [runtime.next_deadline_ms() for runtime in runtimes]
+        deadlines = [one.next_deadline_ms() for one in (*runtimes, *servers)]
         deadline_ms = min((at for at in deadlines if at is not None), default=None)
         if deadline_ms is None:
             return self.loop.run_one()
@@ -254,76 +295,38 @@ class SimulatedCluster:
     def _tell_story(self, text: str) -> None:
         self.story.append(f"{self.loop.monotonic_ns() / 1e6:.3f} {text}")
 
-    # -- slots
+    def happened(self, event: m.JobEvent) -> None:
+        """The job's machine has taken an event."""
+        match event:
+            case m.StartPrepared():
+                checkpoint = event.restored
+                self.restored_from_checkpoint += checkpoint is not None and (
+                    checkpoint.checkpoint_id > 0
+                )
+                # What dead attempts had left is gone; what the living leave is still to come.
+                self.has_leftovers = bool(self._given_up or self._processes())
+                self._unsure_puts_swept = self.audited.unsure_puts
+            case c.CheckpointStored():
+                self.checkpoints_stored += 1
+                head = self.audited.head()
+                kept = head.retained if head is not None else ()
+                self._tell_story(f"stored: {[retained.checkpoint_id for retained in kept]}")
+            case c.CheckpointNotStored():
+                self.has_leftovers = True
+            case _:
+                pass
+
+    # -- TaskManagers
 
     def _start_taskmanager(self, taskmanager_id: str) -> None:
         self._incarnations += 1
-        started = SimulatedTaskManager(self, taskmanager_id, self._incarnations, self._slots_each)
-        self._taskmanagers[taskmanager_id] = started
-        self._register(started)
-
-    def _register(self, taskmanager: SimulatedTaskManager) -> None:
-        """The TaskManager offers its slots to the JobManager, empty."""
-        self._registered.add(taskmanager.name)
-        self._free |= {slot.slot_id: slot for slot in taskmanager.slots}
-        self._grant()
-
-    def find_taskmanager(self, taskmanager_id: str) -> SimulatedTaskManager | None:
-        """A TaskManager that answers this JobManager."""
-        found = self._taskmanagers.get(taskmanager_id)
-        return found if found is not None and found.name in self._registered else None
-
-    def locate(
-        self, partitions: Iterable[tuple[str, AttemptKey]]
-    ) -> tuple[m.LocatedPartition, ...]:
-        """Those that are there, with TaskManagers that have registered."""
-        return tuple(
-            m.LocatedPartition(
-                taskmanager.taskmanager_id, endpoint_of(taskmanager.server.endpoint), edge_id, key
-            )
-            for edge_id, key in partitions
-            for taskmanager in self._taskmanagers.values()
-            if taskmanager.name in self._registered
-            and taskmanager.holds(edge_id, key.vertex, key.subtask_index, key.attempt)
+        self._taskmanagers[taskmanager_id] = SimulatedTaskManager(
+            self, taskmanager_id, self._incarnations, self._slots_each
         )
 
     def _processes(self) -> list[SimulatedSlot]:
-        return _processes_of(self._taskmanagers.values())
-
-    def request_slots(self, count: int) -> None:
-        """The job wants slots."""
-        self._wanted_slots = count
-        self._grant()
-
-    def withdraw_request(self) -> None:
-        """It wants them no longer."""
-        self._wanted_slots = 0
-
-    def take_back(self, slots: Iterable[Slot]) -> None:
-        """Slots are free again."""
-        current = {
-            slot.slot_id: slot
-            for taskmanager in self._taskmanagers.values()
-            if taskmanager.name in self._registered
-            for slot in taskmanager.slots
-        }
-        self._free |= {slot.slot_id: slot for slot in slots if current.get(slot.slot_id) == slot}
-        self._grant()
-
-    def _grant(self) -> None:
-        if not self._wanted_slots or len(self._free) < self._wanted_slots:
-            return
-        granted = self.random.sample(sorted(self._free), self._wanted_slots)
-        self._wanted_slots = 0
-        slots = tuple(self._free.pop(slot_id) for slot_id in granted)
-        self._post(m.SlotsGranted(slots))
-
-    def _post(self, event: m.JobEvent) -> None:
-        """What the cluster tells the JobManager's actor of the job, in order."""
-        jobmanager = self._jobmanager
-        self.in_order(f"inbox {jobmanager.leader_epoch}", lambda: jobmanager.tell(event))
-
-    # -- reports
+        taskmanagers = (*self._taskmanagers.values(), *self._given_up)
+        return [process for taskmanager in taskmanagers for process in taskmanager.processes]
 
     def take_report(self, slot: SimulatedSlot, report: internal_pb2.SlotReport) -> None:
         """A slot has sent something to its daemon."""
@@ -336,60 +339,51 @@ class SimulatedCluster:
                 if event.state_changed.state in TERMINAL and slot.background_count:
                     self.has_leftovers = True  # nobody hears of snapshots of who has ended
             self.passed(kind)
-        taskmanager = self._taskmanagers.get(slot.taskmanager_id)
-        if taskmanager is not None:  # else it has been given up
-            self.in_order(f"from {slot.name}", lambda: taskmanager.take_report(slot, report))
 
-    def take_task_event(
-        self, taskmanager: SimulatedTaskManager, event: internal_pb2.TaskEvent
-    ) -> None:
-        """A daemon's report reaches the JobManager; those of dead attempts are its affair."""
-        if taskmanager.name not in self._registered:
-            return
-        if event.HasField("peer_unreachable"):
-            self._probe(event.peer_unreachable.peer)
-            return
-        changed = event.state_changed
-        if changed.HasField("failure"):
-            self.failure = changed.failure
-            self._tell_story(
-                f"{event.attempt.vertex}/{event.attempt.subtask_index} failed: "
-                f"{changed.failure.message}"
-            )
-        known = event_of(event, self.loop.now_ms())
-        if known is not None:
-            self._jobmanager.tell(known)
+    # -- calls
 
-    def take_results(self, slot: SimulatedSlot, results: internal_pb2.SlotResults) -> None:
-        """Rows of a collect sink come in."""
-        with pa.ipc.open_stream(results.chunk.arrow) as reader:
-            self.rows.setdefault(results.collect_id, []).extend(reader)
-        self._taskmanagers[slot.taskmanager_id].results_taken(slot, results_taken(results))
+    def call_arrives(self, address: str, call: Call) -> str:
+        """A call is about to arrive; returns "", or how it fails."""
+        name, request = call
+        if address.endswith(f":{JOBMANAGER_PORT}"):
+            return self._report_arrives(name, request)
+        if isinstance(request, internal_pb2.SendTaskCommandsRequest):
+            for command in request.commands:
+                self.passed(command.WhichOneof("command") or "")
+        way, self._next_call_fails = self._next_call_fails, ""
+        self.unanswered_calls += bool(way)
+        return way
+
+    def _report_arrives(self, name: str, request: Message) -> str:
+        if not isinstance(request, internal_pb2.ReportTaskEventsRequest):
+            return ""
+        for event in request.events:
+            if event.state_changed.HasField("failure"):
+                self.failure = event.state_changed.failure
+                self._tell_story(
+                    f"{event.attempt.vertex}/{event.attempt.subtask_index} failed: "
+                    f"{self.failure.message}"
+                )
+        if self.loop.monotonic_ns() < self._reports_free_at_ns:
+            return "unheard"
+        if self._repeats_report:
+            self._repeats_report = False
+            return "unanswered"
+        return ""
 
     # -- checkpoints
 
     def open_store(self) -> StoreAccess:
         """The checkpoint store, for one more process."""
-        opened = StoreAccess(self.audited, self.random)
-        opened.failure_rate = self._faults.slot_store_failures
-        return opened
+        return StoreAccess(self.audited, self.random, lambda: self._faults.slot_store)
 
-    def start_prepared(self, checkpoint_id: int) -> None:
-        """What dead attempts had left in the store is gone; what the living leave is still to come."""
-        self.restored_from_checkpoint += checkpoint_id > 0
-        self.has_leftovers = bool(self._given_up) or any(
-            process.is_alive for process in self._processes()
-        )
+    def open_jobmanager_store(self) -> StoreAccess:
+        """The same, for one more JobManager."""
+        return StoreAccess(self.audited, self.random, lambda: self._faults.jobmanager_store)
 
     def slot_ended(self) -> None:
         """What a slot process has uploaded may never be acknowledged."""
         self.has_leftovers = True
-
-    def checkpoint_stored(self) -> None:
-        """A checkpoint is complete."""
-        head = self.audited.head()
-        kept = [retained.checkpoint_id for retained in head.retained] if head is not None else []
-        self._tell_story(f"stored: {kept}")
 
     def _check_store_at_rest(self) -> None:
         """Nothing is in the store but what HEAD leads to, once nobody has anything to do with it."""
@@ -402,6 +396,8 @@ class SimulatedCluster:
         now_ns = self.loop.monotonic_ns()
         if (
             self.has_leftovers
+            or self.audited.unsure_puts > self._unsure_puts_swept
+            or not all(taskmanager.has_reported for taskmanager in self._taskmanagers.values())
             or any(process.background_count for process in self._processes())
             or any(
                 free_at_ns > now_ns
@@ -423,7 +419,7 @@ class SimulatedCluster:
             self.loop.call_later(trigger.pause_ns, partial(self._strike, trigger))
 
     def _strike(self, trigger: Trigger) -> None:
-        if self._jobmanager.master.ended:
+        if self._jobmanager.has_ended_job:
             return
         self._tell_story(f"fault: {trigger.fault.value}")
         match trigger.fault:
@@ -436,7 +432,7 @@ class SimulatedCluster:
             case Fault.JOBMANAGER_DIES_IN_STORE:
                 self._jobmanager.store.calls_left = self.draw(8)
             case Fault.CALL_FAILS:
-                self._jobmanager.next_call_fails = self.random.choice(("unheard", "unanswered"))
+                self._next_call_fails = self.random.choice(("unheard", "unanswered"))
             case Fault.CHECKPOINT_REQUESTED:
                 self._jobmanager.request_checkpoint()
             case Fault.COMMIT_FAILS:
@@ -444,19 +440,16 @@ class SimulatedCluster:
             case Fault.TASK_RAISES:
                 self._function_raises = True
             case Fault.PARTITION_SERVER_DIES:
-                for taskmanager in self._any(self._taskmanagers.values()):
-                    taskmanager.server_dies()
+                servers = [s for t in self._taskmanagers.values() for s in t.living_servers]
+                for server in self._any(servers):
+                    server.die()
             case Fault.CONNECTION_BREAKS:
                 for link in self._any(link for link in self.network.links if link.is_open):
                     link.break_off()
             case Fault.REPORTS_DELAYED:
-                for taskmanager in self._any(self._taskmanagers.values()):
-                    self._line_free_at_ns[f"from {taskmanager.name}"] = (
-                        self.loop.monotonic_ns() + self.draw(_HEARTBEAT_TIMEOUT_NS)
-                    )
+                self._reports_free_at_ns = self.loop.monotonic_ns() + self.draw(500_000_000)
             case Fault.REPORTS_REPEATED:
-                for taskmanager in self._any(self._taskmanagers.values()):
-                    taskmanager.repeat_reports()
+                self._repeats_report = True
             case Fault.DISK_FULL:
                 for taskmanager in self._any(self._taskmanagers.values()):
                     self._fill_disk(taskmanager)
@@ -464,7 +457,12 @@ class SimulatedCluster:
                 self._freeze_taskmanager()
             case Fault.CANCELLED:
                 self.is_cancelled = True
-                self._jobmanager.tell(m.CancelRequested())
+                self._jobmanager.cancel_job()
+            case Fault.JOBMANAGER_STOPS:
+                if self._jobmanager.is_alive:
+                    self._jobmanager.stop()
+            case Fault.TASKMANAGER_STOPS:
+                self._stop_taskmanager()
 
     def _restarting(self, what: str) -> None:
         self._tell_story(what)
@@ -476,11 +474,12 @@ class SimulatedCluster:
         return [self.random.choice(listed)] if listed else []
 
     def _fill_disk(self, taskmanager: SimulatedTaskManager) -> None:
-        taskmanager.set_spill_allowed(is_allowed=False)
-        self.loop.call_later(
-            self.draw(_DISK_FULL_NS),
-            lambda: taskmanager.set_spill_allowed(is_allowed=True),
-        )
+        taskmanager.is_disk_full = True
+
+        def has_room() -> None:
+            taskmanager.is_disk_full = False
+
+        self.loop.call_later(self.draw(_DISK_FULL_NS), has_room)
 
     def processing(self) -> None:
         """A function processes a row.
@@ -506,117 +505,80 @@ class SimulatedCluster:
             raise OSError("the simulated system does not answer")
 
     def _slot_dies(self) -> None:
-        alive = [process for process in self._processes() if process.is_alive]
-        if alive:
-            process = self.random.choice(alive)
+        for process in self._any(self._processes()):
             self._tell_story(f"{process.name} dies")
             self.slot_deaths += 1
-            self._taskmanagers[process.taskmanager_id].slot_dies(process.slot_id)
+            process.die()
 
     def _lose_taskmanager(self) -> None:
-        if not self._taskmanagers:
-            return
-        lost = self.random.choice(list(self._taskmanagers.values()))
-        self._tell_story(f"{lost.name} dies")
-        lost.die()
-        self._miss(lost)
+        for lost in self._any(self._taskmanagers.values()):
+            self._tell_story(f"{lost.name} dies")
+            lost.die()
+            self._replace(lost)
+
+    def _stop_taskmanager(self) -> None:
+        """Somebody ends a TaskManager, which says goodbye."""
+        for stopping in self._any(self._taskmanagers.values()):
+            self._tell_story(f"{stopping.name} is told to end")
+            stopping.stop()
+            self._given_up.append(stopping)
+            self._replace(stopping)
 
     def _freeze_taskmanager(self) -> None:
         """A host stands still, for ever or for some time; its TaskManager is given up. What wakes up goes on
         for a while with what is not its work any more."""
-        if not self._taskmanagers:
-            return
-        frozen = self.random.choice(list(self._taskmanagers.values()))
-        self._tell_story(f"{frozen.name} freezes")
-        self._given_up.append(frozen)
-        for process in frozen.processes.values():
-            process.is_frozen = True
+        for frozen in self._any(self._taskmanagers.values()):
+            self._tell_story(f"{frozen.name} freezes")
+            self._given_up.append(frozen)
+            frozen.freeze(is_frozen=True)
 
-        def wake() -> None:
-            self._tell_story(f"{frozen.name} goes on")
-            for process in frozen.processes.values():
-                process.is_frozen = False
+            def wake(frozen: SimulatedTaskManager = frozen) -> None:
+                self._tell_story(f"{frozen.name} goes on")
+                frozen.freeze(is_frozen=False)
 
-        self._miss(frozen)
-        if self.draw(2):
             asleep_ns = self.draw(_FROZEN_MAX_NS)
-            self.loop.call_later(asleep_ns, wake)
-            self.loop.call_later(asleep_ns + self.draw(_HEARTBEAT_TIMEOUT_NS), frozen.die)
+            if self.draw(2):
+                self.loop.call_later(asleep_ns, wake)
+                asleep_ns += self.draw(_FROZEN_MAX_NS)
+            self.loop.call_later(asleep_ns, frozen.die)
+            self._replace(frozen)
 
-    def _miss(self, lost: SimulatedTaskManager) -> None:
-        """A TaskManager is silent from now on; some time later it is lost, and then another one comes."""
+    def _replace(self, lost: SimulatedTaskManager) -> None:
+        """A TaskManager is gone or ends; some time later another one comes."""
         self.taskmanager_losses += 1
         del self._taskmanagers[lost.taskmanager_id]
-        for slot in lost.slots:
-            if self._free.get(slot.slot_id) == slot:
-                del self._free[slot.slot_id]
+        self._dead.append(lost.loop)
 
-        def noticed() -> None:
-            if lost.name in self._registered:
-                self._registered.discard(lost.name)
-                cause = FailureCause("TaskManagerLost", f"{lost.taskmanager_id} is silent")
-                self._post(m.TaskManagerLost(lost.taskmanager_id, cause))
-
-        def back() -> None:
-            noticed()
+        def come_back() -> None:
+            if lost.is_alive:  # its name is taken
+                self.loop.call_later(self.draw(_BACK_AFTER_MAX_NS), come_back)
+                return
+            self._given_up = [one for one in self._given_up if one is not lost]
             self._start_taskmanager(lost.taskmanager_id)
 
-        self._notice_loss[lost.name] = noticed
-        self.loop.call_later(self.draw(_HEARTBEAT_TIMEOUT_NS), noticed)
-        self.loop.call_later(self.draw(2 * _HEARTBEAT_TIMEOUT_NS), back)
-
-    def _probe(self, peer: internal_pb2.DataEndpoint) -> None:
-        """A process cannot be reached: its TaskManager is asked whether it lives."""
-        for name, notice in self._notice_loss.items():
-            if peer.unix_path.startswith(f"/{name}-"):
-                notice()
+        self.loop.call_later(self.draw(_BACK_AFTER_MAX_NS), come_back)
 
     def jobmanager_dies(self) -> None:
-        """The JobManager dies; its successor goes on with the job, and the slots end some time."""
+        """The JobManager dies; its successor goes on with the job."""
         if not self._jobmanager.is_alive:
             return
-        if self.has_noted_commit:
-            return  # its successor would not go on with the job
         self._tell_story("the JobManager dies")
-        self._failed_calls_before += self._jobmanager.failed_calls + 1
-        self._jobmanager.is_alive = False
         self.jobmanager_deaths += 1
-        if self._jobmanager.master.ended:  # its successor knows that
-            self.has_leftovers = True
-            return
-        self._registered.clear()
-        self._free.clear()
-        self._wanted_slots = 0
+        self._jobmanager.die()
+        self._succeed()
+
+    def jobmanager_stopped(self) -> None:
+        """It has ended as it was told to."""
+        self._tell_story("the JobManager has ended")
+        self.jobmanager_stops += 1
+        self._succeed()
+
+    def _succeed(self) -> None:
+        self._dead.append(self._jobmanager.loop)
         self.loop.call_later(self.draw(50_000_000), self._take_over)
 
-    def _new_jobmanager(self, *, is_recovered: bool) -> SimulatedJobManager:
-        made = SimulatedJobManager(
-            self, self._settings, self.leader_epoch, is_recovered=is_recovered
-        )
-        made.store.failure_rate = self._faults.jobmanager_store_failures
-        made.store.lost_answer_rate = self._faults.lost_answers
-        return made
-
     def _take_over(self) -> None:
-        self.leader_epoch += 1
-        self._tell_story(f"the JobManager of epoch {self.leader_epoch} takes over")
+        self._tell_story("another JobManager takes over")
         self.failovers.begin_again()
         self._restarting("everything begins again")
-        self._jobmanager = self._new_jobmanager(is_recovered=True)
-        for taskmanager in list(self._taskmanagers.values()):
-            self.loop.call_later(
-                self.draw(50_000_000),
-                partial(self._register_again, taskmanager),
-            )
-        self._jobmanager.tell(m.JobStarted())
-        if self.is_cancelled:
-            self._jobmanager.tell(m.CancelRequested())
-
-    def _register_again(self, taskmanager: SimulatedTaskManager) -> None:
-        if taskmanager.is_alive and taskmanager.name not in self._registered:
-            taskmanager.end_all()
-            self._register(taskmanager)
-
-
-def _processes_of(taskmanagers: Iterable[SimulatedTaskManager]) -> list[SimulatedSlot]:
-    return [process for taskmanager in taskmanagers for process in taskmanager.processes.values()]
+        self._jobmanager = SimulatedJobManager(self, is_first=False)

@@ -6,6 +6,8 @@ import enum
 import random
 from dataclasses import dataclass, field
 
+from tests.support.simulated_store import CALM, StoreWeather
+
 
 class Fault(enum.Enum):
     """Something that happens once."""
@@ -24,6 +26,8 @@ class Fault(enum.Enum):
     REPORTS_REPEATED = "a TaskManager reports the same again"
     DISK_FULL = "the disk of a TaskManager is nearly full, for a time"
     HOST_FREEZES = "the host of a TaskManager freezes; what ran there goes on too late"
+    JOBMANAGER_STOPS = "the JobManager is told to end, and a successor takes over"
+    TASKMANAGER_STOPS = "a TaskManager is told to end, and another one comes"
     CANCELLED = "a user cancels the job"
 
 
@@ -40,6 +44,9 @@ class Trigger:
     count: int
     pause_ns: int
 
+
+HANGING = (0.0,)
+"""Shares of store calls that hang, to choose from."""
 
 _POINTS = (
     ("step", 3000),
@@ -73,16 +80,14 @@ class Faults:
 
     Attributes:
         snapshot_pause_max_ns: how long snapshots wait for a thread at most.
-        slot_store_failures: share of the store calls of slots that fail.
-        jobmanager_store_failures: of the JobManager.
-        lost_answers: share of the JobManager's deletions and swaps that are done but fail.
+        slot_store: how the store treats slots.
+        jobmanager_store: the same, of the JobManager.
     """
 
     triggers: tuple[Trigger, ...] = ()
     snapshot_pause_max_ns: int = 5_000_000
-    slot_store_failures: float = 0.0
-    jobmanager_store_failures: float = 0.0
-    lost_answers: float = 0.0
+    slot_store: StoreWeather = CALM
+    jobmanager_store: StoreWeather = CALM
     counts: dict[str, int] = field(default_factory=dict)
 
     def passed(self, point: str) -> list[Trigger]:
@@ -115,6 +120,8 @@ def draw_faults(draws: random.Random, *, may_cancel: bool = True) -> Faults:
         Fault.REPORTS_DELAYED,
         Fault.REPORTS_REPEATED,
         Fault.DISK_FULL,
+        Fault.JOBMANAGER_STOPS,
+        Fault.TASKMANAGER_STOPS,
     ]
     triggers = []
     for _ in range(draws.choice((0, 1, 1, 2, 3, 5))):
@@ -132,9 +139,18 @@ def draw_faults(draws: random.Random, *, may_cancel: bool = True) -> Faults:
     return Faults(
         triggers=tuple(triggers),
         snapshot_pause_max_ns=draws.choice((2_000, 5_000_000, 40_000_000)),
-        slot_store_failures=draws.choice((0.02, 0.1)) if has_bad_store else 0.0,
-        jobmanager_store_failures=draws.choice((0.0, 0.02, 0.1)) if has_bad_store else 0.0,
-        lost_answers=draws.choice((0.0, 0.05)) if has_bad_store else 0.0,
+        slot_store=draw_weather(draws) if has_bad_store else CALM,
+        jobmanager_store=draw_weather(draws) if has_bad_store else CALM,
+    )
+
+
+def draw_weather(draws: random.Random) -> StoreWeather:
+    """A store that works more or less."""
+    return StoreWeather(
+        failures=draws.choice((0.0, 0.02, 0.1, 0.4)),
+        lost_answers=draws.choice((0.0, 0.0, 0.05, 0.4)),
+        hanging=draws.choice(HANGING),
+        hanging_max_ms=draws.choice((100, 1_000, 5_000)),
     )
 
 

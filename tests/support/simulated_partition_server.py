@@ -1,6 +1,6 @@
 """The partition server of a TaskManager on simulated time: the real shelf and connections on files.
 
-It can die between any two steps and be started again, and is found at the same address then.
+It can die between any two steps; its daemon starts the next, which is found at the same address.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from taskmanager.network.exchange import SlotIdentity
 from taskmanager.partitions.server import PartitionShelf
 from taskmanager.task.mailbox import Mailbox
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
+from tests.support.simulated_forkserver import KILLED, SimulatedForkserver, SimulatedSlotChannel
 
 
 class ServerHost(Protocol):
@@ -22,50 +23,68 @@ class ServerHost(Protocol):
 
     loop: SimulatedLoop
     network: InMemoryNetwork
-    config: Configuration
 
 
 class SimulatedPartitionServer:
     """Serves what is complete in a spill directory.
 
     Args:
-        name: of its TaskManager's incarnation.
-        directory: the spill directory.
+        channel: its line to the daemon.
+        forkserver: hears of its end.
     """
 
-    def __init__(self, host: ServerHost, name: str, directory: Path) -> None:
+    def __init__(
+        self, host: ServerHost, channel: SimulatedSlotChannel, forkserver: SimulatedForkserver
+    ) -> None:
         self._host = host
-        self._name = name
-        self._directory = directory
-        self.start()
-
-    def start(self) -> None:
-        """Begins to listen, for the first time or again."""
+        self._channel = channel
+        self._forkserver = forkserver
         self.is_alive = True
+        self.is_frozen = False
         self._mailbox = Mailbox()
-        self._shelf = PartitionShelf(self._directory)
-        self._transport = self._host.network.transport()
-        slot_id = f"partitions-{self._name}"
+        self._shelf: PartitionShelf | None = None
+        self._transport = host.network.transport()
+
+    def handle(self, command: internal_pb2.SlotCommand) -> None:
+        """A command arrives."""
+        if not self.is_alive:
+            return
+        if self._shelf is not None:
+            self._mailbox.post(self._shelf.forget)
+            return
+        configuration = command.configure
+        self._shelf = PartitionShelf(Path(configuration.spill_directory))
         self._pool = ConnectionPool(
-            self._host.config,
-            SlotIdentity(job_id="", slot_id=slot_id, host_id="host", leader_epoch=0, token=""),
+            Configuration.from_mapping(dict(configuration.config)),
+            SlotIdentity(
+                configuration.job_id,
+                configuration.slot_id,
+                configuration.host_id,
+                configuration.leader_epoch,
+                configuration.token,
+            ),
             self._shelf,
             self._mailbox.post,
             self._host.loop,
             self._transport,
         )
-        self.endpoint: internal_pb2.DataEndpoint = self._pool.listen(
-            f"/{self._name}-partitions", "", ""
+        endpoint = self._pool.listen(
+            configuration.unix_socket_path,
+            configuration.tcp_bind_host,
+            configuration.tcp_advertised_host,
         )
+        self._channel.report(internal_pb2.SlotReport(ready=endpoint))
+
+    def line_ended(self) -> None:
+        """The daemon has closed its end, or is gone."""
+        self.die()
 
     def die(self) -> None:
         """Ends like after SIGKILL."""
-        self.is_alive = False
-        self._transport.close()
-
-    def forget(self) -> None:
-        """Something has been removed."""
-        self._mailbox.post(self._shelf.forget)
+        if self.is_alive:
+            self.is_alive = False
+            self._transport.close()
+            self._forkserver.exited(self._channel, KILLED)
 
     def run_one(self) -> bool:
         """Does the next piece of work; False when there is none at this time."""
@@ -73,6 +92,8 @@ class SimulatedPartitionServer:
         if mail is not None:
             mail()
             return True
+        if self._shelf is None:
+            return False
         now_ns, deadline_ns = self._host.loop.monotonic_ns(), self._pool.next_deadline_ns
         if deadline_ns is None or deadline_ns > now_ns:
             return False
@@ -81,5 +102,5 @@ class SimulatedPartitionServer:
 
     def next_deadline_ms(self) -> int | None:
         """When there is something to do even without mail; None = never."""
-        deadline_ns = self._pool.next_deadline_ns
+        deadline_ns = None if self._shelf is None else self._pool.next_deadline_ns
         return None if deadline_ns is None else -(-deadline_ns // 1_000_000)

@@ -8,41 +8,31 @@ had not run never runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, Protocol
-
-from typing_extensions import override
+from typing import Protocol
 
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.partition_id import PartitionId
 from taskmanager.network.exchange import DataExchange, SlotIdentity
 from taskmanager.partitions.spill_runner import SpillRunner
-from taskmanager.slots.attempt_table import AttemptTable
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment, SlotServices
 from taskmanager.task.execution import Execution
 from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.slot_runtime import SlotRuntime
-from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
+from tests.support.in_memory_network import InMemoryNetwork
+from tests.support.simulated_forkserver import KILLED, SimulatedForkserver, SimulatedSlotChannel
 from tests.support.simulated_store import StoreAccess
+from tests.support.simulated_threads import ProcessHost, SimulatedThreads
 
-_FROZEN_NS = 20_000_000
 
-
-class SlotHost(Protocol):
+class SlotHost(ProcessHost, Protocol):
     """What a slot needs of the simulation."""
 
-    loop: SimulatedLoop
     network: InMemoryNetwork
-    config: Configuration
-    artifact_paths: dict[str, str]
     work_directory: Path
     partition_wait_ms: int
-
-    def background_delay_ns(self, is_snapshot: bool) -> int:
-        """How long work waits for a thread."""
 
     def open_store(self) -> StoreAccess:
         """The checkpoint store, for one more process."""
@@ -54,36 +44,13 @@ class SlotHost(Protocol):
         """A slot has sent something."""
 
 
-class _BackgroundThreads(Executor):
-    """Runs work at a later simulated time, unless the process is dead by then."""
-
-    def __init__(self, slot: SimulatedSlot, is_snapshot: bool) -> None:
-        self._slot = slot
-        self._is_snapshot = is_snapshot
-
-    @override
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        slot = self._slot
-        slot.background_count += 1
-
-        def work() -> None:
-            if slot.is_alive and slot.is_frozen:
-                slot.host.loop.call_later(_FROZEN_NS, work)
-            elif slot.is_alive:
-                slot.background_count -= 1
-                future.set_result(fn(*args, **kwargs))
-
-        slot.host.loop.call_later(slot.host.background_delay_ns(self._is_snapshot), work)
-        return future
-
-
 class SimulatedSlot:
     """A slot process from its fork to its end.
 
     Args:
         name: unlike that of any other process of the simulation.
-        spill_directory: of its TaskManager.
+        channel: its line to the daemon.
+        forkserver: hears of its end.
 
     Attributes:
         is_frozen: its threads have no turn, while its connections live on.
@@ -93,56 +60,80 @@ class SimulatedSlot:
     def __init__(
         self,
         host: SlotHost,
-        slot_id: str,
         taskmanager_id: str,
         name: str,
-        leader_epoch: int,
-        spill_directory: Path,
+        channel: SimulatedSlotChannel,
+        forkserver: SimulatedForkserver,
     ) -> None:
         self.host = host
-        self.slot_id = slot_id
         self.taskmanager_id = taskmanager_id
         self.name = name
         self.is_alive = True
         self.is_frozen = False
-        self.attempts = AttemptTable()
         self.outputs: set[PartitionId] = set()
-        self.background_count = 0
-        self._mailbox = mailbox = Mailbox()
+        self.runtime: SlotRuntime | None = None
+        self._channel = channel
+        self._forkserver = forkserver
+        self._mailbox = Mailbox()
         self._transport = host.network.transport()
-        self._store = host.open_store()
-        identity = SlotIdentity(
-            job_id="job", slot_id=slot_id, host_id="host", leader_epoch=leader_epoch, token=""
-        )
-        executor = _BackgroundThreads(self, is_snapshot=False)
+        self._io = SimulatedThreads(host, is_frozen=lambda: self.is_frozen)
+        self._snapshots = SimulatedThreads(host, is_snapshot=True, is_frozen=lambda: self.is_frozen)
+
+    @property
+    def background_count(self) -> int:
+        """Pieces of work that wait for threads, are under way there, or have just ended."""
+        return self._io.count + self._snapshots.count + self._mailbox._mail.qsize()
+
+    def _configure(self, configuration: internal_pb2.SlotConfiguration) -> None:
+        host, mailbox = self.host, self._mailbox
+        config = Configuration.from_mapping(dict(configuration.config))
+        store = host.open_store()
         self._exchange = DataExchange(
-            host.config,
-            identity,
+            config,
+            SlotIdentity(
+                configuration.job_id,
+                configuration.slot_id,
+                configuration.host_id,
+                configuration.leader_epoch,
+                configuration.token,
+            ),
             mailbox.post,
             host.loop,
             self._transport,
             on_unreachable=self._peer_unreachable,
-            spill=SpillRunner(spill_directory, "job", executor.submit, mailbox.post),
+            spill=SpillRunner(
+                Path(configuration.spill_directory),
+                configuration.job_id,
+                self._io.submit,
+                mailbox.post,
+            ),
             partition_wait_ms=host.partition_wait_ms,
         )
         self._services = SlotServices(
-            config=host.config,
+            config=config,
             clock=host.loop,
             exchange=self._exchange,
-            executor=executor,
-            snapshot_executor=_BackgroundThreads(self, is_snapshot=True),
-            memory=ManagedMemory(host.config.taskmanager_memory_managed_bytes),
-            work_directory=host.work_directory / name,
+            executor=self._io,
+            snapshot_executor=self._snapshots,
+            memory=ManagedMemory(config.taskmanager_memory_managed_bytes),
+            work_directory=Path(configuration.work_directory),
             post=mailbox.post,
             report=self._report,
-            artifact_paths=host.artifact_paths,
-            open_store=lambda _directory: self._store,
+            artifact_paths=dict(configuration.artifact_paths),
+            open_store=lambda _directory: store,
         )
         self.runtime = SlotRuntime(
             host.loop, mailbox, self._exchange, self._build, self._services.report
         )
+        endpoint = self._exchange.listen(
+            configuration.unix_socket_path,
+            configuration.tcp_bind_host,
+            configuration.tcp_advertised_host,
+        )
+        self._report(internal_pb2.SlotReport(ready=endpoint))
 
     def _peer_unreachable(self, peer: internal_pb2.DataEndpoint, reason: str) -> None:
+        assert self.runtime is not None
         self.runtime.peer_unreachable(peer, reason)
 
     def _build(
@@ -163,15 +154,18 @@ class SimulatedSlot:
             copy = internal_pb2.SlotReport()
             copy.CopyFrom(report)
             self.host.take_report(self, copy)
+            self._channel.report(copy)
 
-    def listen(self) -> internal_pb2.DataEndpoint:
-        """Opens the slot's door."""
-        self.endpoint = self._exchange.listen(f"/{self.name}", "", "")
-        return self.endpoint
+    # ------------------------------------------------------------ what the daemon does
 
     def handle(self, command: internal_pb2.SlotCommand) -> None:
         """A command arrives."""
-        if self.is_alive:
+        if not self.is_alive:
+            return
+        if command.HasField("configure"):
+            self._configure(command.configure)
+            return
+        if command.HasField("deploy"):
             deployed = command.deploy
             self.outputs |= {
                 PartitionId(
@@ -182,17 +176,26 @@ class SimulatedSlot:
                 )
                 for output in deployed.outputs
             }
-            self._mailbox.post(lambda: self.runtime.handle(command))
+        self._mailbox.post(lambda: self._carry_out(command))
 
-    def stop(self) -> None:
-        """Ends as it is told to: what runs is cancelled."""
-        if self.is_alive:
-            self.runtime.stop()
+    def _carry_out(self, command: internal_pb2.SlotCommand) -> None:
+        assert self.runtime is not None
+        self.runtime.handle(command)
+        if command.HasField("shutdown"):
             self._check_nothing_kept()
-            self.is_alive = False
-            self._exchange.close()
-            self._transport.close()
-            self.host.slot_ended()
+            self._end(0)
+
+    def line_ended(self) -> None:
+        """The daemon has closed its end, or is gone."""
+        if self.is_alive and self.runtime is None:
+            self._end(0)
+        elif self.is_alive:
+            self._mailbox.post(self._stop)
+
+    def _stop(self) -> None:
+        if self.is_alive and self.runtime is not None:
+            self.runtime.stop()
+            self._end(0)
 
     def _check_nothing_kept(self) -> None:
         """Whatever its attempts kept is accounted for: without them and what they left, nothing is."""
@@ -202,8 +205,17 @@ class SimulatedSlot:
         assert is_writing or not cache.memory_bytes, f"{self.name} keeps {cache.memory_bytes} bytes"
         assert is_writing or not cache.disk_bytes, f"{self.name} counts {cache.disk_bytes} spilled"
 
+    def _end(self, status: int) -> None:
+        self.is_alive = False
+        if not status:
+            self._exchange.close() if self.runtime is not None else None
+        self._transport.close()
+        self._io.die()
+        self._snapshots.die()
+        self._forkserver.exited(self._channel, status)
+        self.host.slot_ended()
+
     def die(self) -> None:
         """Ends like after SIGKILL."""
-        self.is_alive = False
-        self._transport.close()
-        self.host.slot_ended()
+        if self.is_alive:
+            self._end(KILLED)

@@ -7,7 +7,8 @@ Each process of a simulation has its own ``StoreAccess``, so that the calls of o
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -17,12 +18,30 @@ from penstock.storage.head import HEAD_PATH, decode_head
 from penstock.storage.manifest import decode_manifest, references
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectInfo, ObjectStore
+from tests.support.simulated_threads import die_here, pause
 
 _UNLIMITED = 1 << 40
+_NS_PER_MS = 1_000_000
 
 
-class ProcessDied(BaseException):
-    """The process that makes a store call is no more."""
+@dataclass(frozen=True, slots=True)
+class StoreWeather:
+    """How the store treats a process.
+
+    Attributes:
+        failures: share of the calls that fail with ``StoreTransient``.
+        lost_answers: share of the writing calls that are done but fail all the same.
+        hanging: share of the calls that hang, before what they are for or behind it.
+        hanging_max_ms: how long at most; of those, every fourth hangs until its process ends.
+    """
+
+    failures: float = 0.0
+    lost_answers: float = 0.0
+    hanging: float = 0.0
+    hanging_max_ms: int = 1_000
+
+
+CALM = StoreWeather()
 
 
 class AuditedStore:
@@ -32,6 +51,16 @@ class AuditedStore:
         self.objects = MemoryStore(_UNLIMITED)
         self.audits = 0
         self.changes = 0
+        self.failures = 0
+        """Calls that have failed, or seemed to."""
+        self.hangs = 0
+        self.unsure_puts = 0
+        """Objects that are there although their writers were told that they are not."""
+
+    def clear(self) -> None:
+        """Somebody removes the directory."""
+        for path in self.paths():
+            self.objects.delete(path)
 
     def paths(self) -> set[str]:
         """All that is there."""
@@ -66,42 +95,65 @@ class AuditedStore:
 class StoreAccess(ObjectStore):
     """The store as one process sees it.
 
+    Args:
+        audited: what is there.
+        draws: decides about each call.
+        weather: how the store is now.
+
     Attributes:
-        failure_rate: share of the calls that fail with ``StoreTransient``.
-        lost_answer_rate: share of the writing calls that are done but fail all the same.
         calls_left: calls until the process dies; None = it does not die in a call.
     """
 
-    def __init__(self, audited: AuditedStore, draws: random.Random) -> None:
+    def __init__(
+        self,
+        audited: AuditedStore,
+        draws: random.Random,
+        weather: Callable[[], StoreWeather] = lambda: CALM,
+    ) -> None:
         self._audited = audited
         self._draws = draws
-        self.failure_rate = 0.0
-        self.lost_answer_rate = 0.0
+        self._weather = weather
         self.calls_left: int | None = None
-        self.failures = 0
 
     def _enter(self, call: str) -> None:
         if self.calls_left is not None:
             if self.calls_left == 0:
-                raise ProcessDied
+                die_here()
             self.calls_left -= 1
-        if self.failure_rate and self._draws.random() < self.failure_rate:
-            self.failures += 1
+        weather = self._weather()
+        self._hang(weather)
+        if weather.failures and self._draws.random() < weather.failures:
+            self._audited.failures += 1
             raise StoreTransient(f"{call}: the simulated store does not answer")
+
+    def _hang(self, weather: StoreWeather) -> None:
+        if weather.hanging and self._draws.random() < weather.hanging / 2:
+            self._audited.hangs += 1
+            is_endless = self._draws.random() < 0.25
+            pause(
+                None if is_endless else self._draws.randrange(weather.hanging_max_ms) * _NS_PER_MS
+            )
 
     def _leave(self, call: str) -> None:
         self._audited.changes += 1
         self._audited.named()
-        if self.lost_answer_rate and self._draws.random() < self.lost_answer_rate:
-            self.failures += 1
+        weather = self._weather()
+        self._hang(weather)
+        if weather.lost_answers and self._draws.random() < weather.lost_answers:
+            self._audited.failures += 1
             raise StoreTransient(f"{call}: the answer of the simulated store is lost")
 
     @override
     def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         content = b"".join(bytes(chunk) for chunk in chunks)
         self._enter(f"put {path}")
-        self._audited.changes += 1
-        return self._audited.objects.put(path, [content])
+        size_bytes = self._audited.objects.put(path, [content])
+        try:
+            self._leave(f"put {path}")
+        except StoreTransient:
+            self._audited.unsure_puts += 1
+            raise
+        return size_bytes
 
     @override
     def get(self, path: str) -> bytes:

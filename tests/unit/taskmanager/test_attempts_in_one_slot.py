@@ -39,7 +39,6 @@ class Host:
         self.loop: SimulatedLoop = simulation.loop
         self.network: InMemoryNetwork = simulation.network
         self.config = config
-        self.artifact_paths: dict[str, str] = {}
         self.work_directory = directory
         self.partition_wait_ms = 10_000
         self.events: list[internal_pb2.TaskEvent] = []
@@ -53,9 +52,22 @@ class Host:
     def slot_ended(self) -> None:
         """Nobody asks."""
 
+    def broke(self, error: BaseException) -> None:
+        raise error
+
     def take_report(self, slot: SimulatedSlot, report: internal_pb2.SlotReport) -> None:
         if report.WhichOneof("report") == "task_event":
             self.events.append(report.task_event)
+
+
+class Line:
+    """Between the slot and a daemon that is not there."""
+
+    def report(self, report: internal_pb2.SlotReport | None) -> None:
+        """Nobody listens."""
+
+    def exited(self, channel: object, status: int) -> None:
+        """Nobody waits for it."""
 
 
 class Cluster:
@@ -69,8 +81,18 @@ class Cluster:
             output_edge(partition_type=CACHING), attempt_id("v0")
         )
         self.host = Host(self.simulation, self.config, directory)
-        self.slot = SimulatedSlot(self.host, "s", "tm", "s", 3, directory / "spill")
-        self.slot.listen()
+        self.slot = SimulatedSlot(self.host, "tm", "s", Line(), Line())
+        configure = internal_pb2.SlotConfiguration(
+            job_id="job",
+            slot_id="s",
+            host_id="host",
+            leader_epoch=3,
+            unix_socket_path="/s",
+            spill_directory=str(directory / "spill"),
+            work_directory=str(directory / "s"),
+            config=self.config.to_mapping(),
+        )
+        self.slot.handle(internal_pb2.SlotCommand(configure=configure))
         self.graph = keyed_process(world, ROWS, None, 1).graph
         self.attempt = -1
 

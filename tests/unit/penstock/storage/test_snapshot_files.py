@@ -256,3 +256,16 @@ def test_names_that_are_none() -> None:
     ):
         with pytest.raises(ValueError, match="no name of a snapshot file"):
             snapshot_file_name(*arguments)
+
+
+def test_a_file_whose_upload_seems_to_have_failed_is_removed() -> None:
+    class LosesAnswers(MemoryStore):
+        @override
+        def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+            super().put(path, chunks)
+            raise StoreTransient("the answer is lost")
+
+    store = LosesAnswers(1 << 20)
+    with pytest.raises(StoreTransient):
+        written(store, 0)
+    assert not store.list("")

@@ -1,0 +1,178 @@
+"""What a simulation sees of the real machines and shells, and what it puts in the place of the machine's own things."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Protocol
+from unittest import mock
+
+from jobmanager import main as jobmanager_main
+from jobmanager.checkpoint import checkpoint_store_runner, store_calls_runner
+from jobmanager.checkpoint import messages as c
+from jobmanager.dispatcher import job_messages as m
+from jobmanager.dispatcher import recovery
+from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.dispatcher.job_description import JobDescription
+from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.dispatcher.job_master_runner import JobMasterRunner
+from jobmanager.dispatcher.job_state import ENDING, JobState
+from jobmanager.graph.execution_attempt import AttemptState
+from jobmanager.job_store import JobStore
+from jobmanager.rpc.job_record import JobRecord
+from taskmanager import main as taskmanager_main
+from taskmanager.daemon import disk_guard_runner
+from taskmanager.rpc.registration_runner import RegistrationRunner
+from taskmanager.slots.requirements import installed_packages
+from taskmanager.slots.slot_channel import SlotChannel
+from tests.support.in_memory_network import SimulatedLoop
+from tests.support.simulated_failovers import FailoverAudit
+from tests.support.simulated_forkserver import open_channel
+from tests.support.simulated_rpc import SimulatedRpc, SimulatedServer, running_loop
+from tests.support.simulated_store import AuditedStore
+
+_installed_packages = functools.cache(installed_packages)
+
+
+class SimulatedThread:
+    """In place of a thread of a daemon's own."""
+
+    def __init__(self, target: Callable[[], None], **_: object) -> None:
+        self._target = target
+
+    def start(self) -> None:
+        """See ``threading.Thread``."""
+        running_loop().threads.run(self._target, lambda _: None, running_loop().broke)
+
+
+class WatchedHost(Protocol):
+    """What sees the simulation."""
+
+    loop: SimulatedLoop
+    rpc: SimulatedRpc
+    failovers: FailoverAudit
+    adopted: int
+    has_noted_commit: bool
+    audited: AuditedStore
+
+    def broke(self, error: BaseException) -> None:
+        """A check has failed."""
+
+    def passed(self, point: str) -> None:
+        """Something has happened that a fault may wait for."""
+
+    def publish(self, state: JobState) -> None:
+        """The job has a new state."""
+
+    def happened(self, event: m.JobEvent) -> None:
+        """The job's machine has taken an event."""
+
+    def quarantined(self, error: Exception) -> None:
+        """The job's actor has crashed."""
+
+
+@contextlib.contextmanager
+def watching(host: WatchedHost) -> Iterator[None]:
+    """For the time of a simulation."""
+    with contextlib.ExitStack() as stack:
+
+        def replace(target: object, name: str, replacement: object) -> None:
+            stack.enter_context(mock.patch.object(target, name, replacement))
+
+        _replace_the_machine(host, replace)
+        _watch_the_job(host, replace)
+        stack.enter_context(host.failovers.watching())
+        yield
+
+
+def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
+    """Network, disk space, processes, clock."""
+    import grpc.aio
+
+    def server(options: object, interceptors: Any, **_: object) -> SimulatedServer:
+        return SimulatedServer(host.rpc, running_loop().owner.port, interceptors)
+
+    def job_store(directory: Any) -> JobStore:
+        made = running_loop().owner.job_store = JobStore(directory)
+        return made
+
+    def checkpoint_store(job: JobDescription) -> Any:
+        return running_loop().owner.store if job.settings.checkpoints is not None else None
+
+    def registration(**arguments: Any) -> RegistrationRunner:
+        made = running_loop().owner.registration = RegistrationRunner(**arguments)
+        return made
+
+    def statvfs(_: object) -> Any:
+        free = 0 if running_loop().owner.is_disk_full else 1 << 50
+        return SimpleNamespace(f_bavail=max(free, 1 << 27), f_frsize=1)
+
+    replace(grpc.aio, "insecure_channel", host.rpc.channel)
+    replace(grpc.aio, "server", server)
+    replace(jobmanager_main, "JobStore", job_store)
+    replace(JobDescription, "checkpoint_store", checkpoint_store)
+    replace(taskmanager_main, "SystemClock", lambda: host.loop)
+    replace(taskmanager_main, "installed_packages", _installed_packages)
+    replace(taskmanager_main, "ForkserverRunner", lambda *_, **__: running_loop().owner.forkserver)
+    replace(taskmanager_main, "RegistrationRunner", registration)
+    replace(SlotChannel, "open", open_channel)
+    replace(recovery, "shutil", SimpleNamespace(rmtree=lambda *_, **__: host.audited.clear()))
+    replace(disk_guard_runner, "os", SimpleNamespace(statvfs=statvfs))
+    replace(store_calls_runner, "threading", SimpleNamespace(Thread=SimulatedThread))
+    replace(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.0)
+    replace(__import__("os"), "fsync", lambda _: None)
+
+
+def _watch_the_job(host: WatchedHost, replace: Any) -> None:
+    """Its machine, its actor and its state."""
+    step, perform = JobMaster.step, JobMasterRunner._perform
+    enter, quarantine = JobRecord.enter, DispatcherRunner._quarantine
+
+    def checked_step(master: JobMaster, event: m.JobEvent, now_ms: int = 0) -> list[m.JobEffect]:
+        before = master.graph.started if isinstance(event, m.PartitionsLocated) else None
+        try:
+            effects = step(master, event, now_ms)
+            master.check()
+            check = getattr(master.coordinator, "check", None)
+            if check is not None:
+                check()
+        except AssertionError as error:
+            host.broke(error)
+            raise
+        if before is not None:
+            host.adopted += len(master.graph.in_state(AttemptState.FINISHED) - before)
+        host.happened(event)
+        if isinstance(event, c.CheckpointStored | c.CheckpointNotStored):
+            host.passed(type(event).__name__)
+        return effects
+
+    def watched_perform(runner: JobMasterRunner, effect: m.JobEffect) -> None:
+        try:
+            if isinstance(effect, m.DeployTasks):
+                host.failovers.deployed([task.attempt for task in effect.tasks])
+            elif isinstance(effect, m.CancelTasks) and runner.master.state not in ENDING:
+                host.failovers.cancelled(effect.keys)
+        except AssertionError as error:
+            host.broke(error)
+            raise
+        if isinstance(effect, m.NoteCommit):
+            host.has_noted_commit = True
+        perform(runner, effect)
+        host.passed(type(effect).__name__)
+
+    def watched_enter(record: JobRecord, state: JobState, now_ms: int) -> None:
+        enter(record, state, now_ms)
+        host.publish(state)
+
+    async def watched_quarantine(
+        dispatcher: DispatcherRunner, job_id: str, error: Exception
+    ) -> None:
+        host.quarantined(error)
+        await quarantine(dispatcher, job_id, error)
+
+    replace(JobMaster, "step", checked_step)
+    replace(JobMasterRunner, "_perform", watched_perform)
+    replace(JobRecord, "enter", watched_enter)
+    replace(DispatcherRunner, "_quarantine", watched_quarantine)
