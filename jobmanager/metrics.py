@@ -81,6 +81,7 @@ class ClusterCollector(Collector):
         slots: the current counts.
         losses: how many TaskManagers were lost, by reason.
         partitions: number and bytes of the complete partitions that are held.
+        dropped_reports: reports that no job took.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class ClusterCollector(Collector):
         slots: Callable[[], SlotCounts],
         losses: Callable[[], Mapping[LossReason, int]],
         partitions: Callable[[], tuple[int, int]],
+        dropped_reports: Callable[[], int],
     ) -> None:
+        self._dropped_reports = dropped_reports
         self._jobs = jobs
         self._slots = slots
         self._losses = losses
@@ -124,6 +127,14 @@ class ClusterCollector(Collector):
         for reason in LossReason:
             lost.add_metric((reason.value,), losses.get(reason, 0))
         yield lost
+        dropped = CounterMetricFamily(
+            "penstock_jobmanager_dropped_events",
+            "Reports of attempts of no known job, and slots given back by who did not hold them.",
+            labels=("part",),
+        )
+        dropped.add_metric(("reports",), self._dropped_reports())
+        dropped.add_metric(("slots",), slots.dropped_events)
+        yield dropped
 
 
 class CheckpointCollector(Collector):
@@ -158,6 +169,15 @@ class CheckpointCollector(Collector):
             for region, restarts in job.restarts_by_region.items():
                 by_region.add_metric((job.job_id, job.name, region), restarts)
         yield by_region
+        dropped = CounterMetricFamily(
+            "penstock_job_dropped_events",
+            "Events that came too late, twice, or from nobody who was asked, by who dropped them.",
+            labels=(*_JOB_LABELS, "part"),
+        )
+        for job in jobs:
+            for part, number in job.dropped.items():
+                dropped.add_metric((job.job_id, job.name, part), number)
+        yield dropped
         taking = [job for job in jobs if job.checkpoints.safe_since_ms]
         for name, help_text, value in _GAUGES:
             gauge = GaugeMetricFamily(f"penstock_job_{name}", help_text, labels=_JOB_LABELS)
@@ -187,6 +207,7 @@ def build_registry(dispatcher: DispatcherRunner, cluster: ClusterRunner) -> Coll
             lambda: cluster.counts,
             lambda: cluster.losses,
             lambda: cluster.partitions.counts,
+            lambda: dispatcher.dropped_reports,
         )
     )
     registry.register(CheckpointCollector(dispatcher.checkpoint_numbers, dispatcher.now_ms))

@@ -168,4 +168,14 @@ class Unrecoverable(StreamError):
 
 
 class InvariantViolation(AssertionError):
-    """Our bug: the story so far is dumped and the process stops."""
+    """Our bug: the story so far is logged, and the job that it concerns fails; its state is kept."""
+
+
+def require_invariant(holds: bool, message: str) -> None:
+    """Checks an invariant, also where asserts are off.
+
+    Raises:
+        InvariantViolation: it does not hold.
+    """
+    if not holds:
+        raise InvariantViolation(message)

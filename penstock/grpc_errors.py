@@ -21,7 +21,7 @@ import structlog
 from typing_extensions import override
 
 from penstock import errors
-from penstock.errors import StreamError
+from penstock.errors import InvariantViolation, StreamError, Unrecoverable
 
 ERROR_CLASS_KEY: Final = "penstock-error-class"
 ERROR_FIELDS_KEY: Final = "penstock-error-fields-bin"
@@ -267,7 +267,9 @@ class ErrorServerInterceptor(grpc.aio.ServerInterceptor):
     async def _abort(self, context: Any, error: Exception, method: str) -> NoReturn:
         if not isinstance(error, StreamError):
             self._log.error("call.crashed", method=method, exc_info=error)
-            error = StreamError(
+            # What is wrong inside is not mended by another attempt.
+            kind = Unrecoverable if isinstance(error, InvariantViolation) else StreamError
+            error = kind(
                 f"{method} failed inside the server: {type(error).__name__}: {error}; "
                 "its log has the traceback"
             )

@@ -332,6 +332,11 @@ class TaskManagerDaemon:
                 lambda: server.restart_count,
             ),
             (
+                "dropped_events",
+                "Events of tasks that were dropped because the JobManager did not take them.",
+                lambda: registration.dropped_events,
+            ),
+            (
                 "held_partitions",
                 "Complete result partitions on disk.",
                 lambda: keeper.held.count,

@@ -46,7 +46,7 @@ from jobmanager.checkpoint.statistics import CheckpointRecord, CheckpointStatist
 from jobmanager.checkpoint.steady_time import SteadyTime
 from jobmanager.checkpoint.trigger_policy import Kind, Request, TriggerPolicy
 from jobmanager.graph.execution_attempt import AttemptKey
-from penstock.errors import InvariantViolation
+from penstock.errors import InvariantViolation, require_invariant
 
 _STORY_LENGTH: Final = 64
 _NAMED_TASKS_MAX: Final = 5
@@ -199,6 +199,7 @@ class CheckpointCoordinator:
             self._expire()
             self._store_next()
             self._trigger_next()
+            self.check_step()
         except InvariantViolation as error:
             raise InvariantViolation(f"{error}; story: {' | '.join(self.story)}") from error
         if paths := self._files.deletions.start(self._now):
@@ -585,39 +586,53 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------ check
 
+    def check_step(self) -> None:
+        """The part of ``check`` that costs the same whatever there is: run after each step.
+
+        Raises:
+            InvariantViolation: one does not hold.
+        """
+        pending, latest = self._pending, self._completed.latest
+        require_invariant(len(pending) <= self._settings.max_concurrent, "too many under way")
+        require_invariant(len(self._ready) <= len(pending), "a checkpoint that is over is ready")
+        require_invariant(self._storing is None or self._storing in pending, "a lost store")
+        require_invariant(
+            latest is None or latest.checkpoint_id < self._next_id, "an id is to be used twice"
+        )
+        require_invariant(
+            self._active or not self._policy.queued, "requests wait for tasks that do not run"
+        )
+
     def check(self) -> None:
         """Checks the invariants.
 
         Raises:
             InvariantViolation: one does not hold.
         """
+        self.check_step()
         self._completed.check()
         self._statistics.check()
         kept = self._completed.kept
         self._files.check([checkpoint.checkpoint_id for checkpoint in kept], self._pending)
-        _require(len(self._pending) <= self._settings.max_concurrent, "too many under way")
-        _require(list(self._pending) == sorted(self._pending), "checkpoints are out of order")
+        require_invariant(
+            list(self._pending) == sorted(self._pending), "checkpoints are out of order"
+        )
         for checkpoint_id, pending in self._pending.items():
-            _require(checkpoint_id < self._next_id, "an id is to be used twice")
-            _require(not kept or kept[-1].checkpoint_id < checkpoint_id, "one under way is too old")
-            _require(
+            require_invariant(checkpoint_id < self._next_id, "an id is to be used twice")
+            require_invariant(
+                not kept or kept[-1].checkpoint_id < checkpoint_id, "one under way is too old"
+            )
+            require_invariant(
                 (checkpoint_id in self._ready) == (pending.phase is Phase.READY)
                 and (checkpoint_id == self._storing)
                 == (pending.phase in (Phase.STORING, Phase.UNSETTLED)),
                 f"checkpoint {checkpoint_id} is {pending.phase.value} in a wrong place",
             )
-            _require(
+            require_invariant(
                 (pending.acked_count == len(pending.participants))
                 == (pending.phase is not Phase.WAITING),
                 f"checkpoint {checkpoint_id} is {pending.phase.value} with the wrong acks",
             )
-        _require(self._storing is None or self._storing in self._pending, "a lost store")
-        _require(self._active or not self._policy.queued, "requests wait for tasks that do not run")
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise InvariantViolation(message)
 
 
 def _too_many(failed_in_a_row: int, detail: str) -> str:

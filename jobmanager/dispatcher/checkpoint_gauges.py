@@ -44,6 +44,7 @@ class JobCheckpointNumbers:
         has_ended: nothing of it is at risk any more.
         speculative_attempts: rivals that there have been.
         speculative_attempts_won: those that took the place of the attempt that they ran beside.
+        dropped: events that came too late, twice, or from nobody who was asked, by the part that dropped them.
     """
 
     job_id: str
@@ -53,6 +54,7 @@ class JobCheckpointNumbers:
     speculative_attempts: int
     speculative_attempts_won: int
     restarts_by_region: Mapping[str, int]
+    dropped: Mapping[str, int]
     checkpoints: CheckpointNumbers
 
 

@@ -29,6 +29,8 @@ _FINAL_RETRY_DELAY_MS = 1_000
 class Coordinator(Protocol):
     """What the wiring needs of ``CheckpointCoordinator``."""
 
+    dropped_events: int
+
     @property
     def next_checkpoint_id(self) -> int:
         """The id of the next checkpoint."""

@@ -92,6 +92,7 @@ class _Job:
             runner.master.speculation.started,
             runner.master.speculation.won,
             runner.master.restarts_by_region,
+            runner.dropped,
             runner.checkpoints.gauges.numbers,
         )
 

@@ -73,7 +73,7 @@ from jobmanager.graph.job_plan import JobPlan
 from jobmanager.partitions.partition_tracker import PartitionTracker
 from jobmanager.scheduler.deployment import DeploymentPlanner, TaskPlan
 from jobmanager.scheduler.slots import Slot
-from penstock.errors import InvariantViolation
+from penstock.errors import InvariantViolation, require_invariant
 
 _STORY_LENGTH = 64
 _DAMAGED = ("StoreCorrupt", "StoreNotFound")
@@ -155,6 +155,16 @@ class JobMaster:
         return self._failover.restarts_by_region
 
     @property
+    def dropped(self) -> dict[str, int]:
+        """What was dropped because it came too late, twice, or from nobody who was asked: part -> events."""
+        dropped = {"job": self.dropped_events}
+        if self._wiring is not None:
+            dropped["stale checkpoint reports"] = self._wiring.stale_reports
+        if self.coordinator is not None:
+            dropped["checkpoints"] = self.coordinator.dropped_events
+        return dropped
+
+    @property
     def exceptions(self) -> ExceptionsHistory:
         """The last failures, for views."""
         return self._failover.exceptions
@@ -179,9 +189,10 @@ class JobMaster:
         self._now_ms = now_ms
         try:
             self._handle(event)
+            self._effects += self.speculation.settle()
+            self.check_step()
         except InvariantViolation as error:
             raise InvariantViolation(f"{error}; story: {' | '.join(self.story)}") from error
-        self._effects += self.speculation.settle()
         return self._effects
 
     def _handle(self, event: m.JobEvent) -> None:  # noqa: C901 - one case per event
@@ -840,26 +851,34 @@ class JobMaster:
         self.state = state
         self._effects.append(m.PublishState(state))
 
+    def check_step(self) -> None:
+        """The part of ``check`` that costs the same whatever the size of the job: run after each step.
+
+        Raises:
+            InvariantViolation: one does not hold.
+        """
+        require_invariant(is_terminal(self.state) <= self.ended, "a terminal state is the end")
+        if self.ended:
+            require_invariant(not self._lease.slots, "a job that has ended gives its slots back")
+        if self.ended or self._lease.waits:
+            require_invariant(not self.graph.has_rivals, "rivals where no slot is to spare")
+        if self.state in (JobState.FAILING, JobState.FAILED):
+            require_invariant(self.failure is not None, "a failure has a cause")
+
     def check(self) -> None:
         """Asserts the invariants named at the head of the file, as far as the state shows them."""
+        self.check_step()
         self.graph.check()
         self._partitions.check()
         states = {attempt.state for attempt in self.graph.current()}
-        assert is_terminal(self.state) <= self.ended, "a terminal state is the end"
         if self._phase is Phase.ENDED:
             assert self.graph.all_terminal(self.graph.subtasks()), "attempts end before the job"
-            assert not self._lease.slots, "which gives its slots back"
-            assert not self.graph.rivals(), "and has no rivals any more"
-        if self._lease.waits:
-            assert not self.graph.rivals(), "a job that needs slots has none to spare"
         if self._phase is Phase.PROMOTING:
             assert self.graph.all_finished, "only what is complete outlives its job"
         if self._phase is Phase.WAITING:
             assert self.graph.all_terminal(self._moving), "attempts end before they begin again"
         if self.state is JobState.FINISHED:
             assert states == {AttemptState.FINISHED}
-        if self.state in (JobState.FAILING, JobState.FAILED):
-            assert self.failure is not None, "a failure has a cause"
         if self._phase in (Phase.PREPARING, Phase.SCHEDULING):
             moving = {attempt.state for attempt in self.graph.attempts_of(self._moving)}
             assert not moving & ON_TASKMANAGER, "nothing runs before it is deployed"

@@ -188,6 +188,11 @@ class JobMasterRunner:
         """True when another JobManager can go on with the job."""
         return self._job.settings.outlives_jobmanager
 
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What was dropped, by part."""
+        return self.master.dropped | {"after its end": self._inbox.dropped_events}
+
     def post(self, event: m.JobEvent) -> None:
         """Takes an event of the cluster or of the actor's own; never waits."""
         self._inbox.post(event)

@@ -34,6 +34,7 @@ _NOT_RESTARTABLE = frozenset(
         "ExpressionError",
         "ProtocolMismatch",
         "Unauthenticated",
+        "InvariantViolation",
     }
 )
 

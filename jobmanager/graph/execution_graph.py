@@ -228,6 +228,11 @@ class ExecutionGraph:
         """True when the end of the data has been reached everywhere."""
         return all(attempt.done_or_waiting for attempt in self.current())
 
+    @property
+    def has_rivals(self) -> bool:
+        """Whether any slow attempt has a second one beside it."""
+        return bool(self._rivals)
+
     def check(self) -> None:
         """Asserts the invariants named at the head of the file."""
         for subtask, attempt in self._attempts.items():

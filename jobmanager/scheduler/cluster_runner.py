@@ -30,7 +30,13 @@ from jobmanager.scheduler import slots as s
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
 from penstock.addresses import parse_address
 from penstock.config import Configuration
-from penstock.errors import ConfigurationError, JobRejected, StreamError, TaskManagerLost
+from penstock.errors import (
+    ConfigurationError,
+    InvariantViolation,
+    JobRejected,
+    StreamError,
+    TaskManagerLost,
+)
 from penstock.pb import client_pb2
 
 _REGISTRATION_RETRY_MS = 2_000
@@ -69,6 +75,7 @@ class SlotCounts:
     free: int = 0
     taskmanagers: int = 0
     waiting_jobs: int = 0
+    dropped_events: int = 0
 
 
 class ClusterRunner:
@@ -470,7 +477,14 @@ class ClusterRunner:
         return held
 
     def _step(self, event: s.SlotEvent) -> None:
-        for effect in self._pool.step(event):
+        waiting = self._pool.waiting_jobs
+        try:
+            effects = self._pool.step(event)
+        except InvariantViolation as error:
+            self._log.error("slots.inconsistent", reason=str(error), exc_info=error)
+            self._fail_concerned(getattr(event, "job_id", ""), waiting, error)
+            effects = []
+        for effect in effects:
             inbox = self._inboxes.get(effect.job_id)
             assert inbox is not None, "who waits for slots has joined"
             match effect:
@@ -489,7 +503,26 @@ class ClusterRunner:
         self._count()
         self._deadlines_changed.set()
 
+    def _fail_concerned(
+        self, job_id: str, waiting: Collection[str], error: InvariantViolation
+    ) -> None:
+        """Whoever a bug in here concerns ends: the job that the event was about, else those that wait."""
+        cause = FailureCause(
+            "Unrecoverable",
+            f"the JobManager's own account of the slots is wrong: {error}; its log has the story "
+            "(slots.inconsistent)",
+            timestamp_ms=self._clock.now_ms(),
+        )
+        for concerned in (job_id,) if job_id else waiting:
+            inbox = self._inboxes.get(concerned)
+            if inbox is not None:
+                inbox.post(m.FailureRequested(cause))
+
     def _count(self) -> None:
         self.counts = SlotCounts(
-            self._pool.total, self._pool.free, len(self._taskmanagers), self._pool.waiting
+            self._pool.total,
+            self._pool.free,
+            len(self._taskmanagers),
+            self._pool.waiting,
+            self._pool.dropped_events,
         )

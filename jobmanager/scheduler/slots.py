@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from penstock.errors import InvariantViolation, require_invariant
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -145,6 +147,11 @@ class SlotPool:
         return sum(len(taskmanager.free) for taskmanager in self._taskmanagers.values())
 
     @property
+    def waiting_jobs(self) -> tuple[str, ...]:
+        """Whose requests are in the queue."""
+        return tuple(self._queue)
+
+    @property
     def waiting(self) -> int:
         """Requests in the queue."""
         return len(self._queue)
@@ -182,7 +189,19 @@ class SlotPool:
     # ------------------------------------------------------------ what it decides
 
     def step(self, event: SlotEvent) -> list[SlotEffect]:
-        """Takes one event and returns what follows from it."""
+        """Takes one event and returns what follows from it.
+
+        Raises:
+            InvariantViolation: our bug; names the event.
+        """
+        effects = self._handle(event)
+        try:
+            self.check_step()
+        except InvariantViolation as error:
+            raise InvariantViolation(f"{error}, after {event}") from error
+        return effects
+
+    def _handle(self, event: SlotEvent) -> list[SlotEffect]:
         match event:
             case TaskManagerAdded():
                 self._add(event)
@@ -279,6 +298,18 @@ class SlotPool:
         ]
         # The next in line may have waited only for the one that is gone.
         return [*effects, *self._grant()] if overdue else effects
+
+    def check_step(self) -> None:
+        """The part of ``check`` that costs as much as there are TaskManagers, not slots: run after each step.
+
+        Raises:
+            InvariantViolation: it does not hold.
+        """
+        head = next(iter(self._queue.values()), None)
+        require_invariant(
+            head is None or head.count > self.free,
+            "whoever can be served is served",
+        )
 
     def check(self) -> None:
         """Asserts the invariants named at the head of the file."""

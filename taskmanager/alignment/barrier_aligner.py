@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.elements import CheckpointBarrier
+from penstock.errors import require_invariant
 
 _ABORTED_MAX = 128
 
@@ -107,7 +108,9 @@ class BarrierAligner:
         if alignment is None:
             return effects
         alignment.arrived.add(channel)
-        return effects + (self._complete(alignment) or self._block(channel))
+        effects += self._complete(alignment) or self._block(channel)
+        self.check_step()
+        return effects
 
     def triggered(
         self, barrier: CheckpointBarrier, now_ms: int, bytes_in: int
@@ -209,13 +212,27 @@ class BarrierAligner:
         if len(self._aborted) > _ABORTED_MAX:
             self._aborted.discard(min(self._aborted))
 
+    def check_step(self) -> None:
+        """The part of ``check`` that costs the same whatever is aligned: run at each barrier.
+
+        Raises:
+            InvariantViolation: one does not hold.
+        """
+        if self._is_exactly_once:
+            require_invariant(len(self._pending) <= 1, "one checkpoint is aligned at a time")
+            require_invariant(
+                bool(self._pending) or not self._blocked, "only an alignment blocks channels"
+            )
+        else:
+            require_invariant(not self._blocked, "at least once blocks no channel")
+
     def check(self) -> None:
         """Asserts the invariants named at the head of the file, as far as the state shows them."""
         for checkpoint_id, alignment in self._pending.items():
             assert checkpoint_id > self._last_id, "what is pending is younger than what has started"
             assert (alignment.arrived | self._ended) < self._channels
+        self.check_step()
         if self._is_exactly_once:
-            assert len(self._pending) <= 1, "one checkpoint is aligned at a time"
             arrived = {c for a in self._pending.values() for c in a.arrived}
             assert self._blocked <= arrived, "only channels that have delivered are blocked"
             assert all(
@@ -223,5 +240,3 @@ class BarrierAligner:
                 for id, alignment in self._pending.items()
                 for channel in self._channels - alignment.arrived
             ), "what a channel has skipped is not waited for"
-        else:
-            assert not self._blocked

@@ -131,6 +131,11 @@ class RegistrationRunner:
         """The registration that holds, None while there is none."""
         return self._registration
 
+    @property
+    def dropped_events(self) -> int:
+        """Events that the JobManager did not take in time: the registration was given up for them."""
+        return self._outbox.dropped_count
+
     async def wait_registered(self) -> None:
         """Returns when a registration holds."""
         await self._registered.wait()
