@@ -196,7 +196,7 @@ class SimulatedCluster:
         left += [f"request {number}" for number in self._jobmanager.unanswered]
         if not self._jobmanager.is_done:
             left.append("the job")
-        stored = set() if self.audited.failures else self.audited.paths()
+        stored = self.audited.paths()
         if self.state is JobState.FAILED:  # its checkpoints stay
             stored -= self.audited.named()
         return left + [f"stored {path}" for path in sorted(stored)]

@@ -12,8 +12,8 @@ from unittest import mock
 from jobmanager import main as jobmanager_main
 from jobmanager.checkpoint import checkpoint_store_runner, store_calls_runner
 from jobmanager.checkpoint import messages as c
+from jobmanager.dispatcher import ended_checkpoints_runner
 from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher import recovery
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.dispatcher.job_description import JobDescription
 from jobmanager.dispatcher.job_master import JobMaster
@@ -23,7 +23,6 @@ from jobmanager.graph.execution_attempt import AttemptState
 from jobmanager.job_store import JobStore
 from jobmanager.rpc.job_record import JobRecord
 from taskmanager import main as taskmanager_main
-from taskmanager.daemon import disk_guard_runner
 from taskmanager.rpc.registration_runner import RegistrationRunner
 from taskmanager.slots.requirements import installed_packages
 from taskmanager.slots.slot_channel import SlotChannel
@@ -118,9 +117,9 @@ def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
     replace(taskmanager_main, "ForkserverRunner", lambda *_, **__: running_loop().owner.forkserver)
     replace(taskmanager_main, "RegistrationRunner", registration)
     replace(SlotChannel, "open", open_channel)
-    replace(recovery, "shutil", SimpleNamespace(rmtree=lambda *_, **__: host.audited.clear()))
-    replace(disk_guard_runner, "os", SimpleNamespace(statvfs=statvfs))
     replace(store_calls_runner, "threading", SimpleNamespace(Thread=SimulatedThread))
+    replace(ended_checkpoints_runner, "LocalStore", lambda _: running_loop().owner.store)
+    replace(ended_checkpoints_runner, "_CALL_TIMEOUT_MS", 10_000)
     replace(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.0)
     replace(__import__("os"), "fsync", lambda _: None)
 
