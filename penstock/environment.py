@@ -16,6 +16,7 @@ from penstock.column_checks import check_schema
 from penstock.column_types import without_runs
 from penstock.config import Configuration
 from penstock.connectors.source import Source
+from penstock.connectors.text_options import DEFAULTS, TextOptions, text_options
 from penstock.credentials import load_token
 from penstock.embedded import EmbeddedClusters
 from penstock.errors import ConfigurationError, JobRejected
@@ -134,9 +135,30 @@ class Environment:
         schema: Schema = None,
         columns: Sequence[str] | None = None,
         watch: Duration | None = None,
+        delimiter: str = ",",
+        header: bool = True,
+        nulls: Sequence[str] | None = None,
+        optional: Sequence[str] = (),
+        compression: str | None = None,
     ) -> Stream:
-        """Rows of CSV files with a header; arguments as for ``read_parquet``."""
-        return self._read_files("csv", path, schema, columns, watch)
+        """Rows of CSV files; arguments as for ``read_parquet``, and these.
+
+        Args:
+            delimiter: what stands between two fields.
+            header: the first row of every file names its columns; without it they are those of
+                ``schema``, in order, or f0, f1, ...
+            nulls: texts that are null in columns of every type; an empty field that is no text always is.
+            optional: columns that a file need not have; they are null there.
+            compression: "gzip", "zstd", "bz2" or "none"; None = as the file's suffix says.
+        """
+        options = text_options(
+            delimiter=delimiter,
+            header=header,
+            nulls=nulls,
+            optional=optional,
+            compression=compression,
+        )
+        return self._read_files("csv", path, schema, columns, watch, options)
 
     def read_json(
         self,
@@ -145,9 +167,17 @@ class Environment:
         schema: Schema = None,
         columns: Sequence[str] | None = None,
         watch: Duration | None = None,
+        optional: Sequence[str] = (),
+        compression: str | None = None,
     ) -> Stream:
-        """Objects of JSON lines, or of one array per file; arguments as for ``read_parquet``."""
-        return self._read_files("json", path, schema, columns, watch)
+        """Objects of JSON lines, or of one array per file; arguments as for ``read_parquet``, and these.
+
+        Args:
+            optional: columns that no object need have, so that nobody is warned of them.
+            compression: as for ``read_csv``.
+        """
+        options = text_options(optional=optional, compression=compression)
+        return self._read_files("json", path, schema, columns, watch, options)
 
     def read_arrow(
         self,
@@ -167,6 +197,7 @@ class Environment:
         schema: Schema,
         columns: Sequence[str] | None,
         watch: Duration | None,
+        options: TextOptions = DEFAULTS,
     ) -> Stream:
         from penstock.connectors.files import file_source
         from penstock.file_samples import sample_files
@@ -176,9 +207,13 @@ class Environment:
         watch_ms = 0 if watch is None else duration_ms(watch)
         if watch is not None and watch_ms == 0:
             raise JobRejected(f"{call}: watch is {watch!r}; it must be longer than zero")
-        spec, found = file_source(form, path, schema=wanted, columns=columns, watch_ms=watch_ms)
-        location = spec.files.path
-        operation = ReadSource(spec, sample=lambda rows: sample_files(form, location, found, rows))
+        spec, found = file_source(
+            form, path, schema=wanted, columns=columns, watch_ms=watch_ms, options=options
+        )
+        files = spec.files
+        operation = ReadSource(
+            spec, sample=lambda rows: sample_files(form, files.path, found, rows, files)
+        )
         return self._read(operation, call, found)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]], schema: Schema = None) -> Stream:

@@ -13,10 +13,15 @@ from penstock.connectors.csv_structure import row_ends
 from penstock.connectors.inference import SAMPLE_BYTES, SAMPLED_FILES_MAX, parse_csv_header
 from penstock.connectors.json_shape import JsonShape, detect_shape
 from penstock.connectors.listing import list_files, partition_values
+from penstock.connectors.text_options import TextOptions, read_head
 from penstock.connectors.text_parsing import json_parse_schema, parse_csv, parse_json
+from penstock.pb import graph_pb2
+from penstock.schema import schema_from_bytes
 
 
-def sample_files(form: str, path: str, schema: pa.Schema, rows: int) -> pa.RecordBatch | None:
+def sample_files(
+    form: str, path: str, schema: pa.Schema, rows: int, spec: graph_pb2.FileSource
+) -> pa.RecordBatch | None:
     """The first rows of the files of a source.
 
     Args:
@@ -24,6 +29,7 @@ def sample_files(form: str, path: str, schema: pa.Schema, rows: int) -> pa.Recor
         path: a file, a directory or a glob.
         schema: the columns wanted.
         rows: at most.
+        spec: the source, with its declared columns and options of text.
 
     Returns:
         None where they cannot be read; rows that are malformed are left out (they are for ``on_error``
@@ -33,7 +39,7 @@ def sample_files(form: str, path: str, schema: pa.Schema, rows: int) -> pa.Recor
     found = 0
     try:
         for file in list_files(path)[:SAMPLED_FILES_MAX]:
-            table = _head(form, file.path, schema, rows - found)
+            table = _head(form, file.path, schema, rows - found, spec)
             if table.num_rows:
                 table = table.slice(0, rows - found)
                 batches.append(_conform(table, schema, partition_values(path, file.path)))
@@ -51,14 +57,20 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
-def _head(form: str, path: str, schema: pa.Schema, rows: int) -> pa.Table:
+def _head(
+    form: str, path: str, schema: pa.Schema, rows: int, spec: graph_pb2.FileSource
+) -> pa.Table:
     if form == "parquet":
         return _parquet_head(path, schema, rows)
     if form == "arrow":
         return _arrow_head(path, rows)
-    with Path(path).open("rb") as file:
-        text = file.read(SAMPLE_BYTES)
-    return _csv_head(path, text, schema, rows) if form == "csv" else _json_head(text, schema, rows)
+    options = TextOptions.decode(spec.text)
+    text = read_head(path, SAMPLE_BYTES, options)
+    if form == "json":
+        return _json_head(text, schema, rows)
+    partitions = partition_values(spec.path, path)
+    names = [name for name in schema_from_bytes(spec.schema).names if name not in partitions]
+    return _csv_head(path, text, schema, rows, options, names)
 
 
 def _parquet_head(path: str, schema: pa.Schema, rows: int) -> pa.Table:
@@ -90,18 +102,25 @@ def _up_to(rows: int, batches: Iterable[pa.RecordBatch]) -> pa.Table:
     return pa.Table.from_batches(taken) if taken else pa.table({})
 
 
-def _csv_head(path: str, text: bytes, schema: pa.Schema, rows: int) -> pa.Table:
-    names, length = parse_csv_header(path, text)
+def _csv_head(
+    path: str,
+    text: bytes,
+    schema: pa.Schema,
+    rows: int,
+    options: TextOptions,
+    declared: Sequence[str],
+) -> pa.Table:
+    names, length = parse_csv_header(path, text, options, declared)
     if names is None:
         return pa.table({})
     body = text[length:]
-    ends = row_ends(body).tolist()
+    ends = row_ends(body, options.delimiter).tolist()
     if len(text) < SAMPLE_BYTES and (not ends or ends[-1] < len(body)):
         ends.append(len(body))
     pieces = _pieces(body, ends[:rows])
     wanted = [name for name in schema.names if name in names]
     types = {name: schema.field(name).type for name in wanted}
-    return _parsed(pieces, lambda piece: parse_csv(piece, names, types, wanted))
+    return _parsed(pieces, lambda piece: parse_csv(piece, names, types, wanted, options))
 
 
 def _json_head(text: bytes, schema: pa.Schema, rows: int) -> pa.Table:
@@ -109,7 +128,7 @@ def _json_head(text: bytes, schema: pa.Schema, rows: int) -> pa.Table:
     if shape is JsonShape.EMPTY:
         return pa.table({})
     lines = (
-        _array_lines(text[offset:], rows)
+        array_lines(text[offset:], rows)
         if shape is JsonShape.ARRAY
         else _lines(text[offset:], rows)
     )
@@ -141,7 +160,7 @@ def _lines(text: bytes, rows: int) -> list[bytes]:
     return [line + b"\n" for line in whole.split(b"\n", rows)[:rows]]
 
 
-def _array_lines(text: bytes, rows: int) -> list[bytes]:
+def array_lines(text: bytes, rows: int) -> list[bytes]:
     """The first elements of an array, one per line."""
     decoder, rest = json.JSONDecoder(), text.decode(errors="ignore")
     lines: list[bytes] = []

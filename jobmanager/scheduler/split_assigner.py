@@ -2,7 +2,8 @@
 
 Greedy by size: the largest new split goes to the subtask with the least to read so far. The result
 depends only on what was discovered, in which order. Invariants: a split is assigned once and stays
-where it is (a later discovery may name it again); after ``final`` nothing is assigned.
+where it is (a later discovery may name it again); a whole that was cut into parts is never cut in
+another way (its file was replaced meanwhile); after ``final`` nothing is assigned.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.connectors.source import Split
+from penstock.connectors.source import PART_OF, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class SplitAssigner:
         assert parallelism >= 1, "a source has subtasks"
         self._load = [0.0] * parallelism
         self._owner_by_split: dict[str, int] = {}
+        self._content_of: dict[str, str] = {}
         self._assigned: list[list[Split]] = [[] for _ in range(parallelism)]
         self._started = False
         self._final = False
@@ -62,7 +64,20 @@ class SplitAssigner:
         """
         assert not self._started, "seeded before the first discovery"
         self._owner_by_split[split_id] = subtask_index
+        self._know(split_id)
         self._load[subtask_index] += load
+
+    def _know(self, split_id: str) -> None:
+        whole, _, part = split_id.partition(PART_OF)
+        self._content_of.setdefault(whole, part.partition(PART_OF)[0])
+
+    def _is_new(self, split_id: str) -> bool:
+        """Whether it is known neither itself nor as another cut of the whole it is part of."""
+        whole, _, part = split_id.partition(PART_OF)
+        content = part.partition(PART_OF)[0]
+        return (
+            split_id not in self._owner_by_split and self._content_of.get(whole, content) == content
+        )
 
     def retire(self, subtask_index: int) -> None:
         """A subtask that was restored as finished reads nothing any more."""
@@ -88,7 +103,9 @@ class SplitAssigner:
         """
         if self._final:
             return []
-        unique = {split.id: split for split in splits if split.id not in self._owner_by_split}
+        unique = {split.id: split for split in splits if self._is_new(split.id)}
+        for split_id in unique:
+            self._know(split_id)
         known_sizes = [split.size for split in unique.values() if split.size > 0]
         # A split of unknown size counts like an average one.
         typical = sum(known_sizes) / len(known_sizes) if known_sizes else 1.0

@@ -8,42 +8,47 @@ open is split by counting quotes; text with quotes elsewhere is split by a slowe
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-_LINE_END, _QUOTE, _COMMA, _RETURN = ord("\n"), ord('"'), ord(","), ord("\r")
-
-_FIELD = rb'(?:"(?:[^"]++|"")*+"[^,\n]*+|(?!")[^,\n]*+)'
-_ROW = re.compile(rb"%s(?:,%s)*+\n" % (_FIELD, _FIELD))
+_LINE_END, _QUOTE, _RETURN = ord("\n"), ord('"'), ord("\r")
 
 
-def row_ends(text: bytes) -> npt.NDArray[np.int64]:
+@lru_cache
+def _row_pattern(delimiter: str) -> re.Pattern[bytes]:
+    between = re.escape(delimiter.encode())
+    field = rb'(?:"(?:[^"]++|"")*+"[^%s\n]*+|(?!")[^%s\n]*+)' % (between, between)
+    return re.compile(rb"%s(?:%s%s)*+\n" % (field, between, field))
+
+
+def row_ends(text: bytes, delimiter: str = ",") -> npt.NDArray[np.int64]:
     """Offsets just behind the line end of every row that ends in the text, ascending."""
     data = np.frombuffer(text, dtype=np.uint8)
     line_ends = np.flatnonzero(data == _LINE_END)
     if b'"' not in text:
         return line_ends + 1
     quotes = np.flatnonzero(data == _QUOTE)
-    if not _opens_fields(data, quotes[::2]):
-        return _row_ends_by_grammar(text)
+    if not _opens_fields(data, quotes[::2], ord(delimiter)):
+        return _row_ends_by_grammar(text, delimiter)
     quotes_before = np.searchsorted(quotes, line_ends)
     return line_ends[(quotes_before & 1) == 0] + 1
 
 
-def _opens_fields(data: npt.NDArray[np.uint8], openers: npt.NDArray[Any]) -> bool:
+def _opens_fields(data: npt.NDArray[np.uint8], openers: npt.NDArray[Any], delimiter: int) -> bool:
     """Whether each of the quotes stands where a field starts, or doubles the quote before it."""
     before = data[np.maximum(openers - 1, 0)]
-    fits = (openers == 0) | (before == _COMMA) | (before == _LINE_END) | (before == _QUOTE)
+    fits = (openers == 0) | (before == delimiter) | (before == _LINE_END) | (before == _QUOTE)
     return bool(np.all(fits | (before == _RETURN)))
 
 
-def _row_ends_by_grammar(text: bytes) -> npt.NDArray[np.int64]:
+def _row_ends_by_grammar(text: bytes, delimiter: str) -> npt.NDArray[np.int64]:
     ends: list[int] = []
-    position = 0
+    position, row = 0, _row_pattern(delimiter)
     # No match: the rest has an open quote, or no line end.
-    while match := _ROW.match(text, position):
+    while match := row.match(text, position):
         position = match.end()
         ends.append(position)
     return np.array(ends, dtype=np.int64)

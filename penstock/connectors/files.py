@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.column_types import first_of_type, is_calendar_interval, is_extension
+from penstock.connectors.declared_columns import check_declared
 from penstock.connectors.inference import infer_schema, plain_schema
 from penstock.connectors.listing import (
     EntryRefusedError,
@@ -18,6 +19,7 @@ from penstock.connectors.listing import (
     partition_values,
 )
 from penstock.connectors.messages import name_list, nearest_name, os_reason
+from penstock.connectors.text_options import DEFAULTS, TextOptions
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME, schema_to_bytes
@@ -46,6 +48,7 @@ def file_source(
     schema: pa.Schema | None = None,
     columns: Sequence[str] | None = None,
     watch_ms: int = 0,
+    options: TextOptions = DEFAULTS,
 ) -> tuple[graph_pb2.SourceSpec, pa.Schema]:
     """A source that reads files.
 
@@ -56,6 +59,7 @@ def file_source(
         schema: the columns of the files, ``key=value`` directories included; None infers it.
         columns: the columns to read, in this order; None reads all.
         watch_ms: 0 = the files that are there now; else the directory is listed again this often.
+        options: of CSV and JSON.
 
     Returns:
         The source and the schema of its rows.
@@ -68,14 +72,25 @@ def file_source(
     if watch_ms < 0:
         raise JobRejected(f"watch must be positive, not {watch_ms} ms")
     files = _existing_files(location, watch=watch_ms > 0, schema_given=schema is not None)
+    is_declared = schema is not None
     if schema is None:
-        schema = infer_schema(format, [file.path for file in files])
+        schema = infer_schema(format, [file.path for file in files], options)
         schema = _with_partition_columns(schema, location, files)
     else:
         schema = plain_schema(schema)
     _check_names(schema, location)
     _check_readable_types(format, schema)
     selected = _select(schema, columns, location)
+    _check_optional(options, schema, location)
+    if is_declared:
+        base = location if Path(location).is_dir() else ""
+        check_declared(
+            format,
+            selected.names,
+            files,
+            lambda file: frozenset(partition_values(base, file)),
+            options,
+        )
     spec = graph_pb2.SourceSpec(
         files=graph_pb2.FileSource(
             format=format,
@@ -84,6 +99,7 @@ def file_source(
             schema=schema_to_bytes(schema),
             watch_interval_ms=watch_ms,
             may_be_empty=not files,
+            text=options.encode(),
         ),
         bounded=watch_ms == 0,
     )
@@ -259,6 +275,14 @@ def _check_readable_types(format: str, schema: pa.Schema) -> None:
         except pa.ArrowInvalid:
             # The probe "0" does not fit, for example a date: the type as such is known.
             continue
+
+
+def _check_optional(options: TextOptions, schema: pa.Schema, location: str) -> None:
+    for name in sorted(options.optional.difference(schema.names)):
+        raise JobRejected(
+            f'{location}: optional= names "{name}"{nearest_name(name, schema.names)}, which is no column '
+            f"of the schema; columns: {name_list(schema.names)}"
+        )
 
 
 def _select(schema: pa.Schema, columns: Sequence[str] | None, location: str) -> pa.Schema:

@@ -19,7 +19,8 @@ import pyarrow as pa
 from penstock.connectors.json_shape import JsonShape, NotTabularJsonError, detect_shape
 from penstock.connectors.json_times import infer_json_schema
 from penstock.connectors.messages import name_list, os_reason, shorten
-from penstock.connectors.text_parsing import is_utf8
+from penstock.connectors.text_options import DEFAULTS, TextOptions, read_head
+from penstock.connectors.text_parsing import csv_convert_options, is_utf8
 from penstock.errors import JobRejected
 
 SAMPLED_FILES_MAX = 16
@@ -31,26 +32,27 @@ SAMPLE_BYTES = 4 << 20
 _FIRST_ROW_BYTES_MAX = 64 << 20
 
 
-def infer_schema(format: str, paths: Sequence[str]) -> pa.Schema:
+def infer_schema(format: str, paths: Sequence[str], options: TextOptions = DEFAULTS) -> pa.Schema:
     """The common schema of the first files.
 
     Args:
         format: "parquet" | "csv" | "json" | "arrow"
         paths: the files, at least one.
+        options: of CSV and JSON.
 
     Raises:
         JobRejected: a file cannot be read, has no columns, or the files do not fit together.
     """
     sampled = [paths[0]]
-    merged = _file_schema(format, paths[0])
+    merged = _file_schema(format, paths[0], options)
     for path in paths[1:SAMPLED_FILES_MAX]:
-        schema = _file_schema(format, path)
+        schema = _file_schema(format, path, options)
         if schema is None:
             continue
         merged = (
             schema
             if merged is None
-            else _merge(format, merged, schema, older=sampled[0], newer=path)
+            else _merge(format, merged, schema, options.optional, older=sampled[0], newer=path)
         )
         sampled.append(path)
     if merged is None:
@@ -60,6 +62,17 @@ def infer_schema(format: str, paths: Sequence[str]) -> pa.Schema:
     if format in ("parquet", "arrow"):
         return merged
     return pa.schema([pa.field(field.name, _settled_type(field.type)) for field in merged])
+
+
+def file_names(format: str, path: str, options: TextOptions) -> list[str] | None:
+    """The columns that a file of Parquet, Arrow or CSV says it has; None where it says nothing."""
+    if format == "csv":
+        if not options.header:
+            return None
+        return parse_csv_header(path, read_head(path, SAMPLE_BYTES, options), options)[0]
+    schema = _parquet_schema(path) if format == "parquet" else _arrow_schema(path)
+    names: list[str] = schema.names
+    return names
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
@@ -76,14 +89,14 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
 
 
-def _file_schema(format: str, path: str) -> pa.Schema | None:
+def _file_schema(format: str, path: str, options: TextOptions) -> pa.Schema | None:
     """The schema of one file; None where a text file has no rows."""
     try:
         if format == "parquet":
             return _parquet_schema(path)
         if format == "arrow":
             return _arrow_schema(path)
-        return _csv_schema(path) if format == "csv" else _json_schema(path)
+        return _csv_schema(path, options) if format == "csv" else _json_schema(path, options)
     except OSError as error:
         raise JobRejected(f"{path}: cannot be read: {os_reason(error)}") from error
     except (pa.ArrowException, NotTabularJsonError) as error:
@@ -105,52 +118,63 @@ def _arrow_schema(path: str) -> pa.Schema:
         return plain_schema(pa.ipc.open_stream(file).schema)
 
 
-def _csv_schema(path: str) -> pa.Schema | None:
+def _csv_schema(path: str, options: TextOptions) -> pa.Schema | None:
     from penstock.connectors.csv_structure import row_ends
 
-    with Path(path).open("rb") as file:
-        text = file.read(SAMPLE_BYTES)
+    text = read_head(path, SAMPLE_BYTES, options)
     whole = len(text) < SAMPLE_BYTES
-    text, names = _csv_head(path, text)
+    text, names = _csv_head(path, text, options)
     if names is None:
         return None
     if not whole:
-        ends = row_ends(text)
+        ends = row_ends(text, options.delimiter)
         if not len(ends):
             raise JobRejected(f"{path}: a row is longer than {SAMPLE_BYTES} bytes; give schema=")
         text = text[: ends[-1]]
     if not text.strip():
         return pa.schema([pa.field(name, pa.null()) for name in names])
-    return _infer_leniently(text, names)
+    return _infer_leniently(text, names, options)
 
 
-def _infer_leniently(text: bytes, names: list[str]) -> pa.Schema:
+def _infer_leniently(text: bytes, names: list[str], options: TextOptions) -> pa.Schema:
     """The types of the rows with the right number of fields: what to do with others is not decided here."""
     from pyarrow import csv as arrow_csv
 
+    convert = csv_convert_options(None, None, options)
+    convert.check_utf8 = False
     table = arrow_csv.read_csv(
         pa.BufferReader(text),
         read_options=arrow_csv.ReadOptions(
             use_threads=False, block_size=len(text) + 1, column_names=names
         ),
         parse_options=arrow_csv.ParseOptions(
-            newlines_in_values=b'"' in text, invalid_row_handler=lambda _: "skip"
+            newlines_in_values=b'"' in text,
+            invalid_row_handler=lambda _: "skip",
+            delimiter=options.delimiter,
         ),
-        convert_options=arrow_csv.ConvertOptions(check_utf8=False),
+        convert_options=convert,
     )
     return table.schema
 
 
-def _csv_head(path: str, text: bytes) -> tuple[bytes, list[str] | None]:
+def _csv_head(path: str, text: bytes, options: TextOptions) -> tuple[bytes, list[str] | None]:
     """The text behind the header row, and the names in it; no names where the file is empty."""
     if text[:2] == b"\x1f\x8b":
-        raise JobRejected(f"{path}: it is compressed (gzip); decompress it first")
-    names, length = parse_csv_header(path, text)
+        raise JobRejected(f'{path}: it is compressed with gzip; give compression="gzip"')
+    names, length = parse_csv_header(path, text, options)
     return text[length:], names
 
 
-def parse_csv_header(path: str, text: bytes) -> tuple[list[str] | None, int]:
-    """The column names in the first row, and how many bytes it takes; None where there is none.
+def parse_csv_header(
+    path: str, text: bytes, options: TextOptions = DEFAULTS, declared: Sequence[str] = ()
+) -> tuple[list[str] | None, int]:
+    """The column names, and how many bytes come before the rows; None where there are none.
+
+    Args:
+        path: for errors.
+        text: the start of the file.
+        options: delimiter, and whether the first row has the names.
+        declared: the names where the first row does not have them; none = f0, f1, ...
 
     Raises:
         JobRejected: the header is malformed, names a column twice, or leaves one without a name.
@@ -163,12 +187,17 @@ def parse_csv_header(path: str, text: bytes) -> tuple[list[str] | None, int]:
     mark, body = mark + blank, body[blank:]
     if not body:
         return None, len(text)
-    ends = row_ends(body)
+    if not options.header and declared:
+        return list(declared), mark
+    ends = row_ends(body, options.delimiter)
     length = int(ends[0]) if len(ends) else len(body)
     header = body[:length]
     if not is_utf8(header):
         raise JobRejected(f"{path}:1: the header is not valid UTF-8")
-    row = next(csv.reader([header.decode().rstrip("\r\n")]))
+    line = header.decode().rstrip("\r\n")
+    row = next(csv.reader([line], delimiter=options.delimiter))
+    if not options.header:
+        return [f"f{index}" for index in range(len(row))], mark
     twice = sorted({name for name in row if row.count(name) > 1})
     if twice or "" in row:
         what = f'names the column "{twice[0]}" twice' if twice else "has a column without a name"
@@ -176,28 +205,27 @@ def parse_csv_header(path: str, text: bytes) -> tuple[list[str] | None, int]:
     return row, mark + length
 
 
-def _json_schema(path: str) -> pa.Schema | None:
+def _json_schema(path: str, options: TextOptions) -> pa.Schema | None:
     from penstock.connectors.json_structure import elements_as_lines, scan_array
 
-    with Path(path).open("rb") as file:
-        text = file.read(SAMPLE_BYTES)
-        starts: npt.NDArray[np.int64] | None = None
-        shape, offset = detect_shape(text)
-        if shape is JsonShape.EMPTY:
-            return None
-        whole = len(text) < SAMPLE_BYTES
-        if shape is JsonShape.ARRAY:
+    length = SAMPLE_BYTES
+    text = read_head(path, length, options)
+    starts: npt.NDArray[np.int64] | None = None
+    shape, offset = detect_shape(text)
+    if shape is JsonShape.EMPTY:
+        return None
+    if shape is JsonShape.ARRAY:
+        scan = scan_array(text[offset:])
+        if scan.end < 0 and len(scan.commas):
+            # The last element may be cut off: what comes before its comma is whole.
+            text = text[: offset + int(scan.commas[-1])]
             scan = scan_array(text[offset:])
-            if scan.end < 0 and len(scan.commas):
-                # The last element may be cut off: what comes before its comma is whole.
-                text = text[: offset + int(scan.commas[-1])]
-                scan = scan_array(text[offset:])
-            lines, starts = elements_as_lines(text[offset:], scan), scan.value_starts
-        else:
-            while not whole and b"\n" not in text and len(text) < _FIRST_ROW_BYTES_MAX:
-                more = file.read(len(text))
-                text, whole = text + more, not more
-            lines = text[offset:] if whole else text[offset : text.rfind(b"\n") + 1]
+        lines, starts = elements_as_lines(text[offset:], scan), scan.value_starts
+    else:
+        while len(text) == length and b"\n" not in text and length < _FIRST_ROW_BYTES_MAX:
+            length *= 2
+            text = read_head(path, length, options)
+        lines = text[offset:] if len(text) < length else text[offset : text.rfind(b"\n") + 1]
     if not lines.strip():
         return None
     return _infer_json(path, lines, starts)
@@ -238,9 +266,17 @@ def _rows_before_error(lines: bytes, starts: npt.NDArray[np.int64] | None) -> pa
     return found
 
 
-def _merge(format: str, left: pa.Schema, right: pa.Schema, *, older: str, newer: str) -> pa.Schema:
+def _merge(
+    format: str,
+    left: pa.Schema,
+    right: pa.Schema,
+    optional: frozenset[str],
+    *,
+    older: str,
+    newer: str,
+) -> pa.Schema:
     """The first file's columns with types wide enough for both."""
-    missing = [name for name in left.names if name not in right.names]
+    missing = [name for name in left.names if name not in right.names and name not in optional]
     if missing and format != "json":
         raise JobRejected(
             f'{newer}: has no column "{missing[0]}", which {older} has; its columns: '
@@ -256,8 +292,8 @@ def _merge(format: str, left: pa.Schema, right: pa.Schema, *, older: str, newer:
                 f"{newer}; give schema="
             )
         fields.append(pa.field(field.name, type_))
-    if format == "json":
-        fields.extend(field for field in right if field.name not in left.names)
+    more = [field for field in right if field.name not in left.names]
+    fields += [field for field in more if format == "json" or field.name in optional]
     return pa.schema(fields)
 
 

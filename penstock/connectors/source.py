@@ -26,6 +26,12 @@ END: Final = EndOfSplit.END
 """Returned by ``Reader.read`` when the split is done."""
 
 
+PART_OF: Final = "\0"
+"""In ids of splits that are parts of one whole: whole, what tells its content, part. Once parts of a whole
+are known, or the whole as one split, parts of another content are none of the source's splits.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """One part of a source's input.
@@ -101,6 +107,10 @@ class Reader(ABC):
     def min_event_time_ms(self) -> int | None:
         """A lower bound of the event times of what was not read yet, where it is known."""
         return None
+
+    def is_reading(self) -> bool:
+        """After a None: whether rows are on their way, so that the split is not idle."""
+        return False
 
     def close(self) -> None:
         """Releases what the reader holds."""

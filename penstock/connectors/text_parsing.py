@@ -7,10 +7,18 @@ the declared one. Both run pyarrow's parsers on this thread alone.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.connectors.text_options import DEFAULTS, TextOptions
+
+if TYPE_CHECKING:
+    from pyarrow import csv
 
 _CSV_QUOTE = b'"'
 _LINE_END, _OBJECT_START = ord("\n"), ord("{")
@@ -33,6 +41,7 @@ def parse_csv(
     names: list[str],
     types: dict[str, pa.DataType] | None,
     columns: list[str] | None = None,
+    options: TextOptions = DEFAULTS,
 ) -> pa.Table:
     """Whole rows of CSV, without their header.
 
@@ -40,21 +49,49 @@ def parse_csv(
         text: whole rows.
         names: the names of all columns of the file, in its order.
         types: column -> type; None infers.
-        columns: the columns to make; None makes all.
+        columns: the columns to make, null where they are not in the file; None makes all.
+        options: delimiter and null texts.
 
     Raises:
         pa.ArrowInvalid: a row has another number of fields, or a value does not fit.
     """
     from pyarrow import csv
 
-    return csv.read_csv(
+    table = csv.read_csv(
         pa.BufferReader(text),
         read_options=csv.ReadOptions(
             use_threads=False, block_size=len(text) + 1, column_names=names
         ),
-        parse_options=csv.ParseOptions(newlines_in_values=_CSV_QUOTE in text),
-        convert_options=csv.ConvertOptions(column_types=types, include_columns=columns or []),
+        parse_options=csv.ParseOptions(
+            newlines_in_values=_CSV_QUOTE in text, delimiter=options.delimiter
+        ),
+        convert_options=csv_convert_options(types, columns, options),
     )
+    return table if not options.nulls else _null_texts(table, options.nulls)
+
+
+def csv_convert_options(
+    types: dict[str, pa.DataType] | None, columns: list[str] | None, options: TextOptions
+) -> csv.ConvertOptions:
+    """How fields become values."""
+    from pyarrow import csv
+
+    more: dict[str, Any] = {}
+    if options.nulls is not None:
+        more["null_values"] = ["", *options.nulls]
+    return csv.ConvertOptions(
+        column_types=types, include_columns=columns or [], include_missing_columns=True, **more
+    )
+
+
+def _null_texts(table: pa.Table, nulls: Sequence[str]) -> pa.Table:
+    """Null texts of text columns: the parser would make empty texts null with them."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            column = table.column(index)
+            is_null = pc.is_in(column, pa.array(nulls, field.type))
+            table = table.set_column(index, field, pc.if_else(is_null, None, column))
+    return table
 
 
 def parse_json(

@@ -480,6 +480,7 @@ class FileSource(_message.Message):
     SCHEMA_FIELD_NUMBER: _builtins.int
     WATCH_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     MAY_BE_EMPTY_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     format: _builtins.str
     """"parquet" | "csv" | "json" | "arrow" """
     path: _builtins.str
@@ -494,6 +495,10 @@ class FileSource(_message.Message):
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Columns to read, after pruning; empty = all of the schema."""
 
+    @_builtins.property
+    def text(self) -> Global___TextOptions:
+        """Of CSV and JSON."""
+
     def __init__(
         self,
         *,
@@ -503,14 +508,59 @@ class FileSource(_message.Message):
         schema: _builtins.bytes = ...,
         watch_interval_ms: _builtins.int = ...,
         may_be_empty: _builtins.bool = ...,
+        text: Global___TextOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "format", b"format", "may_be_empty", b"may_be_empty", "path", b"path", "schema", b"schema", "watch_interval_ms", b"watch_interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "format", b"format", "may_be_empty", b"may_be_empty", "path", b"path", "schema", b"schema", "text", b"text", "watch_interval_ms", b"watch_interval_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FileSource: _TypeAlias = FileSource  # noqa: Y015
+
+@_typing.final
+class TextOptions(_message.Message):
+    """How the text of CSV and JSON files is to be read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELIMITER_FIELD_NUMBER: _builtins.int
+    NO_HEADER_FIELD_NUMBER: _builtins.int
+    NULLS_FIELD_NUMBER: _builtins.int
+    HAS_NULLS_FIELD_NUMBER: _builtins.int
+    OPTIONAL_FIELD_NUMBER: _builtins.int
+    COMPRESSION_FIELD_NUMBER: _builtins.int
+    delimiter: _builtins.str
+    """Between two fields; "" = a comma."""
+    no_header: _builtins.bool
+    has_nulls: _builtins.bool
+    compression: _builtins.str
+    """"gzip" | "zstd" | "bz2" | "none"; "" = as the file's suffix says."""
+    @_builtins.property
+    def nulls(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts of fields that are null, where has_nulls."""
+
+    @_builtins.property
+    def optional(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Columns that a file need not have."""
+
+    def __init__(
+        self,
+        *,
+        delimiter: _builtins.str = ...,
+        no_header: _builtins.bool = ...,
+        nulls: _abc.Iterable[_builtins.str] | None = ...,
+        has_nulls: _builtins.bool = ...,
+        optional: _abc.Iterable[_builtins.str] | None = ...,
+        compression: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compression", b"compression", "delimiter", b"delimiter", "has_nulls", b"has_nulls", "no_header", b"no_header", "nulls", b"nulls", "optional", b"optional"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextOptions: _TypeAlias = TextOptions  # noqa: Y015
 
 @_typing.final
 class ArrowSource(_message.Message):

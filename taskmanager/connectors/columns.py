@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.column_types import without_runs
 from penstock.connectors.listing import partition_values
 from penstock.connectors.messages import name_list, nearest_name, shorten
+from penstock.connectors.text_options import DEFAULTS, TextOptions
 from penstock.errors import TaskFailure
 
 
@@ -23,10 +24,21 @@ class ColumnPlan:
     Attributes:
         output: schema of the source's rows.
         file_schema: the declared columns that are read from the file, in order of ``output``.
+        declared_names: all columns that were declared of the file, in order.
+        options: how its text is read.
     """
 
-    def __init__(self, output: pa.Schema, path: str, base: str) -> None:
+    def __init__(
+        self,
+        output: pa.Schema,
+        path: str,
+        base: str,
+        *,
+        declared: Sequence[str] = (),
+        options: TextOptions = DEFAULTS,
+    ) -> None:
         self.output = output
+        self.options = options
         self._path = path
         texts = partition_values(base, path)
         self._constants = {
@@ -35,6 +47,7 @@ class ColumnPlan:
             if field.name in texts
         }
         self.file_schema = pa.schema([f for f in output if f.name not in self._constants])
+        self.declared_names = [name for name in declared if name not in texts]
 
     def _constant(self, field: pa.Field, text: str | None) -> pa.Scalar:
         try:
@@ -61,7 +74,7 @@ class ColumnPlan:
             TaskFailure: names file, column and the nearest name.
         """
         for name in self.file_schema.names:
-            if name not in names:
+            if name not in names and name not in self.options.optional:
                 raise TaskFailure(
                     f'{self._path}: has no column "{name}"{nearest_name(name, names)}; its columns: '
                     f"{name_list(names)}; every file of a source must have all its columns"

@@ -1,4 +1,4 @@
-"""CSV with a header row: how its rows end, and why one is malformed."""
+"""CSV: how its rows end, and why one is malformed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing_extensions import override
 from penstock.connectors.csv_structure import row_ends
 from penstock.connectors.inference import parse_csv_header
 from penstock.connectors.messages import shorten
+from penstock.connectors.text_options import TextOptions
 from penstock.connectors.text_parsing import is_utf8, parse_csv
 from penstock.errors import JobRejected, TaskFailure
 from taskmanager.connectors.columns import ColumnPlan
@@ -20,14 +21,21 @@ _OPEN_QUOTE = "a quote is not closed"
 
 
 class CsvFormat(TextFormat):
-    """One CSV file: its header names the columns, in any order."""
+    """One CSV file: its header names the columns, in any order; without one the schema does."""
 
     bad_rows_span_lines = True
 
     def __init__(
-        self, names: list[str], data_offset: int, first_line: int, schema: pa.Schema
+        self,
+        names: list[str],
+        data_offset: int,
+        first_line: int,
+        schema: pa.Schema,
+        options: TextOptions,
     ) -> None:
         self._names = names
+        self._options = options
+        self._delimiter = options.delimiter
         self._types = {field.name: field.type for field in schema}
         # Without a column of the file's own to read, the rows still count.
         self._columns = schema.names or names[:1]
@@ -42,13 +50,14 @@ class CsvFormat(TextFormat):
             TaskFailure: it is malformed or lacks a declared column.
         """
         try:
-            names, length = parse_csv_header(path, head)
+            names, length = parse_csv_header(path, head, plan.options, plan.declared_names)
         except JobRejected as error:
             raise TaskFailure(str(error)) from error
         if names is None:
-            return cls([], len(head), 1, plan.file_schema)
+            return cls([], len(head), 1, plan.file_schema, plan.options)
         plan.check_names(names)
-        return cls(names, length, 1 + head.count(b"\n", 0, length), plan.file_schema)
+        line = 1 + head.count(b"\n", 0, length)
+        return cls(names, length, line, plan.file_schema, plan.options)
 
     @override
     def cut(self, text: bytes, *, at_end: bool) -> Block:
@@ -56,19 +65,22 @@ class CsvFormat(TextFormat):
             return Block(len(text))
         if b'"' not in text:
             return Block(text.rfind(b"\n") + 1)
-        ends = row_ends(text)
+        ends = row_ends(text, self._delimiter)
         return Block(int(ends[-1]) if len(ends) else 0, structure=_CLOSED)
 
     @override
     def parse(self, text: bytes, structure: Any = None) -> pa.RecordBatch:
-        if structure is not _CLOSED and b'"' in text and not _is_closed(text):
+        if structure is not _CLOSED and b'"' in text and not _is_closed(text, self._delimiter):
             # pyarrow would take what is left of the text for the field's value.
             raise pa.ArrowInvalid(_OPEN_QUOTE)
-        return table_to_batch(parse_csv(text, self._names, self._types, self._columns))
+        return table_to_batch(self._parsed(text, self._columns))
+
+    def _parsed(self, text: bytes, columns: list[str]) -> pa.Table:
+        return parse_csv(text, self._names, self._types, columns, self._options)
 
     @override
     def rows(self, text: bytes) -> list[tuple[int, int]]:
-        ends = [int(end) for end in row_ends(text)]
+        ends = [int(end) for end in row_ends(text, self._delimiter)]
         if not ends or ends[-1] < len(text):
             ends.append(len(text))
         return list(zip([0, *ends[:-1]], ends, strict=True))
@@ -77,25 +89,25 @@ class CsvFormat(TextFormat):
     def explain(self, row: bytes) -> str:
         if not is_utf8(row):
             return "not valid UTF-8"
-        if not _is_closed(row):
+        if not _is_closed(row, self._delimiter):
             return f"malformed CSV: {_OPEN_QUOTE}"
         texts = dict.fromkeys(self._names, pa.string())
         try:
-            parse_csv(row, self._names, texts)
+            parse_csv(row, self._names, texts, options=self._options)
         except pa.ArrowInvalid as error:
             return f"malformed CSV: {_reason(error)}"
         for name in self._columns:
             try:
-                parse_csv(row, self._names, self._types, [name])
+                self._parsed(row, [name])
             except pa.ArrowInvalid as error:
                 return f'column "{name}": {_reason(error)}'
         return "malformed CSV"
 
 
-def _is_closed(text: bytes) -> bool:
+def _is_closed(text: bytes, delimiter: str) -> bool:
     """Whether the text does not end inside a quoted field."""
     whole = text if text.endswith(b"\n") else text + b"\n"
-    ends = row_ends(whole)
+    ends = row_ends(whole, delimiter)
     return len(ends) > 0 and int(ends[-1]) == len(whole)
 
 

@@ -121,13 +121,15 @@ class OpenedFile:
         Raises:
             Unrecoverable: it is another content.
         """
-        if mark is not None and mark.version != self.version and checksum() != mark.checksum:
-            raise _replaced(self.path)
+        if mark is None or mark.version == self.version:
+            return
+        if checksum() != mark.checksum:
+            raise replaced(self.path)
 
     def check_read(self, expected: Callable[[], int], checksum: Callable[[], int]) -> None:
         """As ``check_resumed``, for what has been read of it while it was open."""
         if self._version_now() != self.version and checksum() != expected():
-            raise _replaced(self.path)
+            raise replaced(self.path)
 
     def stream(self) -> BinaryIO:
         """The file for those who read streams; to be closed apart."""
@@ -174,7 +176,8 @@ class PieceChecksums:
         return self._folded
 
 
-def _replaced(path: str) -> Unrecoverable:
+def replaced(path: str) -> Unrecoverable:
+    """The error of a file that is not what was read before."""
     return Unrecoverable(
         f"{path}: was replaced or changed while the job read it: what was read of it before is not in it "
         "any more, so the rest would not belong to it; put the file back as it was, or run the job anew. "

@@ -10,6 +10,7 @@ from typing_extensions import override
 from penstock.connectors.listing import EntryRefusedError, ListedFile, is_glob, list_files
 from penstock.connectors.messages import os_reason
 from penstock.connectors.source import Reader, Source, SourceContext, Split
+from penstock.connectors.text_options import TextOptions
 from penstock.errors import TaskFailure, Unrecoverable
 from penstock.pb import graph_pb2
 from penstock.schema import schema_from_bytes
@@ -20,7 +21,14 @@ from taskmanager.connectors.file_identity import OpenedFile
 from taskmanager.connectors.file_splits import FileSplit, parquet_splits, whole_file_split
 from taskmanager.connectors.json_format import open_json_format
 from taskmanager.connectors.parquet_reader import ParquetReader
+from taskmanager.connectors.text_blocks import TextBlocks
+from taskmanager.connectors.text_bytes import CompressedText, PlainText, TextBytes
+from taskmanager.connectors.text_format import OpenTextFormat
 from taskmanager.connectors.text_reader import TextReader
+from taskmanager.connectors.text_splits import text_splits
+
+_DISCOVERY_MS = 500
+"""After this time what has been found so far is reported, so that reading can begin."""
 
 _NS_PER_MS = 1_000_000
 
@@ -39,10 +47,13 @@ class FileSource(Source):
         self._watch_ms = spec.watch_interval_ms
         declared = schema_from_bytes(spec.schema)
         columns = list(spec.columns) or declared.names
+        self._declared = declared.names
+        self._options = TextOptions.decode(spec.text)
         self._schema = pa.schema([declared.field(name) for name in columns])
         self._context: SourceContext | None = None
         self._seen: dict[str, tuple[ListedFile, int]] = {}
         self._taken: dict[str, list[Split]] = {}
+        self._has_more = False
         self._may_be_empty = spec.may_be_empty
         self.bounded = self._watch_ms == 0
 
@@ -57,11 +68,16 @@ class FileSource(Source):
 
     @override
     def discovery_interval_ms(self) -> int | None:
-        return self._watch_ms or None
+        return 1 if self._has_more else self._watch_ms or None
 
     @override
     def discover(self, ctx: SourceContext) -> list[Split]:
+        started_ms = ctx.now_ms()
+        self._has_more = False
         for file in self._list():
+            if ctx.now_ms() - started_ms > _DISCOVERY_MS:
+                self._has_more = True
+                break
             if file.path not in self._taken and self._is_complete(file, ctx.now_ms()):
                 self._taken[file.path] = self._splits(file, ctx)
         return [split for path in sorted(self._taken) for split in self._taken[path]]
@@ -98,7 +114,13 @@ class FileSource(Source):
     def _splits(self, file: ListedFile, ctx: SourceContext) -> list[Split]:
         if self._format == "parquet":
             return parquet_splits(file, self._event_time_in(file.path, ctx))
-        return [whole_file_split(file)]
+        if self._format == "arrow" or self._options.of_file(file.path):
+            return [whole_file_split(file)]
+        return text_splits(file, self._plan(file.path), self._open_format)
+
+    def _plan(self, path: str) -> ColumnPlan:
+        base = "" if is_glob(self._path) or Path(self._path).is_file() else self._path
+        return ColumnPlan(self._schema, path, base, declared=self._declared, options=self._options)
 
     @override
     def open(self, split: Split, position: bytes | None) -> Reader:
@@ -122,8 +144,17 @@ class FileSource(Source):
             return ParquetReader(file, part, plan, self._context.submit, position, event_time)
         if self._format == "arrow":
             return ArrowFileReader(file, plan, self._context.submit, position)
-        opened = CsvFormat.open if self._format == "csv" else open_json_format
-        return TextReader(file, part, plan, opened, self._context.bad_record, position)
+        text: TextBytes
+        if compression := self._options.of_file(part.path):
+            text = CompressedText(file, part.size_bytes, compression, part.version)
+        else:
+            text = PlainText(file, part.size_bytes if part.end_byte < 0 else part.end_byte)
+        blocks = TextBlocks(file, text, part, plan, self._open_format)
+        return TextReader(blocks, self._context, position)
+
+    @property
+    def _open_format(self) -> OpenTextFormat:
+        return CsvFormat.open if self._format == "csv" else open_json_format
 
     def _plan(self, path: str) -> ColumnPlan:
         base = "" if is_glob(self._path) or Path(self._path).is_file() else self._path

@@ -1,7 +1,7 @@
 """Which splits a file source has: whole files, and groups of row groups of large Parquet files.
 
-A split's id is the file's path, with the row groups behind ``#`` where there are several splits of one
-file. The way a file is cut depends on the file alone, so that it is the same at every discovery.
+A split's id is the file's path, with what tells the content and the row groups where there are several
+splits of one file. The way a file is cut depends on the file alone, so that it is the same at every discovery.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from common.elements import TIME_LIMIT_MS
 from penstock.connectors.listing import ListedFile
 from penstock.connectors.messages import os_reason, shorten
-from penstock.connectors.source import Split
+from penstock.connectors.source import PART_OF, Split
 from penstock.errors import TaskFailure
 from taskmanager.connectors.file_identity import OpenedFile, file_version
 
@@ -41,6 +41,10 @@ class FileSplit:
         end_row_group: behind the last one, -1 = all of the file.
         version: of the file, see ``OpenedFile``.
         footer_checksum: CRC-32 of a Parquet file's footer, 0 of others.
+        start_byte: of a piece of text, 0 = behind the header.
+        end_byte: behind a piece of text, -1 = all of the file.
+        first_line: number of the piece's first line, 0 = as the header says.
+        piece_checksum: CRC-32 of header and piece, -1 of what is no piece.
     """
 
     path: str
@@ -49,6 +53,10 @@ class FileSplit:
     end_row_group: int = -1
     version: str = ""
     footer_checksum: int = 0
+    start_byte: int = 0
+    end_byte: int = -1
+    first_line: int = 0
+    piece_checksum: int = -1
 
     def encode(self) -> bytes:
         """As bytes for ``Split.payload``."""
@@ -58,6 +66,11 @@ class FileSplit:
     def decode(payload: bytes) -> FileSplit:
         """Inverse of ``encode``."""
         return FileSplit(**json.loads(payload))
+
+
+def part_id(path: str, content: str, part: str) -> str:
+    """The id of a part of a file that is cut into several: parts of another content are other splits."""
+    return f"{path}{PART_OF}{content}{PART_OF}{part}"
 
 
 def whole_file_split(file: ListedFile) -> Split:
@@ -100,7 +113,9 @@ def parquet_splits(file: ListedFile, event_time: pa.Field | None) -> list[Split]
         )
         splits.append(
             Split(
-                id=file.path if whole else f"{file.path}#{first}-{end - 1}",
+                id=file.path
+                if whole
+                else part_id(file.path, f"{footer:08x}", f"{first}-{end - 1}"),
                 payload=payload.encode(),
                 size=sum(_row_group_bytes(metadata, index) for index in range(first, end)),
                 min_event_time_ms=_smallest(

@@ -173,7 +173,7 @@ class SourceOperator:
         self._context.origins.rest_is_from(split.id, self._guard(reader.min_event_time_ms))
         read = self._guard(lambda: reader.read(self._context.config.batch_rows))
         bad = self._take_bad_records()
-        self._is_dry = read is None
+        self._is_dry = read is None and not reader.is_reading()
         if read is END:
             self._guard(reader.close)
             self._reader = self._split = None

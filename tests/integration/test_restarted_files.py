@@ -20,7 +20,7 @@ from tests.support.jobs import run
 
 pytestmark = pytest.mark.integration
 
-ROWS = 60_000
+ROWS = 250_000
 SCHEMA = pa.schema([("n", pa.int64()), ("old", pa.int64())])
 READERS = {
     "csv": ps.Environment.read_csv,
@@ -50,15 +50,19 @@ def write(path: Path, old: int) -> None:
 
 
 class FailsOnce(ps.ProcessFunction):
-    """Passes rows on; behind the first checkpoint it moves a file over another and fails."""
+    """Passes rows on; behind the first checkpoint with rows it moves a file over another and fails."""
 
     def __init__(self, source: Path, target: Path) -> None:
         self.source, self.target = source, target
         self.covered = False
         self.rows = 0
+        self.rows_at: dict[int, int] = {}
+
+    def snapshot(self, ctx: Any) -> None:
+        self.rows_at[ctx.checkpoint_id] = self.rows
 
     def checkpoint_complete(self, checkpoint_id: int) -> None:
-        self.covered = self.rows > 0
+        self.covered = self.covered or self.rows_at.get(checkpoint_id, 0) > 0
 
     def process(self, row: Any, ctx: Any, out: Any) -> None:
         self.rows += 1

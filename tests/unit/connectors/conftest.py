@@ -121,7 +121,7 @@ def skipping() -> SourceHarness:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Text is read in tiny blocks, so that small files have many block borders."""
-    from taskmanager.connectors import text_reader
+    from taskmanager.connectors import text_blocks
 
-    monkeypatch.setattr(text_reader, "BLOCK_BYTES", SMALL_BLOCK)
-    monkeypatch.setattr(text_reader, "SALVAGE_BYTES", SMALL_BLOCK // 2)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", SMALL_BLOCK)
+    monkeypatch.setattr(text_blocks, "SALVAGE_BYTES", SMALL_BLOCK // 2)

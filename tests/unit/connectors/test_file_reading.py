@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.connectors import file_source
-from penstock.errors import TaskFailure, Unrecoverable
+from penstock.errors import JobRejected, TaskFailure, Unrecoverable
 from taskmanager.connectors import file_splits, parquet_reader
 
 SHARED_FLIGHTS = Path(__file__).parents[4] / "shared" / "data" / "flights-20k.json"
@@ -301,14 +301,17 @@ def test_a_file_that_is_cut_off(harness: Any, tmp_path: Path, format: str) -> No
 
 @pytest.mark.parametrize("format", ["parquet", "arrow", "csv"])
 def test_a_file_without_a_declared_column(harness: Any, tmp_path: Path, format: str) -> None:
-    write(format, tmp_path / "data", table(5))
     schema = pa.schema([("id", pa.int64()), ("prize", pa.float64())])
-    fails(
-        harness,
-        file_source(format, tmp_path, schema=schema),
-        'has no column "prize" (did you mean "price"?)',
-        str(tmp_path / "data"),
-    )
+    write(format, tmp_path / "data", table(5).rename_columns(["id", "name", "prize", "at"]))
+    seen_whole = file_source(format, tmp_path, schema=schema)
+    write(format, tmp_path / "data", table(5))
+    words = ('has no column "prize" (did you mean "price"?)', str(tmp_path / "data"))
+    fails(harness, seen_whole, *words)
+    with pytest.raises(JobRejected) as rejected:
+        file_source(format, tmp_path, schema=schema)
+    for word in words:
+        assert word in str(rejected.value)
+    assert file_source(format, tmp_path, schema=schema, columns=["id"])
 
 
 def test_types_that_do_not_cast(harness: Any, tmp_path: Path) -> None:

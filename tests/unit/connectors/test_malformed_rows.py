@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.connectors import file_source
 from penstock.errors import BadRecord, JobRejected, TaskFailure
-from taskmanager.connectors import text_reader
+from taskmanager.connectors import text_blocks
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
 
@@ -182,8 +182,8 @@ def test_a_block_without_a_good_row_does_not_block(
 
 
 def test_rows_that_are_too_long(skipping: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(text_reader, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(text_reader, "ROW_BYTES_MAX", 256)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(text_blocks, "ROW_BYTES_MAX", 256)
     for format, text in (
         ("json", '{"a":1}\n{"b":"' + "x" * 2000 + '"}\n'),
         ("json", '[{"a":1},{"b":"' + "x" * 2000 + '"}]'),
@@ -196,9 +196,9 @@ def test_rows_that_are_too_long(skipping: Any, tmp_path: Path, monkeypatch: Any)
 def test_an_open_quote_in_a_long_file_costs_one_line(
     skipping: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(text_reader, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(text_reader, "SALVAGE_BYTES", 32)
-    monkeypatch.setattr(text_reader, "ROW_BYTES_MAX", 256)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(text_blocks, "SALVAGE_BYTES", 32)
+    monkeypatch.setattr(text_blocks, "ROW_BYTES_MAX", 256)
     lines = ["a,b", '0,"open', *(f"{i},x" for i in range(1, 300))]
     rows = skipping.rows(opened("csv", tmp_path / "f", "\n".join(lines)))
     assert [row["a"] for row in rows] == list(range(1, 300))

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.connectors import file_source
-from taskmanager.connectors import parquet_reader, text_reader
+from taskmanager.connectors import parquet_reader, text_blocks
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
 ROWS = [{"a": i, "b": f'x{i} "é",\n' if i % 4 == 0 else None} for i in range(7)]
@@ -71,8 +71,8 @@ def check_every_position(harness: Any, opened: Any, count: int, max_rows: int = 
 def test_text_goes_on_from_every_position(
     harness: Any, tmp_path: Path, monkeypatch: Any, format: str, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(text_reader, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(text_reader, "SALVAGE_BYTES", block_bytes // 2)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(text_blocks, "SALVAGE_BYTES", block_bytes // 2)
     path = tmp_path / "data"
     for text_format, text, count in texts():
         if text_format == format:
