@@ -156,10 +156,6 @@ class FileSource(Source):
     def _open_format(self) -> OpenTextFormat:
         return CsvFormat.open if self._format == "csv" else open_json_format
 
-    def _plan(self, path: str) -> ColumnPlan:
-        base = "" if is_glob(self._path) or Path(self._path).is_file() else self._path
-        return ColumnPlan(self._schema, path, base)
-
     def _event_time_in(self, path: str, ctx: SourceContext) -> pa.Field | None:
         """The declared column that event time is taken from; None where a file does not hold it."""
         fields = self._plan(path).file_schema

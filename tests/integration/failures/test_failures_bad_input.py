@@ -114,9 +114,12 @@ def test_a_file_of_another_format(environment: MakeEnvironment, tmp_path: Path, 
 def test_a_file_without_a_column_of_the_schema(
     environment: MakeEnvironment, tmp_path: Path
 ) -> None:
-    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "one.parquet")
+    pq.write_table(pa.table({"a": [1, 2], "b": [3, 4]}), tmp_path / "one.parquet")
     env = environment()
     env.read_parquet(tmp_path / "one.parquet", schema=NUMBERS).discard()
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "one.parquet")
+    with pytest.raises(ps.JobRejected, match=r'one.parquet: has no column "b"'):
+        environment().read_parquet(tmp_path / "one.parquet", schema=NUMBERS)
     error = failure_of(env)
     assert 'has no column "b"' in str(error)
     assert "one.parquet" in str(error)

@@ -17,7 +17,7 @@ from jobmanager.scheduler.deployment import (
 )
 from jobmanager.scheduler.placement import Seat, seat_of, slots_needed
 from jobmanager.scheduler.split_assigner import Assignment, SplitAssigner
-from penstock.connectors.source import Split
+from penstock.connectors.source import PART_OF, Split
 from tests.support.drawn_plans import drawn
 
 ALL_TO_ALL = (Partitioning.HASH, Partitioning.REBALANCE, Partitioning.BROADCAST)
@@ -212,3 +212,20 @@ def test_every_split_is_assigned_once_and_the_load_is_balanced(
     if all(sizes):
         loads = [sum(s.size for s in a.splits) for a in got]
         assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+def test_a_whole_that_was_cut_is_never_cut_in_another_way() -> None:
+    # A file that was replaced meanwhile has other row groups, or pieces, or is small enough to be read whole.
+    assigner = SplitAssigner(2)
+    assigner.seed(f"f{PART_OF}old{PART_OF}0", 0, 0)
+    assigner.seed("g", 1, 0)
+    splits = [
+        Split(f"f{PART_OF}old{PART_OF}1"),
+        Split(f"f{PART_OF}new{PART_OF}0"),
+        Split("f"),
+        Split(f"g{PART_OF}new{PART_OF}0"),
+        Split(f"h{PART_OF}new{PART_OF}0"),
+        Split(f"h{PART_OF}new{PART_OF}1"),
+    ]
+    given = {s.id for assignment in assigner.assign(splits, True) for s in assignment.splits}
+    assert given == {splits[0].id, splits[4].id, splits[5].id}
