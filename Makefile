@@ -8,7 +8,7 @@ SOURCES := penstock common jobmanager taskmanager tests examples benchmarks docs
 PROTO := $(shell find proto -name '*.proto')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test chaos sim check bench demo clean
+.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test chaos sim sim-chain check bench demo clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ check: format-check lint type proto-check docs-check test ## What CI runs
 
 sim: setup ## Simulate jobs with failures: SEED=first COUNT=how many BACKEND=of state JOB=name of one
 	@$(BIN)/python -m tests.support.simulated_run $(or $(SEED),0) $(or $(COUNT),1000) $(or $(BACKEND),hashmap) $(JOB)
+
+sim-chain: setup ## Simulate one long job on a store that fails, hangs and lies: SEED= MINUTES=200
+	@$(BIN)/python -m tests.support.simulated_chain $(or $(SEED),0) $(or $(MINUTES),200)
 
 bench: setup ## Run the benchmarks of docs/benchmarks.md
 	@$(BIN)/python -m benchmarks all

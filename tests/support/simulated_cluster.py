@@ -9,6 +9,7 @@ cut and what dies. A job that has not ended long after the last fault is a failu
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterable
@@ -39,7 +40,7 @@ from tests.support.simulated_faults import Fault, Faults, Trigger
 from tests.support.simulated_jobmanager import SimulatedJobManager
 from tests.support.simulated_rpc import Call, SimulatedRpc
 from tests.support.simulated_slot import SimulatedSlot
-from tests.support.simulated_store import AuditedStore, StoreAccess
+from tests.support.simulated_store import AuditedStore, StoreAccess, StoreWeather
 from tests.support.simulated_taskmanager import JOBMANAGER_PORT, SimulatedTaskManager
 from tests.support.simulated_watch import watching
 
@@ -86,7 +87,9 @@ class SimulatedCluster:
         faults: Faults | None = None,
         taskmanagers: int = 1,
         work_directory: Path,
+        time_max_ms: int = _TIME_MAX_MS,
     ) -> None:
+        self._time_max_ms = time_max_ms
         self.random = random.Random(seed)
         self.loop = SimulatedLoop()
         self.pids = itertools.count(100_000)
@@ -165,12 +168,12 @@ class SimulatedCluster:
                 self._unwind()
 
     def _run_until(self, is_done: Callable[[], bool], look: Callable[[], None]) -> None:
-        for _ in range(_STEPS_MAX):
+        for _ in range(_STEPS_MAX * self._time_max_ms // _TIME_MAX_MS):
             if is_done():
                 return
             look()
             assert self._run_one(), f"nothing left to wake: {self._outlook()}"
-            assert self.loop.now_ms() < _TIME_MAX_MS, f"the job is stuck: {self._outlook()}"
+            assert self.loop.now_ms() < self._time_max_ms, f"the job is stuck: {self._outlook()}"
             if self._broken is not None:
                 raise self._broken
         raise AssertionError(f"still busy after {_STEPS_MAX} steps: {self._outlook()}")
@@ -417,6 +420,22 @@ class SimulatedCluster:
         """Something has happened that a fault may wait for."""
         for trigger in self._faults.passed(point):
             self.loop.call_later(trigger.pause_ns, partial(self._strike, trigger))
+
+    def change_weather(self, slots: StoreWeather, jobmanager: StoreWeather) -> None:
+        """The store treats everybody otherwise from now on."""
+        self._tell_story(f"store: {slots} for slots, {jobmanager} for the JobManager")
+        self._faults = dataclasses.replace(
+            self._faults, slot_store=slots, jobmanager_store=jobmanager
+        )
+
+    def strike(self, fault: Fault) -> None:
+        """Something goes wrong now."""
+        self._strike(Trigger(fault, "", 0, 0))
+
+    @property
+    def is_over(self) -> bool:
+        """The job has ended."""
+        return self._jobmanager.has_ended_job
 
     def _strike(self, trigger: Trigger) -> None:
         if self._jobmanager.has_ended_job:
