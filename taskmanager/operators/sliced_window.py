@@ -1,12 +1,14 @@
 """Tumbling and sliding windows in event and processing time: when rows count, and when windows fire.
 
-A batch that lies in one slice, the usual case, is handled whole; others are taken apart by slice. The
-contents of the slices are the business of ``SliceContents``.
+A batch that lies in one slice, the usual case, is handled whole; others are taken apart by slice. Rows that are
+scattered over many slices, as those of unsorted input are, are held until there are more of them: each slice
+costs about as much for one row as for many. The contents of the slices are the business of ``SliceContents``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,11 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import MAX_TIMESTAMP_MS, TIME_LIMIT_MS, OperatorOutput, Watermark
-from penstock.errors import BadRecord
+from penstock.errors import BadRecord, InvariantViolation
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME
 from penstock.window_schemas import SLICE, is_partial
-from taskmanager.kernels import slice_starts, split_by_slice, time_bounds
+from taskmanager.kernels import SliceSplit, slice_starts, split_by_slice, time_bounds
 from taskmanager.operators.late_rows import handle_late_rows
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.operator_progress import WatermarkState
@@ -27,6 +29,11 @@ from taskmanager.operators.slice_timeline import SliceTimeline
 from taskmanager.operators.window_contents import Rows, SliceContents
 
 Int64Array = npt.NDArray[np.int64]
+
+SCATTERED_ROWS_MAX = 32
+"""Rows are scattered where a slice gets fewer than so many of a batch."""
+HELD_ROWS_MAX = 131_072
+HELD_BYTES_MAX = 16 << 20
 
 
 class _SlicedWindowOperator(Operator):
@@ -87,6 +94,18 @@ class _SlicedWindowOperator(Operator):
 class EventTimeWindowOperator(_SlicedWindowOperator):
     """Windows of event time, which watermarks fire."""
 
+    def __init__(
+        self,
+        spec: graph_pb2.Operator,
+        window: graph_pb2.WindowSpec,
+        contents: SliceContents[Any],
+    ) -> None:
+        super().__init__(spec, window, contents)
+        self._held: list[pa.RecordBatch] = []
+        """Scattered rows that are in time and in no slice yet; watermarks and snapshots come behind them."""
+        self._held_rows = 0
+        self._held_bytes = 0
+
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
         timeline = self._timeline
@@ -99,6 +118,7 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
             )
         first, last = timeline.slice_of(smallest), timeline.slice_of(largest)
         if first == last and first >= timeline.first_in_time_slice():
+            self._add_held()  # rows of a slice stay in the order in which they came
             prepared = self._contents.prepare(batch)
             self._add(first, prepared, None)
             return self._emit_updated(prepared, [(first, None)])
@@ -124,8 +144,45 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
             yield from handle_late_rows(late, self._window, self.context)
             if not len(times):
                 return
-        prepared = self._contents.prepare(batch)
         split = split_by_slice(times, size_ms, offset_ms)
+        if not self._hold(batch, len(split.starts)):
+            self._add_held()
+            yield from self._add_parts(batch, split)
+
+    def _hold(self, batch: pa.RecordBatch, slice_count: int) -> bool:
+        """Keeps scattered rows for later; False where they are to be added now.
+
+        Where windows that have fired may fire again, every row is added as it comes.
+        """
+        is_scattered = batch.num_rows < slice_count * SCATTERED_ROWS_MAX
+        if not is_scattered or self._window.allowed_lateness_ms:
+            return False
+        self._held.append(batch)
+        self._held_rows += batch.num_rows
+        self._held_bytes += batch.nbytes
+        if self._held_rows >= HELD_ROWS_MAX or self._held_bytes >= HELD_BYTES_MAX:
+            self._add_held()
+        return True
+
+    def _add_held(self) -> None:
+        """Puts the rows that are held into their slices."""
+        if not self._held:
+            return
+        held, self._held = self._held, []
+        self._held_rows = self._held_bytes = 0
+        timeline = self._timeline
+        with suppress(
+            pa.ArrowInvalid
+        ):  # dictionaries that together outgrow their index: one by one
+            held = [pa.concat_batches(held)]
+        for batch in held:
+            times, _ = self._times(batch)
+            split = split_by_slice(times, timeline.slice_ms, timeline.offset_ms)
+            for _ in self._add_parts(batch, split):
+                raise InvariantViolation("rows that are held make no window fire again")
+
+    def _add_parts(self, batch: pa.RecordBatch, split: SliceSplit) -> Iterable[OperatorOutput]:
+        prepared = self._contents.prepare(batch)
         parts: list[tuple[int, Rows | None]] = []
         for i, start in enumerate(split.starts.tolist()):
             rows = (
@@ -133,7 +190,7 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
             )
             self._add(start, prepared, rows)
             parts.append((start, rows))
-        yield from self._emit_updated(prepared, parts)
+        return self._emit_updated(prepared, parts)
 
     def _emit_updated(
         self, prepared: Any, parts: list[tuple[int, Rows | None]]
@@ -156,7 +213,13 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
             yield from self._contents.emit_updated(start, end, slices, parts)
 
     @override
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        self._add_held()
+        super().prepare_snapshot(checkpoint_id)
+
+    @override
     def on_watermark(self, watermark: Watermark) -> Iterator[OperatorOutput]:
+        self._add_held()
         yield from self._advance(watermark.timestamp_ms)
         yield watermark
 

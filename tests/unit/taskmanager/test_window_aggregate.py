@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from penstock.config import Configuration
 from penstock.pb import graph_pb2
 from penstock.schema import EVENT_TIME
 from penstock.windows import Window, session, sliding, tumbling
+from taskmanager.operators import sliced_window
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from tests.support.operator_harness import OperatorHarness
 from tests.support.window_oracle import MAX_TIME, WindowOracle, aggregate, key_of
@@ -121,6 +123,31 @@ def test_batch_cuts_change_nothing(
         harness.end()
         results.append((_comparable(harness.take_rows()), harness.counters.late_records))
     assert results[0] == results[1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(ROWS, min_size=1, max_size=60),
+    window=WINDOWS,
+    limit=st.integers(1, 40),
+    scattered=st.integers(1, 8),
+)
+def test_how_long_scattered_rows_are_held_changes_nothing(
+    rows: list[dict[str, Any]], window: Window, limit: int, scattered: int
+) -> None:
+    results = []
+    for rows_max, scattered_max in ((1, 0), (limit, scattered), (10**6, 32)):
+        with (
+            mock.patch.object(sliced_window, "HELD_ROWS_MAX", rows_max),
+            mock.patch.object(sliced_window, "SCATTERED_ROWS_MAX", scattered_max),
+        ):
+            harness = _harness(window.to_proto(), ("k",), 8192)
+            for start in range(0, len(rows), 7):
+                harness.push(batch_of(rows[start : start + 7]))
+                harness.watermark(rows[start][EVENT_TIME] - 10)
+            harness.end()
+            results.append((_comparable(harness.take_rows()), harness.counters.late_records))
+    assert results[0] == results[1] == results[2]
 
 
 def test_keys_that_are_equal_are_one_group() -> None:
