@@ -48,7 +48,7 @@ def test_windows_that_are_pre_aggregated_come_again_as_they_were():
     assert "has sent other rows than before" not in stories
 
 
-@pytest.mark.parametrize("seed", [0, 7, 10, 18])
+@pytest.mark.parametrize("seed", [7, 10, 18])
 def test_no_checkpoint_hides_that_rows_are_others_than_before(seed):
     """A producer that lies fails, and checkpoints are asked for while its consumers compare what comes again."""
     draws = random.Random(seed)

@@ -45,7 +45,7 @@ class Trigger:
     pause_ns: int
 
 
-HANGING = (0.0,)
+HANGING = (0.0, 0.0, 0.05)
 """Shares of store calls that hang, to choose from."""
 
 _POINTS = (

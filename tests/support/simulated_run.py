@@ -92,6 +92,8 @@ def draw_run(seed: int, backend: str, job: str = "") -> Run:
     }
     settings |= made.settings
     faults = draw_faults(draws)
+    if faults.slot_store.hanging or faults.jobmanager_store.hanging:
+        settings["execution.checkpointing.timeout"] = "2s"  # nobody waits for minutes here
     freezes = draw_freezes(random.Random(f"freezes of {seed}"))  # so that the rest stays as it was
     faults = dataclasses.replace(faults, triggers=(*faults.triggers, *freezes))
     return Run(made, world, settings, faults, draws.choice((1, 2, 3)))
