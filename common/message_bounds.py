@@ -30,7 +30,7 @@ _TEXT_MAX = 4 * 1024 * 1024
 
 NAMES = _words(
     """
-    artifact backend cloudpickle_version cluster_id codec collect_id colocation_group column directory display_name
+    artifact backend cloudpickle_version cluster_id codec collect_id colocation_group column compression delimiter directory display_name
     edge_id error_class file format function host host_id id incarnation instance job_id job_name kind name operator
     operator_uid path checkpoint_directory promoted_as python_version client_version rpc_address side_tag slot_group
     slot_id source_vertex tag target_vertex taskmanager_id tcp_host uid unix_path version vertex late_tag key
@@ -73,6 +73,8 @@ COUNTS: dict[str, int] = {
     "second_keys": 10_000,
     "key_columns": 10_000,
     "partition_by": 10_000,
+    "nulls": 10_000,
+    "optional": 100_000,
     # of channels and snapshots
     "inputs": 1_000_000,
     "outputs": 1_000_000,

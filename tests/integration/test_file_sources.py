@@ -7,6 +7,7 @@ multisets; DuckDB says what CSV means.
 from __future__ import annotations
 
 import datetime as dt
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,30 @@ def test_csv_means_what_duckdb_says(env: ps.Environment, tmp_path: Path) -> None
     names = ["id", "name", "value", "on", "ok"]
     found = rows_of(env, env.read_csv(str(tmp_path)))
     assert_same_rows(found, [dict(zip(names, row, strict=True)) for row in wanted])
+
+
+def test_csv_with_everything_said_about_it(env: ps.Environment, tmp_path: Path) -> None:
+    text = "1;x;NA\n2;-;2.5\n"
+    (tmp_path / "a.txt").write_bytes(gzip.compress(text.encode()))
+    rows = env.read_csv(
+        str(tmp_path),
+        schema={"a": "int64", "b": "string", "c": "float64"},
+        delimiter=";",
+        header=False,
+        nulls=["NA", "-"],
+        compression="gzip",
+    )
+    assert_same_rows(
+        rows_of(env, rows), [{"a": 1, "b": "x", "c": None}, {"a": 2, "b": None, "c": 2.5}]
+    )
+
+
+def test_a_column_that_files_may_be_without(env: ps.Environment, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    rows = env.read_csv(
+        str(tmp_path), schema={"a": "int64", "b": "string"}, optional=["b"], delimiter=","
+    )
+    assert_same_rows(rows_of(env, rows), [{"a": 1, "b": None}])
 
 
 @pytest.mark.parametrize("layout", ["lines", "array", "compact array", "lines without end"])
