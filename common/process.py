@@ -27,6 +27,8 @@ from penstock.private_directories import make_private
 from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 _STOP_DEADLINE_S = 5
 
 
@@ -217,23 +219,50 @@ def owned_by_parent(directory: Path) -> Iterator[None]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def die_with_parent(expected_parent_pid: int) -> None:
-    """Asks the kernel to kill this process (SIGKILL) when its parent ends.
+def die_with_parent(expected_parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Asks the kernel to send this process a signal when its parent ends.
 
     The kernel watches the *thread* that started this process: only processes with one thread, or
     whose starting thread lives as long as they do, may be such a parent. A parent that ended before
     the call is noticed, too.
 
+    Args:
+        expected_parent_pid: the parent.
+        number: the signal.
+
     Raises:
         SystemExit: the parent is gone already.
         OSError: the kernel refuses.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, number)
     if os.getppid() != expected_parent_pid:
         raise SystemExit(1)
+
+
+def adopt_orphans() -> None:
+    """Asks the kernel for the descendants of this process whose parent ends: they become its children.
+
+    That holds for this process alone, not for those it forks.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _prctl("PR_SET_CHILD_SUBREAPER", _PR_SET_CHILD_SUBREAPER, 1)
+
+
+def adopts_orphans() -> bool:
+    """Whether this process has called ``adopt_orphans``."""
+    answer = ctypes.c_int()
+    _prctl("PR_GET_CHILD_SUBREAPER", _PR_GET_CHILD_SUBREAPER, ctypes.addressof(answer))
+    return answer.value != 0
+
+
+def _prctl(name: str, option: int, argument: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    unused = ctypes.c_ulong(0)
+    if libc.prctl(option, ctypes.c_ulong(argument), unused, unused, unused) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({name}): {os.strerror(error)}")
 
 
 @contextlib.contextmanager

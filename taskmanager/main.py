@@ -34,6 +34,7 @@ from common.pb.internal_pb2_grpc import add_TaskManagerInternalServicer_to_serve
 from common.process import (
     DaemonArguments,
     DaemonRegistration,
+    adopt_orphans,
     host_id,
     keep_private,
     owned_by_parent,
@@ -352,7 +353,7 @@ class TaskManagerDaemon:
                 lambda: guard.free_bytes,
             ),
         )
-        metrics.registry.register(AttemptMetricsCollector(supervisor.metrics))
+        metrics.registry.register(AttemptMetricsCollector(supervisor.named_metrics))
         for name, help_text, read in gauges:
             gauge = Gauge(f"penstock_taskmanager_{name}", help_text, registry=metrics.registry)
             gauge.set_function(read)
@@ -501,6 +502,7 @@ def main(argv: Sequence[str] | None = None, forkserver_arguments: Sequence[str] 
         daemon = TaskManagerDaemon(
             arguments, config, taskmanager_id, os.environ, forkserver_arguments, user_umask
         )
+        adopt_orphans()  # of a forkserver that was killed
         with owned_by_parent(arguments.directory):
             asyncio.run(_run(daemon))
     except* StreamError as failures:

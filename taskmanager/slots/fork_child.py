@@ -2,8 +2,8 @@
 
 It keeps three or four descriptors (null, its log as stdout and stderr, the control socket, the
 terminal) and closes all others, so that no slot holds another's sockets open; it leads a process
-group of its own, which the forkserver ends with it; it dies with the forkserver; it never returns
-into the forkserver's loop.
+group of its own and keeps the orphans of what it starts, all of which the forkserver ends with it; it dies
+with the forkserver; it never returns into the forkserver's loop.
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ def run_child(entry: EntryPoint, descriptors: Sequence[int], forkserver_pid: int
 
 def _become_slot(descriptors: Sequence[int], forkserver_pid: int) -> None:
     # Imported by the forkserver already.
-    from common.process import die_with_parent
+    from common.process import adopt_orphans, die_with_parent
 
     die_with_parent(forkserver_pid)
-    os.setpgid(0, 0)  # what user code starts belongs to the slot, and ends with it
+    # What user code starts belongs to the slot, and ends with it: also what leaves its group.
+    os.setpgid(0, 0)
+    adopt_orphans()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

@@ -3,8 +3,8 @@ partition server.
 
 Started by the daemon as ``python -P -m taskmanager.slots.forkserver``. Invariants: it has exactly
 one thread at each fork (threads do not survive a fork, the locks they hold do), it never opens a
-gRPC channel, and it ends when the daemon does: by the parent-death signal, and by the end of the
-socket. What it forks dies with it.
+gRPC channel, and it ends when the daemon does: noticed by the end of the socket, and by the
+parent-death signal. Before it goes it ends what it has forked, and all that that has started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.process import die_with_parent
+from common.process import adopt_orphans, die_with_parent
 from taskmanager.slots.fork_child import EntryPoint, run_child
 from taskmanager.slots.fork_protocol import (
     DESCRIPTORS_MAX,
@@ -39,6 +39,10 @@ from taskmanager.slots.fork_protocol import (
     decode,
     encode,
 )
+from taskmanager.slots.orphans_runner import end_children, kill_children
+
+_END_TIMEOUT_S = 1.0
+"""How long ending what it has forked may take."""
 
 PRELOADED_MODULES = (
     "pyarrow",
@@ -71,12 +75,26 @@ class Forkserver:
         self._children: set[int] = set()
 
     def serve(self, import_ms: int) -> None:
-        """Serves until the daemon closes the socket."""
+        """Serves until the daemon closes the socket, or ends; then nothing that was forked lives."""
+        adopt_orphans()
+        daemon_pid = os.getppid()
+        # From here on it must not die at once: what slots have started would outlive it.
+        signal.signal(signal.SIGTERM, lambda _number, _frame: None)
         wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        self._report(Ready(import_ms))
-        while True:
+        die_with_parent(daemon_pid, signal.SIGTERM)
+        try:
+            self._report(Ready(import_ms))
+            self._serve(wakeup_read, daemon_pid)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the daemon has gone while it was told something
+        finally:
+            if not end_children(_END_TIMEOUT_S):
+                print("forkserver: a process could not be ended", file=sys.stderr)  # noqa: T201
+
+    def _serve(self, wakeup_read: int, daemon_pid: int) -> None:
+        while os.getppid() == daemon_pid:
             readable, _, _ = select.select([self._control.fileno(), wakeup_read], [], [])
             if wakeup_read in readable:
                 os.read(wakeup_read, 4096)
@@ -127,21 +145,34 @@ class Forkserver:
         return Forked(request.request_id, pid)
 
     def _reap(self) -> None:
-        while self._children:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
-                return
-            pid = ended.si_pid
-            # Processes that user code has started end with the slot. Before its pid is given back:
-            # nobody else can have a group of that number.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+        ended = []
+        while (pid := _ended_child()) is not None:
+            # What user code has started ends with the slot. Its group before its pid is given back, as
+            # nobody else can have a group of that number; below, what has left the group.
+            if pid in self._children:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-            self._children.discard(pid)
-            self._report(Exited(pid, os.waitstatus_to_exitcode(status)))
+            ended.append(Exited(pid, os.waitstatus_to_exitcode(status)))
+        if not ended:
+            return
+        forked = [one for one in ended if one.pid in self._children]
+        self._children.difference_update(one.pid for one in forked)
+        kill_children(self._children)
+        for report in forked:
+            self._report(report)
 
     def _report(self, report: Report) -> None:
         self._control.sendall(encode(report))
+
+
+def _ended_child() -> int | None:
+    """A child that has ended and was not waited for."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_pid
 
 
 def thread_count() -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.log import get_logger
+from common.process import adopts_orphans
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.slots.exit_cause import ProcessExit, describe_status, log_tail
 from taskmanager.slots.fork_protocol import (
@@ -34,9 +35,10 @@ from taskmanager.slots.fork_protocol import (
     decode,
     encode,
 )
+from taskmanager.slots.orphans_runner import end_children
 
 _START_TIMEOUT_S = 60.0
-_END_TIMEOUT_S = 1.0
+_END_TIMEOUT_S = 2.0
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 10.0
 
@@ -231,6 +233,9 @@ class ForkserverRunner:
             generation.process.kill()
             generation.process.wait()
             raise
+        if adopts_orphans() and not await asyncio.to_thread(end_children, _END_TIMEOUT_S):
+            # One that was killed could not do that; this process has no other children.
+            self._log.error("orphans.left", reason="a process that a slot has left does not end")
         self._resolve(generation)
 
     def _resolve(self, generation: _Generation) -> None:
