@@ -7,6 +7,7 @@ of all jobs. Counters restart at 0 with each attempt, which is a label.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,7 +16,7 @@ from typing_extensions import override
 from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from common.pb import internal_pb2
 
-_LABELS = ("job_id", "vertex", "subtask_index", "attempt")
+_LABELS = ("job_id", "job_name", "vertex", "operator", "subtask_index", "attempt")
 
 _COUNTERS: tuple[tuple[str, str, str, float], ...] = (
     # field of SubtaskMetrics, metric name, help, factor to base units
@@ -39,15 +40,41 @@ _COUNTERS: tuple[tuple[str, str, str, float], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class NamedMetrics:
+    """The latest metrics of an execution attempt, with the names that people know.
+
+    Attributes:
+        operator: name of the vertex, which tells the operators of its chain.
+    """
+
+    job_name: str
+    operator: str
+    entry: internal_pb2.AttemptMetrics
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Values of the labels, in their order."""
+        attempt = self.entry.attempt
+        return (
+            attempt.job_id,
+            self.job_name,
+            attempt.vertex,
+            self.operator,
+            str(attempt.subtask_index),
+            str(attempt.attempt),
+        )
+
+
 class AttemptMetricsCollector(Collector):
     """Shows the latest metrics of execution attempts as Prometheus families.
 
     Args:
         snapshot: called on the endpoint's thread at each scrape; must return a sequence that nobody
-            changes afterwards (``tuple(mapping.values())`` is one).
+            changes afterwards.
     """
 
-    def __init__(self, snapshot: Callable[[], Sequence[internal_pb2.AttemptMetrics]]) -> None:
+    def __init__(self, snapshot: Callable[[], Sequence[NamedMetrics]]) -> None:
         self._snapshot = snapshot
 
     def describe(self) -> Iterable[Metric]:
@@ -58,24 +85,20 @@ class AttemptMetricsCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """The families, one sample per attempt."""
         attempts = self._snapshot()
-        labels = [_label_values(entry.attempt) for entry in attempts]
+        labels = [named.labels for named in attempts]
         for field_name, name, help_text, factor in _COUNTERS:
             family = CounterMetricFamily(f"penstock_subtask_{name}", help_text, labels=_LABELS)
-            for entry, values in zip(attempts, labels, strict=True):
-                family.add_metric(values, getattr(entry.metrics, field_name) * factor)
+            for named, values in zip(attempts, labels, strict=True):
+                family.add_metric(values, getattr(named.entry.metrics, field_name) * factor)
             yield family
         watermark = GaugeMetricFamily(
             "penstock_subtask_watermark_timestamp_seconds",
             "Event-time watermark in seconds since the epoch; +Inf after the last row.",
             labels=_LABELS,
         )
-        for entry, values in zip(attempts, labels, strict=True):
-            watermark_ms = entry.metrics.watermark_ms
+        for named, values in zip(attempts, labels, strict=True):
+            watermark_ms = named.entry.metrics.watermark_ms
             if watermark_ms != MIN_TIMESTAMP_MS:
                 ended = watermark_ms == MAX_TIMESTAMP_MS
                 watermark.add_metric(values, float("inf") if ended else watermark_ms / 1000)
         yield watermark
-
-
-def _label_values(attempt: internal_pb2.AttemptId) -> tuple[str, str, str, str]:
-    return (attempt.job_id, attempt.vertex, str(attempt.subtask_index), str(attempt.attempt))

@@ -21,6 +21,7 @@ from functools import partial
 import structlog
 
 from common.clock import Clock
+from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher import job_messages as m
@@ -523,12 +524,12 @@ class DispatcherRunner:
             if job is not None:
                 job.record.note_metrics(entry)
 
-    def recent_metrics(self) -> tuple[internal_pb2.AttemptMetrics, ...]:
+    def recent_metrics(self) -> tuple[NamedMetrics, ...]:
         """Counters of jobs that run or ended within the last minute; any thread may ask."""
         now_ms = self._clock.now_ms()
         return tuple(
-            entry
+            named
             for job in tuple(self._jobs.values())
             if job.is_measured(now_ms)
-            for entry in tuple(job.record.metrics.values())
+            for named in job.record.named_metrics()
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
+from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.dispatcher.job_master import JobMaster
@@ -58,6 +59,7 @@ class JobRecord:
         """What ended it where that was not its machine."""
         self.artifact_ids = frozenset(artifact.id for artifact in graph.artifacts)
         self.metrics: dict[AttemptKey, internal_pb2.AttemptMetrics] = {}
+        self._operators = {vertex.id: vertex.name for vertex in graph.vertices}
         self.changed = asyncio.Event()
         self.collect_limits = {
             operator.sink.collect.collect_id: operator.sink.collect.limit
@@ -102,6 +104,13 @@ class JobRecord:
                 if self._master.graph.find(known) is None:
                     del self.metrics[known]
             self.metrics[key] = metrics
+
+    def named_metrics(self) -> list[NamedMetrics]:
+        """The metrics with the names of job and operators; any thread may ask."""
+        return [
+            NamedMetrics(self.name, self._operators[entry.attempt.vertex], entry)
+            for entry in tuple(self.metrics.values())
+        ]
 
     def taskmanagers_of(self, vertex: str, subtask_index: int) -> list[str]:
         """Where attempts of a job ran; "" = all vertices, -1 = all subtasks."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from common.clock import Clock
 from common.log import get_logger
+from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from penstock.errors import StreamError, TaskFailure
 from penstock.partition_id import PartitionId
@@ -63,6 +64,8 @@ class SlotProcessRunner:
         self.attempts = AttemptTable()
         self.metrics: dict[AttemptKey, internal_pb2.AttemptMetrics] = {}
         """Of the newest attempt of each subtask that was deployed here."""
+        self._names: dict[str, tuple[str, str]] = {}
+        """Vertex -> name of its job, and of its operators."""
         self.outputs: set[PartitionId] = set()
         """What attempts in it may be writing."""
         self._taskmanager_id = taskmanager_id
@@ -88,6 +91,13 @@ class SlotProcessRunner:
     def pid(self) -> int:
         """The slot's process id."""
         return self._child.pid
+
+    def named_metrics(self) -> list[NamedMetrics]:
+        """The metrics with the names of job and operators; may be called from any thread."""
+        return [
+            NamedMetrics(*self._names[entry.attempt.vertex], entry)
+            for entry in tuple(self.metrics.values())
+        ]
 
     # ------------------------------------------------------------ life
 
@@ -195,6 +205,7 @@ class SlotProcessRunner:
         """Starts an attempt in the slot; a repeated call does nothing."""
         attempt = deployment.attempt
         if self.attempts.deployed(attempt):
+            self._names[attempt.vertex] = deployment.job_name, deployment.vertex.name
             self._forget_metrics_of(attempt.vertex, attempt.subtask_index)
             self.outputs |= {
                 PartitionId(output.edge.id, attempt.vertex, attempt.subtask_index, attempt.attempt)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from common.clock import Clock
 from common.log import get_logger
+from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import NoResourceAvailable, TaskFailure
@@ -130,6 +131,15 @@ class SlotSupervisor:
             for slot in tuple(self._slots.values())
             if slot.runner is not None
             for entry in tuple(slot.runner.metrics.values())
+        )
+
+    def named_metrics(self) -> tuple[NamedMetrics, ...]:
+        """The same with the names of jobs and operators; may be called from any thread."""
+        return tuple(
+            named
+            for slot in tuple(self._slots.values())
+            if slot.runner is not None
+            for named in slot.runner.named_metrics()
         )
 
     def held_slots(self) -> list[internal_pb2.HeldSlot]:

@@ -29,7 +29,7 @@ from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from common.grpc_options import channel_options
 from common.grpc_server import make_server
 from common.log import configure_logging, get_logger
-from common.metrics import AttemptMetricsCollector
+from common.metrics import AttemptMetricsCollector, NamedMetrics
 from common.metrics_server import METRICS_OFF, MetricsServer
 from common.pb import internal_pb2, internal_pb2_grpc
 from penstock.errors import ConfigurationError, Unauthenticated
@@ -90,11 +90,12 @@ def test_log_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         configure_logging("jobmanager", tmp_path / "file" / "x.log", "info")
 
 
-def attempt_metrics(subtask: int, **values: int) -> internal_pb2.AttemptMetrics:
-    return internal_pb2.AttemptMetrics(
+def attempt_metrics(subtask: int, **values: int) -> NamedMetrics:
+    entry = internal_pb2.AttemptMetrics(
         attempt=internal_pb2.AttemptId(job_id="j", vertex="v0", subtask_index=subtask, attempt=2),
         metrics=client_pb2.SubtaskMetrics(**values),
     )
+    return NamedMetrics('a "job"', "source -> map", entry)
 
 
 def test_metrics_endpoint() -> None:
@@ -119,7 +120,10 @@ def test_metrics_endpoint() -> None:
         (sample.name, sample.labels["subtask_index"]): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.labels["job_id"] == "j" and sample.labels["vertex"] == "v0"
+        if sample.labels["job_id"] == "j"
+        and sample.labels["vertex"] == "v0"
+        and sample.labels["job_name"] == 'a "job"'
+        and sample.labels["operator"] == "source -> map"
     }
     assert samples["penstock_subtask_records_in_total", "0"] == 5
     assert samples["penstock_subtask_busy_seconds_total", "0"] == 1.5
