@@ -213,7 +213,11 @@ def check_has_run(returned: object, what: str) -> None:
     if isinstance(returned, Coroutine):
         returned.close()
         raise TypeError(f"{what} is a coroutine, which nobody awaits: write def, not async def")
-    if isinstance(returned, (Generator, AsyncGenerator)):
+    if isinstance(returned, AsyncGenerator):
+        raise TypeError(
+            f"{what} is an async generator, which nobody awaits: write def, not async def"
+        )
+    if isinstance(returned, Generator):
         raise TypeError(f"{what} is a generator, of which no line would run: leave yield out")
 
 

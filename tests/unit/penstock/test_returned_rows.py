@@ -297,3 +297,13 @@ def test_a_predicate_that_yields_does_not_keep_every_row() -> None:
     h = pt.harness(lambda s: s.filter(predicate), schema=SCHEMA)
     with h, pytest.raises(ps.JobFailed, match="the predicate is a generator"):
         h.push({"k": "a", "n": 1})
+
+
+def test_an_asynchronous_generator_is_told_to_be_a_plain_one() -> None:
+    class Asynchronous(ps.ProcessFunction):
+        async def process(self, row: Any, ctx: Any, out: Any) -> Any:
+            yield {"k": row.k, "n": row.n}
+
+    h = pt.harness(Asynchronous(), schema=SCHEMA, output_schema=SCHEMA)
+    with h, pytest.raises(ps.JobFailed, match=r"an async generator.*: write def, not async def"):
+        h.push({"k": "a", "n": 1})
