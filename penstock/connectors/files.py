@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.column_types import first_of_type, is_calendar_interval, is_extension
 from penstock.connectors.declared_columns import check_declared
+from penstock.connectors.declared_fields import warn_of_absent_fields
 from penstock.connectors.inference import infer_schema, plain_schema
 from penstock.connectors.listing import (
     EntryRefusedError,
@@ -91,6 +92,7 @@ def file_source(
             lambda file: frozenset(partition_values(base, file)),
             options,
         )
+        warn_of_absent_fields(format, selected, [file.path for file in files], options)
     spec = graph_pb2.SourceSpec(
         files=graph_pb2.FileSource(
             format=format,

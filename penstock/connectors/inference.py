@@ -44,9 +44,9 @@ def infer_schema(format: str, paths: Sequence[str], options: TextOptions = DEFAU
         JobRejected: a file cannot be read, has no columns, or the files do not fit together.
     """
     sampled = [paths[0]]
-    merged = _file_schema(format, paths[0], options)
+    merged = file_schema(format, paths[0], options)
     for path in paths[1:SAMPLED_FILES_MAX]:
-        schema = _file_schema(format, path, options)
+        schema = file_schema(format, path, options)
         if schema is None:
             continue
         merged = (
@@ -89,7 +89,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
 
 
-def _file_schema(format: str, path: str, options: TextOptions) -> pa.Schema | None:
+def file_schema(format: str, path: str, options: TextOptions) -> pa.Schema | None:
     """The schema of one file; None where a text file has no rows."""
     try:
         if format == "parquet":

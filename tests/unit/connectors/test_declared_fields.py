@@ -1,0 +1,60 @@
+"""Aim: a misspelt field of a declared struct is not null in every row without a word.
+
+Method: one nested row in files of each format, read with declared schemas; the warnings are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+import penstock as ps
+
+ROW = {"p": {"amount": 1, "q": {"n": 2}}, "l": [{"amount": 3}]}
+READERS = {
+    "parquet": ps.Environment.read_parquet,
+    "arrow": ps.Environment.read_arrow,
+    "json": ps.Environment.read_json,
+}
+
+
+def write(directory: Path, format: str) -> None:
+    path = directory / f"a.{format}"
+    if format == "json":
+        path.write_text(json.dumps(ROW) + "\n")
+    elif format == "parquet":
+        pa.parquet.write_table(pa.Table.from_pylist([ROW]), path)
+    else:
+        pa.feather.write_feather(pa.Table.from_pylist([ROW]), path, compression="uncompressed")
+
+
+def declared(text: str) -> pa.Schema:
+    inner = pa.struct([(text.rsplit(".", 1)[1], pa.int64())])
+    if text.startswith("p.q."):
+        return pa.schema([("p", pa.struct([("q", inner)]))])
+    return pa.schema([(text[0], inner if text[0] == "p" else pa.list_(inner))])
+
+
+@pytest.mark.parametrize("format", READERS)
+@pytest.mark.parametrize(
+    ("name", "warned"),
+    [
+        ("p.amuont", True),
+        ("l.amuont", True),
+        ("p.q.m", True),
+        ("p.amount", False),
+        ("p.q.n", False),
+    ],
+)
+def test_a_field_that_no_file_has_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, format: str, name: str, warned: bool
+) -> None:
+    write(tmp_path, format)
+    READERS[format](ps.Environment(), str(tmp_path), schema=declared(name))
+    assert (f'has the field "{name}"' in caplog.text) is warned
+    assert ('did you mean "amount"' in caplog.text) is name.endswith("amuont")
