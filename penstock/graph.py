@@ -8,6 +8,7 @@ between them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -34,6 +35,9 @@ from penstock.storage.key_groups import MAX_MAX_PARALLELISM
 
 __all__ = ["explain", "plan_dict", "validate"]
 
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+"""TaskManagers name files and directories after vertices and edges."""
+
 _FORWARD = graph_pb2.PARTITIONING_FORWARD
 _HASH = graph_pb2.PARTITIONING_HASH
 
@@ -45,6 +49,7 @@ def validate(graph: graph_pb2.JobGraph) -> None:
         JobRejected: it cannot; the message names the operator.
     """
     vertices = _vertices_by_id(graph)
+    _check_ids(graph)
     _check_edges_exist(graph, vertices)
     _check_acyclic(graph, vertices)
     _check_uids(graph)
@@ -65,6 +70,19 @@ def validate(graph: graph_pb2.JobGraph) -> None:
         raise JobRejected(
             "the job has no sink: end a stream with .write_parquet(...), .print(), ..."
         )
+
+
+def _check_ids(graph: graph_pb2.JobGraph) -> None:
+    for where, ids in (
+        ("a vertex", [vertex.id for vertex in graph.vertices]),
+        ("an edge", [edge.id for edge in graph.edges]),
+    ):
+        for text in ids:
+            if _ID.fullmatch(text) is None:
+                raise JobRejected(
+                    f"{text[:80]!r} cannot be the id of {where}: letters, digits, '.', '_' and '-' "
+                    "only, not starting with '.' or '-', 100 at most"
+                )
 
 
 def _vertices_by_id(graph: graph_pb2.JobGraph) -> dict[str, graph_pb2.Vertex]:

@@ -16,6 +16,7 @@ from taskmanager.network.remote_channel import PartitionProvider
 from taskmanager.partitions.promoted_store import PromotedStore
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.sealed_store import SealedStore
+from taskmanager.partitions.spill_layout import can_be_kept
 
 
 class PartitionShelf(PartitionProvider):
@@ -65,9 +66,10 @@ class PartitionShelf(PartitionProvider):
 
     def _find(self, request: PartitionRequest) -> SealedPartition:
         job_id, wanted = request.job_id, request.partition_id
-        partition = None if request.is_foreign else self._sealed.find(job_id, wanted)
-        if partition is None:
-            partition = self._promoted.find(job_id, wanted)
+        partition = None
+        if can_be_kept(job_id, wanted):
+            partition = None if request.is_foreign else self._sealed.find(job_id, wanted)
+            partition = partition or self._promoted.find(job_id, wanted)
         if partition is None:
             raise PartitionUnavailable(
                 f"partition {wanted} of job {job_id} is not held here (any more): its producer must "

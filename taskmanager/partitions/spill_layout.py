@@ -100,6 +100,12 @@ class PartitionIndex:
         return sum(file.size_bytes for part in self.subpartitions for file in part.files)
 
 
+def can_be_kept(job_id: str, partition_id: PartitionId) -> bool:
+    """Whether there may be a directory for these names, which a peer has told."""
+    names = (job_id, partition_id.edge_id)
+    return all(_SAFE_NAME.fullmatch(name) is not None for name in names)
+
+
 def job_directory(root: Path, job_id: str) -> Path:
     """Everything that is kept for a job."""
     return root / _safe(job_id)

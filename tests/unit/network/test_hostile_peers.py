@@ -8,6 +8,9 @@ every attack a proper consumer reads its rows.
 from __future__ import annotations
 
 import random
+import re
+import select
+import shutil
 import socket
 import tempfile
 import threading
@@ -19,6 +22,7 @@ import pyarrow as pa
 import pytest
 
 from common.clock import SystemClock
+from penstock.partition_id import PartitionId
 from taskmanager.network.connection_pool import ConnectionPool
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.endpoint_names import endpoint_name, endpoint_of
@@ -46,6 +50,7 @@ from tests.support.exchange_slots import (
     rows_of,
     run_until,
 )
+from tests.support.sealed_partitions import seal_rows
 
 A = attempt_id("v0")
 HELLO = Hello(2, "job", "x", "x|h|/x|:0", 7, "")
@@ -186,6 +191,51 @@ def test_a_malformed_endpoint_ends_its_own_connection_only(
     run_until((slot,), lambda: is_settled(slot))
     server.run()
     proper_read(slot, directory)
+
+
+OUTSIDE = [
+    ("../outside", "e0"),
+    ("job", "../../outside/job/e0"),
+    ("job", ".."),
+    ("", "e0"),
+    (".", "e0"),
+    ("job", "e0\0"),
+    ("job", "x" * 5000),
+]
+
+
+@pytest.mark.parametrize(("job_id", "edge_id"), OUTSIDE)
+def test_names_lead_to_nothing_outside_the_spill_directory(
+    directory: Path, job_id: str, edge_id: str
+) -> None:
+    """The peer is refused the one partition, and nobody takes it for a failure of the server."""
+    spill = directory / "spill"
+    seal_rows(spill, "job", PartitionId("e0", "v0", 0, 0), 10)
+    shutil.copytree(spill, directory / "outside")
+    server = PartitionServer(spill)
+    try:
+        with connect(server.path) as sock:
+            sock.sendall(hello(token="t"))
+            answer_of(server, sock)
+            sock.sendall(subscribe(job_id=job_id, edge_id=edge_id))
+            assert re.search(b"is not held here|cannot be read", answer_of(server, sock))
+            # The connection is as good as before.
+            sock.sendall(subscribe(edge_id="e1"))
+            assert b"e1" in answer_of(server, sock)
+    finally:
+        server.close()
+
+
+def answer_of(server: PartitionServer, sock: socket.socket) -> bytes:
+    """What the server says next; it runs until it does."""
+    while not select.select([sock], [], [], 0)[0]:
+        mail = server.mailbox.wait(10)
+        assert mail is not None
+        mail()
+        select.select([sock], [], [], 0.01)
+    answer = sock.recv(1 << 16)
+    assert answer, "the connection has ended"
+    return answer
 
 
 def test_names_of_endpoints_come_back() -> None:

@@ -269,3 +269,19 @@ def test_validation_survives_the_wire_and_does_not_change_the_graph() -> None:
     validate(graph_pb2.JobGraph.FromString(before))
     validate(graph)
     assert graph.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("name", ["../../v0", "a/b", "..", ".hidden", "", "v0\0", "x" * 101])
+def test_ids_that_lead_out_of_a_directory_are_refused(name: str) -> None:
+    """A TaskManager names logs and kept partitions after them."""
+    of_edge = valid_graph()
+    of_edge.edges[0].id = name
+    of_vertex = valid_graph()
+    old = of_vertex.vertices[0].id
+    of_vertex.vertices[0].id = name
+    for edge in of_vertex.edges:
+        if edge.source_vertex == old:
+            edge.source_vertex = name
+    for graph in (of_edge, of_vertex):
+        with pytest.raises(JobRejected, match=r"cannot be the id of|not unique"):
+            validate(graph)
