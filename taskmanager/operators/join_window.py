@@ -68,6 +68,8 @@ class JoinSlices(SliceContents[_SidedRows]):
     A window that is larger than memory is joined part by part.
     """
 
+    has_one_input = False
+
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._joined = JoinedRows(spec)
         self._how = spec.join.how

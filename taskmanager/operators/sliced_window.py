@@ -152,10 +152,11 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
     def _hold(self, batch: pa.RecordBatch, slice_count: int) -> bool:
         """Keeps scattered rows for later; False where they are to be added now.
 
-        Where windows that have fired may fire again, every row is added as it comes.
+        Where windows that have fired may fire again, or rows come from two inputs, each is added as it comes.
         """
         is_scattered = batch.num_rows < slice_count * SCATTERED_ROWS_MAX
-        if not is_scattered or self._window.allowed_lateness_ms:
+        may_wait = self._contents.has_one_input and not self._window.allowed_lateness_ms
+        if not (is_scattered and may_wait):
             return False
         self._held.append(batch)
         self._held_rows += batch.num_rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,12 @@ class SliceContents(ABC, Generic[P]):
     """Contents of tumbling and sliding windows, kept by slice.
 
     ``P`` is what a batch becomes before it is taken apart by slice.
+
+    Attributes:
+        has_one_input: batches are all alike, so that several may be prepared as one, and later.
     """
+
+    has_one_input: ClassVar[bool] = True
 
     @abstractmethod
     def restore(self, state: KeyedStateBackend) -> None:
