@@ -155,6 +155,9 @@ class LocalStore(ObjectStore):
     def sweep_temporaries(self, age_min_ms: int = TEMPORARY_AGE_MAX_MS) -> tuple[str, ...]:
         """Removes temporary files that nobody has written to for some time; returns their paths.
 
+        Empty directories below the root go, too: who died before writing into one, or when emptying it,
+        has left them.
+
         Args:
             age_min_ms: since the last write; 0 only where no writer can be alive.
 
@@ -165,6 +168,7 @@ class LocalStore(ObjectStore):
         swept = [info.path for info in self.temporaries() if info.modified_at_ms <= latest_ms]
         for path in swept:
             self.remove_temporary(path)
+        self._sweep_empty(self.root)
         return tuple(swept)
 
     def remove_temporary(self, path: str) -> None:
@@ -267,6 +271,23 @@ class LocalStore(ObjectStore):
                 return  # not empty, or gone
             self._forget(directory)
             directory = directory.parent
+
+    def _sweep_empty(self, directory: Path) -> None:
+        """Removes directories below this one that are empty, or hold only such; writers make theirs again."""
+        try:
+            with os.scandir(directory) as entries:
+                found = [
+                    directory / entry.name
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+                ]
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._fail("listed", directory, error)
+        for one in found:
+            self._sweep_empty(one)
+            self._remove_empty(one)
 
     def _walk(self, directory: Path, beginning: str, hidden: bool = False) -> Iterator[Path]:
         """Files below a directory.

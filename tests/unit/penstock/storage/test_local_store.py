@@ -104,6 +104,17 @@ def test_a_writer_that_was_swept_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_empty_directories_of_the_dead_are_swept(tmp_path):
+    store = LocalStore(tmp_path)
+    store.put("chk-1/manifest", [b"m"])
+    for left in ("chk-2", "a/b", ".hidden"):
+        (tmp_path / left).mkdir(parents=True)
+    assert store.sweep_temporaries() == ()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "chk-1"]
+    store.put("a/b/c", [b"again"])
+    assert store.get("a/b/c") == b"again"
+
+
 def test_empty_directories_go_and_the_root_stays(tmp_path: Path) -> None:
     root = tmp_path / "job"
     store = LocalStore(root)
