@@ -8,7 +8,7 @@ SOURCES := penstock common jobmanager taskmanager tests examples benchmarks docs
 PROTO := $(shell find proto -name '*.proto')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test chaos sim sim-chain check bench demo clean
+.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test chaos chain sim sim-chain check bench demo clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ test: setup servers ## Run the tests, in two processes
 
 chaos: setup servers ## Kill, pause and cut off the processes of jobs; SEED=n repeats a run
 	@PENSTOCK_CHAOS_SEED="$(SEED)" $(BIN)/python -m pytest -s -m chaos tests/chaos
+
+chain: setup ## Real daemons on a checkpoint store that fails, hangs and lies: SEED= MINUTES=2
+	@$(BIN)/python -m tests.support.chain $(or $(SEED),$(shell od -An -N2 -tu2 /dev/urandom)) $(or $(MINUTES),2)
 
 check: format-check lint type proto-check docs-check test ## What CI runs
 

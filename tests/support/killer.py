@@ -164,7 +164,7 @@ class LedgerRun:
     def run(self, kills: list[Kill], seconds: float) -> None:
         """Kills, waits for the end of the job, and checks all that it has written."""
         deadline = Deadline(f"the end of the ledger job after {len(kills)} kills", seconds)
-        waiter = _OutputWatch(self._ledger.output)
+        waiter = OutputWatch(self._ledger.output)
         try:
             for number, kill in enumerate(kills, 1):
                 self._await_moment(kill, waiter, deadline)
@@ -175,6 +175,10 @@ class LedgerRun:
         finally:
             waiter.close()
             self._resume(math.inf)
+        self.check()
+
+    def check(self) -> None:
+        """Compares all of the output of a job that has ended."""
         self.look()
         check = check_exactly_once if self._is_exact else check_at_least_once
         check(self._ledger, self.bookings, self.transfers, self.totals)
@@ -195,7 +199,7 @@ class LedgerRun:
 
     # ------------------------------------------------------------ moments
 
-    def _await_moment(self, kill: Kill, waiter: _OutputWatch, deadline: Deadline) -> None:
+    def _await_moment(self, kill: Kill, waiter: OutputWatch, deadline: Deadline) -> None:
         """Returns at the moment of a kill."""
         while not self._has_come(kill):
             self._wait_on(kill, waiter, deadline)
@@ -205,7 +209,7 @@ class LedgerRun:
         while not self._victims(kill.target):
             self._wait_on(kill, waiter, deadline)
 
-    def _wait_on(self, kill: Kill, waiter: _OutputWatch, deadline: Deadline) -> None:
+    def _wait_on(self, kill: Kill, waiter: OutputWatch, deadline: Deadline) -> None:
         assert not self._has_finished(), f"the job ended before {kill}"
         self._turn(waiter, deadline)
 
@@ -216,7 +220,7 @@ class LedgerRun:
             return len(self.transfers) >= kill.rows
         return bool(set(self.slots()) - self._slots_before)
 
-    def _turn(self, waiter: _OutputWatch, deadline: Deadline, seconds: float = LOOK_S) -> None:
+    def _turn(self, waiter: OutputWatch, deadline: Deadline, seconds: float = LOOK_S) -> None:
         """Waits for a change of the output, a moment at most; looks at it; starts what was killed."""
         waiter.wait(min(seconds, LOOK_S, deadline.left()))
         self._resume(time.monotonic())
@@ -308,7 +312,7 @@ class LedgerRun:
         return [pid for pid in victims if self._is_alive(pid)]
 
 
-class _OutputWatch:
+class OutputWatch:
     """Wakes when something changes in the directories of a sink."""
 
     def __init__(self, output: Path) -> None:

@@ -253,10 +253,12 @@ class Site:
         directory: for the test's files and clusters.
         temporary: the ``TMPDIR`` of the processes; short, so that sockets fit in it.
         environment: of the processes.
+        command_line: what ``start_penstock`` and clusters run with this Python.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.command_line = ("-P", "-m", "penstock.cli.main")
         self.mark = uuid.uuid4().hex
         self.temporary = Path(tempfile.mkdtemp(prefix="ps", dir="/tmp"))
         kept = {
@@ -296,7 +298,7 @@ class Site:
 
     def start_penstock(self, *arguments: str, **options: Any) -> Program:
         """Starts the command line."""
-        return self.start(sys.executable, "-P", "-m", "penstock.cli.main", *arguments, **options)
+        return self.start(sys.executable, *self.command_line, *arguments, **options)
 
     def penstock(self, *arguments: str, seconds: float = DEADLINE_S, **options: Any) -> Ended:
         """Runs the command line to its end."""
@@ -376,7 +378,7 @@ class DaemonCluster:
             without_privileges: root's daemons may then read and write only what its owner may.
             settings: configuration; ``heartbeat_timeout="2s"`` is ``heartbeat.timeout``.
         """
-        command = [sys.executable, "-P", "-m", "penstock.cli.main", "cluster", "start", "--json"]
+        command = [sys.executable, *self.site.command_line, "cluster", "start", "--json"]
         command += ["--dir", str(self.directory)]
         command += ["--taskmanagers", str(taskmanagers), *options]
         if slots is not None:
