@@ -215,15 +215,15 @@ class PeerConnection(LinkHandler, ChannelCarrier):
             raise FrameError(f"a {frame.kind.name} frame where HELLO was expected")
 
     def _hello_arrived(self, hello: Hello) -> None:
-        endpoint_of(hello.endpoint)
-        self.peer = f"slot {hello.slot_id}"
-        self.peer_endpoint = hello.endpoint
-        self._peer_job_id = hello.job_id
         refusal = refusal_of(self._owner.slot, hello)
         if refusal is not None:
             self.send(FrameKind.REFUSED, 0, encode_message(Refused(refusal)))
             self.link.close(f"refused: {refusal}", drain=True)
             return
+        endpoint_of(hello.endpoint)  # breaks off where it is none
+        self.peer = f"slot {hello.slot_id}"
+        self.peer_endpoint = hello.endpoint
+        self._peer_job_id = hello.job_id
         self.link.open_limits()
         answer = HelloOk(self._owner.slot.slot_id, self._owner.endpoint)
         self.send(FrameKind.HELLO_OK, 0, encode_message(answer))

@@ -333,6 +333,10 @@ JOB_METRICS = {
     "region_restarts_total",
     "speculative_attempts_total",
     "speculative_attempts_won_total",
+    "store_calls_given_up_total",
+    "store_calls_hanging",
+    "dropped_events_total",
+    "output_repeated_total",
 }
 JOBMANAGER_METRICS = {
     "jobs",
@@ -343,8 +347,10 @@ JOBMANAGER_METRICS = {
     "taskmanagers_lost_total",
     "held_partitions",
     "held_partitions_bytes",
+    "dropped_events_total",
 }
 TASKMANAGER_METRICS = {
+    "dropped_events",
     "slots",
     "slots_free",
     "forkserver_restarts",

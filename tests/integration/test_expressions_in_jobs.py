@@ -104,7 +104,7 @@ GROUPS: dict[str, dict[str, tuple[ps.Expr, Oracle]]] = {
         "equal": (col("f") == 1.5, of("f")(lambda f: f == 1.5)),
         "unequal": (col("s") != "Hello", of("s")(lambda s: s != "Hello")),
         "between": (col("j").between(2, 5), of("j")(lambda j: 2 <= j <= 5)),
-        "isin": (col("s").isin(["Hello", ""]), lambda r: r["s"] in ("Hello", "")),
+        "isin": (col("s").isin(["Hello", ""]), of("s")(lambda s: s in ("Hello", ""))),
         "and": (col("b") & col("c"), kleene_and),
         "or": (col("b") | col("c"), kleene_or),
         "not": (~col("b"), of("b")(lambda b: not b)),

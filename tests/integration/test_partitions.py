@@ -61,7 +61,7 @@ def endless(start: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"n": range(start, start + count)})
 
 
-def promote(client: Client, job_id: str, name: str, partition: PartitionId) -> None:
+def promote(client: Client, token: str, job_id: str, name: str, partition: PartitionId) -> None:
     """What a JobMaster does."""
 
     async def call() -> None:
@@ -69,7 +69,7 @@ def promote(client: Client, job_id: str, name: str, partition: PartitionId) -> N
         taskmanager = TaskManagerClient(
             shown.taskmanager_id,
             shown.address,
-            token="",
+            token=token,
             leader_epoch=client.hello().leader_epoch,
             rpc_timeout_ms=10_000,
             silence_max_ms=10_000,
@@ -108,7 +108,8 @@ def test_the_life_of_partitions(cluster: DaemonCluster, tmp_path: Path) -> None:
         held = {daemon["role"]: daemon["held_partitions"] for daemon in status["daemons"]}
         assert held == {"jobmanager": None, "taskmanager": 2}
 
-        promote(client, job.job_id, "mine", TWO)
+        token = (cluster.directory / "token").read_text().strip()
+        promote(client, token, job.job_id, "mine", TWO)
         job.cancel()
         until(lambda: not (spill / job.job_id).exists())
         until(lambda: len(client.partitions()) == 1)
