@@ -2,7 +2,7 @@
 
 Every few seconds the checkpoint store is bad in another way (``tests.support.bad_store``) and comes back; while it is
 bad daemons and slots are killed, and all the time ``penstock checkpoint`` asks for checkpoints. Then the store
-stays good, and the job has to end with exact output, every request with an answer, and the store with nothing in it.
+stays good, and the job has to end with exact output, every request with an answer, and the store with nothing of it but what ``_check_store`` says.
 A seed gives the same plan again; what happens to a single call depends on the processes, too.
 ``python -m tests.support.chain SEED MINUTES``.
 """
