@@ -1,5 +1,5 @@
 """Reads Arrow IPC files and streams. The position is the batch and the rows handed out of it, and the
-checksum of the columns read of all batches up to that one.
+checksum of a sample of the columns read of all batches up to that one.
 
 Files are memory mapped: batches are views of the page cache. A file must not be cut off while it is
 read (the kernel would end the process); writers that move finished files into place are safe.
@@ -28,6 +28,7 @@ from taskmanager.connectors.recut import BatchCutter
 _MAGIC = b"ARROW1"
 _POSITION = struct.Struct("<qq")
 _LANES = 512
+_SAMPLED = 8
 _LANE_WEIGHTS = (np.arange(_LANES, dtype=np.uint64) * np.uint64(2) + np.uint64(1)) * np.uint64(
     0x9E3779B97F4A7C15
 )
@@ -182,13 +183,15 @@ def _checksum(array: pa.Array, checksum: int) -> int:
 
 
 def _word_sum(buffer: pa.Buffer) -> int:
-    """A sum of the words of a buffer, weighted by their place among ``_LANES``, in 32 bits.
+    """A sum of words of a buffer, weighted by their place among ``_LANES``, in 32 bits.
 
-    A ninth of the cost of a CRC, which was half of that of a whole columnar job.
+    Of long buffers every eighth block of 4 KiB counts, and the end: the files are mapped, and to read all
+    of them once more cost a quarter of a columnar job.
     """
     words = np.frombuffer(buffer, np.uint64, count=buffer.size // 8)
     rows = len(words) // _LANES
-    sums = np.add.reduce(words[: rows * _LANES].reshape(rows, _LANES), axis=0)
+    blocks = words[: rows * _LANES].reshape(rows, _LANES)[::_SAMPLED]
+    sums = np.add.reduce(blocks, axis=0)
     rest = words[rows * _LANES :]
     sums[: len(rest)] += rest
     total = int(np.dot(sums, _LANE_WEIGHTS))
