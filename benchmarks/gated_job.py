@@ -10,11 +10,11 @@ from pathlib import Path
 import penstock as ps
 from benchmarks.gated_source import CountingSink, Gate, GatedSource
 from benchmarks.measure import JobSettings, await_free_slots, slots_cpu_s
-from penstock.client import Client
+from penstock.client.client import Client
+from penstock.client.job import JobHandle
+from penstock.client.job_checkpoints import Checkpoint
 from penstock.errors import JobCanceled
-from penstock.job import JobHandle
-from penstock.job_checkpoints import Checkpoint
-from penstock.local_cluster import LocalCluster
+from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
 
 TIMEOUT_S = 600.0

@@ -36,7 +36,7 @@ from benchmarks.output_log import (
 )
 from benchmarks.state_benchmarks import numbers
 from penstock import col
-from penstock.local_cluster import LocalCluster
+from penstock.local.local_cluster import LocalCluster
 
 TASKMANAGERS = 2
 WINDOW_BEFORE_S = 2.0

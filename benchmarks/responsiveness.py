@@ -18,8 +18,8 @@ from typing_extensions import override
 
 import penstock as ps
 from benchmarks.measure import bench_cluster, slot_pids
-from penstock.client import Client
-from penstock.local_cluster import LocalCluster
+from penstock.client.client import Client
+from penstock.local.local_cluster import LocalCluster
 
 ROWS_PER_S = 1000
 SECONDS = 5

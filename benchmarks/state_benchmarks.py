@@ -32,7 +32,7 @@ from benchmarks.measure import (
     summarize,
 )
 from penstock import col
-from penstock.job_checkpoints import Checkpoint
+from penstock.client.job_checkpoints import Checkpoint
 from penstock.pb import client_pb2
 from penstock.storage.hashing import hash_columns
 from penstock.storage.key_groups import default_max_parallelism, key_group_of, key_group_range

@@ -15,10 +15,10 @@ import grpc
 import grpc.aio
 from typing_extensions import override
 
-from penstock.addresses import is_loopback
-from penstock.credentials import AUTHORIZATION_KEY, load_token, token_metadata
+from penstock.client.addresses import is_loopback
+from penstock.client.credentials import AUTHORIZATION_KEY, load_token, token_metadata
+from penstock.client.grpc_errors import status_of
 from penstock.errors import ConfigurationError, Unauthenticated
-from penstock.grpc_errors import status_of
 
 __all__ = [
     "TokenServerInterceptor",

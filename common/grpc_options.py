@@ -13,7 +13,7 @@ A ping is answered by gRPC's own threads: a daemon that is only busy answers.
 
 from __future__ import annotations
 
-from penstock.protocol import MESSAGE_SIZE_MAX_BYTES, METADATA_SIZE_MAX_BYTES
+from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES, METADATA_SIZE_MAX_BYTES
 
 PING_INTERVAL_MS = 1_000
 WATCH_TIMEOUT_MS = 1_000

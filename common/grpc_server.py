@@ -11,7 +11,7 @@ import grpc.aio
 from common.auth import server_interceptors
 from common.grpc_options import server_options
 from common.message_bounds import check_message
-from penstock.grpc_errors import ErrorServerInterceptor
+from penstock.client.grpc_errors import ErrorServerInterceptor
 
 
 def make_server(token: str = "") -> grpc.aio.Server:

@@ -16,7 +16,7 @@ from http import HTTPStatus
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from penstock.addresses import format_address
+from penstock.client.addresses import format_address
 from penstock.errors import ConfigurationError
 
 METRICS_OFF = -1

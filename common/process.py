@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.addresses import format_address, parse_addresses
+from penstock.client.addresses import format_address, parse_addresses
+from penstock.client.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
 from penstock.config import Configuration, parse_override
-from penstock.daemon_processes import start_ticks
 from penstock.errors import ConfigurationError
-from penstock.private_directories import make_private
-from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
+from penstock.local.daemon_processes import start_ticks
+from penstock.storage.private_directories import make_private
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

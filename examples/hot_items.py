@@ -21,9 +21,9 @@ from rich.table import Table
 
 import penstock as ps
 from penstock import col
-from penstock.local_cluster import LocalCluster
-from penstock.nexmark import write_nexmark
-from penstock.progress import ProgressDisplay, rows_read
+from penstock.client.progress import ProgressDisplay, rows_read
+from penstock.local.local_cluster import LocalCluster
+from penstock.nexmark.generator import write_nexmark
 
 MIN_PRICE = 100
 WINDOW_MS = 10_000

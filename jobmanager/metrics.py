@@ -12,9 +12,9 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from common.metrics import AttemptMetricsCollector
-from jobmanager.dispatcher.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
-from jobmanager.dispatcher.job_state import JobState
+from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
+from jobmanager.job.job_state import JobState
 from jobmanager.liveness.loss_reason import LossReason
 from jobmanager.scheduler.cluster_runner import ClusterRunner, SlotCounts
 

@@ -3,7 +3,7 @@
 This package is all that user code imports: ``import penstock as ps``.
 """
 
-from penstock.aggregates import (
+from penstock.aggregates.aggregates import (
     Aggregate,
     AggregateFunction,
     aggregate,
@@ -17,12 +17,11 @@ from penstock.aggregates import (
     min,
     sum,
 )
-from penstock.cluster import Cluster, connect
-from penstock.collected import CollectedRow, CollectedRows
-from penstock.connected_streams import ConnectedStreams
+from penstock.client.cluster import Cluster, connect
+from penstock.client.collected import CollectedRow, CollectedRows
+from penstock.client.job import JobHandle, JobResult
 from penstock.connectors.sink import Sink, SinkContext, TwoPhaseSink
 from penstock.connectors.source import END, EndOfSplit, Reader, Source, SourceContext, Split
-from penstock.environment import Environment, JobPlan
 from penstock.errors import (
     BadRecord,
     ConfigurationError,
@@ -36,7 +35,7 @@ from penstock.errors import (
     Unrecoverable,
 )
 from penstock.expressions import Expr, col, fn, lit, when
-from penstock.functions import (
+from penstock.functions.functions import (
     Collector,
     FilterFunction,
     FlatMapFunction,
@@ -45,10 +44,8 @@ from penstock.functions import (
     WindowFunction,
     WindowInfo,
 )
-from penstock.job import JobHandle, JobResult
-from penstock.keyed_stream import KeyedStream, WindowedStream
-from penstock.process_context import MAX_WATERMARK, MIN_WATERMARK, ProcessContext, Timers
-from penstock.process_functions import (
+from penstock.functions.process_context import MAX_WATERMARK, MIN_WATERMARK, ProcessContext, Timers
+from penstock.functions.process_functions import (
     BatchCollector,
     BroadcastProcessFunction,
     CheckpointContext,
@@ -59,9 +56,8 @@ from penstock.process_functions import (
     KeyedProcessFunction,
     ProcessFunction,
 )
-from penstock.restart_strategies import RestartStrategies
-from penstock.rows import Row
-from penstock.state import (
+from penstock.rows.rows import Row
+from penstock.state.declarations import (
     MSGPACK,
     PICKLE,
     AggregatingState,
@@ -74,9 +70,13 @@ from penstock.state import (
     ValueState,
 )
 from penstock.storage.codec import StateError
-from penstock.stream import Stream
-from penstock.stream_outputs import StreamSink
-from penstock.windows import Window, count_window, session, sliding, tumbling
+from penstock.streams.connected_streams import ConnectedStreams
+from penstock.streams.environment import Environment, JobPlan
+from penstock.streams.keyed_stream import KeyedStream, WindowedStream
+from penstock.streams.restart_strategies import RestartStrategies
+from penstock.streams.stream import Stream
+from penstock.streams.stream_outputs import StreamSink
+from penstock.streams.windows import Window, count_window, session, sliding, tumbling
 
 __version__ = "0.1.0"
 

@@ -1,12 +1,12 @@
 """Errors, sorted by who acts next.
 
 ``StreamError`` is the root. A message says what happened, where (job, vertex, subtask, file, row)
-and what to do. The table between these classes and gRPC status codes is ``penstock/grpc_errors.py``.
+and what to do. The table between these classes and gRPC status codes is ``penstock/client/grpc_errors.py``.
 """
 
 from __future__ import annotations
 
-from penstock.partition_id import PartitionId
+from penstock.graph.partition_id import PartitionId
 
 
 class StreamError(Exception):

@@ -41,16 +41,16 @@ from common.process import (
     parse_daemon_arguments,
     stop_requests,
 )
-from penstock.addresses import format_address
+from penstock.client.addresses import format_address
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, StreamError
-from penstock.owned_directories import (
+from penstock.local.owned_directories import (
     OwnedDirectory,
     create_runtime_directory,
     sweep_runtime_directories,
     sweep_work_directories,
 )
-from penstock.private_directories import make_private
+from penstock.storage.private_directories import make_private
 from taskmanager.daemon.background import Background
 from taskmanager.daemon.disk_guard import DiskLimits
 from taskmanager.daemon.disk_guard_runner import DiskGuardRunner

@@ -1,1 +1,1 @@
-"""Jobs: submission, the machine of each job, and the actors that run them."""
+"""Submission, recovery, and the list of jobs with what survives the JobManager."""

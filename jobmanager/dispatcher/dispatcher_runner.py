@@ -23,22 +23,9 @@ import structlog
 from common.clock import Clock
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
-from jobmanager.artifact_store import ArtifactStore
-from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher.checkpoint_gauges import JobCheckpointNumbers
+from jobmanager.dispatcher.artifact_store import ArtifactStore
 from jobmanager.dispatcher.ended_checkpoints_runner import delete_checkpoints
-from jobmanager.dispatcher.job_description import (
-    JobDescription,
-    check_checkpoint_directory,
-    describe,
-)
-from jobmanager.dispatcher.job_master_runner import (
-    JobMasterRunner,
-    free_slots,
-    quarantine_cause,
-)
-from jobmanager.dispatcher.job_options import JobOptions
-from jobmanager.dispatcher.job_state import JobState
+from jobmanager.dispatcher.job_store import JobStore, UnfinishedJob
 from jobmanager.dispatcher.recovery import (
     JobEndedError,
     JobUnreadableError,
@@ -47,7 +34,20 @@ from jobmanager.dispatcher.recovery import (
 )
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
-from jobmanager.job_store import JobStore, UnfinishedJob
+from jobmanager.job import job_messages as m
+from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
+from jobmanager.job.job_description import (
+    JobDescription,
+    check_checkpoint_directory,
+    describe,
+)
+from jobmanager.job.job_master_runner import (
+    JobMasterRunner,
+    free_slots,
+    quarantine_cause,
+)
+from jobmanager.job.job_options import JobOptions
+from jobmanager.job.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import cause_of_error, event_of
 from jobmanager.rpc.job_record import JobRecord

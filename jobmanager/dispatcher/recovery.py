@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobmanager.artifact_store import ArtifactStore
-from jobmanager.dispatcher.job_description import JobDescription, describe
-from jobmanager.dispatcher.job_settings import JobSettings, job_settings
-from jobmanager.dispatcher.job_state import JobState
+from jobmanager.dispatcher.artifact_store import ArtifactStore
+from jobmanager.dispatcher.job_store import UnfinishedJob
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import over_cluster
-from jobmanager.job_store import UnfinishedJob
+from jobmanager.job.job_description import JobDescription, describe
+from jobmanager.job.job_settings import JobSettings, job_settings
+from jobmanager.job.job_state import JobState
 from penstock.config import Configuration
 from penstock.errors import StreamError
 

@@ -111,7 +111,7 @@ class JobPlan:
 def plan_problem(plan: JobPlan) -> str | None:
     """What makes the plan impossible to run, in the user's words; None = nothing.
 
-    Checks what deployment relies on; what operators rely on is checked by ``penstock.graph.validate``.
+    Checks what deployment relies on; what operators rely on is checked by ``penstock.graph.job_graph.validate``.
     """
     if not plan.vertices:
         return "the job has no operators: add a source and a sink"

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from jobmanager.dispatcher import job_messages as m
 from jobmanager.failover.regions import KeptPartition, RegionGraph
 from jobmanager.graph.execution_attempt import (
     AttemptKey,
@@ -27,6 +26,7 @@ from jobmanager.graph.execution_attempt import (
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
+from jobmanager.job import job_messages as m
 
 _GONE = frozenset({AttemptState.FAILED, AttemptState.CANCELED})
 

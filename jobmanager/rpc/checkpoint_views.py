@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.statistics import CheckpointRecord, CheckpointStatus
-from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.job.job_master import JobMaster
 from penstock.pb import client_pb2
 
 _STATUS = {

@@ -12,9 +12,9 @@ from typing import Any
 from typing_extensions import override
 
 from common.pb import internal_pb2, internal_pb2_grpc
-from jobmanager.artifact_store import ArtifactStore
+from jobmanager.dispatcher.artifact_store import ArtifactStore
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
-from jobmanager.job_store import JobStore
+from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.results.results_store import ResultsOverflow, ResultsStore
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from penstock.config import Configuration

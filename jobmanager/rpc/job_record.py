@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from jobmanager.checkpoint.repeated_output import RepeatedOutput
-from jobmanager.dispatcher.job_master import JobMaster
-from jobmanager.dispatcher.job_state import JobState, is_terminal
 from jobmanager.failover.exceptions_history import ExceptionEntry
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.graph.execution_attempt import AttemptKey, ExecutionAttempt
+from jobmanager.job.job_master import JobMaster
+from jobmanager.job.job_state import JobState, is_terminal
 from jobmanager.rpc.checkpoint_views import add_last_checkpoint, checkpoints_of
 from jobmanager.rpc.exception_views import exceptions_of, repeated_message
 from jobmanager.rpc.graph_convert import attempt_key, cause_message

@@ -7,15 +7,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from jobmanager.artifact_store import ArtifactStore
 from jobmanager.dispatcher.admission import CodeStamp, stamp_problem
+from jobmanager.dispatcher.artifact_store import ArtifactStore
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.installed_version import penstock_version
-from jobmanager.job_store import JobStore
 from jobmanager.partitions.promoted import newest_named
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.partition_convert import persisted_details
 from jobmanager.scheduler.cluster_runner import ClusterRunner
+from penstock.client.protocol import PROTOCOL_VERSION
 from penstock.errors import (
     JobNotFound,
     JobRejected,
@@ -24,7 +25,6 @@ from penstock.errors import (
     TaskManagerLost,
 )
 from penstock.pb import client_pb2, client_pb2_grpc
-from penstock.protocol import PROTOCOL_VERSION
 
 _WATCH_INTERVAL_MIN_MS = 20
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from common.pb import internal_pb2
 from jobmanager.partitions.promoted import PromotedPart
 from penstock.pb import graph_pb2
-from penstock.schema import schema_from_bytes, schema_to_bytes, user_schema
+from penstock.rows.schema import schema_from_bytes, schema_to_bytes, user_schema
 
 _BLOCKING = graph_pb2.RESULT_PARTITION_TYPE_BLOCKING
 

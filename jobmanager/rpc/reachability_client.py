@@ -16,7 +16,7 @@ from common.auth import token_client_interceptors
 from common.grpc_options import channel_options
 from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.liveness.reachability import Reachability
-from penstock.addresses import parse_address
+from penstock.client.addresses import parse_address
 from penstock.errors import ConfigurationError
 
 _State = grpc.ChannelConnectivity

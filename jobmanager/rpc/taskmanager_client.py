@@ -21,10 +21,10 @@ from common.grpc_options import channel_options
 from common.message_bounds import check_message
 from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.rpc.reachability_client import ReachabilityClient
+from penstock.client.grpc_errors import UNANSWERED, error_from_rpc, is_ours, unanswered
+from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES
 from penstock.errors import StreamError, TaskManagerLost
-from penstock.grpc_errors import UNANSWERED, error_from_rpc, is_ours, unanswered
 from penstock.pb import client_pb2, graph_pb2
-from penstock.protocol import MESSAGE_SIZE_MAX_BYTES
 
 _ResponseT = TypeVar("_ResponseT", bound=Message)
 _MessageT = TypeVar("_MessageT", bound=Message)

@@ -16,7 +16,7 @@ from penstock.cli.context import (
     reports_errors,
 )
 from penstock.cli.describe import size_of, time_of
-from penstock.job_checkpoints import Checkpoint, checkpoint_of
+from penstock.client.job_checkpoints import Checkpoint, checkpoint_of
 
 
 @click.command()

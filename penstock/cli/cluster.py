@@ -9,7 +9,7 @@ import click
 
 from penstock.cli.context import default_directory, echo, print_json, print_table, reports_errors
 from penstock.config import parse_override
-from penstock.local_cluster import LocalCluster
+from penstock.local.local_cluster import LocalCluster
 
 _directory_option = click.option(
     "--dir",

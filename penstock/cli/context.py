@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.addresses import format_address, parse_addresses
-from penstock.client import Client
+from penstock.client.addresses import format_address, parse_addresses
+from penstock.client.client import Client
+from penstock.client.credentials import load_token
 from penstock.config import Configuration
-from penstock.credentials import load_token
 from penstock.errors import ConfigurationError, JobManagerUnreachable, StreamError
 from penstock.printable import in_one_line, printable
 

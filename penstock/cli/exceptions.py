@@ -9,7 +9,7 @@ import click
 
 from penstock.cli.context import common_options, connected, echo, print_json, reports_errors
 from penstock.cli.describe import repeated_fields, repeated_lines, time_of
-from penstock.job_exceptions import Failure, JobException, exception_of
+from penstock.client.job_exceptions import Failure, JobException, exception_of
 
 
 @click.command()

@@ -29,11 +29,11 @@ from penstock.cli.describe import (
     summary_fields,
     time_of,
 )
-from penstock.job import JobHandle
-from penstock.job_logs import attempt_logs
+from penstock.client.job import JobHandle
+from penstock.client.job_logs import attempt_logs
+from penstock.client.progress import ProgressDisplay, slot_wait_text
 from penstock.pb import client_pb2
 from penstock.printable import in_one_line
-from penstock.progress import ProgressDisplay, slot_wait_text
 
 
 @click.command("list")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.context import print_json, reports_errors
-from penstock.nexmark import write_nexmark
+from penstock.nexmark.generator import write_nexmark
 
 
 @click.command()

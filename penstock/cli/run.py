@@ -21,15 +21,15 @@ from penstock.cli.context import (
     print_json,
     reports_errors,
 )
-from penstock.code_shipping import import_paths
+from penstock.client.code_shipping import import_paths
+from penstock.client.job import job_result
+from penstock.client.own_modules import set_apart
+from penstock.client.progress import ProgressDisplay
+from penstock.client.submission import PlanCollected, SubmissionOverride, submission_override
 from penstock.config import parse_override
 from penstock.errors import ConfigurationError, JobRejected, StreamError
-from penstock.graph import explain, plan_dict
-from penstock.job import job_result
-from penstock.own_modules import set_apart
+from penstock.graph.job_graph import explain, plan_dict
 from penstock.printable import in_one_line
-from penstock.progress import ProgressDisplay
-from penstock.submission import PlanCollected, SubmissionOverride, submission_override
 
 _script_argument = click.argument(
     "script", type=click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.column_types import first_of_type, is_calendar_interval, is_extension
 from penstock.connectors.declared_columns import check_declared
 from penstock.connectors.declared_fields import warn_of_absent_fields
 from penstock.connectors.inference import infer_schema, plain_schema
@@ -23,7 +22,8 @@ from penstock.connectors.messages import name_list, nearest_name, os_reason
 from penstock.connectors.text_options import DEFAULTS, TextOptions
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_to_bytes
+from penstock.rows.column_types import first_of_type, is_calendar_interval, is_extension
+from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 
 _log = logging.getLogger("penstock")
 

@@ -12,7 +12,7 @@ from penstock.connectors.inference import plain_schema
 from penstock.connectors.messages import name_list, nearest_name
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME
 
 _ENDLESS = -1
 
@@ -86,7 +86,7 @@ def nexmark_source(
     Raises:
         JobRejected: an argument is out of range, or a column does not exist.
     """
-    from penstock import nexmark
+    from penstock.nexmark import generator as nexmark
 
     if kind not in nexmark.KINDS:
         raise JobRejected(
@@ -127,7 +127,7 @@ def sample_nexmark(spec: graph_pb2.NexmarkSource, schema: pa.Schema, rows: int) 
         schema: the columns to make.
         rows: at most.
     """
-    from penstock import nexmark
+    from penstock.nexmark import generator as nexmark
 
     count = rows if spec.events < 0 else min(rows, nexmark.kind_count(spec.kind, spec.events))
     return nexmark.nexmark_batch(

@@ -11,7 +11,7 @@ from penstock.connectors.inference import plain_schema
 from penstock.connectors.messages import name_list, nearest_name, shorten
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME
 
 
 def arrow_source(artifact_id: str, schema: pa.Schema) -> tuple[graph_pb2.SourceSpec, pa.Schema]:

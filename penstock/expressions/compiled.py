@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.column_values import row_text
 from penstock.errors import BadRecord, ExpressionError
 from penstock.expressions import calls
 from penstock.expressions.casting import cast_kernel
@@ -24,7 +23,8 @@ from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
 from penstock.expressions.literals import adopt, literal_scalar
 from penstock.expressions.operators import OPERATORS, Apply, item_kernel, operator_kernel
 from penstock.naming import nearest_hint
-from penstock.schema import user_batch, user_schema
+from penstock.rows.column_values import row_text
+from penstock.rows.schema import user_batch, user_schema
 
 Evaluate = Callable[[Rows], Any]
 """Rows in, array of their length or scalar out."""

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from penstock.column_values import ValueMismatch, encode
 from penstock.errors import ExpressionError
+from penstock.rows.column_values import ValueMismatch, encode
 
 
 def literal_scalar(value: object) -> pa.Scalar:

@@ -15,7 +15,7 @@ from penstock.expressions.call_options import (
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
 from penstock.expressions.operators import OPERATORS
 from penstock.pb import graph_pb2
-from penstock.schema import schema_from_bytes, schema_to_bytes
+from penstock.rows.schema import schema_from_bytes, schema_to_bytes
 
 
 def to_proto(expression: Expr) -> graph_pb2.Expression:

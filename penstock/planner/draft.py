@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.errors import JobRejected
-from penstock.exchanges import PIPELINED, keeps_rows
-from penstock.graph_operators import shown_name, side_schema
-from penstock.pb import graph_pb2
-from penstock.planner.loading import settle_loading
-from penstock.repeatability import (
+from penstock.graph.operator_checks import shown_name, side_schema
+from penstock.graph.repeatability import (
     Repeatability,
     VertexInput,
     after_operator,
@@ -21,8 +18,11 @@ from penstock.repeatability import (
     on_edge,
     repeatability_of_edges,
 )
-from penstock.schema import schema_to_bytes
+from penstock.pb import graph_pb2
+from penstock.planner.loading import settle_loading
+from penstock.rows.schema import schema_to_bytes
 from penstock.storage.key_groups import default_max_parallelism
+from penstock.streams.exchanges import PIPELINED, keeps_rows
 
 FORWARD = graph_pb2.PARTITIONING_FORWARD
 

@@ -13,9 +13,8 @@ from typing import assert_never
 
 import pyarrow as pa
 
-from penstock.aggregates import Aggregate
-from penstock.graph_operators import ERROR_COLUMN
-from penstock.logical import (
+from penstock.aggregates.aggregates import Aggregate
+from penstock.graph.logical import (
     ApplyWindowFunction,
     AssignEventTime,
     BatchFunction,
@@ -33,8 +32,9 @@ from penstock.logical import (
     input_has_event_time,
     input_schema,
 )
+from penstock.graph.operator_checks import ERROR_COLUMN
 from penstock.pb import graph_pb2
-from penstock.windows import is_event_time
+from penstock.streams.windows import is_event_time
 
 KEY_COLUMN = "key"
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.artifacts import LocalArtifact
-from penstock.code_shipping import collect_code
+from penstock.client.artifacts import LocalArtifact
+from penstock.client.code_shipping import collect_code
 from penstock.config import Configuration
 from penstock.errors import JobRejected
-from penstock.graph import validate
-from penstock.logical import (
+from penstock.functions.user_code import cloudpickle_version, python_version, shipping
+from penstock.graph.job_graph import validate
+from penstock.graph.logical import (
     ApplyWindowFunction,
     Join,
     Node,
@@ -22,10 +23,9 @@ from penstock.logical import (
     reachable,
 )
 from penstock.pb import graph_pb2
-from penstock.persisted import persist_sinks
 from penstock.planner.planner import Planner
-from penstock.state import declared_states
-from penstock.user_code import cloudpickle_version, python_version, shipping
+from penstock.state.declarations import declared_states
+from penstock.streams.persisted import persist_sinks
 
 _WITHOUT_OWN_STATE = (graph_pb2.PROCESS_KIND_PLAIN, graph_pb2.PROCESS_KIND_CO)
 

@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from penstock.config import Configuration
-from penstock.determinism import is_deterministic
 from penstock.errors import JobRejected
-from penstock.exchanges import CACHING, CACHING_MEMORY
-from penstock.graph_operators import NARROWING
-from penstock.logical import (
+from penstock.graph.determinism import is_deterministic
+from penstock.graph.logical import (
     ANY_ROUTING,
     AssignEventTime,
     Node,
@@ -33,6 +31,7 @@ from penstock.logical import (
     WriteSink,
     input_schema,
 )
+from penstock.graph.operator_checks import NARROWING
 from penstock.pb import graph_pb2
 from penstock.planner.draft import (
     FORWARD,
@@ -46,8 +45,9 @@ from penstock.planner.exchange_choice import exchange_type, wanted_exchange
 from penstock.planner.needs import Need, find_needs, need_of, pruned
 from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
 from penstock.planner.uids import assign_uids, derived_uid
-from penstock.schema import EVENT_TIME
-from penstock.window_schemas import can_pre_aggregate
+from penstock.rows.schema import EVENT_TIME
+from penstock.streams.exchanges import CACHING, CACHING_MEMORY
+from penstock.streams.window_schemas import can_pre_aggregate
 
 DEFAULT_SLOT_GROUP = "default"
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from penstock.config import Configuration
 from penstock.expressions import Expr, col
-from penstock.logical import (
+from penstock.functions.user_code import pickle_function
+from penstock.graph.logical import (
     EVENT_TIME_FIELD,
     ApplyWindowFunction,
     AssignEventTime,
@@ -32,9 +33,8 @@ from penstock.logical import (
 )
 from penstock.pb import graph_pb2
 from penstock.planner.needs import Need, pruned
-from penstock.schema import EVENT_TIME, user_schema
-from penstock.user_code import pickle_function
-from penstock.window_schemas import (
+from penstock.rows.schema import EVENT_TIME, user_schema
+from penstock.streams.window_schemas import (
     WINDOW_INDEX,
     running_aggregate_schema,
     window_aggregate_schema,

@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
-from penstock.logical import Join, Node, Process, ReadSource, RowFunction, WriteSink
+from penstock.graph.logical import Join, Node, Process, ReadSource, RowFunction, WriteSink
 from penstock.pb import graph_pb2
 
 _LENGTH = 32

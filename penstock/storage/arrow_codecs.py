@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 from typing_extensions import override
 
-from penstock.column_values import decode
+from penstock.rows.column_values import decode
 from penstock.storage.codec import (
     ARROW_PREFIX,
     ARROW_SUFFIX,

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 from typing_extensions import override
 
-from penstock.column_values import record_as_dict, short_repr
 from penstock.errors import StoreCorrupt
+from penstock.rows.column_values import record_as_dict, short_repr
 from penstock.storage.arrow_codecs import PlainCodec, plain_codec
 from penstock.storage.codec import EncodedCodec, StateError
 

@@ -21,8 +21,8 @@ import msgpack
 import numpy as np
 from typing_extensions import override
 
-from penstock.column_values import short_repr
 from penstock.errors import StoreCorrupt
+from penstock.rows.column_values import short_repr
 from penstock.storage.codec import EncodedCodec
 
 _TUPLE, _SET, _FROZENSET, _DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL, _INT = range(1, 10)

@@ -9,11 +9,12 @@ from typing import Any, Literal, Self, overload
 
 import pyarrow as pa
 
+from penstock.client.own_modules import PLAIN_NAMES, own_module, set_apart
 from penstock.config import Configuration
 from penstock.connectors.memory import rows_to_table
 from penstock.errors import JobRejected
-from penstock.own_modules import PLAIN_NAMES, own_module, set_apart
-from penstock.schema import EVENT_TIME, user_batch
+from penstock.rows.schema import EVENT_TIME, user_batch
+from penstock.streams.windows import Window
 from penstock.testing.pipeline import (
     INPUT_UIDS,
     OUTPUT_UID,
@@ -24,7 +25,6 @@ from penstock.testing.pipeline import (
     row_schema,
 )
 from penstock.units import duration_ms
-from penstock.windows import Window
 
 Row = dict[str, Any]
 

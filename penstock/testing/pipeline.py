@@ -15,20 +15,30 @@ from typing import Any, NoReturn
 import pyarrow as pa
 from typing_extensions import override
 
-import penstock.aggregates as aggregates
-from penstock.column_checks import check_schema
+import penstock.aggregates.aggregates as aggregates
 from penstock.config import Configuration
 from penstock.connectors.memory import rows_to_table
 from penstock.connectors.sink import Sink
 from penstock.connectors.source import Source
-from penstock.environment import Environment
 from penstock.errors import JobRejected
-from penstock.exchanges import PIPELINED
-from penstock.function_schemas import declared_schema
-from penstock.functions import FilterFunction, FlatMapFunction, MapFunction, WindowFunction
-from penstock.graph import validate
-from penstock.job_builder import JobBuilder
-from penstock.logical import (
+from penstock.functions.functions import (
+    FilterFunction,
+    FlatMapFunction,
+    MapFunction,
+    WindowFunction,
+)
+from penstock.functions.process_functions import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    KeyedBatchFunction,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    ProcessFunction,
+    StatefulFunction,
+)
+from penstock.graph.job_graph import validate
+from penstock.graph.logical import (
     BatchFunction,
     Node,
     NodeInput,
@@ -42,19 +52,14 @@ from penstock.logical import (
 )
 from penstock.pb import graph_pb2
 from penstock.planner.planner import Planner
-from penstock.process_functions import (
-    BroadcastProcessFunction,
-    CoProcessFunction,
-    KeyedBatchFunction,
-    KeyedBroadcastProcessFunction,
-    KeyedCoProcessFunction,
-    KeyedProcessFunction,
-    ProcessFunction,
-    StatefulFunction,
-)
-from penstock.stream import Stream
-from penstock.stream_outputs import StreamSink
-from penstock.windows import Window
+from penstock.streams.column_checks import check_schema
+from penstock.streams.environment import Environment
+from penstock.streams.exchanges import PIPELINED
+from penstock.streams.function_schemas import declared_schema
+from penstock.streams.job_builder import JobBuilder
+from penstock.streams.stream import Stream
+from penstock.streams.stream_outputs import StreamSink
+from penstock.streams.windows import Window
 
 INPUT_UIDS = ("penstock.testing/input", "penstock.testing/input-2")
 OUTPUT_UID = "penstock.testing/output"

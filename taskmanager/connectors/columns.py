@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from penstock.column_types import without_runs
 from penstock.connectors.listing import partition_values
 from penstock.connectors.messages import name_list, nearest_name, shorten
 from penstock.connectors.text_options import DEFAULTS, TextOptions
 from penstock.errors import TaskFailure
+from penstock.rows.column_types import without_runs
 
 
 class ColumnPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.connectors.source import Source
 from penstock.errors import InvariantViolation, TaskFailure
 from penstock.pb import graph_pb2
-from penstock.schema import schema_from_bytes, user_schema
+from penstock.rows.schema import schema_from_bytes, user_schema
 from taskmanager.connectors.artifact_source import ArtifactSource
 from taskmanager.connectors.file_sink import FileSinkWriter
 from taskmanager.connectors.file_source import FileSource

@@ -35,7 +35,7 @@ from penstock.connectors.messages import os_reason, shorten
 from penstock.connectors.sink import SinkContext
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
-from penstock.schema import user_batch
+from penstock.rows.schema import user_batch
 from taskmanager.connectors.file_encoders import EXTENSIONS, file_encoder
 from taskmanager.connectors.hidden_files import hidden_files, output_tag
 from taskmanager.connectors.hive_partitions import split_by_partition

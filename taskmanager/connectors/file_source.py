@@ -13,7 +13,7 @@ from penstock.connectors.source import Reader, Source, SourceContext, Split
 from penstock.connectors.text_options import TextOptions
 from penstock.errors import TaskFailure, Unrecoverable
 from penstock.pb import graph_pb2
-from penstock.schema import schema_from_bytes
+from penstock.rows.schema import schema_from_bytes
 from taskmanager.connectors.arrow_reader import ArrowFileReader
 from taskmanager.connectors.columns import ColumnPlan
 from taskmanager.connectors.csv_format import CsvFormat

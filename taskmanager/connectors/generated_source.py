@@ -9,12 +9,12 @@ from dataclasses import replace
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock import nexmark
-from penstock.column_types import without_runs
 from penstock.connectors.messages import name_list, nearest_name, shorten
 from penstock.connectors.source import END, EndOfSplit, Reader, Source, SourceContext, Split
 from penstock.errors import TaskFailure
+from penstock.nexmark import generator as nexmark
 from penstock.pb import graph_pb2
+from penstock.rows.column_types import without_runs
 from taskmanager.connectors.row_blocks import BlockSplit, RowCursor, block_splits
 from taskmanager.connectors.user_code import calling_user_code, load_function
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.sink import SinkContext
-from penstock.schema import user_batch
+from penstock.rows.schema import user_batch
 from taskmanager.connectors.json_text import json_rows
 from taskmanager.connectors.sink_writer import SinkWriter
 

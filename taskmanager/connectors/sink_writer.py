@@ -13,9 +13,9 @@ from collections.abc import Callable
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.column_values import short_repr
 from penstock.connectors.sink import Sink, SinkContext, is_two_phase
 from penstock.errors import JobRejected, TaskFailure
+from penstock.rows.column_values import short_repr
 from penstock.storage.plain_codecs import MsgpackCodec
 from taskmanager.connectors.user_code import calling_user_code
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.log import get_logger
-from penstock.announced_tokens import find_token
-from penstock.credentials import load_token, own_token_file
+from penstock.client.announced_tokens import find_token
+from penstock.client.credentials import load_token, own_token_file
 
 _LOOK_INTERVAL_S = 0.1
 _LOOKS_BEFORE_WARNING = 50

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.protocol import PARENT_DEATH_VARIABLE
+from penstock.client.protocol import PARENT_DEATH_VARIABLE
 
 _ONE_THREAD = {
     # Libraries start threads when they are imported, and a process with threads cannot be forked.

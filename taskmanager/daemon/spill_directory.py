@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.owned_directories import OwnedDirectory, sweep_owned_directories
+from penstock.local.owned_directories import OwnedDirectory, sweep_owned_directories
 
 _PREFIX = "spill-"
 

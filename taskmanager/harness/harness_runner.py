@@ -31,11 +31,11 @@ from common.elements import (
     Watermark,
 )
 from common.pb import internal_pb2
+from penstock.client.job import job_failed
 from penstock.config import Configuration
 from penstock.errors import CheckpointAborted, InvariantViolation, JobRejected, StreamError
-from penstock.job import job_failed
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
-from penstock.schema import schema_from_bytes
+from penstock.rows.schema import schema_from_bytes
 from penstock.storage.manifest import encode_manifest
 from taskmanager.harness.direct_exchange import DirectChannel, DirectExchange
 from taskmanager.harness.inspection import state_of, timers_of

@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.errors import JobRejected
 from penstock.naming import nearest_hint
 from penstock.pb import graph_pb2
-from penstock.state import (
+from penstock.state.declarations import (
     BroadcastState,
     KeyedState,
     MapState,

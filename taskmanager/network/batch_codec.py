@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.schema import schema_from_bytes
+from penstock.rows.schema import schema_from_bytes
 from taskmanager.network.frames import FLAG_STREAM, Buffer, FrameError
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from common.elements import Watermark
-from penstock.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME
 
 PARTIAL_METADATA = b"penstock.partial"
 """Schema metadata that marks partial aggregates."""

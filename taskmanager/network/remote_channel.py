@@ -15,7 +15,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import ControlElement
-from penstock.schema import schema_to_bytes
+from penstock.rows.schema import schema_to_bytes
 from taskmanager.network.batch_codec import encode_batch, has_dictionary
 from taskmanager.network.credit import SenderCredit, charge_of
 from taskmanager.network.frames import FLAG_STREAM, FrameKind, encode_frame, encode_header

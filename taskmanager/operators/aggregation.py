@@ -15,20 +15,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from penstock.aggregate_layout import (
+from penstock.aggregates.aggregate_layout import (
     GroupColumnSpec,
     Slot,
     SlotKind,
     SlotResult,
     aggregate_layout,
 )
-from penstock.aggregates import CUSTOM, Aggregate
+from penstock.aggregates.aggregates import CUSTOM, Aggregate
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
-from penstock.schema import schema_from_bytes
+from penstock.rows.schema import schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import fixed_array, fixed_values, null_rows, plain_array
-from penstock.window_schemas import first_accumulator
+from penstock.streams.window_schemas import first_accumulator
 from taskmanager.kernels import AccumulatorKind, AccumulatorOverflowError
 from taskmanager.operators.custom_aggregate import CustomAggregate
 from taskmanager.operators.key_columns import KeyColumns, as_type

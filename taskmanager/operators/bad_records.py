@@ -13,9 +13,9 @@ import pyarrow as pa
 from common.elements import SideOutput
 from penstock.errors import BadRecord, TaskFailure
 from penstock.expressions import evaluate_each
-from penstock.graph_operators import ERROR_COLUMN, side_schema
+from penstock.graph.operator_checks import ERROR_COLUMN, side_schema
 from penstock.pb import graph_pb2
-from penstock.schema import schema_from_bytes
+from penstock.rows.schema import schema_from_bytes
 from taskmanager.operators.operator import OperatorContext
 
 

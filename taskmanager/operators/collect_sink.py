@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from common.elements import PAUSE, CheckpointBarrier, ControlElement, OperatorOutput
 from common.pb import internal_pb2
-from penstock.column_values import ROW_CHARACTERS
 from penstock.errors import TaskFailure
 from penstock.pb import client_pb2, graph_pb2
-from penstock.schema import user_batch
+from penstock.rows.column_values import ROW_CHARACTERS
+from penstock.rows.schema import user_batch
 from taskmanager.operators.operator import Operator, OperatorContext
 
 _CHUNKS_UNDER_WAY_MAX = 4

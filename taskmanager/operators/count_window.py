@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from common.elements import OperatorOutput
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_from_bytes
+from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.window_contents import FiredInstances, InstanceContents

@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.aggregate_layout import GroupColumnSpec
-from penstock.column_values import ValueMismatch, decode, encode, short_repr
+from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import TaskFailure
-from penstock.rows import rows_of
+from penstock.functions.user_code import display_name
+from penstock.rows.column_values import ValueMismatch, decode, encode, short_repr
+from penstock.rows.rows import rows_of
 from penstock.storage.codec import StateCodec, codec_of
-from penstock.user_code import display_name
 from taskmanager.operators.user_failure import user_failure
 from taskmanager.state.group_column import GroupColumn
 from taskmanager.state.value_log import FrozenStates

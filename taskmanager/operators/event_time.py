@@ -31,10 +31,10 @@ from common.elements import (
     StreamStatus,
     Watermark,
 )
-from penstock.column_values import row_text
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
-from penstock.schema import schema_from_bytes, user_batch
+from penstock.rows.column_values import row_text
+from penstock.rows.schema import schema_from_bytes, user_batch
 from taskmanager.alignment.watermark_generator import WatermarkGenerator
 from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext

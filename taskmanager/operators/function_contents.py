@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from common.elements import OperatorOutput
 from penstock.pb import graph_pb2
-from penstock.schema import schema_from_bytes
+from penstock.rows.schema import schema_from_bytes
 from taskmanager.kernels import RecordTable, distinct
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import OperatorContext

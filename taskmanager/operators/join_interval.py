@@ -36,7 +36,7 @@ from common.elements import (
 )
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME
 from penstock.storage.key_types import KeyKind, fixed_values, key_kind
 from taskmanager.kernels import split_by_slice, time_bounds
 from taskmanager.operators.join_index import BucketIndex, Int64Array, Probe, Run, UInt64Array

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from common.elements import OperatorOutput
 from penstock.pb import graph_pb2
-from penstock.windows import is_sliced
+from penstock.streams.windows import is_sliced
 from taskmanager.kernels import RecordTable
 from taskmanager.operators.join_interval import IntervalJoinOperator
 from taskmanager.operators.join_pairs import NO_ROW, Int64Array, joined_pairs

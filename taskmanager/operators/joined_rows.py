@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_from_bytes, user_schema
+from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from taskmanager.operators.join_pairs import Int64Array
 from taskmanager.operators.key_columns import KeyColumns, as_type
 

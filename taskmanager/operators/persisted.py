@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from common.elements import OperatorOutput, StreamStatus, Watermark
 from penstock.pb import graph_pb2
-from penstock.schema import schema_from_bytes, user_batch
+from penstock.rows.schema import schema_from_bytes, user_batch
 from taskmanager.operators.operator import NOTHING, Operator
 
 

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from common.elements import OperatorOutput, SideOutput
 from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient, TaskFailure
+from penstock.functions.process_functions import BatchCollector
 from penstock.pb import graph_pb2
-from penstock.process_functions import BatchCollector
-from penstock.schema import EVENT_TIME, schema_from_bytes, user_batch, user_schema
+from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_batch, user_schema
 from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.batch_results import result_columns
 from taskmanager.operators.operator import NOTHING, OperatorContext

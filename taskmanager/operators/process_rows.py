@@ -19,12 +19,12 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import PAUSE, OperatorOutput
-from penstock.column_values import decode
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient, Unrecoverable
-from penstock.functions import check_has_run
+from penstock.functions.functions import check_has_run
 from penstock.pb import graph_pb2
-from penstock.rows import Row, lazy_columns, row_class
-from penstock.schema import EVENT_TIME, schema_from_bytes, user_schema
+from penstock.rows.column_values import decode
+from penstock.rows.rows import Row, lazy_columns, row_class
+from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.key_columns import KeyColumns

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import JobRejected
-from penstock.process_functions import ProcessKindInfo
-from penstock.state import (
+from penstock.functions.process_functions import ProcessKindInfo
+from penstock.state.declarations import (
     BroadcastState,
     KeyedState,
     OperatorListState,

@@ -12,7 +12,7 @@ from common.elements import OperatorOutput
 from penstock.errors import ExpressionError
 from penstock.expressions import Expr, col
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_from_bytes
+from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 

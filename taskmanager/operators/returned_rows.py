@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from penstock.column_values import short_repr
-from penstock.functions import check_has_run
+from penstock.functions.functions import check_has_run
+from penstock.rows.column_values import short_repr
 
 
 def emit_returned(returned: object, emit: Callable[[object], None], what: str = "row") -> None:

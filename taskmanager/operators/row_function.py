@@ -15,10 +15,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import PAUSE, OperatorOutput
-from penstock.functions import check_has_run
+from penstock.functions.functions import check_has_run
 from penstock.pb import graph_pb2
-from penstock.rows import Row, lazy_columns, make_row, row_class
-from penstock.schema import schema_from_bytes
+from penstock.rows.rows import Row, lazy_columns, make_row, row_class
+from penstock.rows.schema import schema_from_bytes
 from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.row_results import RowResults, row_at

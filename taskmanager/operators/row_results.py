@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from common.elements import OperatorOutput
-from penstock.column_values import ROW_CHARACTERS, ValueMismatch, encode, short_repr
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
-from penstock.rows import RowBuilder, RowMismatch, rows_of
-from penstock.schema import schema_from_bytes, user_schema
+from penstock.rows.column_values import ROW_CHARACTERS, ValueMismatch, encode, short_repr
+from penstock.rows.rows import RowBuilder, RowMismatch, rows_of
+from penstock.rows.schema import schema_from_bytes, user_schema
 from taskmanager.operators.bad_records import BadRecordPolicy
 
 KEY_COLUMN = "key"

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from common.elements import OperatorOutput
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME
 from taskmanager.kernels import AccumulatorOverflowError, distinct
 from taskmanager.operators.aggregate_contents import BoundAggregation
 from taskmanager.operators.operator import Operator, OperatorContext

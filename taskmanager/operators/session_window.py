@@ -24,7 +24,7 @@ from common.elements import (
 )
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_from_bytes
+from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from taskmanager.kernels import time_bounds
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.late_rows import handle_late_rows

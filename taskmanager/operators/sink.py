@@ -28,7 +28,7 @@ from common.elements import OperatorOutput
 from penstock.connectors.sink import SinkContext
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
-from penstock.schema import user_batch
+from penstock.rows.schema import user_batch
 from taskmanager.connectors.factory import build_sink_writer
 from taskmanager.connectors.sink_writer import SinkWriter
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from common.elements import OperatorOutput, OriginEnded, SideOutput
 from common.pb import internal_pb2
-from penstock.column_values import ROW_CHARACTERS
 from penstock.connectors.source import END, Reader, SourceContext, Split
 from penstock.errors import BadRecord, TaskFailure
 from penstock.pb import checkpoint_pb2, graph_pb2
-from penstock.schema import schema_from_bytes
+from penstock.rows.column_values import ROW_CHARACTERS
+from penstock.rows.schema import schema_from_bytes
 from taskmanager.connectors.factory import build_source
 from taskmanager.operators.operator import NOTHING, OperatorContext
 from taskmanager.operators.user_failure import user_traceback

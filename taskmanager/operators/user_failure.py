@@ -8,8 +8,8 @@ from types import TracebackType
 
 import penstock
 import taskmanager
-from penstock.column_values import ROW_CHARACTERS, short_repr
 from penstock.errors import StreamError, TaskFailure
+from penstock.rows.column_values import ROW_CHARACTERS, short_repr
 
 _OWN_DIRECTORIES = tuple(
     f"{Path(p).resolve()}/" for m in (penstock, taskmanager) for p in m.__path__

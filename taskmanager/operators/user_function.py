@@ -8,9 +8,9 @@ from typing import Any
 import cloudpickle
 
 from penstock.errors import TaskFailure
-from penstock.functions import FunctionContext, close_function, open_function
+from penstock.functions.functions import FunctionContext, close_function, open_function
 from penstock.pb import graph_pb2
-from penstock.rows import unknown_column
+from penstock.rows.rows import unknown_column
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.operators.user_failure import user_failure
 

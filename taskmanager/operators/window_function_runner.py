@@ -17,11 +17,11 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import PAUSE, OperatorOutput, SideOutput
-from penstock.column_values import decode, record_as_dict, short_repr
 from penstock.errors import TaskFailure
-from penstock.functions import Collector, WindowInfo
+from penstock.functions.functions import Collector, WindowInfo
 from penstock.pb import graph_pb2
-from penstock.rows import (
+from penstock.rows.column_values import decode, record_as_dict, short_repr
+from penstock.rows.rows import (
     Row,
     RowBuilder,
     RowMismatch,
@@ -29,7 +29,7 @@ from penstock.rows import (
     row_maker,
     rows_of,
 )
-from penstock.schema import EVENT_TIME, schema_from_bytes, user_schema
+from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.operators.returned_rows import emit_returned

@@ -31,9 +31,9 @@ from typing_extensions import override
 
 from common.elements import MAX_TIMESTAMP_MS, OperatorOutput, OriginEnded, StreamStatus, Watermark
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME
 from penstock.storage.key_encoding import KeyBatch
-from penstock.windows import slice_ms
+from penstock.streams.windows import slice_ms
 from taskmanager.kernels import slice_start, split_by_slice, time_bounds
 from taskmanager.operators.aggregation import AggregateInputs
 from taskmanager.operators.bundle_gauge import BundleGauge

@@ -18,8 +18,8 @@ from common.auth import token_client_interceptors
 from common.grpc_options import channel_options
 from common.message_bounds import check_message
 from common.pb import internal_pb2, internal_pb2_grpc
+from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import StoreTransient, StreamError
-from penstock.grpc_errors import error_from_rpc
 
 _Answer = TypeVar("_Answer", bound=Message)
 _PIECE_TIMEOUT_S = 30.0

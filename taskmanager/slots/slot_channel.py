@@ -9,8 +9,8 @@ import struct
 from google.protobuf.message import DecodeError
 
 from common.pb import internal_pb2
+from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES
 from penstock.errors import StreamError
-from penstock.protocol import MESSAGE_SIZE_MAX_BYTES
 
 _LENGTH = struct.Struct("<I")
 

@@ -16,7 +16,7 @@ from common.log import get_logger
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from penstock.errors import StreamError, TaskFailure
-from penstock.partition_id import PartitionId
+from penstock.graph.partition_id import PartitionId
 from taskmanager.slots.attempt_table import AttemptKey, AttemptTable, describe, key_of
 from taskmanager.slots.exit_cause import likely_cause, log_tail
 from taskmanager.slots.forkserver_runner import ForkedChild, ForkserverRunner

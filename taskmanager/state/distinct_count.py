@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.aggregate_layout import GroupColumnSpec
+from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.storage.key_encoding import bounds_of
 from taskmanager.kernels import RecordTable, encode_keys
 from taskmanager.state.group_column import GroupColumn, valid_rows

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.aggregate_layout import GroupColumnSpec
+from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from taskmanager.state.value_log import FrozenStates
 
 Int64Array = npt.NDArray[np.int64]

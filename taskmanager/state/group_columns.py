@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from penstock.aggregate_layout import GroupColumnSpec
+from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import BadRecord
 from taskmanager.state.distinct_count import DistinctCount
 from taskmanager.state.group_column import GroupColumn, valid_rows

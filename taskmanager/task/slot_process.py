@@ -19,8 +19,8 @@ import structlog
 
 from common.clock import SystemClock
 from common.pb import internal_pb2
+from penstock.client.own_modules import set_apart
 from penstock.config import Configuration
-from penstock.own_modules import set_apart
 from penstock.storage.local_store import LocalStore
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.exchange import DataExchange, SlotIdentity

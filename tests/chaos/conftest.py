@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.client import Client
-from penstock.environment import Environment
+from penstock.client.client import Client
 from penstock.errors import StreamError
-from penstock.local_cluster import LocalCluster
+from penstock.local.local_cluster import LocalCluster
+from penstock.streams.environment import Environment
 from tests.support.ledger_job import LedgerJob
 from tests.support.processes import DaemonCluster, site
 from tests.support.watched_job import WatchedJob, submitted

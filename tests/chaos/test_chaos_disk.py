@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from common.clock import SystemClock
-from penstock.client import Client
+from penstock.client.client import Client
 from tests.support.numbered_job import NumberedJob
 from tests.support.processes import DaemonCluster, site, wait_ended, wait_in_directory
 from tests.support.small_disk import filled, small_disk

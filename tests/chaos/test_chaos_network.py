@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from common.clock import SystemClock
-from penstock.client import Client
+from penstock.client.client import Client
 from tests.support.hosts import Hosts
 from tests.support.numbered_job import NumberedJob
 from tests.support.processes import DaemonCluster, Site, site, wait_ended, wait_in_directory

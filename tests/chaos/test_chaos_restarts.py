@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.job import state_name
+from penstock.client.job import state_name
 from tests.support.ledger_job import LedgerJob
 from tests.support.processes import wait_ended
 

@@ -15,9 +15,9 @@ from typing import Protocol
 import pytest
 
 import penstock as ps
-from penstock.client import Client
-from penstock.job import TERMINAL_STATES, JobHandle
-from penstock.local_cluster import LocalCluster
+from penstock.client.client import Client
+from penstock.client.job import TERMINAL_STATES, JobHandle
+from penstock.local.local_cluster import LocalCluster
 from tests.support.jobs import DEADLINE_S
 
 TASKMANAGERS, SLOTS = 2, 4

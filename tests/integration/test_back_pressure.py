@@ -19,7 +19,7 @@ import pytest
 from typing_extensions import override
 
 import penstock as ps
-from penstock.local_cluster import LocalCluster
+from penstock.local.local_cluster import LocalCluster
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details, cancel
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock import collected
-from penstock.client import Client
-from penstock.local_cluster import LocalCluster
+from penstock.client import collected
+from penstock.client.client import Client
+from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
 from tests.support.processes import Site, site
 

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import col
-from penstock.client import Client
+from penstock.client.client import Client
 from tests.integration.conftest import SLOTS, TASKMANAGERS, NewEnvironment
 from tests.support.bids import cut, make_bids, to_table, write_table
 from tests.support.jobs import DEADLINE_S, await_details, cancel, run

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 import penstock as ps
 from penstock import col
-from penstock.nexmark import nexmark_batch
+from penstock.nexmark.generator import nexmark_batch
 from tests.integration.conftest import NewEnvironment
 from tests.support.bids import SCHEMA, make_bids, to_table, write_table
 from tests.support.jobs import assert_same_rows, await_details, cancel, rows_of, run

@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock import col
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.errors import JobCanceled, JobFailed, JobRejected
 from tests.support.processes import DaemonCluster, site
 

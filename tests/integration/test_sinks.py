@@ -24,7 +24,7 @@ from typing_extensions import override
 
 import penstock as ps
 from penstock import col
-from penstock.client import Client
+from penstock.client.client import Client
 from tests.integration.conftest import NewEnvironment
 from tests.support.bids import cut, make_bids, to_table, write_table
 from tests.support.committed_files import Table

@@ -20,8 +20,8 @@ import pytest
 from typing_extensions import override
 
 import penstock as ps
-from penstock.client import Client
-from penstock.job import JobHandle
+from penstock.client.client import Client
+from penstock.client.job import JobHandle
 from penstock.pb import client_pb2
 from tests.integration.conftest import SLOTS, TASKMANAGERS, NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details

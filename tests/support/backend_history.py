@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.aggregate_layout import GroupColumnSpec
+from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import StoreTransient
 from penstock.storage.codec import Stamped, codec_of
 from penstock.storage.key_encoding import KeyBatch

@@ -151,7 +151,7 @@ def run_slot(connection: socket.socket) -> None:
 
 def _jobmanager(arguments: list[str]) -> int:
     import jobmanager.dispatcher.ended_checkpoints_runner as ended
-    import jobmanager.dispatcher.job_description as description
+    import jobmanager.job.job_description as description
     import jobmanager.main
 
     for module in (ended, description):
@@ -167,8 +167,8 @@ def _taskmanager(arguments: list[str]) -> int:
 
 def _penstock(arguments: list[str]) -> int:
     """The command line, whose daemons are those of this module."""
-    from penstock import local_cluster
     from penstock.cli.main import main
+    from penstock.local import local_cluster
 
     class Popen(subprocess.Popen[bytes]):
         def __init__(self, command: list[str], **options: Any) -> None:

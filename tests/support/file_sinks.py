@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from penstock.connectors.sink import SinkContext
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME
 from taskmanager.connectors.factory import build_sink_writer
 from taskmanager.connectors.file_sink import FileSinkWriter
 from taskmanager.connectors.sink_writer import SinkWriter

@@ -22,9 +22,9 @@ from pathlib import Path
 import psutil
 
 import penstock as ps
-from penstock.client import Client
+from penstock.client.client import Client
+from penstock.client.job import TERMINAL_STATES, state_name
 from penstock.errors import StreamError
-from penstock.job import TERMINAL_STATES, state_name
 from penstock.pb import client_pb2
 from tests.support.committed_files import Table
 from tests.support.ledger import Ledger, check_at_least_once, check_exactly_once

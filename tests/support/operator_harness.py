@@ -30,7 +30,7 @@ from common.elements import (
 )
 from penstock.config import Configuration
 from penstock.pb import checkpoint_pb2
-from penstock.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME
 from penstock.storage.blobs import SnapshotReader
 from taskmanager.harness.manual_clock import ManualClock
 from taskmanager.operators.operator import Operator, OperatorContext

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
-from jobmanager.dispatcher.failover import ALL, Failover, Recovery
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.regions import KeptPartition
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
+from jobmanager.job.failover import ALL, Failover, Recovery
 from jobmanager.partitions.partition_tracker import PartitionTracker
 from tests.support.failover_model import Failure, Model, closure
 

@@ -14,8 +14,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
-from jobmanager.dispatcher.job_master_runner import JobMasterRunner
-from jobmanager.job_store import JobStore
+from jobmanager.dispatcher.job_store import JobStore
+from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.main import RunningJobManager, serving
 from jobmanager.rpc.job_record import JobRecord
 from penstock.config import Configuration

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from common.pb import internal_pb2
 from penstock.config import Configuration
-from penstock.partition_id import PartitionId
+from penstock.graph.partition_id import PartitionId
 from taskmanager.network.exchange import DataExchange, SlotIdentity
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.state.memory import ManagedMemory

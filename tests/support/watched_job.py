@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import penstock as ps
 from common.clock import SystemClock
-from penstock.client import Client
+from penstock.client.client import Client
+from penstock.client.job import TERMINAL_STATES, JobHandle
 from penstock.errors import StreamError
-from penstock.job import TERMINAL_STATES, JobHandle
 from penstock.pb import client_pb2
 from tests.support.processes import DaemonCluster, Deadline
 

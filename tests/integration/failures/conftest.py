@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.client import Client
+from penstock.client.client import Client
 from tests.support.processes import Beacon, DaemonCluster, Site, site
 
 

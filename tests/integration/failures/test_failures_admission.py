@@ -18,14 +18,14 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock import client as client_module
 from penstock import errors
-from penstock.client import Client
-from penstock.credentials import load_token, own_token_file, token_metadata
-from penstock.grpc_errors import error_from_rpc
-from penstock.local_cluster import _KERNEL_CACHE
+from penstock.client import client as client_module
+from penstock.client.client import Client
+from penstock.client.credentials import load_token, own_token_file, token_metadata
+from penstock.client.grpc_errors import error_from_rpc
+from penstock.client.protocol import PROTOCOL_VERSION
+from penstock.local.local_cluster import _KERNEL_CACHE
 from penstock.pb import client_pb2, client_pb2_grpc
-from penstock.protocol import PROTOCOL_VERSION
 from tests.support.processes import Beacon, DaemonCluster, Site, tell, wait_in_directory
 
 pytestmark = pytest.mark.integration

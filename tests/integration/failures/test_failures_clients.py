@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.pb import client_pb2
 from tests.support.processes import Beacon, DaemonCluster, Program, Site, wait_ended
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
-from penstock.client import Client
+from penstock.client.client import Client
 from tests.support.processes import DaemonCluster, Ended, Site
 
 pytestmark = pytest.mark.integration
@@ -124,7 +124,7 @@ def test_a_script_whose_job_fails(run: Run) -> None:
     assert "operator 'map'" in ended.stderr
     assert "row: Row(a=3)" in ended.stderr
     assert "job.py" in ended.stderr, "the user's frame"
-    assert "penstock/environment.py" not in ended.stderr
+    assert "penstock/streams/environment.py" not in ended.stderr
     assert ended.stdout == ""
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.errors import StreamError
 from tests.support.processes import Beacon, DaemonCluster, is_alive, site, tell, wait_ended
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.announced_tokens import announcements_directory, find_token
-from penstock.client import Client
+from penstock.client.announced_tokens import announcements_directory, find_token
+from penstock.client.client import Client
 from tests.support.processes import Beacon, DaemonCluster, Ended, Site, tell
 
 pytestmark = pytest.mark.integration
@@ -29,9 +29,9 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a
 
 CALLS = """
     import sys, grpc
-    from penstock.client import Client
+    from penstock.client.client import Client
     from penstock import errors
-    from penstock.grpc_errors import error_from_rpc
+    from penstock.client.grpc_errors import error_from_rpc
     from common.pb import internal_pb2, internal_pb2_grpc
     jobmanager, taskmanager = sys.argv[1:]
     for token in (None, "", "a-guess-at-the-secret"):

@@ -20,8 +20,8 @@ import pytest
 
 import penstock as ps
 from common.clock import SystemClock
+from penstock.client.job import state_name
 from penstock.errors import StreamError
-from penstock.job import state_name
 from penstock.pb import client_pb2
 from tests.support.committed_files import Table
 from tests.support.processes import DaemonCluster, is_alive, site, wait_ended

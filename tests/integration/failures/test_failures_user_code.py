@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.pb import client_pb2
 from tests.support.processes import Beacon, DaemonCluster, tell, wait_ended
 

@@ -32,8 +32,8 @@ from common.log import configure_logging, get_logger
 from common.metrics import AttemptMetricsCollector, NamedMetrics
 from common.metrics_server import METRICS_OFF, MetricsServer
 from common.pb import internal_pb2, internal_pb2_grpc
+from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import ConfigurationError, Unauthenticated
-from penstock.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2
 
 

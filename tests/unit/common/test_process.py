@@ -20,9 +20,9 @@ from common.process import (
     parse_daemon_arguments,
     stop_requests,
 )
-from penstock.addresses import format_address, is_loopback, parse_address, parse_addresses
-from penstock.daemon_processes import start_ticks
+from penstock.client.addresses import format_address, is_loopback, parse_address, parse_addresses
 from penstock.errors import ConfigurationError
+from penstock.local.daemon_processes import start_ticks
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.connectors.source import END, Source, SourceContext, Split
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
-from penstock.schema import schema_to_bytes
+from penstock.rows.schema import schema_to_bytes
 from taskmanager.connectors.factory import build_source
 
 SMALL_BLOCK = 96

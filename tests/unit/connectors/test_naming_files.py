@@ -25,7 +25,7 @@ from penstock.connectors import (
 )
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_from_bytes
+from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 
 
 def rejected(words: str, call: object, *args: object, **named: object) -> None:

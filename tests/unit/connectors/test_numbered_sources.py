@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock import nexmark
 from penstock.connectors import arrow_source, generator_source, nexmark_source
 from penstock.errors import JobRejected, TaskFailure
+from penstock.nexmark import generator as nexmark
 from penstock.pb import graph_pb2
 from taskmanager.connectors import artifact_source
 from taskmanager.connectors.row_blocks import BlockSplit, RowCursor, block_splits

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.connectors.sink import SinkContext
 from penstock.connectors.source import SourceContext
-from penstock.functions import FunctionContext
-from penstock.process_context import ProcessContext
-from penstock.process_functions import PROCESS_KINDS, CheckpointContext
+from penstock.functions.functions import FunctionContext
+from penstock.functions.process_context import ProcessContext
+from penstock.functions.process_functions import PROCESS_KINDS, CheckpointContext
 
 DOCS = Path(__file__).parents[3] / "docs"
 LONG_LINES = 150

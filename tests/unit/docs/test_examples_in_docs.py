@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.nexmark import nexmark_schema
-from penstock.submission import PlanCollected, SubmissionOverride, submission_override
+from penstock.client.submission import PlanCollected, SubmissionOverride, submission_override
+from penstock.nexmark.generator import nexmark_schema
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli.describe import details_fields
 from penstock.cli.main import main
-from penstock.job_metrics import job_metrics
+from penstock.client.job_metrics import job_metrics
 from penstock.pb import client_pb2
 
 ROOT = Path(__file__).parents[3]

@@ -19,7 +19,7 @@ from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.main import RunningJobManager, serving
 from penstock.config import Configuration
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
-from penstock.schema import schema_to_bytes
+from penstock.rows.schema import schema_to_bytes
 
 STATES = client_pb2.AttemptState
 

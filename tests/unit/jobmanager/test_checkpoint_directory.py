@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from jobmanager.dispatcher.job_description import check_checkpoint_directory
+from jobmanager.job.job_description import check_checkpoint_directory
 from penstock.errors import JobRejected
 
 

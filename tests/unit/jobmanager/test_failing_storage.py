@@ -16,10 +16,10 @@ import pytest
 from typing_extensions import override
 
 from jobmanager.checkpoint import checkpoint_store_runner
-from jobmanager.dispatcher.job_description import JobDescription
+from jobmanager.job.job_description import JobDescription
 from jobmanager.metrics import build_registry
+from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import StoreTransient
-from penstock.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2
 from penstock.storage.head import HeadStore
 from penstock.storage.local_store import LocalStore

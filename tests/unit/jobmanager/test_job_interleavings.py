@@ -11,10 +11,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher.job_state import JobState, is_terminal
 from jobmanager.failover.restart_settings import NO_LIMIT
 from jobmanager.graph.job_plan import JobPlan
+from jobmanager.job import job_messages as m
+from jobmanager.job.job_state import JobState, is_terminal
 from tests.support.job_world import World
 from tests.support.speculative_world import SpeculativeWorld
 

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher.checkpoint_wiring import Coordinator
-from jobmanager.dispatcher.job_master import JobMaster
-from jobmanager.dispatcher.job_options import JobOptions
-from jobmanager.dispatcher.job_state import TRANSITIONS as JOB_TRANSITIONS
-from jobmanager.dispatcher.job_state import JobState, is_terminal
 from jobmanager.failover.failure_cause import FailureCause, more_telling
 from jobmanager.graph import execution_attempt
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, ExecutionAttempt
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
+from jobmanager.job import job_messages as m
+from jobmanager.job.checkpoint_wiring import Coordinator
+from jobmanager.job.job_master import JobMaster
+from jobmanager.job.job_options import JobOptions
+from jobmanager.job.job_state import TRANSITIONS as JOB_TRANSITIONS
+from jobmanager.job.job_state import JobState, is_terminal
 from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
 from penstock.connectors.source import Split

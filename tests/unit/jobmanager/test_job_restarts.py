@@ -10,12 +10,6 @@ import pytest
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
-from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher.job_master import JobMaster
-from jobmanager.dispatcher.job_options import JobOptions
-from jobmanager.dispatcher.job_settings import job_settings
-from jobmanager.dispatcher.job_state import JobState
-from jobmanager.dispatcher.source_splits import SourceSplits
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import (
     NO_LIMIT,
@@ -26,6 +20,12 @@ from jobmanager.failover.restart_settings import (
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
+from jobmanager.job import job_messages as m
+from jobmanager.job.job_master import JobMaster
+from jobmanager.job.job_options import JobOptions
+from jobmanager.job.job_settings import job_settings
+from jobmanager.job.job_state import JobState
+from jobmanager.job.source_splits import SourceSplits
 from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
 from penstock.config import Configuration

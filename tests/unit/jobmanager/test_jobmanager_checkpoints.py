@@ -20,9 +20,9 @@ from jobmanager.dispatcher import dispatcher_runner
 from jobmanager.main import serving
 from jobmanager.metrics import build_registry
 from penstock import errors
+from penstock.client.grpc_errors import error_from_rpc
+from penstock.client.job_checkpoints import checkpoint_of
 from penstock.config import Configuration
-from penstock.grpc_errors import error_from_rpc
-from penstock.job_checkpoints import checkpoint_of
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.head import HeadStore
 from penstock.storage.local_store import LocalStore

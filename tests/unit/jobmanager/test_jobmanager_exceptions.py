@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.job.job_master import JobMaster
+from penstock.client.job_exceptions import JobException, exception_of
 from penstock.errors import ConfigurationError
-from penstock.job_exceptions import JobException, exception_of
 from penstock.pb import client_pb2, graph_pb2
 
 FAILED = client_pb2.ATTEMPT_STATE_FAILED

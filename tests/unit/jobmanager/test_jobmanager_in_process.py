@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from common.pb import internal_pb2
-from jobmanager.dispatcher.job_master import JobMaster
+from jobmanager.job.job_master import JobMaster
 from penstock import errors
-from penstock.grpc_errors import error_from_rpc
+from penstock.client.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2, graph_pb2
 
 STATES = client_pb2.AttemptState

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from common.clock import SystemClock
-from jobmanager.artifact_store import ArtifactStore
-from jobmanager.dispatcher import job_messages as m
 from jobmanager.dispatcher.admission import CodeStamp, TaskManagerFacts, admission_problem
-from jobmanager.dispatcher.job_master_runner import Inbox
-from jobmanager.job_store import JobStore
+from jobmanager.dispatcher.artifact_store import ArtifactStore
+from jobmanager.dispatcher.job_store import JobStore
+from jobmanager.job import job_messages as m
+from jobmanager.job.job_master_runner import Inbox
 from jobmanager.main import serving
 from jobmanager.metrics import build_registry
 from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict

@@ -11,15 +11,15 @@ from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
-from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher.checkpoint_wiring import Coordinator
-from jobmanager.dispatcher.job_options import JobOptions
-from jobmanager.dispatcher.job_state import JobState
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSettings
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import JobPlan, VertexPlan
+from jobmanager.job import job_messages as m
+from jobmanager.job.checkpoint_wiring import Coordinator
+from jobmanager.job.job_options import JobOptions
+from jobmanager.job.job_state import JobState
 from jobmanager.rpc.graph_convert import event_of
 from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot

@@ -19,7 +19,7 @@ from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.liveness.reachability import Reachability
 from jobmanager.rpc.reachability_client import ReachabilityClient
 from penstock import errors
-from penstock.grpc_errors import error_from_rpc
+from penstock.client.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2
 
 STATES = client_pb2.AttemptState

@@ -14,23 +14,23 @@ import pyarrow as pa
 import pytest
 
 from common.pb import internal_pb2
-from jobmanager.dispatcher import job_messages as m
-from jobmanager.dispatcher.job_master import JobMaster
-from jobmanager.dispatcher.job_options import JobOptions
-from jobmanager.dispatcher.job_state import JobState
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import FixedDelay, RestartSettings
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
+from jobmanager.job import job_messages as m
+from jobmanager.job.job_master import JobMaster
+from jobmanager.job.job_options import JobOptions
+from jobmanager.job.job_state import JobState
 from jobmanager.partitions.held_partitions import HeldPartition, HeldPartitions, Holdings
 from jobmanager.partitions.promoted import PromotedPart, PromotedSet, newest_named, of_job
 from jobmanager.rpc.persisted_convert import add_persisted_input
 from jobmanager.scheduler.deployment import Endpoint, OutputPlan
 from jobmanager.scheduler.slots import Slot
 from penstock.errors import JobRejected, Unrecoverable
-from penstock.partition_id import PartitionId
+from penstock.graph.partition_id import PartitionId
 from penstock.pb import client_pb2, graph_pb2
-from penstock.schema import schema_to_bytes
+from penstock.rows.schema import schema_to_bytes
 
 PLAN = JobPlan(
     (VertexPlan("v0", 2, source_uids=("src",)),),

@@ -31,8 +31,8 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher_runner, "_UNREADABLE_LAST_PAUSE_S", 0.02)
     monkeypatch.setattr(ended_checkpoints_runner, "_FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(ended_checkpoints_runner, "_LAST_PAUSE_S", 0.02)
-    monkeypatch.setattr("jobmanager.dispatcher.job_checkpoints_runner._FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr("jobmanager.dispatcher.job_checkpoints_runner._LAST_PAUSE_S", 0.02)
+    monkeypatch.setattr("jobmanager.job.job_checkpoints_runner._FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("jobmanager.job.job_checkpoints_runner._LAST_PAUSE_S", 0.02)
 
 
 def records(tmp_path: Path) -> list[str]:

@@ -16,7 +16,7 @@ from common.elements import (
     StreamStatus,
     Watermark,
 )
-from penstock.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME
 from taskmanager.network.batch_collector import keeps_lateness
 from taskmanager.network.pipelined import PartitionLoad, PipelinedSubpartition
 from tests.support.exchange_slots import numbers, rows_of

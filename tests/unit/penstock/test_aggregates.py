@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from typing_extensions import override
 
-import penstock.aggregates as agg
-from penstock.aggregate_layout import Slot, SlotKind, aggregate_layout
+import penstock.aggregates.aggregates as agg
+from penstock.aggregates.aggregate_layout import Slot, SlotKind, aggregate_layout
 from penstock.errors import ExpressionError, JobRejected
 from penstock.expressions import col
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
-from penstock.window_schemas import (
+from penstock.rows.schema import EVENT_TIME
+from penstock.streams.window_schemas import (
     WINDOW_TIME_TYPE,
     is_partial,
     partial_schema,
@@ -23,7 +23,7 @@ from penstock.window_schemas import (
     window_aggregate_schema,
     window_function_schema,
 )
-from penstock.windows import count_window, tumbling
+from penstock.streams.windows import count_window, tumbling
 
 SCHEMA = pa.schema(
     [

@@ -21,17 +21,17 @@ import pytest
 from common.clock import SystemClock
 from jobmanager.main import serving
 from penstock import errors
-from penstock.client import Client
-from penstock.config import Configuration
-from penstock.environment import Environment
-from penstock.grpc_errors import (
+from penstock.client.client import Client
+from penstock.client.grpc_errors import (
     ERROR_CLASS_KEY,
     STATUS_BY_CLASS,
     error_from_status,
     status_of,
     unanswered,
 )
+from penstock.config import Configuration
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
+from penstock.streams.environment import Environment
 
 
 @pytest.mark.parametrize("cls", STATUS_BY_CLASS)

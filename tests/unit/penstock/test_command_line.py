@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import main
-from penstock.local_cluster import LocalCluster
+from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
 
 

@@ -15,10 +15,10 @@ import pytest
 import penstock as ps
 from penstock import col
 from penstock.errors import ConfigurationError, JobRejected
-from penstock.join_schemas import joined_columns
 from penstock.pb import graph_pb2
 from penstock.planner import plan_job
-from penstock.stream import Stream
+from penstock.streams.join_schemas import joined_columns
+from penstock.streams.stream import Stream
 
 BIDS = pa.schema([("k", pa.int64()), ("ts", pa.int64()), ("x", pa.string())])
 RULES = pa.schema([("rule", pa.int64()), ("ts", pa.int64()), ("y", pa.float64())])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.config import Configuration
-from penstock.embedded import EmbeddedClusters, slots_needed
+from penstock.local.embedded import EmbeddedClusters, slots_needed
 from penstock.pb import client_pb2, graph_pb2
 
 
@@ -38,8 +38,8 @@ class FakeCluster:
 
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> EmbeddedClusters:
-    monkeypatch.setattr("penstock.local_cluster.EmbeddedCluster", FakeCluster)
-    monkeypatch.setattr("penstock.embedded.raise_on_termination", bool)
+    monkeypatch.setattr("penstock.local.local_cluster.EmbeddedCluster", FakeCluster)
+    monkeypatch.setattr("penstock.local.embedded.raise_on_termination", bool)
     return EmbeddedClusters()
 
 

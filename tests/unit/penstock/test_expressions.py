@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.errors import BadRecord, ExpressionError
 from penstock.expressions import BadRow, Expr, col, evaluate_each, fn, lit, when
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME
 
 BATCH = pa.record_batch(
     {

@@ -18,10 +18,10 @@ import penstock as ps
 import penstock.testing as pt
 from penstock import col
 from penstock.errors import JobRejected
-from penstock.graph import validate
-from penstock.keyed_stream import KeyedStream
+from penstock.graph.job_graph import validate
 from penstock.pb import graph_pb2
-from penstock.stream import Stream
+from penstock.streams.keyed_stream import KeyedStream
+from penstock.streams.stream import Stream
 
 HASH = graph_pb2.PARTITIONING_HASH
 SCHEMA = {"a": "int64", "b": "int64", "ts": "int64"}

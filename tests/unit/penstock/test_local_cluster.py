@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from common.process import owned_by_parent
-from penstock import local_cluster
+from penstock.client.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
 from penstock.config import Configuration
-from penstock.daemon_processes import start_ticks
 from penstock.errors import ConfigurationError
-from penstock.local_cluster import ClusterError, EmbeddedCluster, LocalCluster
-from penstock.owned_directories import OwnedDirectory, create_runtime_directory
-from penstock.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
+from penstock.local import local_cluster
+from penstock.local.daemon_processes import start_ticks
+from penstock.local.local_cluster import ClusterError, EmbeddedCluster, LocalCluster
+from penstock.local.owned_directories import OwnedDirectory, create_runtime_directory
 
 DEAD_PID = 1 << 30
 """Larger than any pid."""

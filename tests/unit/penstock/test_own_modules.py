@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 CHECKS = """
 # As ours: by statements that run late, in modules that are loaded now and later.
-from penstock import own_modules
+from penstock.client import own_modules
 ours = own_module("common.clock")
 late = compile("from common.clock import SystemClock\\nimport common.log\\nimport common.elements as e\\n"
                "from common import metrics\\nfound = SystemClock, common.log, e, metrics", "x", "exec")
@@ -58,7 +58,7 @@ def test_each_importer_gets_its_own(tmp_path: Path, first: str) -> None:
     enter = f"sys.path.insert(0, {str(tmp_path)!r})"
     order = [first, enter] if first.startswith("import taskmanager") else [enter, first]
     text = "\n".join(
-        ["import sys", *order, "from penstock.own_modules import own_module, set_apart",
+        ["import sys", *order, "from penstock.client.own_modules import own_module, set_apart",
          "set_apart(['common'])", CHECKS]
     )  # fmt: skip
     ended = subprocess.run(
@@ -73,7 +73,7 @@ def test_nothing_changes_where_the_user_has_no_such_module(tmp_path: Path) -> No
     text = (
         f"import builtins, sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
         "before = builtins.__import__, list(sys.meta_path)\n"
-        "from penstock.own_modules import set_apart\nset_apart()\n"
+        "from penstock.client.own_modules import set_apart\nset_apart()\n"
         "assert (builtins.__import__, list(sys.meta_path)) == before\n"
     )
     subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=True)

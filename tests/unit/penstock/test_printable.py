@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.context import echo, print_table
+from penstock.client.progress import ProgressDisplay
 from penstock.pb import client_pb2
 from penstock.printable import in_one_line, printable
-from penstock.progress import ProgressDisplay
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]\u202egnp.exe\x9b1mname\r\x08"
 

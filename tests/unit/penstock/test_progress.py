@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import io
 
+from penstock.client.progress import ProgressDisplay
 from penstock.pb import client_pb2
-from penstock.progress import ProgressDisplay
 
 NOON_MS = 1_767_268_800_000  # 2026-01-01 12:00:00
 NO_SLOTS = client_pb2.FailureCause(

@@ -15,16 +15,16 @@ import pytest
 from typing_extensions import override
 
 from penstock.errors import JobRejected
-from penstock.functions import MapFunction
-from penstock.row_types import (
+from penstock.functions.functions import MapFunction
+from penstock.functions.row_types import (
     arrow_type,
     columns_used,
     infer_output_schema,
     schema_from_annotations,
     schema_from_samples,
 )
-from penstock.rows import rows_of
-from penstock.schema import EVENT_TIME
+from penstock.rows.rows import rows_of
+from penstock.rows.schema import EVENT_TIME
 
 
 @dataclasses.dataclass

@@ -15,10 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from penstock.column_values import ValueMismatch, decode, encode
-from penstock.functions import Collector, MapFunction, WindowInfo, close_function, open_function
-from penstock.rows import RowBuilder, RowMismatch, event_time_of, row_maker, rows_of, schema_of
-from penstock.schema import EVENT_TIME, optional
+from penstock.functions.functions import (
+    Collector,
+    MapFunction,
+    WindowInfo,
+    close_function,
+    open_function,
+)
+from penstock.rows.column_values import ValueMismatch, decode, encode
+from penstock.rows.rows import RowBuilder, RowMismatch, event_time_of, row_maker, rows_of, schema_of
+from penstock.rows.schema import EVENT_TIME, optional
 
 BATCH = pa.record_batch(
     {

@@ -17,7 +17,7 @@ import pytest
 import penstock as ps
 from penstock import col
 from penstock.errors import JobRejected
-from penstock.stream import Stream
+from penstock.streams.stream import Stream
 
 N = 300
 

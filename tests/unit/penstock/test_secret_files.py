@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.client.secret_files import mount_of, read_secret
 from penstock.errors import ConfigurationError
-from penstock.secret_files import mount_of, read_secret
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ READ = """
 import sys
 from pathlib import Path
 from penstock.errors import ConfigurationError
-from penstock.secret_files import read_secret
+from penstock.client.secret_files import read_secret
 try:
     print(read_secret(Path("/run/secrets/penstock-token"), "the token file").strip())
 except ConfigurationError as error:

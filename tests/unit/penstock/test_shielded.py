@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from penstock.shielded import shielded
+from penstock.client.shielded import shielded
 
 
 class RungError(Exception):

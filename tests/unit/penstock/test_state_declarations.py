@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.process_functions import PROCESS_KINDS, process_kind
-from penstock.state import declared_states
+from penstock.functions.process_functions import PROCESS_KINDS, process_kind
+from penstock.state.declarations import declared_states
 
 
 def nothing(self: Any, *_: Any) -> None:
@@ -180,7 +180,7 @@ def test_declarations_travel() -> None:
     ],
 )
 def test_built_in_aggregates(name: str, values: list[Any], expected: Any) -> None:
-    from penstock.state_aggregates import BUILT_IN_ACCUMULATORS
+    from penstock.aggregates.state_aggregates import BUILT_IN_ACCUMULATORS
 
     function = BUILT_IN_ACCUMULATORS[name]
     held = function.create_accumulator()

@@ -17,7 +17,7 @@ from typing_extensions import override
 import penstock as ps
 from penstock import col
 from penstock.errors import JobRejected, StreamError
-from penstock.stream import Stream
+from penstock.streams.stream import Stream
 
 SCHEMA = pa.schema(
     [

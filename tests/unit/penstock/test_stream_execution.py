@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.artifacts import LocalArtifact
+from penstock.client.artifacts import LocalArtifact
+from penstock.client.job import JobHandle, wait_or_cancel
+from penstock.client.submission import PlanCollected, SubmissionOverride, submission_override
 from penstock.errors import (
     ConfigurationError,
     JobCanceled,
@@ -22,9 +24,7 @@ from penstock.errors import (
     JobRejected,
     StreamError,
 )
-from penstock.job import JobHandle, wait_or_cancel
 from penstock.pb import client_pb2, graph_pb2
-from penstock.submission import PlanCollected, SubmissionOverride, submission_override
 
 RUNNING = client_pb2.JOB_STATE_RUNNING
 FINISHED = client_pb2.JOB_STATE_FINISHED
@@ -401,7 +401,7 @@ def test_override_of_the_command_wins(monkeypatch: pytest.MonkeyPatch, client: F
         addresses.append(address)
         return client
 
-    monkeypatch.setattr("penstock.client.Client", connect)
+    monkeypatch.setattr("penstock.client.client.Client", connect)
     env = ps.Environment("script:1", parallelism=2, config={"execution.batch-rows": 10})
     override = SubmissionOverride(
         address="command:2", config={"parallelism.default": "5"}, requirements=["numpy>=1"]

@@ -111,7 +111,7 @@ def plain_of(stream: Any) -> ps.Stream:
     source = stream._source.node
     while source.inputs:
         source = source.inputs[0].node
-    from penstock.logical import NodeInput
+    from penstock.graph.logical import NodeInput
 
     raw = ps.Stream(stream._builder, NodeInput(source))
     return raw.with_event_time("ts").select("k", "n")

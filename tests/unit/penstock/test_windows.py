@@ -8,7 +8,14 @@ import pytest
 
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
-from penstock.windows import count_window, is_event_time, session, slice_ms, sliding, tumbling
+from penstock.streams.windows import (
+    count_window,
+    is_event_time,
+    session,
+    slice_ms,
+    sliding,
+    tumbling,
+)
 
 
 def test_lengths_become_milliseconds() -> None:

@@ -13,9 +13,9 @@ import pytest
 import penstock as ps
 from penstock import col
 from penstock.errors import JobRejected
-from penstock.graph import validate
+from penstock.graph.job_graph import validate
 from penstock.pb import graph_pb2
-from penstock.schema import schema_to_bytes
+from penstock.rows.schema import schema_to_bytes
 
 
 def valid_graph() -> graph_pb2.JobGraph:

@@ -10,10 +10,10 @@ from jobmanager.graph.job_plan import Exchange, plan_problem
 from jobmanager.rpc.graph_convert import plan_of
 from penstock import col
 from penstock.errors import JobRejected
-from penstock.graph import explain, validate
-from penstock.logical import ReadSource
+from penstock.graph.job_graph import explain, validate
+from penstock.graph.logical import ReadSource
 from penstock.pb import graph_pb2
-from penstock.schema import schema_to_bytes
+from penstock.rows.schema import schema_to_bytes
 
 ROWS = [{"a": 1, "b": 2}]
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.int64())])

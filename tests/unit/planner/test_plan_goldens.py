@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock import col
-from penstock.graph import validate
+from penstock.graph.job_graph import validate
 from penstock.pb import graph_pb2
 
 GOLDENS = Path(__file__).parent / "goldens"

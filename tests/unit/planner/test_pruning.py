@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import col
 from penstock.expressions import Expr
-from penstock.graph import validate
-from penstock.graph_operators import decode_schema
+from penstock.graph.job_graph import validate
+from penstock.graph.operator_checks import decode_schema
 from penstock.pb import graph_pb2
-from penstock.rows import RowBuilder, rows_of
-from penstock.schema import EVENT_TIME, user_schema
+from penstock.rows.rows import RowBuilder, rows_of
+from penstock.rows.schema import EVENT_TIME, user_schema
 
 Rows = list[dict[str, Any]]
 
@@ -294,7 +294,7 @@ def test_planned_graphs_compute_what_the_pipelines_say(seed: int, chaining: bool
 
 
 def reachable_sources(env: ps.Environment) -> list[tuple[str, pa.Table]]:
-    from penstock.logical import ReadSource, reachable
+    from penstock.graph.logical import ReadSource, reachable
 
     found = []
     for node in reachable(env._builder.sinks):

@@ -21,12 +21,12 @@ from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.deployment import producers_of
 from penstock import col
 from penstock.errors import JobRejected
-from penstock.exchanges import EXCHANGES, keeps_rows
-from penstock.graph import explain, plan_dict, validate
-from penstock.graph_operators import is_partial
-from penstock.logical import reachable
+from penstock.graph.job_graph import explain, plan_dict, validate
+from penstock.graph.logical import reachable
+from penstock.graph.operator_checks import is_partial
 from penstock.pb import graph_pb2
 from penstock.planner.planner import Planner
+from penstock.streams.exchanges import EXCHANGES, keeps_rows
 
 COLUMNS = {"auction": "int64", "price": "int64"}
 SCHEMA = pa.schema([("auction", pa.int64()), ("price", pa.int64())])

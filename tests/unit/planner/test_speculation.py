@@ -13,11 +13,11 @@ from typing_extensions import override
 
 import penstock as ps
 from jobmanager.rpc.graph_convert import plan_of
-from penstock.graph import explain, plan_dict, validate
-from penstock.logical import reachable
+from penstock.graph.job_graph import explain, plan_dict, validate
+from penstock.graph.logical import reachable
+from penstock.graph.speculation import why_not_speculative
 from penstock.pb import graph_pb2
 from penstock.planner.planner import Planner
-from penstock.speculation import why_not_speculative
 
 ON = {"execution.batch.speculative.enabled": "true"}
 MAY = "a slow subtask may have a second attempt"

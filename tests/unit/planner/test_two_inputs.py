@@ -16,11 +16,11 @@ import pytest
 import penstock as ps
 from penstock import col
 from penstock.errors import JobRejected
-from penstock.graph import validate
-from penstock.graph_operators import decode_schema
+from penstock.graph.job_graph import validate
+from penstock.graph.operator_checks import decode_schema
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_to_bytes
-from penstock.stream import Stream
+from penstock.rows.schema import EVENT_TIME, schema_to_bytes
+from penstock.streams.stream import Stream
 from taskmanager.operators.factory import build_operator
 from tests.support.operator_harness import OperatorHarness
 

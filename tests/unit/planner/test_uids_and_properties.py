@@ -7,7 +7,7 @@ import pytest
 import penstock as ps
 from penstock import col
 from penstock.errors import JobRejected
-from penstock.graph_operators import is_partial, shown_name
+from penstock.graph.operator_checks import is_partial, shown_name
 from penstock.pb import graph_pb2
 from penstock.planner import plan_job
 

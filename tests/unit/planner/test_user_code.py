@@ -19,18 +19,18 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from penstock.artifacts import CODE, LocalArtifact, zip_bytes
-from penstock.code_shipping import collect_code, import_paths
+from penstock.client.artifacts import CODE, LocalArtifact, zip_bytes
+from penstock.client.code_shipping import collect_code, import_paths
 from penstock.errors import JobRejected
-from penstock.user_code import display_name, pickle_function
+from penstock.functions.user_code import display_name, pickle_function
 
 ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import json, sys
 import helper, pkg.deep.inner, spread.part
-from penstock.code_shipping import collect_code
-from penstock.user_code import pickle_function, shipping
+from penstock.client.code_shipping import collect_code
+from penstock.functions.user_code import pickle_function, shipping
 
 FACTOR = 3
 
@@ -124,7 +124,7 @@ def test_shipping_is_deterministic(project: Path) -> None:
 def test_modules_that_are_called_like_ours_are_shipped(tmp_path: Path, module: str) -> None:
     write(tmp_path / f"{module}.py")
     text = (
-        f"import {module}\nfrom penstock.code_shipping import collect_code\n"
+        f"import {module}\nfrom penstock.client.code_shipping import collect_code\n"
         "print(len(collect_code().artifacts))\n"
     )
     write(tmp_path / "job.py", text)

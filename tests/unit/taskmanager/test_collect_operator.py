@@ -10,7 +10,7 @@ from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.pb import graph_pb2
-from penstock.schema import schema_to_bytes
+from penstock.rows.schema import schema_to_bytes
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.operator import Operator
 from taskmanager.state.operator_state import OperatorStateStore

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from common.elements import OriginEnded, StreamStatus, Watermark
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_to_bytes
+from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 from taskmanager.alignment.origins import Origins
 from taskmanager.operators.event_time import EventTimeOperator
 from tests.support.operator_harness import OperatorHarness

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_to_bytes
+from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 from taskmanager.operators.event_time import EventTimeOperator
 from tests.support.operator_harness import OperatorHarness
 

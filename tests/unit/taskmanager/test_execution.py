@@ -6,7 +6,7 @@ import pytest
 
 from common.pb import internal_pb2
 from penstock.errors import PartitionUnavailable
-from penstock.partition_id import PartitionId
+from penstock.graph.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2, client_pb2
 from taskmanager.task.execution import Execution
 from taskmanager.task.mailbox import Mailbox

@@ -18,9 +18,9 @@ from common.elements import PAUSE, OperatorOutput, SideOutput
 from penstock.config import Configuration
 from penstock.errors import ExpressionError, TaskFailure
 from penstock.expressions import Expr, col, lit
-from penstock.functions import MapFunction
+from penstock.functions.functions import MapFunction
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME, schema_to_bytes
+from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 from taskmanager.operators.batch_function import BatchFunctionOperator
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.project import FilterOperator, ProjectOperator

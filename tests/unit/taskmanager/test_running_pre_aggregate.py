@@ -12,11 +12,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.aggregates as agg
+import penstock.aggregates.aggregates as agg
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
-from penstock.window_schemas import can_pre_aggregate
-from penstock.windows import count_window, session, tumbling
+from penstock.rows.schema import EVENT_TIME
+from penstock.streams.window_schemas import can_pre_aggregate
+from penstock.streams.windows import count_window, session, tumbling
 from taskmanager.operators.pre_aggregate import ReductionGauge
 from taskmanager.operators.running_aggregate import running_aggregate_operator
 from tests.support.operator_harness import OperatorHarness

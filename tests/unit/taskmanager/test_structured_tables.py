@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.aggregate_layout import GroupColumnSpec
-from penstock.schema import EVENT_TIME
+from penstock.aggregates.aggregate_layout import GroupColumnSpec
+from penstock.rows.schema import EVENT_TIME
 from penstock.storage.key_groups import key_group_of
-from penstock.windows import sliding
+from penstock.streams.windows import sliding
 from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.operators.aggregation import AggregateInputs
 from taskmanager.operators.custom_aggregate import object_bytes

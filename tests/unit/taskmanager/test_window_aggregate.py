@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.aggregates as agg
+import penstock.aggregates.aggregates as agg
 from penstock.config import Configuration
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
-from penstock.windows import Window, session, sliding, tumbling
+from penstock.rows.schema import EVENT_TIME
+from penstock.streams.windows import Window, session, sliding, tumbling
 from taskmanager.operators import sliced_window
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from tests.support.operator_harness import OperatorHarness

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from penstock.errors import TaskFailure
-from penstock.functions import Collector, WindowFunction, WindowInfo
-from penstock.schema import EVENT_TIME
-from penstock.windows import Window, count_window, session, sliding, tumbling
+from penstock.functions.functions import Collector, WindowFunction, WindowInfo
+from penstock.rows.schema import EVENT_TIME
+from penstock.streams.windows import Window, count_window, session, sliding, tumbling
 from taskmanager.operators.window_function import window_function_operator
 from tests.support.operator_harness import OperatorHarness
 from tests.support.window_oracle import MAX_TIME, WindowOracle

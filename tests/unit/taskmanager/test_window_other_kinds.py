@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.schema import EVENT_TIME
-from penstock.windows import Window, count_window, session, sliding, tumbling
+from penstock.rows.schema import EVENT_TIME
+from penstock.streams.windows import Window, count_window, session, sliding, tumbling
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from tests.support.operator_harness import OperatorHarness
 from tests.support.window_oracle import MAX_TIME, WindowOracle, aggregate, key_of

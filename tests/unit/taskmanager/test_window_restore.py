@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-import penstock.aggregates as agg
-from penstock.functions import Collector, WindowFunction, WindowInfo
-from penstock.schema import EVENT_TIME
-from penstock.windows import Window, count_window, session, sliding, tumbling
+import penstock.aggregates.aggregates as agg
+from penstock.functions.functions import Collector, WindowFunction, WindowInfo
+from penstock.rows.schema import EVENT_TIME
+from penstock.streams.windows import Window, count_window, session, sliding, tumbling
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.running_aggregate import running_aggregate_operator
 from taskmanager.operators.window_aggregate import window_aggregate_operator

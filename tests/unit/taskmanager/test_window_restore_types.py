@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 from typing_extensions import override
 
-import penstock.aggregates as agg
+import penstock.aggregates.aggregates as agg
 from penstock.errors import ExpressionError, TaskFailure
-from penstock.functions import Collector, WindowFunction, WindowInfo
+from penstock.functions.functions import Collector, WindowFunction, WindowInfo
 from penstock.pb import graph_pb2
-from penstock.schema import EVENT_TIME
-from penstock.windows import Window, count_window, session, sliding, tumbling
+from penstock.rows.schema import EVENT_TIME
+from penstock.streams.windows import Window, count_window, session, sliding, tumbling
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.running_aggregate import running_aggregate_operator
 from taskmanager.operators.window_aggregate import window_aggregate_operator

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.aggregate_layout import GroupColumnSpec
-from penstock.windows import sliding
+from penstock.aggregates.aggregate_layout import GroupColumnSpec
+from penstock.streams.windows import sliding
 from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.operators.aggregation import AggregateInputs
 from taskmanager.operators.operator import Operator

@@ -20,8 +20,8 @@ from common.grpc_options import channel_options
 from common.grpc_server import make_server
 from common.pb import internal_pb2, internal_pb2_grpc
 from common.process import parse_daemon_arguments
+from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import StreamError
-from penstock.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2, graph_pb2
 from taskmanager.main import TaskManagerDaemon
 

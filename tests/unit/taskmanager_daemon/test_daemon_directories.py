@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock import owned_directories as directories
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, JobRejected
-from penstock.owned_directories import OwnedDirectory, sweep_work_directories
+from penstock.local import owned_directories as directories
+from penstock.local.owned_directories import OwnedDirectory, sweep_work_directories
 from taskmanager.daemon.identity import new_taskmanager_id
 from taskmanager.daemon.slot_environment import slot_variables
 from taskmanager.slots.requirements import check_requirements, installed_packages

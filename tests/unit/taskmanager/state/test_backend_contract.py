@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.aggregate_layout import GroupColumnSpec
+from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import CheckpointAborted, StreamError, TaskFailure, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.codec import Stamped, codec_of

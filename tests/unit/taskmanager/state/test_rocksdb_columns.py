@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.aggregate_layout import GroupColumnSpec
+from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_columns import group_column

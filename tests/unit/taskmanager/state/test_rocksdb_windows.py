@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.aggregate_layout import GroupColumnSpec
-from penstock.schema import EVENT_TIME
+from penstock.aggregates.aggregate_layout import GroupColumnSpec
+from penstock.rows.schema import EVENT_TIME
 from penstock.storage.key_groups import key_group_of, key_group_range
-from penstock.windows import Window, count_window, session
+from penstock.streams.windows import Window, count_window, session
 from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from taskmanager.state.group_columns import group_column

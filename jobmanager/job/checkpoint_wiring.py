@@ -1,0 +1,228 @@
+"""Between the machine of a job and its checkpoint coordinator.
+
+Feeds the coordinator what it must know of the tasks, keeps reports of stale attempts from it, and takes
+its wishes apart: what tasks are told, what the machine does itself, and what the shell does. A job whose
+every task has finished or waits gets a final checkpoint, whose completion lets the waiting ones commit.
+
+Invariants: the coordinator sees tasks only between ``started`` and ``stopped``; one final checkpoint is
+asked for at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from jobmanager.checkpoint import messages as c
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.graph.job_plan import Exchange
+from jobmanager.job import job_messages as m
+from jobmanager.job.source_splits import SourceSplits
+from jobmanager.scheduler.deployment import producers_of
+from penstock.errors import InvariantViolation
+
+_FINAL_RETRY_DELAY_MS = 1_000
+
+
+class Coordinator(Protocol):
+    """What the wiring needs of ``CheckpointCoordinator``."""
+
+    dropped_events: int
+
+    @property
+    def next_checkpoint_id(self) -> int:
+        """The id of the next checkpoint."""
+
+    def step(self, event: c.CoordinatorEvent) -> list[c.CoordinatorEffect]:
+        """Takes an event and returns what is to be done."""
+
+
+CoordinatorFactory = Callable[[tuple[c.CompletedCheckpoint, ...], int], Coordinator]
+"""Makes the coordinator from the retained checkpoints and the next checkpoint id."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailJob:
+    """For the machine itself: too many checkpoints have failed."""
+
+    message: str
+
+
+WiredEffect = m.JobEffect | FailJob
+
+
+class CheckpointWiring:
+    """The checkpoints of one job.
+
+    Args:
+        make: makes the coordinator once HEAD is known.
+        graph: the job's attempts.
+    """
+
+    def __init__(self, make: CoordinatorFactory, graph: ExecutionGraph) -> None:
+        self._make = make
+        self._graph = graph
+        self._coordinator: Coordinator | None = None
+        self._runs = False
+        self._final_request = ""
+        self._last: dict[SubtaskId, c.LastState] = {}
+        """Of finished subtasks that hold anything."""
+        self.stale_reports = 0
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """For views; None before HEAD has been claimed."""
+        return self._coordinator
+
+    def open(self, prepared: m.StartPrepared) -> None:
+        """HEAD is known. What a coordinator still waits for then, it is told when that is settled."""
+        if self._coordinator is None:
+            self._coordinator = self._make(prepared.retained, prepared.next_checkpoint_id)
+
+    # ------------------------------------------------------------ what tasks do
+
+    def started(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
+        """Every task that has begun runs or has finished; the others take no part."""
+        self._runs, self._final_request = True, ""
+        loading = self._graph.plan.loading
+        tasks = tuple(
+            c.TaskView(
+                attempt.key,
+                tuple(_producers(self._graph, attempt.key)),
+                finished=attempt.state is AttemptState.FINISHED,
+                last=self._last.get(attempt.key.subtask),
+                is_loading=attempt.key.vertex in loading and not attempt.has_loaded,
+            )
+            for attempt in self._graph.current()
+            if attempt.state is not AttemptState.CREATED
+        )
+        return self._step(c.TasksStarted(tasks, now_ms), splits)
+
+    def stopped(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
+        """Tasks are being cancelled, or all have finished."""
+        if not self._runs:
+            return []
+        self._runs, self._final_request = False, ""
+        return self._step(c.TasksStopped(now_ms), splits)
+
+    def restored(self, restored: m.RestoredCheckpoint | None, moving: Iterable[SubtaskId]) -> None:
+        """Subtasks begin again from a checkpoint: those that had finished hold what it says."""
+        known = restored or m.RestoredCheckpoint(0)
+        for subtask in (*moving, *known.finished):
+            self._last.pop(subtask, None)
+        self._last.update(known.left)
+
+    def finished(
+        self, key: AttemptKey, last: c.LastState | None, splits: SourceSplits, now_ms: int
+    ) -> list[WiredEffect]:
+        """An attempt has finished; before ``started`` it is told there."""
+        self._last.pop(key.subtask, None)
+        if last is not None:
+            self._last[key.subtask] = last
+        return self._step(c.TaskFinished(key, now_ms, last), splits) if self._runs else []
+
+    def loaded(self, key: AttemptKey, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
+        """An attempt has read the side that it reads first; before ``started`` it is told there."""
+        return self._step(c.TaskLoaded(key, now_ms), splits) if self._runs else []
+
+    def request_final(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
+        """Every attempt has finished or waits; harmless to repeat."""
+        if self._final_request:
+            return []
+        self._final_request = f"final of attempt {self._graph.attempt}"
+        request = c.CheckpointRequested(self._final_request, now_ms, is_final=True)
+        return self._step(request, splits)
+
+    def retry_final(self) -> None:
+        """The pause after a final checkpoint that failed is over: the next may be requested."""
+        self._final_request = ""
+
+    # ------------------------------------------------------------ what the outside says
+
+    def take(self, event: m.CheckpointEvent, splits: SourceSplits) -> list[WiredEffect]:
+        """An event for the coordinator, of a task, a user, the store or the clock."""
+        if isinstance(event, c.AckReceived | c.DeclineReceived) and not self._is_current(event.key):
+            self.stale_reports += 1
+            return []
+        waits_to_load = not self._runs and self._graph.waits_to_load
+        if isinstance(event, c.CheckpointRequested) and waits_to_load:
+            return [c.AnswerRequest(event.request_id, 0, c.RequestRefused.LOADING)]
+        if self._coordinator is None:
+            if isinstance(event, c.CheckpointRequested):
+                return [c.AnswerRequest(event.request_id, 0, c.RequestRefused.NOT_RUNNING)]
+            raise InvariantViolation(f"{type(event).__name__} came before the job was prepared")
+        return self._step(event, splits)
+
+    def _is_current(self, key: AttemptKey) -> bool:
+        attempt = self._graph.find_current(key)
+        return (
+            self._coordinator is not None
+            and attempt is not None
+            and attempt.state in (AttemptState.RUNNING, AttemptState.FINISHED)
+        )
+
+    # ------------------------------------------------------------ what the coordinator wants
+
+    def _step(self, event: c.CoordinatorEvent, splits: SourceSplits) -> list[WiredEffect]:
+        if self._coordinator is None:
+            raise InvariantViolation("tasks ran before HEAD was claimed")
+        wired: list[WiredEffect] = []
+        for effect in self._coordinator.step(event):
+            wired += self._wire(effect, splits)
+        return wired
+
+    def _wire(self, effect: c.CoordinatorEffect, splits: SourceSplits) -> list[WiredEffect]:
+        match effect:
+            case c.TriggerTasks(checkpoint_id, triggered_at_ms, keys):
+                return self._send(
+                    m.TriggerCheckpoint(key, checkpoint_id, triggered_at_ms) for key in keys
+                )
+            case c.NotifyCompleted(checkpoint_id, keys):
+                return self._send(m.CompleteCheckpoint(key, checkpoint_id) for key in keys)
+            case c.NotifyAborted(checkpoint_id, keys):
+                return self._send(m.AbortCheckpoint(key, checkpoint_id) for key in keys)
+            case c.StoreCheckpoint():
+                done = tuple(
+                    (key, uid, ids)
+                    for key in effect.finished
+                    for uid, ids in splits.done_by(key.subtask)
+                )
+                return [m.StoreCheckpoint(effect, done)]
+            case c.FailJob(message):
+                return [FailJob(message)]
+            case c.AnswerRequest(request_id) if request_id == self._final_request:
+                if effect.refused is None:
+                    return []
+                due = m.FinalCheckpointDue(self._graph.attempt)
+                return [m.PostLater(_FINAL_RETRY_DELAY_MS, due)]
+            case c.AnswerRequest(request_id) if request_id.startswith("final of attempt "):
+                return []  # of an attempt that is over
+            case _:
+                return [effect]
+
+    def _send(self, commands: Iterable[m.Command]) -> list[WiredEffect]:
+        by_taskmanager: dict[str, list[m.Command]] = {}
+        for command in commands:
+            attempt = self._graph.find_current(command.key)
+            if attempt is not None and attempt.state is AttemptState.RUNNING:
+                by_taskmanager.setdefault(attempt.taskmanager_id, []).append(command)
+        return [m.SendCommands(id, tuple(own)) for id, own in by_taskmanager.items()]
+
+
+def _producers(graph: ExecutionGraph, key: AttemptKey) -> list[AttemptKey]:
+    """Who sends it barriers: complete partitions hold none."""
+    producers: dict[AttemptKey, None] = {}
+    for edge in graph.plan.edges:
+        if edge.target != key.vertex or edge.exchange is Exchange.BLOCKING:
+            continue
+        pairs = producers_of(
+            edge.partitioning,
+            graph.plan.vertex(edge.source).parallelism,
+            graph.plan.vertex(edge.target).parallelism,
+            key.subtask_index,
+        )
+        for index, _ in pairs:
+            producers[graph.current_of(SubtaskId(edge.source, index)).key] = None
+    return list(producers)

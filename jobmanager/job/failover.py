@@ -1,0 +1,250 @@
+"""What a failure means for a job: whether it goes on, which of its subtasks begin again, and the record of it.
+
+    failure -> restart strategy: whether, when -> failover strategy: which regions -> exceptions history
+
+The strategy is not asked where a checkpoint could not be restored: another one is tried at once, and none
+twice. When none is left, the start cannot be prepared, which no restart mends.
+
+Source: Flink, ExecutionFailureHandler.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from jobmanager.failover.adoption import adopted, pinned
+from jobmanager.failover.exceptions_history import ExceptionsHistory
+from jobmanager.failover.failover_strategy import FailoverView, tasks_to_restart
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.rebuilt_regions import rebuilt_regions
+from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.failover.restart_strategy import RestartStrategy
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.graph.job_plan import Exchange
+from jobmanager.job.job_causes import inputs_gone, subtask_of
+from jobmanager.job.job_messages import LocatedPartition, RestoredCheckpoint
+from jobmanager.job.job_options import JobOptions
+from jobmanager.partitions.partition_tracker import PartitionTracker
+
+ALL = None
+"""In the place of the failed subtasks: the failure concerns the whole job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What follows from a failure.
+
+    Attributes:
+        delay_ms: until the restart; None = the job fails.
+        subtasks: that begin again.
+        cause: as the job shows it.
+    """
+
+    delay_ms: int | None
+    subtasks: frozenset[SubtaskId]
+    cause: FailureCause
+
+
+class Failover:
+    """Decides on the failures of one job.
+
+    Args:
+        options: of the job.
+        regions: of its subtasks.
+        graph: its attempts.
+        partitions: what can be read again.
+    """
+
+    def __init__(
+        self,
+        options: JobOptions,
+        regions: RegionGraph,
+        graph: ExecutionGraph,
+        partitions: PartitionTracker,
+    ) -> None:
+        self.exceptions = ExceptionsHistory(options.exceptions_max)
+        self.restarts_by_region: Counter[str] = Counter()
+        """Named after the first subtask of each; replaced as a whole, so that any thread may read it."""
+        self._options = options
+        self._regions = regions
+        self._graph = graph
+        self._partitions = partitions
+        self._strategy = RestartStrategy(
+            options.restart, jitter=options.jitter, is_recovered=options.is_recovered
+        )
+        self._free_restarts = 0
+        self._caching_readers = frozenset(
+            edge.target
+            for edge in regions.plan.edges
+            if edge.exchange in (Exchange.CACHING, Exchange.CACHING_MEMORY)
+        )
+        self._rebuilds = rebuilt_regions(regions)
+
+    @property
+    def restarts(self) -> int:
+        """Restarts that failures have led to; going on after another JobManager is one more."""
+        return self._strategy.restarts + self._free_restarts + self._options.is_recovered
+
+    def allows(self, cause: FailureCause) -> bool:
+        """Whether failures of this cause are restarted, as long as there are restarts left."""
+        return self._strategy.allows(cause)
+
+    def decide(
+        self,
+        cause: FailureCause,
+        failed: Iterable[SubtaskId] | None,
+        missing: Iterable[KeptPartition],
+        now_ms: int,
+        *,
+        joins: bool,
+        is_free: bool = False,
+    ) -> Recovery:
+        """Decides on a failure.
+
+        Args:
+            cause: what has happened.
+            failed: whose attempts are over; ``ALL`` = everything is to begin again.
+            missing: what could not be read.
+            now_ms: the wall clock.
+            joins: a restart has begun that it belongs to, unless no restart can mend it.
+            is_free: it is restarted at once and not counted, unless no restart can mend it.
+        """
+        if (joins or is_free) and self._strategy.may_mend(cause):
+            delay_ms: int | None = 0
+            self._free_restarts += not joins
+            self._strategy.has_started = True
+        else:
+            delay_ms = self._strategy.failed(cause, subtask_of(cause), now_ms).delay_ms
+        if delay_ms is None:
+            cause = self._strategy.told(cause)
+            self._note(cause, frozenset(), None, joined=False)
+            return Recovery(None, frozenset(), cause)
+        restarted = self._graph.started if failed is ALL else self._restarted(failed, missing)
+        self._note(cause, restarted, delay_ms, joined=joins)
+        return Recovery(delay_ms, restarted, cause)
+
+    def join_end(self, cause: FailureCause) -> FailureCause:
+        """A failure that comes while the job ends for another; returns the cause as the job shows it."""
+        cause = self._strategy.told(cause)
+        self._note(cause, frozenset(), None, joined=True)
+        return cause
+
+    def _restarted(
+        self, failed: Iterable[SubtaskId], missing: Iterable[KeptPartition]
+    ) -> frozenset[SubtaskId]:
+        view = FailoverView(
+            started=self._graph.started,
+            finished=self._graph.in_state(AttemptState.FINISHED),
+            is_available=self._partitions.is_available,
+        )
+        return tasks_to_restart(
+            self._options.failover_strategy, self._regions, failed, missing, view
+        )
+
+    def _note(
+        self,
+        cause: FailureCause,
+        restarted: frozenset[SubtaskId],
+        delay_ms: int | None,
+        *,
+        joined: bool,
+    ) -> None:
+        self.exceptions.failed(
+            cause,
+            joined=joined,
+            restarted=restarted,
+            labels=self._options.labels.of(cause),
+            restart_number=self.restarts,
+            delay_ms=delay_ms,
+        )
+
+    def count_regions(self, subtasks: frozenset[SubtaskId]) -> None:
+        """These subtasks begin again."""
+        regions = {self._regions.region_of(subtask) for subtask in subtasks}
+        begun = Counter(str(min(region.subtasks)) for region in regions)
+        self.restarts_by_region = self.restarts_by_region + begun
+
+    # ------------------------------------------------------------ what can begin
+
+    def will_read_from_the_start(self, waiting: frozenset[SubtaskId]) -> bool:
+        """Whether subtasks that wait for blocking partitions will also read caching edges.
+
+        A checkpoint without them would have the producers of these drop, and after a restart never write again,
+        rows that they are still to read.
+        """
+        return any(subtask.vertex in self._caching_readers for subtask in waiting)
+
+    def startable(self) -> frozenset[SubtaskId]:
+        """Subtasks whose input is there, and that have no attempt under way."""
+        ready = self._regions.startable(self._graph.started, self._partitions.is_complete)
+        return frozenset(subtask for region in ready for subtask in region.subtasks)
+
+    def unreadable(
+        self, restored: RestoredCheckpoint, subtasks: frozenset[SubtaskId]
+    ) -> FailureCause | None:
+        """Why subtasks cannot go on from a checkpoint; None = they can.
+
+        Half-read blocking partitions are read on where they were left only where it is the same attempt's,
+        or one that has made the same rows. What other jobs have left behind never changes.
+        """
+        own = {edge.id for edge in self._regions.plan.edges}
+        for read in restored.reads:
+            if read.edge_id not in own:
+                continue
+            edge = self._regions.exchange_of(read.edge_id)
+            if (
+                read.reader not in subtasks
+                or not read.rows
+                or edge.exchange is not Exchange.BLOCKING
+                or edge.is_reproducible
+            ):
+                continue
+            producer = SubtaskId(edge.source, read.producer_index)
+            if producer in subtasks or self._graph.current_of(producer).key.attempt != read.attempt:
+                return inputs_gone(restored.checkpoint_id, read.reader, producer)
+        return None
+
+    def begins_from_nothing(self, subtask: SubtaskId) -> bool:
+        """Whether no checkpoint is of use to a subtask that begins: its whole region does all its work again."""
+        has_finished = self._graph.current_of(subtask).state is AttemptState.FINISHED
+        return self._regions.region_of(subtask).index in self._rebuilds and not has_finished
+
+    # ------------------------------------------------------------ what was done under another JobManager
+
+    def pinned(self, restored: RestoredCheckpoint) -> tuple[tuple[str, AttemptKey], ...]:
+        """Partitions of attempts that need not be run again if these are still there."""
+        return tuple(
+            (edge_id, AttemptKey(producer.vertex, producer.subtask_index, number))
+            for edge_id, producer, number in sorted(
+                (partition.edge_id, partition.producer, number)
+                for partition, number in pinned(self._regions, restored)
+            )
+        )
+
+    def adopt(
+        self, restored: RestoredCheckpoint, located: Iterable[LocatedPartition]
+    ) -> RestoredCheckpoint:
+        """Counts as finished what was done before, before anything has begun.
+
+        Returns:
+            The checkpoint, with all of that as finished.
+        """
+        holders = {
+            (KeptPartition(one.edge_id, one.producer.subtask), one.producer.attempt): (
+                one.taskmanager_id
+            )
+            for one in located
+        }
+        done = adopted(self._regions, restored, holders.keys())
+        for subtask, number in done.items():
+            held = {
+                partition: holder
+                for (partition, attempt), holder in holders.items()
+                if partition.producer == subtask and attempt == number
+            }
+            holder = next(iter(held.values()), "")
+            self._partitions.adopt(self._graph.adopt(subtask, number, holder), held)
+        return replace(restored, finished=restored.finished | done.keys())

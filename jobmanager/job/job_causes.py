@@ -1,0 +1,101 @@
+"""Causes and events of a job in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from jobmanager.checkpoint import messages as c
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.regions import KeptPartition
+from jobmanager.graph.execution_attempt import ExecutionAttempt, SubtaskId
+from jobmanager.job import job_messages as m
+
+
+def of_attempt(attempt: ExecutionAttempt, message: str) -> FailureCause:
+    """A cause that the JobManager itself found in an attempt."""
+    return FailureCause(
+        "TaskFailure",
+        f"{attempt.key} on TaskManager {attempt.taskmanager_id}: {message}",
+        vertex=attempt.key.vertex,
+        subtask_index=attempt.key.subtask_index,
+        attempt=attempt.key.attempt,
+        taskmanager_id=attempt.taskmanager_id,
+    )
+
+
+def subtask_of(cause: FailureCause) -> SubtaskId | None:
+    """Whose failure it is; None = of no subtask."""
+    if not cause.vertex or cause.subtask_index < 0:
+        return None
+    return SubtaskId(cause.vertex, cause.subtask_index)
+
+
+def no_slots(event: m.SlotsRefused) -> FailureCause:
+    """Slots did not come in time."""
+    return FailureCause(
+        "NoResourceAvailable",
+        f"the job needs {event.needed} slots, but within {event.waited_ms / 1000:g} s "
+        f"(slot.request.timeout) only {event.free} of {event.total} slots on "
+        f"{event.taskmanagers} TaskManagers were free: start more TaskManagers, end other jobs or "
+        "lower the parallelism",
+    )
+
+
+def committed_already(cause: FailureCause) -> FailureCause:
+    """A failure while output becomes visible, of a job that takes no checkpoints."""
+    return replace(
+        cause,
+        error_class="Unrecoverable",
+        message=f"{cause.message} (output had begun to be committed, which a restart would repeat: "
+        "set execution.checkpointing.interval to have output committed exactly once)",
+    )
+
+
+def not_promoted(cause: FailureCause) -> FailureCause:
+    """What was to outlive the job does not; all of the job's work is done, so nothing begins again."""
+    return replace(
+        cause,
+        error_class="Unrecoverable",
+        message=f"what the job persists could not be kept: {cause.message}",
+    )
+
+
+def not_cancelled(overdue: Iterable[ExecutionAttempt]) -> FailureCause:
+    """Slots were given back because something in them did not end: the rest of them ends with it."""
+    names = ", ".join(str(attempt.key) for attempt in overdue)
+    return FailureCause(
+        "TaskFailure",
+        f"its slot was given back, since {names} had not ended within task.cancellation.timeout",
+    )
+
+
+def lost_inputs(missing: Iterable[KeptPartition]) -> FailureCause:
+    """Processes have ended, and with them what others were to read."""
+    names = ", ".join(sorted(f"{p.edge_id} of {p.producer}" for p in missing))
+    return FailureCause("PartitionUnavailable", f"the process that kept {names} has ended")
+
+
+def inputs_gone(checkpoint_id: int, reader: SubtaskId, producer: SubtaskId) -> FailureCause:
+    """A checkpoint refers to rows that are not there any more."""
+    return FailureCause(
+        "Unrecoverable",
+        f"{reader} cannot go on from checkpoint {checkpoint_id}: it had read a part of what {producer} "
+        "had written to a blocking exchange, which is lost, and the rows that would come instead need "
+        "not be the same ones: declare the operators in front of it deterministic, or submit the job again",
+    )
+
+
+def told(event: m.JobEvent) -> str:
+    """An event in short, for the story: splits' payloads and snapshots are not part of it."""
+    match event:
+        case m.SplitsReported():
+            ids = ", ".join(split.id for split in event.splits[:3])
+            return f"SplitsReported({event.key}, {len(event.splits)} splits: {ids}, {event.final})"
+        case m.StartPrepared():
+            restored = event.restored.checkpoint_id if event.restored is not None else None
+            return f"StartPrepared(attempt {event.attempt}, checkpoint {restored})"
+        case c.AckReceived():
+            return f"AckReceived({event.key}, checkpoint {event.checkpoint_id})"
+        case _:
+            return repr(event)[:500]

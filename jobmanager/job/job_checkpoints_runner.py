@@ -1,0 +1,536 @@
+"""What the machine of a job wants done about checkpoints: preparing starts, storing, deleting, answering.
+
+Calls to the store are bounded by the checkpoint's timeout. What prepares a start, what stores (and settles)
+a checkpoint and what deletes go on beside each other, each in its own order. A start waits for a checkpoint
+that is being stored, since it must not go on from an older one that is about to be subsumed; where that takes
+too long, HEAD is claimed again, and the checkpoint settled. Everything that comes back is an event in the
+job's inbox.
+
+Invariants: attempt numbers are reserved, in blocks, before ``StartPrepared`` is posted; each request of
+a user is answered once, at the latest when the job's actor ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Final, TypeVar, assert_never
+from uuid import uuid4
+
+import structlog
+
+from common.clock import Clock
+from common.pb import internal_pb2
+from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.checkpoint_store_runner import (
+    CheckpointStoreRunner,
+    CheckpointsUnreadable,
+    PreparedCheckpoints,
+)
+from jobmanager.checkpoint.repeated_output import RepeatedOutput
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
+from jobmanager.dispatcher.ended_checkpoints_runner import discard
+from jobmanager.dispatcher.job_store import JobStore
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.job import job_messages as m
+from jobmanager.job.checkpoint_gauges import CheckpointGauges
+from jobmanager.results.results_store import ResultsStore
+from jobmanager.rpc.collect_convert import CollectSinks
+from jobmanager.rpc.graph_convert import cause_of_error
+from jobmanager.rpc.restore_convert import RestoredTasks, restored_checkpoint, restored_tasks
+from penstock.errors import (
+    CheckpointAborted,
+    Fenced,
+    JobRejected,
+    StoreTransient,
+    StreamError,
+    Unrecoverable,
+)
+from penstock.pb import graph_pb2
+from penstock.storage.head import HeadOutcomeUnknown
+
+_ATTEMPTS_RESERVED_AT_ONCE: Final = 16
+_RECORD_LANE: Final = "job record"
+_START_LANE: Final = "checkpoint starts"
+_STORE_LANE: Final = "checkpoint store"
+_DELETION_LANE: Final = "checkpoint deletions"
+_STORE_PATIENCE_S: Final = 10.0
+"""How long a start waits for a checkpoint that is being stored."""
+_FIRST_PAUSE_S: Final = 0.5
+_REPEATED_MAX: Final = 16
+_LAST_PAUSE_S: Final = 30.0
+"""Between calls to a store that does not say what is needed."""
+
+_ResultT = TypeVar("_ResultT")
+
+CheckpointEffect = (
+    m.PrepareStart
+    | m.ReserveAttempts
+    | m.NoteCommit
+    | m.StoreCheckpoint
+    | m.DiscardCheckpoints
+    | m.CheckpointEffect
+)
+
+
+class JobCheckpointsRunner:
+    """The checkpoints of one job, as its actor sees them.
+
+    Args:
+        job_id: the job.
+        graph: its graph.
+        store: where its checkpoints are kept; None = it takes none.
+        timeout_ms: how long a call to the store may take.
+        jobs: keeps the attempt numbers; None where the job ends with this JobManager.
+        results: rows of its collect sinks.
+        clock: where the time comes from.
+        post: takes events for the job's machine.
+        in_order: runs actions of one lane one after the other.
+        is_recovered: the job was another JobManager's: until it has been prepared once, what cannot be read
+            is tried again, and fails nothing.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        graph: graph_pb2.JobGraph,
+        store: CheckpointStoreRunner | None,
+        timeout_ms: int,
+        jobs: JobStore | None,
+        results: ResultsStore,
+        clock: Clock,
+        post: Callable[[m.JobEvent], None],
+        in_order: Callable[[str, Callable[[], Awaitable[None]]], None],
+        *,
+        is_recovered: bool = False,
+    ) -> None:
+        self._job_id = job_id
+        self._graph = graph
+        self._store = store
+        self._jobs = jobs
+        self._results = results
+        self._collects = CollectSinks(graph)
+        self._clock = clock
+        self._post = post
+        self._in_order = in_order
+        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self.gauges = CheckpointGauges()
+        self._record_thread = ThreadPoolExecutor(1, f"record-{job_id[:8]}")
+        self._calls = StoreCallsRunner(f"job {job_id}", timeout_ms, self._note_calls)
+        self._patience_s = min(_STORE_PATIENCE_S, timeout_ms / 1000)
+        self._storing = 0
+        """The checkpoint that is being stored; 0 = none is, or it is settled."""
+        self._is_stored = asyncio.Event()
+        self._is_stored.set()
+        self._given_up: asyncio.Future[None] | None = None
+        """Done where the checkpoint that is being stored is waited for no longer."""
+        self._until_end: set[asyncio.Future[None]] = set()
+        self._ended = asyncio.Event()
+        self._restored: RestoredTasks = {}
+        self._attempts_end = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._answers: dict[str, asyncio.Future[int]] = {}
+        self._closed = False
+        self._may_be_unreadable = is_recovered
+        self.problem = ""
+        """Why the job cannot be gone on with yet."""
+        self.repeated: deque[RepeatedOutput] = deque(maxlen=_REPEATED_MAX)
+        """Output that may be there twice, the newest last."""
+        self.has_left_checkpoints = False
+        """Its checkpoints are to be deleted, and could not be."""
+
+    def restored(self, subtask: SubtaskId) -> internal_pb2.RestoredTask | None:
+        """What the next attempt of a subtask starts from; None = from nothing."""
+        return self._restored.get(subtask)
+
+    def end(self) -> None:
+        """The job has ended: what it was still storing matters to nobody."""
+        self._ended.set()
+        self._give_up_storing()
+        for waiting in self._until_end:
+            if not waiting.done():
+                waiting.set_result(None)
+        if self._store is not None:
+            self._store.stop()
+
+    def close(self) -> None:
+        """Nothing more will be asked; who still waits is told so."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.end()
+        self._record_thread.shutdown(wait=False)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(StreamError(f"job {self._job_id} has ended"))
+
+    def note_running(self) -> None:
+        """The job's tasks run."""
+        if self._store is not None:
+            self.gauges.note_started(self._clock.now_ms())
+
+    async def request(self) -> int:
+        """Takes a checkpoint now; returns its id when it is complete.
+
+        Raises:
+            JobRejected: the job takes none.
+            CheckpointAborted: it began and did not complete.
+            StreamError: it could not begin.
+        """
+        if self._closed:
+            raise JobRejected(f"job {self._job_id} has ended")
+        request_id = uuid4().hex
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[request_id] = answer
+        try:
+            self._post(c.CheckpointRequested(request_id, self._clock.now_ms()))
+            checkpoint_id: int = await answer
+            return checkpoint_id
+        finally:
+            del self._answers[request_id]
+
+    # ------------------------------------------------------------ effects
+
+    def perform(self, effect: CheckpointEffect) -> None:
+        """Begins to do what the machine wants."""
+        match effect:
+            case m.PrepareStart():
+                self._in_order(_START_LANE, lambda: self._prepare(effect))
+            case m.ReserveAttempts(attempt):
+                self._in_order(_RECORD_LANE, lambda: self._reserve(attempt))
+            case m.NoteCommit():
+                self._in_order(_RECORD_LANE, self._note_commit)
+            case m.StoreCheckpoint():
+                # At once: a start that comes next waits for it.
+                self._storing = effect.stored.checkpoint_id
+                self._is_stored.clear()
+                self._given_up = asyncio.get_running_loop().create_future()
+                self._in_order(_STORE_LANE, lambda: self._store_checkpoint(effect))
+            case m.DiscardCheckpoints():
+                if self._store is not None:
+                    self._in_order(_STORE_LANE, self._discard)
+            case c.SettleCheckpoint():
+                self._log.warning(
+                    "checkpoint.unsettled",
+                    checkpoint_id=effect.checkpoint_id,
+                    reason=effect.reason,
+                )
+                self._give_up_storing()
+            case c.DeleteFiles():
+                self._in_order(_DELETION_LANE, lambda: self._delete(effect))
+            case c.CallAt():
+                self._call_at(effect.at_ms)
+            case c.AnswerRequest():
+                self._answer(effect)
+            case c.ReportAborted():
+                self._note_aborted(effect)
+            case c.ReportCompleted():
+                self._note_completed(effect)
+            case _:
+                assert_never(effect)
+
+    async def _in_record(self, work: Callable[[], _ResultT]) -> _ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._record_thread, work)
+
+    # ------------------------------------------------------------ the store
+
+    async def _prepare(self, effect: m.PrepareStart) -> None:
+        attempt = effect.attempt
+        try:
+            event = await self._prepared_at_last(effect)
+        except Fenced as error:
+            self._post(m.StartNotPrepared(attempt, self._fenced(error)))
+        except StreamError as error:
+            self._log.warning("job.start_not_prepared", attempt=attempt, reason=str(error))
+            cause = cause_of_error(error, self._clock.now_ms())
+            self._post(m.StartNotPrepared(attempt, cause))
+        else:
+            sequences = self._collects.restored(self._restored, effect.subtasks)
+            self._results.restart(self._job_id, attempt, sequences)
+            if event.restored is not None:
+                self._log.info(
+                    "job.restoring", attempt=attempt, checkpoint_id=event.restored.checkpoint_id
+                )
+            self._post(event)
+
+    async def _prepared_at_last(self, effect: m.PrepareStart) -> m.StartPrepared:
+        """Where storage that is not there yet is no end of the job, it is waited for."""
+        attempt = 0
+        while True:
+            try:
+                event = await self._prepared(effect)
+            except (CheckpointsUnreadable, StoreTransient) as error:
+                if not self._may_be_unreadable or self._ended.is_set():
+                    raise
+                self.problem = f"the job cannot be gone on with yet: {error}"
+                pause_s = _pause_s(attempt)
+                self._log.warning("job.unreadable", retry_s=pause_s, reason=str(error))
+                await self._pause(pause_s)
+                attempt += 1
+            else:
+                self._may_be_unreadable, self.problem = False, ""
+                return event
+
+    async def _pause(self, pause_s: float) -> bool:
+        """Waits; False where the job has ended meanwhile."""
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._ended.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    async def _prepared(self, effect: m.PrepareStart) -> m.StartPrepared:
+        attempt = effect.attempt
+        await self._in_record(lambda: self._reserved(attempt))
+        self._restored = {}
+        if self._store is None:
+            return m.StartPrepared(attempt)
+        await self._wait_for_storing()
+        found = await self._found(self._store, effect)
+        restored = None
+        if found.repeated is not None:
+            self._note_repeated(found.repeated)
+        if found.newest is not None:
+            self._restored = restored_tasks(found.newest, self._graph, effect.subtasks)
+            restored = restored_checkpoint(found.newest.checkpoint_id, self._restored, self._graph)
+        return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
+
+    def _note_repeated(self, repeated: RepeatedOutput) -> None:
+        newest = self.repeated[-1] if self.repeated else None
+        if repeated == newest:
+            return  # another restart before the next checkpoint: nothing more was committed
+        self.repeated.append(repeated)
+        self.gauges.note_repeated()
+        self._log.error(
+            "checkpoint.output_repeated",
+            from_checkpoint_id=repeated.from_checkpoint_id,
+            to_checkpoint_id=repeated.to_checkpoint_id,
+            files=repeated.files,
+            file_count=repeated.file_count,
+            places=repeated.places,
+            reason=str(repeated),
+        )
+
+    async def _found(
+        self, store: CheckpointStoreRunner, effect: m.PrepareStart
+    ) -> PreparedCheckpoints:
+        jobs, job_id = self._jobs, self._job_id
+        must_exist = jobs is not None and await self._in_record(
+            lambda: jobs.has_checkpoints(job_id)
+        )
+        found = await self._call(
+            "prepare",
+            lambda: store.prepare(effect.unusable, must_exist=must_exist, alone=effect.subtasks),
+        )
+        if jobs is not None:
+            await self._in_record(lambda: jobs.note_checkpoints(job_id))
+        return found
+
+    async def _wait_for_storing(self) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._is_stored.wait()
+        except TimeoutError:
+            self._give_up_storing()
+
+    def _give_up_storing(self) -> None:
+        """Whoever prepares, or settles, claims HEAD again, and finds what has become of the checkpoint."""
+        if self._store is not None and self._storing:
+            self._store.give_up(self._storing)
+        if self._given_up is not None and not self._given_up.done():
+            self._given_up.set_result(None)
+
+    async def _call(self, what: str, work: Callable[[], _ResultT]) -> _ResultT:
+        """A call that nobody waits for any more once the job has ended."""
+        if self._ended.is_set():
+            raise StoreSilent(f"job {self._job_id} has ended")
+        no_longer = asyncio.get_running_loop().create_future()
+        self._until_end.add(no_longer)
+        try:
+            return await self._calls.run(what, work, no_longer)
+        finally:
+            self._until_end.remove(no_longer)
+
+    def _note_calls(self) -> None:
+        self.gauges.note_calls(self._calls.given_up, self._calls.hanging)
+
+    async def _reserve(self, attempt: int) -> None:
+        try:
+            end = await self._in_record(lambda: self._reserved(attempt))
+        except StreamError as error:
+            # Who needs the number asks again.
+            self._log.warning("attempts.not_reserved", attempt=attempt, reason=str(error))
+        else:
+            self._post(m.AttemptsReserved(end))
+
+    def _reserved(self, attempt: int) -> int:
+        """Reserves numbers up to this one at least; returns the first that is not reserved."""
+        if self._jobs is not None and attempt >= self._attempts_end:
+            end = attempt + _ATTEMPTS_RESERVED_AT_ONCE
+            self._jobs.reserve_attempts(self._job_id, end)
+            self._attempts_end = end
+        return self._attempts_end
+
+    async def _note_commit(self) -> None:
+        jobs = self._jobs
+        try:
+            if jobs is not None:
+                await self._in_record(lambda: jobs.note_commit(self._job_id))
+        except StreamError as error:
+            self._post(m.FailureRequested(cause_of_error(error, self._clock.now_ms())))
+        else:
+            self._post(m.CommitNoted())
+
+    async def _store_checkpoint(self, effect: m.StoreCheckpoint) -> None:
+        assert self._store is not None, "checkpoints are stored where there is a store"
+        store = self._store
+        states = self._collects.last_states(key.subtask for key in effect.stored.finished)
+        try:
+            event = await self._calls.run(
+                "store",
+                lambda: store.store(effect.stored, effect.done_splits, states),
+                self._given_up,
+            )
+        except (HeadOutcomeUnknown, StoreSilent) as error:
+            await self._settle(effect.stored, error)
+        except StreamError as error:
+            self._fail(error)
+        else:
+            self._note_stored(effect.stored, event)
+        finally:
+            self._storing = 0
+            self._is_stored.set()
+
+    async def _settle(self, wanted: c.StoreCheckpoint, unknown: StreamError) -> None:
+        """Finds out what has become of a checkpoint, however long that takes; the job's tasks run on."""
+        assert self._store is not None, "checked by the caller"
+        store, checkpoint_id = self._store, wanted.checkpoint_id
+        store.give_up(checkpoint_id)
+        now_ms = self._clock.now_ms()
+        self._post(c.StoreOutcomeUnknown(checkpoint_id, str(unknown), now_ms))
+        self._is_stored.set()
+        for attempt in count():
+            try:
+                event = await self._call("settle", lambda: store.settle(checkpoint_id))
+            except StoreTransient as error:
+                self._log.warning(
+                    "checkpoint.not_settled", checkpoint_id=checkpoint_id, reason=str(error)
+                )
+            except StreamError as error:
+                self._fail(error)
+                return
+            else:
+                self._log.info(
+                    "checkpoint.settled",
+                    checkpoint_id=checkpoint_id,
+                    is_stored=isinstance(event, c.CheckpointStored),
+                )
+                self._note_stored(wanted, event)
+                return
+            if not await self._pause(_pause_s(attempt)):
+                return
+
+    def _note_stored(
+        self, wanted: c.StoreCheckpoint, event: c.CheckpointStored | c.CheckpointNotStored
+    ) -> None:
+        if isinstance(event, c.CheckpointStored):
+            sequences = self._collects.committed(wanted.snapshots)
+            self._results.commit(self._job_id, sequences)
+        self._post(event)
+
+    def _fail(self, error: StreamError) -> None:
+        cause = (
+            self._fenced(error)
+            if isinstance(error, Fenced)
+            else cause_of_error(error, self._clock.now_ms())
+        )
+        self._post(m.FailureRequested(cause))
+
+    async def _delete(self, effect: c.DeleteFiles) -> None:
+        assert self._store is not None, "files are deleted where there is a store"
+        store = self._store
+        try:
+            event = await self._call("delete", lambda: store.delete(effect.paths))
+        except StoreSilent as error:
+            self._log.warning("checkpoint.not_deleted", reason=str(error))
+            event = c.FilesDeleted(effect.paths, self._clock.now_ms())
+        self._post(event)
+
+    async def _discard(self) -> None:
+        assert self._store is not None, "checked by the caller"
+        store, jobs = self._store, self._jobs
+        try:
+            if jobs is None:
+                await self._calls.run("discard", store.discard)
+            else:
+                await self._calls.run("discard", lambda: discard(self._job_id, store, jobs))
+        except StreamError as error:
+            self.has_left_checkpoints = jobs is not None
+            self._log.warning("checkpoint.not_discarded", reason=str(error))
+
+    def _fenced(self, error: Fenced) -> FailureCause:
+        return cause_of_error(
+            Unrecoverable(f"another JobManager has taken the job over: {error}"),
+            self._clock.now_ms(),
+        )
+
+    # ------------------------------------------------------------ time, answers, reports
+
+    def _call_at(self, at_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0, at_ms - self._clock.now_ms()) / 1000
+        self._timer = asyncio.get_running_loop().call_later(
+            delay_s, lambda: self._post(c.TimeReached(self._clock.now_ms()))
+        )
+
+    def _answer(self, effect: c.AnswerRequest) -> None:
+        answer = self._answers.get(effect.request_id)
+        if answer is None or answer.done():
+            return  # who asked has gone
+        if effect.refused is None:
+            answer.set_result(effect.checkpoint_id)
+            return
+        reason = effect.detail or effect.refused.value
+        message = f"no checkpoint of job {self._job_id} was taken: {reason}"
+        error: StreamError
+        if effect.refused is c.RequestRefused.DISABLED:
+            error = JobRejected(message)
+        elif effect.refused is c.RequestRefused.ABORTED and effect.checkpoint_id:
+            error = CheckpointAborted(effect.checkpoint_id, reason)
+        else:
+            error = StreamError(message)
+        answer.set_exception(error)
+
+    def _note_aborted(self, effect: c.ReportAborted) -> None:
+        self.gauges.note_aborted(effect)
+        note = self._log.warning if effect.reason.counts else self._log.info
+        note(
+            "checkpoint.aborted",
+            checkpoint_id=effect.checkpoint_id,
+            reason=effect.reason.value,
+            detail=effect.detail,
+            failed_in_a_row=effect.failed_in_a_row,
+            at_risk_ms=effect.at_risk_ms,
+        )
+
+    def _note_completed(self, effect: c.ReportCompleted) -> None:
+        self.gauges.note_completed(effect)
+        self._log.info(
+            "checkpoint.completed",
+            checkpoint_id=effect.checkpoint.checkpoint_id,
+            duration_ms=effect.duration_ms,
+            size_bytes=effect.checkpoint.state_bytes,
+            uploaded_bytes=effect.summary.uploaded_bytes,
+            alignment_ms=effect.summary.alignment_ms,
+            sync_ms=effect.summary.sync_ms,
+        )
+
+
+def _pause_s(attempt: int) -> float:
+    return min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)

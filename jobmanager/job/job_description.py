@@ -1,0 +1,176 @@
+"""What a job is, as it was accepted."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from jobmanager.checkpoint.coordinator import CheckpointCoordinator
+from jobmanager.checkpoint.messages import CompletedCheckpoint
+from jobmanager.checkpoint.settings import CheckpointSettings
+from jobmanager.dispatcher.admission import CodeStamp, TaskManagerFacts, admission_problem
+from jobmanager.dispatcher.artifact_store import ArtifactStore
+from jobmanager.failover.failover_strategy import FailoverStrategyName, strategy_problem
+from jobmanager.failover.failure_enricher import FailureLabels
+from jobmanager.failover.rebuilt_regions import rebuild_problem
+from jobmanager.failover.regions import RegionGraph
+from jobmanager.failover.restart_settings import over_cluster
+from jobmanager.graph.job_plan import JobPlan, plan_problem
+from jobmanager.job.job_options import JobOptions
+from jobmanager.job.job_settings import JobSettings, job_settings
+from jobmanager.rpc.graph_convert import plan_of
+from penstock.config import Configuration
+from penstock.errors import JobRejected
+from penstock.graph.job_graph import validate
+from penstock.pb import graph_pb2
+from penstock.storage.local_store import LocalStore
+from penstock.storage.memory_store import MemoryStore
+from penstock.storage.object_store import ObjectStore
+from penstock.streams.persisted import persist_sinks
+
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
+_OWN_SETTINGS = ("jobmanager.", "taskmanager.", "security.", "log.")
+
+
+@dataclass(frozen=True, slots=True)
+class JobDescription:
+    """A job that can be run.
+
+    Attributes:
+        config: of the job, in force over the cluster's.
+        settings: of its checkpoints and restarts.
+        slot_config: what slot processes are told of it.
+    """
+
+    job_id: str
+    graph: graph_pb2.JobGraph
+    plan: JobPlan
+    stamp: CodeStamp
+    config: Configuration
+    settings: JobSettings
+    slot_config: dict[str, str]
+
+    @property
+    def checkpoint_directory(self) -> str:
+        """Where tasks write their snapshots; "" = they travel inline, or there are none."""
+        root = self.settings.directory
+        return str(Path(root) / self.job_id) if root else ""
+
+    def options(
+        self,
+        first_attempt: int = 0,
+        is_recovered: bool = False,
+        *,
+        jitter: Callable[[], float],
+        labels: FailureLabels,
+    ) -> JobOptions:
+        """How its machine runs it; arguments as in ``JobOptions``."""
+        checkpoints = self.settings.checkpoints
+        return JobOptions(
+            restart=self.settings.restart,
+            failover_strategy=FailoverStrategyName(self.config.failover_strategy),
+            coordinator=None if checkpoints is None else partial(_coordinator, checkpoints),
+            first_attempt=first_attempt,
+            is_recovered=is_recovered,
+            jitter=jitter,
+            labels=labels,
+            exceptions_max=self.config.jobmanager_exception_history_size,
+            speculation=self.settings.speculation,
+        )
+
+    def checkpoint_store(self) -> ObjectStore | None:
+        """The job's directory in the checkpoint store; None = it takes no checkpoints."""
+        if self.settings.checkpoints is None:
+            return None
+        if self.checkpoint_directory:
+            return LocalStore(Path(self.checkpoint_directory))
+        return MemoryStore(self.settings.memory_max_bytes)
+
+
+def _coordinator(
+    settings: CheckpointSettings,
+    retained: tuple[CompletedCheckpoint, ...],
+    next_checkpoint_id: int,
+) -> CheckpointCoordinator:
+    return CheckpointCoordinator(settings, retained=retained, next_checkpoint_id=next_checkpoint_id)
+
+
+def check_checkpoint_directory(job: JobDescription) -> None:
+    """Makes the directory of a new job's checkpoints, or says at once that it cannot be.
+
+    Raises:
+        JobRejected: it cannot be made or written.
+    """
+    if not job.checkpoint_directory:
+        return
+    directory = Path(job.checkpoint_directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(directory, os.W_OK | os.X_OK) else "it cannot be written"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise JobRejected(
+            f"job {job.graph.name!r}: its checkpoints cannot be kept in {directory}: {problem}; set "
+            "execution.checkpointing.dir to a directory that the JobManager and every TaskManager can "
+            "write, or execution.checkpointing.interval to none"
+        )
+
+
+def describe(
+    job_id: str,
+    graph: graph_pb2.JobGraph,
+    cluster_config: Configuration,
+    artifacts: ArtifactStore,
+    facts: Callable[[], list[TaskManagerFacts]],
+) -> JobDescription:
+    """Checks a job.
+
+    Args:
+        facts: what the cluster's TaskManagers say of themselves.
+
+    Raises:
+        JobRejected: the graph, its configuration or its code cannot be accepted.
+        ProtocolMismatch: a TaskManager cannot read the job's code.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise JobRejected(f"{job_id[:80]!r} is no job id: it must be 32 lower-case hex digits")
+    plan = plan_of(graph)
+    problem = plan_problem(plan)
+    if problem is not None:
+        raise JobRejected(f"job {graph.name!r}: {problem}")
+    validate(graph)
+    config = over_cluster(cluster_config, dict(graph.config))
+    settings = job_settings(config)
+    regions = RegionGraph(plan)
+    problem = strategy_problem(FailoverStrategyName(config.failover_strategy), regions)
+    if problem is None and settings.checkpoints is not None:
+        problem = rebuild_problem(regions)
+    if problem is not None:
+        raise JobRejected(f"job {graph.name!r}: {problem}")
+    if settings.checkpoints is not None and persist_sinks(graph):
+        raise JobRejected(
+            f"job {graph.name!r}: what it persists is made in one go, so it cannot go on from a checkpoint: "
+            "set execution.checkpointing.interval to none"
+        )
+    missing = set(artifacts.missing(artifact.id for artifact in graph.artifacts))
+    names = [f"{a.name} ({a.id})" for a in graph.artifacts if a.id in missing]
+    if names:
+        raise JobRejected(
+            f"job {graph.name!r} names artifacts that were not uploaded: {', '.join(names)}"
+        )
+    stamp = CodeStamp(graph.python_version, graph.cloudpickle_version, tuple(graph.requirements))
+    refusal = admission_problem(stamp, facts())
+    if refusal is not None:
+        raise refusal
+    shared = {
+        key: value
+        for key, value in cluster_config.to_mapping().items()
+        if not key.startswith(_OWN_SETTINGS)
+    }
+    slot_config = shared | dict(graph.config)
+    return JobDescription(job_id, graph, plan, stamp, config, settings, slot_config)

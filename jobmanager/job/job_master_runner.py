@@ -1,0 +1,492 @@
+"""The actor of one job: owns its ``JobMaster``, runs ``step``, then the effects.
+
+Reports from TaskManagers wait at a bounded inbox, so a flood of them slows down the reporter; the
+results of the actor's own effects, grants and losses never wait. Calls to one TaskManager are made
+one after the other, in the order of the effects; calls to different TaskManagers run side by side.
+
+An exception in here is a bug; it ends this actor only. Whoever runs it (``DispatcherRunner``)
+fails the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from common.clock import Clock
+from common.pb import internal_pb2
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.dispatcher.admission import admission_problem
+from jobmanager.dispatcher.job_store import JobStore
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.installed_version import penstock_version
+from jobmanager.job import job_messages as m
+from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
+from jobmanager.job.job_description import JobDescription
+from jobmanager.job.job_master import JobMaster
+from jobmanager.job.job_options import JobOptions
+from jobmanager.job.job_state import JobState
+from jobmanager.job.persisted_inputs_runner import PersistedInputsRunner
+from jobmanager.job.promotion_runner import PromotionRunner
+from jobmanager.job.rival_runner import RivalRunner
+from jobmanager.results.results_store import ResultsStore
+from jobmanager.rpc.graph_convert import (
+    DeploymentMessages,
+    attempt_id,
+    cause_of_error,
+    endpoint_of,
+    partition_id,
+)
+from jobmanager.rpc.taskmanager_client import TaskManagerClient
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.scheduler.deployment import TaskPlan
+from jobmanager.scheduler.slots import Slot
+from penstock.errors import StreamError, TaskManagerLost
+from penstock.graph.partition_id import PartitionId
+
+_REPORTS_MAX = 1024
+_CANCELLATION_MARGIN_MS = 5_000
+_PROMOTION = "promotion"
+"""Lane of work that concerns several TaskManagers."""
+
+
+class Inbox:
+    """Events of one job: own ones never wait, reports wait while too many are unread."""
+
+    def __init__(self, reports_max: int = _REPORTS_MAX) -> None:
+        self._events: deque[m.JobEvent] = deque()
+        self._reports_max = reports_max
+        self._not_empty = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closed = False
+        self.dropped_events = 0
+        """What came after the actor's end."""
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def post(self, event: m.JobEvent) -> None:
+        """Takes an event of the actor's own; never waits."""
+        if self._closed:
+            self.dropped_events += 1
+            return
+        self._events.append(event)
+        self._not_empty.set()
+        if len(self._events) >= self._reports_max:
+            self._room.clear()
+
+    async def report(self, event: m.JobEvent) -> None:
+        """Takes an event from outside; waits while there is no room for it."""
+        await self._room.wait()
+        self.post(event)
+
+    def close(self) -> None:
+        """Nobody reads any more: what comes is dropped, and who waits for room waits no longer."""
+        self._closed = True
+        self._room.set()
+
+    async def get(self) -> m.JobEvent:
+        """The next event."""
+        await self._not_empty.wait()
+        event = self._events.popleft()
+        if not self._events:
+            self._not_empty.clear()
+        if len(self._events) < self._reports_max:
+            self._room.set()
+        return event
+
+
+class JobMasterRunner:
+    """Runs one job.
+
+    Args:
+        job: what to run.
+        cluster: where slots come from.
+        leader_epoch: fence of every call.
+        clock: where the time comes from.
+        publish: called at each change of the job's state.
+        jobs: keeps the job's attempt numbers.
+        results: rows of its collect sinks.
+        options: how it is run.
+    """
+
+    def __init__(
+        self,
+        job: JobDescription,
+        cluster: ClusterRunner,
+        leader_epoch: int,
+        clock: Clock,
+        publish: Callable[[JobState], None],
+        jobs: JobStore,
+        results: ResultsStore,
+        options: JobOptions,
+    ) -> None:
+        self.master = JobMaster(job.plan, options)
+        self._job = job
+        self._cluster = cluster
+        self._clock = clock
+        self._publish = publish
+        self._messages = DeploymentMessages(
+            job.job_id,
+            job.graph,
+            leader_epoch,
+            takes_checkpoints=job.settings.checkpoints is not None,
+            checkpoint_directory=job.checkpoint_directory,
+        )
+        self._promotion = PromotionRunner(job.job_id, job.graph, cluster.partitions, clock)
+        self._persisted_inputs = PersistedInputsRunner(
+            job.graph,
+            cluster.partitions,
+            lambda taskmanager_id: cluster.client(taskmanager_id).partition_endpoint,
+        )
+        self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
+        self._inbox = Inbox()
+        self._lanes: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._locating: asyncio.Task[None] | None = None
+        self._overdue_timer: asyncio.TimerHandle | None = None
+        self._later: set[asyncio.TimerHandle] = set()
+        self._rivals = RivalRunner(
+            job,
+            cluster,
+            self._messages,
+            self._allocate_slots,
+            self._deploy,
+            self.post,
+            self._in_order,
+            clock.now_ms,
+        )
+        store = job.checkpoint_store()
+        self.checkpoints = JobCheckpointsRunner(
+            job.job_id,
+            job.graph,
+            None
+            if store is None
+            else CheckpointStoreRunner(
+                job.job_id,
+                job.graph,
+                store,
+                leader_epoch=leader_epoch,
+                version=penstock_version(),
+                now_ms=clock.now_ms,
+            ),
+            0 if job.settings.checkpoints is None else job.settings.checkpoints.timeout_ms,
+            jobs if job.settings.outlives_jobmanager else None,
+            results,
+            clock,
+            self.post,
+            self._in_order,
+            is_recovered=options.is_recovered,
+        )
+
+    @property
+    def outlives_jobmanager(self) -> bool:
+        """True when another JobManager can go on with the job."""
+        return self._job.settings.outlives_jobmanager
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What was dropped, by part."""
+        return self.master.dropped | {"after its end": self._inbox.dropped_events}
+
+    def post(self, event: m.JobEvent) -> None:
+        """Takes an event of the cluster or of the actor's own; never waits."""
+        self._inbox.post(event)
+
+    async def report(self, event: m.JobEvent) -> None:
+        """Takes an event from a TaskManager; waits for room."""
+        await self._inbox.report(event)
+
+    async def run(self) -> None:
+        """Drives the job to its end; returns when its slots are back, or were asked for in vain."""
+        self._cluster.join(self._job.job_id, self)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self.post(m.JobStarted())
+                # After the end the inbox may still hold a grant that must be given back.
+                while not self.master.ended or len(self._inbox):
+                    await self._step(await self._inbox.get())
+                self._stop_locating()
+                self.checkpoints.end()
+        finally:
+            self._inbox.close()
+            for timer in (self._overdue_timer, *self._later):
+                if timer is not None:
+                    timer.cancel()
+            self.checkpoints.close()
+            self._cluster.leave(self._job.job_id)
+
+    async def _step(self, event: m.JobEvent) -> None:
+        if isinstance(event, m.TaskManagerLost):
+            lost = self._persisted_inputs.loss(self.master.graph)
+            if lost is not None:
+                cause = cause_of_error(lost, self._clock.now_ms(), event.taskmanager_id)
+                await self._step(m.FailureRequested(cause))
+        for effect in self.master.step(event, self._clock.now_ms()):
+            self._perform(effect)
+        if isinstance(event, m.SlotsGranted):
+            # Jobs that were accepted while no TaskManager was there are checked now.
+            ids = {slot.taskmanager_id for slot in event.slots}
+            problem = admission_problem(self._job.stamp, self._cluster.facts(sorted(ids)))
+            if problem is not None:
+                self.post(m.FailureRequested(cause_of_error(problem, self._clock.now_ms())))
+
+    # ------------------------------------------------------------ effects
+
+    def _perform(self, effect: m.JobEffect) -> None:  # noqa: C901 - one case per effect
+        job_id = self._job.job_id
+        match effect:
+            case m.RequestSlots():
+                timeout_ms = self._job.config.slot_request_timeout_ms
+                self._cluster.request_slots(job_id, effect.count, timeout_ms)
+            case m.WithdrawRequest():
+                self._cluster.withdraw_request(job_id)
+            case m.AllocateSlots():
+                self._call(effect.taskmanager_id, lambda client: self._allocate(client, effect))
+            case m.DeployTasks():
+                tasks = [self._deployment(task, effect) for task in effect.tasks]
+                self._call(effect.taskmanager_id, lambda client: self._deploy(client, tasks))
+            case m.SendCommands():
+                commands = self._messages.commands(effect.commands)
+                self._call(effect.taskmanager_id, lambda client: client.send_commands(commands))
+            case m.CancelTasks():
+                attempts = [attempt_id(job_id, key) for key in effect.keys]
+                is_final = effect.is_final
+                self._call(
+                    effect.taskmanager_id,
+                    lambda client: client.cancel_tasks(attempts, is_final=is_final),
+                )
+            case m.SweepOutput():
+                self._sweep_output()
+            case m.AwaitCancellation():
+                self._start_overdue_timer()
+            case m.ReleasePartitions():
+                released = [partition_id(*partition) for partition in effect.partitions]
+                self._in_order(
+                    effect.taskmanager_id,
+                    lambda: self._release(effect.taskmanager_id, released),
+                )
+            case m.LocatePartitions():
+                self._begin_to_locate(effect)
+            case m.PromotePartitions():
+                self._in_order(_PROMOTION, lambda: self._promote(effect))
+            case m.FreeSlots():
+                self._in_order(effect.slots[0].taskmanager_id, lambda: self._free(effect.slots))
+            case m.PublishState():
+                self._publish(effect.state)
+                if effect.state is JobState.RUNNING:
+                    self.checkpoints.note_running()
+            case m.PostLater():
+                self._post_later(effect)
+            case m.RequestSpareSlots() | m.StartRival() | m.ReportRival():
+                self._rivals.perform(effect)
+            case _:
+                self.checkpoints.perform(effect)
+
+    def _start_overdue_timer(self) -> None:
+        delay_ms = self._job.config.task_cancellation_timeout_ms + _CANCELLATION_MARGIN_MS
+        if self._overdue_timer is not None:
+            self._overdue_timer.cancel()
+        self._overdue_timer = asyncio.get_running_loop().call_later(
+            delay_ms / 1000, self.post, m.CancellationOverdue(self.master.attempt)
+        )
+
+    def _post_later(self, effect: m.PostLater) -> None:
+        def post() -> None:
+            self._later.discard(timer)
+            self.post(effect.event)
+
+        timer = asyncio.get_running_loop().call_later(effect.delay_ms / 1000, post)
+        self._later.add(timer)
+
+    def _call(
+        self, taskmanager_id: str, action: Callable[[TaskManagerClient], Awaitable[None]]
+    ) -> None:
+        """Makes a call in its turn; a failure becomes an event."""
+        attempt = self.master.attempt
+
+        async def call() -> None:
+            try:
+                await action(self._cluster.client(taskmanager_id))
+            except StreamError as error:
+                cause = cause_of_error(error, self._clock.now_ms(), taskmanager_id)
+                self._log.warning(
+                    "call.failed", taskmanager_id=taskmanager_id, reason=cause.message
+                )
+                self.post(m.CallFailed(taskmanager_id, cause, attempt))
+
+        self._in_order(taskmanager_id, call)
+
+    def _in_order(self, name: str, action: Callable[[], Awaitable[None]]) -> None:
+        """Runs an action after those that were given for the same lane: a TaskManager, a store."""
+        lane = self._lanes.get(name)
+        if lane is not None:
+            lane.append(action)
+            return
+        self._lanes[name] = deque([action])
+        assert self._tasks is not None, "effects are performed while the actor runs"
+        self._tasks.create_task(self._drain(name))
+
+    async def _drain(self, name: str) -> None:
+        lane = self._lanes[name]
+        while lane:
+            await lane[0]()
+            lane.popleft()
+        del self._lanes[name]
+
+    def _deployment(self, task: TaskPlan, effect: m.DeployTasks) -> internal_pb2.TaskDeployment:
+        subtask = task.attempt.subtask
+        is_new = subtask in effect.from_nothing
+        restored = None if is_new else self.checkpoints.restored(subtask)
+        coordinator = self.master.coordinator
+        first_checkpoint_id = 0 if coordinator is None else coordinator.next_checkpoint_id
+        return self._messages.task(task, restored, first_checkpoint_id)
+
+    async def _allocate_slots(
+        self, client: TaskManagerClient, slot_ids: tuple[str, ...]
+    ) -> internal_pb2.AllocateSlotsResponse:
+        job, graph = self._job, self._job.graph
+        return await client.allocate_slots(
+            job.job_id, slot_ids, graph.artifacts, job.slot_config, graph.requirements
+        )
+
+    async def _allocate(self, client: TaskManagerClient, effect: m.AllocateSlots) -> None:
+        response = await self._allocate_slots(client, effect.slot_ids)
+        partitions = response.partition_endpoint
+        self.post(
+            m.SlotsAllocated(
+                client.taskmanager_id,
+                tuple(map(endpoint_of, response.endpoints)),
+                effect.call,
+                endpoint_of(partitions) if response.HasField("partition_endpoint") else None,
+            )
+        )
+
+    async def _deploy(
+        self, client: TaskManagerClient, tasks: list[internal_pb2.TaskDeployment]
+    ) -> None:
+        self._persisted_inputs.connect(tasks)
+        await client.deploy_tasks(tasks)
+
+    def _begin_to_locate(self, effect: m.LocatePartitions) -> None:
+        assert self._tasks is not None, "effects are performed while the actor runs"
+        self._stop_locating()
+        self._locating = self._tasks.create_task(self._locate(effect))
+
+    def _stop_locating(self) -> None:
+        if self._locating is not None:
+            self._locating.cancel()
+
+    async def _locate(self, effect: m.LocatePartitions) -> None:
+        wanted = {
+            PartitionId(edge_id, key.vertex, key.subtask_index, key.attempt): (edge_id, key)
+            for edge_id, key in effect.partitions
+        }
+        found = await self._cluster.partitions.locate(self._job.job_id, wanted.keys())
+        self._log.info("partitions.located", found=len(found), wanted=len(wanted))
+        located = []
+        for partition, holder in found.items():
+            try:
+                endpoint = self._cluster.client(holder).partition_endpoint
+            except TaskManagerLost:
+                continue  # nobody serves what it holds
+            located.append(m.LocatedPartition(holder, endpoint_of(endpoint), *wanted[partition]))
+        self.post(m.PartitionsLocated(effect.attempt, tuple(located)))
+
+    async def _promote(self, effect: m.PromotePartitions) -> None:
+        try:
+            await self._promotion.promote(effect.partitions)
+        except StreamError as error:
+            self._log.warning("partitions.not_promoted", reason=str(error))
+            self.post(m.PartitionsNotPromoted(cause_of_error(error, self._clock.now_ms())))
+        else:
+            self.post(m.PartitionsPromoted())
+
+    def _sweep_output(self) -> None:
+        """Asks all TaskManagers: what was written lies where some of them can reach it."""
+        sinks = [
+            internal_pb2.SweptSink(operator_uid=one.uid, directory=one.sink.files.directory)
+            for vertex in self._job.graph.vertices
+            for one in vertex.operators
+            if one.WhichOneof("spec") == "sink" and one.sink.HasField("files")
+        ]
+
+        def begin(taskmanager_id: str) -> None:
+            # Behind the end of its slots, if it had any.
+            self._in_order(taskmanager_id, lambda: self._sweep_on(taskmanager_id, sinks))
+
+        for taskmanager in self._cluster.details() if sinks else ():
+            begin(taskmanager.taskmanager_id)
+
+    async def _sweep_on(self, taskmanager_id: str, sinks: list[internal_pb2.SweptSink]) -> None:
+        try:
+            client = self._cluster.client(taskmanager_id)
+            count = await client.sweep_output(self._job.job_id, sinks)
+        except StreamError as error:
+            self._log.warning("output.not_swept", taskmanager_id=taskmanager_id, reason=str(error))
+        else:
+            if count:
+                self._log.info("output.swept", taskmanager_id=taskmanager_id, count=count)
+
+    async def _release(
+        self, taskmanager_id: str, partitions: list[internal_pb2.PartitionId]
+    ) -> None:
+        """A TaskManager that does not hear of it is told when its heartbeat names them."""
+        try:
+            client = self._cluster.client(taskmanager_id)
+            await client.release_partitions(self._job.job_id, partitions)
+        except StreamError as error:
+            self._log.warning(
+                "partitions.not_released", taskmanager_id=taskmanager_id, reason=str(error)
+            )
+
+    async def _free(self, slots: tuple[Slot, ...]) -> None:
+        await free_slots(self._cluster, self._job.job_id, slots, self._log)
+
+    def story(self) -> list[str]:
+        """The last events, for the log."""
+        return list(self.master.story)
+
+
+async def free_slots(
+    cluster: ClusterRunner,
+    job_id: str,
+    slots: tuple[Slot, ...],
+    log: structlog.typing.FilteringBoundLogger,
+) -> None:
+    """Ends slot processes of one TaskManager, then gives the slots back to the pool.
+
+    A TaskManager that does not answer may still hold them: it is asked again when its heartbeat names
+    them, and they are the pool's when it does not.
+    """
+    taskmanager_id = slots[0].taskmanager_id
+    try:
+        client = cluster.client(taskmanager_id)
+        await client.free_slots(job_id, [slot.slot_id for slot in slots])
+    except StreamError as error:
+        log.warning("slots.not_freed", taskmanager_id=taskmanager_id, reason=str(error))
+        cluster.take_back_later(job_id, slots)
+    else:
+        cluster.take_back(job_id, slots)
+
+
+def quarantine_cause(error: BaseException, now_ms: int) -> FailureCause:
+    """What the user is told when the job's own actor has crashed."""
+    return FailureCause(
+        "Unrecoverable",
+        f"the JobManager gave this job up because of an error of its own: {describe(error)}; the "
+        "JobManager's log has the story (job.quarantined)",
+        timestamp_ms=now_ms,
+    )
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,723 @@
+"""What a JobMaster hears (events) and what it wants done (effects).
+
+The subtasks of a job may have several attempts, one after the other: ``attempt`` in events that answer an
+effect is the newest number at the time the effect was asked for, so that answers that come too late are
+known as such.
+Events and effects of the checkpoint coordinator (``jobmanager.checkpoint.messages``) pass through.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jobmanager.checkpoint import messages as c
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
+from jobmanager.job.job_state import JobState
+from jobmanager.scheduler.deployment import ChannelPlan, Endpoint, TaskPlan
+from jobmanager.scheduler.slots import Slot
+from penstock.connectors.source import Split
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """The job has been accepted, or found by the JobManager that took over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredSplit:
+    """A split that a restored subtask reads or has read."""
+
+    vertex: str
+    operator_uid: str
+    subtask_index: int
+    split_id: str
+    size: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredRead:
+    """How far a restored subtask had read the output of a producer.
+
+    Attributes:
+        attempt: of the producer whose rows they were.
+    """
+
+    reader: SubtaskId
+    edge_id: str
+    producer_index: int
+    attempt: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredCheckpoint:
+    """What the machine needs to know of the checkpoint its tasks start from.
+
+    Attributes:
+        finished: subtasks that had done all their work.
+        reads: of edges that keep their rows.
+        subtasks: those it holds, the finished ones included.
+        left: what those that had finished go on holding.
+    """
+
+    checkpoint_id: int
+    finished: frozenset[SubtaskId] = frozenset()
+    splits: tuple[RestoredSplit, ...] = ()
+    reads: tuple[RestoredRead, ...] = ()
+    subtasks: frozenset[SubtaskId] = frozenset()
+    left: tuple[tuple[SubtaskId, c.LastState], ...] = ()
+
+    def without(self, is_left_out: Callable[[SubtaskId], bool]) -> RestoredCheckpoint:
+        """The same, but for subtasks that start from nothing."""
+        return RestoredCheckpoint(
+            self.checkpoint_id,
+            frozenset(subtask for subtask in self.finished if not is_left_out(subtask)),
+            tuple(
+                split
+                for split in self.splits
+                if not is_left_out(SubtaskId(split.vertex, split.subtask_index))
+            ),
+            tuple(read for read in self.reads if not is_left_out(read.reader)),
+            frozenset(subtask for subtask in self.subtasks if not is_left_out(subtask)),
+            self.left,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrepared:
+    """``PrepareStart`` is done.
+
+    Attributes:
+        restored: the newest checkpoint; None = the job starts from nothing.
+        retained: checkpoints that HEAD names, oldest first.
+    """
+
+    attempt: int
+    restored: RestoredCheckpoint | None = None
+    retained: tuple[c.CompletedCheckpoint, ...] = ()
+    next_checkpoint_id: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StartNotPrepared:
+    """``PrepareStart`` has failed."""
+
+    attempt: int
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedPartition:
+    """A complete partition that a TaskManager has kept since an earlier JobManager.
+
+    Attributes:
+        endpoint: where it is read.
+    """
+
+    taskmanager_id: str
+    endpoint: Endpoint
+    edge_id: str
+    producer: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsLocated:
+    """``LocatePartitions`` is done: what is not named is gone."""
+
+    attempt: int
+    located: tuple[LocatedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDue:
+    """The delay before a restart is over."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinalCheckpointDue:
+    """A final checkpoint that did not complete is to be tried again."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsGranted:
+    """The slot pool has given the job what it asked for."""
+
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsRefused:
+    """No slots came in time."""
+
+    needed: int
+    total: int
+    free: int
+    taskmanagers: int
+    waited_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsAllocated:
+    """The slot processes on a TaskManager run.
+
+    Attributes:
+        call: of the ``AllocateSlots`` that this answers.
+        partition_endpoint: where the partitions of its finished attempts are read.
+    """
+
+    taskmanager_id: str
+    endpoints: tuple[Endpoint, ...]
+    call: int
+    partition_endpoint: Endpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """A TaskManager did not do what an effect asked of it."""
+
+    taskmanager_id: str
+    cause: FailureCause
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPartition:
+    """What an attempt could not read."""
+
+    edge_id: str
+    producer: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReported:
+    """A TaskManager reports an attempt's new state.
+
+    Attributes:
+        failure: with FAILED only, as is ``missing``.
+        last: with FINISHED only.
+    """
+
+    key: AttemptKey
+    state: AttemptState
+    failure: FailureCause | None = None
+    missing: MissingPartition | None = None
+    last: c.LastState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsReported:
+    """Subtask 0 of a source has discovered splits."""
+
+    key: AttemptKey
+    operator_uid: str
+    splits: tuple[Split, ...]
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SideLoaded:
+    """An attempt has read the side that it reads first to its end."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfDataReported:
+    """An attempt has consumed all its input and waits for the commit, or for a checkpoint."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRowsLost:
+    """The process of an attempt that has finished has ended, and what it kept for its consumers is gone."""
+
+    key: AttemptKey
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
+class CommitNoted:
+    """``NoteCommit`` is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsPromoted:
+    """``PromotePartitions`` is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsNotPromoted:
+    """``PromotePartitions`` has failed, and nothing of it is left."""
+
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManagerLost:
+    """A TaskManager is gone, and with it whatever ran there.
+
+    Attributes:
+        is_planned: it was told to end: a restart for it is none of the restart strategy's.
+    """
+
+    taskmanager_id: str
+    cause: FailureCause
+    is_planned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """The user wants the job to end.
+
+    Attributes:
+        is_noted: no JobManager will go on with it, however this one ends.
+    """
+
+    is_noted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendRequested:
+    """The JobManager stops: the job is to end here and go on in its successor."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRequested:
+    """Somebody above the job (admission, shutdown) wants it to fail."""
+
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
+class CancellationOverdue:
+    """The time in which cancelled attempts had to end is over."""
+
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StragglersDue:
+    """Time to look for slow subtasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsReserved:
+    """``ReserveAttempts`` is done: numbers below ``end`` will not be given out by another JobManager."""
+
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpareSlotGranted:
+    """One of ``RequestSpareSlots`` has been granted."""
+
+    subtask: SubtaskId
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class RivalStarted:
+    """The process of a rival runs, and the rival is being deployed there.
+
+    Attributes:
+        partition_endpoint: where the partitions of its TaskManager's finished attempts are read.
+    """
+
+    key: AttemptKey
+    partition_endpoint: Endpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RivalNotStarted:
+    """``StartRival`` has failed; nobody knows how far it has come."""
+
+    key: AttemptKey
+    cause: FailureCause
+
+
+SpeculationEvent = (
+    StragglersDue | AttemptsReserved | SpareSlotGranted | RivalStarted | RivalNotStarted
+)
+"""Events for speculative execution."""
+
+CheckpointEvent = (
+    c.TimeReached
+    | c.CheckpointRequested
+    | c.AckReceived
+    | c.DeclineReceived
+    | c.CheckpointStored
+    | c.CheckpointNotStored
+    | c.StoreOutcomeUnknown
+    | c.FilesDeleted
+)
+"""Events for the coordinator that come from outside the job's machine."""
+
+JobEvent = (
+    JobStarted
+    | StartPrepared
+    | StartNotPrepared
+    | PartitionsLocated
+    | RestartDue
+    | FinalCheckpointDue
+    | SlotsGranted
+    | SlotsRefused
+    | SlotsAllocated
+    | CallFailed
+    | AttemptReported
+    | SplitsReported
+    | EndOfDataReported
+    | SideLoaded
+    | KeptRowsLost
+    | CommitNoted
+    | PartitionsPromoted
+    | PartitionsNotPromoted
+    | TaskManagerLost
+    | CancelRequested
+    | SuspendRequested
+    | FailureRequested
+    | CancellationOverdue
+    | SpeculationEvent
+    | CheckpointEvent
+)
+
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareStart:
+    """Before attempts of this number are deployed: make sure that the number is never used again, and
+    find the newest checkpoint. Answered by ``StartPrepared`` or ``StartNotPrepared``.
+
+    Attributes:
+        unusable: checkpoints that tasks could not restore.
+        subtasks: that begin again while others run; None = nothing of the job runs. What their dead
+            attempts have uploaded for nothing is removed.
+    """
+
+    attempt: int
+    unusable: tuple[int, ...] = ()
+    subtasks: frozenset[SubtaskId] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocatePartitions:
+    """Find complete partitions of the job, and give TaskManagers the time to come back that may hold them.
+    Answered by ``PartitionsLocated``.
+
+    Attributes:
+        partitions: edge and producer's attempt of each.
+    """
+
+    attempt: int
+    partitions: tuple[tuple[str, AttemptKey], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PostLater:
+    """Send this event after a delay."""
+
+    delay_ms: int
+    event: RestartDue | FinalCheckpointDue | StragglersDue
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSlots:
+    """Ask the slot pool."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawRequest:
+    """Ask the slot pool no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateSlots:
+    """Start slot processes where there are none, and say where all listen; answered by
+    ``SlotsAllocated`` or ``CallFailed``.
+
+    Attributes:
+        call: its number.
+    """
+
+    taskmanager_id: str
+    slot_ids: tuple[str, ...]
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeployTasks:
+    """Start attempts in slot processes.
+
+    Attributes:
+        from_nothing: those that start without state, whatever the checkpoint has of them.
+    """
+
+    taskmanager_id: str
+    tasks: tuple[TaskPlan, ...]
+    from_nothing: frozenset[SubtaskId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class AddSplits:
+    """Part of ``SendCommands``: splits for a source subtask."""
+
+    key: AttemptKey
+    operator_uid: str
+    splits: tuple[Split, ...]
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NoteCommit:
+    """Keep in mind, whatever becomes of this JobManager, that output is being committed: nobody may run
+    the job again. Answered by ``CommitNoted``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutput:
+    """Part of ``SendCommands``: make the output visible, then finish."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerCheckpoint:
+    """Part of ``SendCommands``: take part in a checkpoint and pass its barrier on."""
+
+    key: AttemptKey
+    checkpoint_id: int
+    triggered_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCheckpoint:
+    """Part of ``SendCommands``: a checkpoint is complete."""
+
+    key: AttemptKey
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortCheckpoint:
+    """Part of ``SendCommands``: a checkpoint will not complete."""
+
+    key: AttemptKey
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceProducer:
+    """Part of ``SendCommands``: a producer has a new attempt, whose rows are to be read on."""
+
+    key: AttemptKey
+    edge_id: str
+    channel: ChannelPlan
+
+
+Command = (
+    AddSplits
+    | CommitOutput
+    | TriggerCheckpoint
+    | CompleteCheckpoint
+    | AbortCheckpoint
+    | ReplaceProducer
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommands:
+    """Tell running attempts something."""
+
+    taskmanager_id: str
+    commands: tuple[Command, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTasks:
+    """End attempts.
+
+    Attributes:
+        is_final: the job is never gone on with.
+    """
+
+    taskmanager_id: str
+    keys: tuple[AttemptKey, ...]
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOutput:
+    """The job is over for good, and attempts had ended before they could know: what they left hidden goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitCancellation:
+    """Send ``CancellationOverdue`` when cancelled attempts have had their time."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSlots:
+    """End slot processes and give the slots back."""
+
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePartitions:
+    """Drop kept partitions; none named = all of the job.
+
+    Attributes:
+        partitions: edge and producer's attempt of each.
+    """
+
+    taskmanager_id: str
+    partitions: tuple[tuple[str, AttemptKey], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PersistedPartition:
+    """A complete partition that is to outlive the job."""
+
+    taskmanager_id: str
+    edge_id: str
+    producer: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class PromotePartitions:
+    """Let partitions outlive the job, all or none. Answered by ``PartitionsPromoted`` or
+    ``PartitionsNotPromoted``."""
+
+    partitions: tuple[PersistedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveAttempts:
+    """Make sure that no other JobManager ever gives out this attempt number. Answered by
+    ``AttemptsReserved``, or not at all."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpareSlots:
+    """Ask the slot pool for slots that are free now and that nobody waits for. Each is answered by
+    ``SpareSlotGranted``, or not at all.
+
+    Attributes:
+        wanted: subtasks that they are for, each with the TaskManager that it must not be on.
+    """
+
+    wanted: tuple[tuple[SubtaskId, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRival:
+    """Start a process in a slot and a rival in it, and tell it its splits. Answered by ``RivalStarted``,
+    ``RivalNotStarted`` or both."""
+
+    taskmanager_id: str
+    task: TaskPlan
+    splits: tuple[AddSplits, ...] = ()
+
+
+class RivalFate(enum.Enum):
+    """What has become of a rival."""
+
+    STARTED = "started"
+    WON = "won"
+    LOST = "lost"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRival:
+    """For the log.
+
+    Attributes:
+        beside: the attempt that it ran beside.
+    """
+
+    rival: AttemptKey
+    beside: AttemptKey
+    fate: RivalFate
+    reason: str = ""
+
+
+SpeculationEffect = ReserveAttempts | RequestSpareSlots | StartRival | ReportRival
+"""Effects of speculative execution."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCheckpoint:
+    """Write a manifest and swap HEAD.
+
+    Attributes:
+        stored: what the coordinator wants stored.
+        done_splits: what source subtasks that had finished have read, so that a later discovery does
+            not bring it again: (key, operator uid, split ids).
+    """
+
+    stored: c.StoreCheckpoint
+    done_splits: tuple[tuple[AttemptKey, str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardCheckpoints:
+    """The job has ended and will not be restored: delete its checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishState:
+    """The job has a new state; with a terminal one only clean-up follows."""
+
+    state: JobState
+
+
+CheckpointEffect = (
+    c.SettleCheckpoint
+    | c.DeleteFiles
+    | c.CallAt
+    | c.AnswerRequest
+    | c.ReportAborted
+    | c.ReportCompleted
+)
+"""Effects of the coordinator that the machine hands on as they are."""
+
+JobEffect = (
+    PrepareStart
+    | LocatePartitions
+    | PostLater
+    | RequestSlots
+    | WithdrawRequest
+    | AllocateSlots
+    | DeployTasks
+    | SendCommands
+    | CancelTasks
+    | AwaitCancellation
+    | SweepOutput
+    | FreeSlots
+    | ReleasePartitions
+    | PromotePartitions
+    | NoteCommit
+    | StoreCheckpoint
+    | DiscardCheckpoints
+    | PublishState
+    | SpeculationEffect
+    | CheckpointEffect
+)

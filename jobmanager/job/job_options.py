@@ -1,0 +1,64 @@
+"""How a job is run, and how far its subtasks are."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jobmanager.failover.exceptions_history import DEFAULT_SIZE
+from jobmanager.failover.failover_strategy import FailoverStrategyName
+from jobmanager.failover.failure_enricher import FailureLabels
+from jobmanager.failover.restart_settings import RestartSettings
+from jobmanager.job.checkpoint_wiring import CoordinatorFactory
+from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
+
+
+class Phase(enum.Enum):
+    """How far the subtasks are that begin, begin again, or end; others run meanwhile."""
+
+    NEW = "new"
+    PREPARING = "preparing"
+    SCHEDULING = "scheduling"
+    DEPLOYED = "deployed"
+    STOPPING = "stopping"
+    WAITING = "waiting for the restart"
+    PROMOTING = "promoting what outlives the job"
+    ENDED = "ended"
+
+
+def no_jitter() -> float:
+    """Delays are as they were configured."""
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """How a job is to be run.
+
+    Attributes:
+        restart: when it is restarted.
+        failover_strategy: how much of it.
+        coordinator: makes its checkpoint coordinator; None = it takes no checkpoints.
+        first_attempt: number of its first attempts here.
+        is_recovered: an earlier JobManager has run it.
+        jitter: of its restarts' delays, uniform in -1..1.
+        labels: of its failures.
+        exceptions_max: entries of its exceptions history.
+        speculation: when subtasks are so slow that they get rivals; None = never.
+    """
+
+    restart: RestartSettings = field(default_factory=RestartSettings)
+    failover_strategy: FailoverStrategyName = FailoverStrategyName.REGION
+    coordinator: CoordinatorFactory | None = None
+    first_attempt: int = 0
+    is_recovered: bool = False
+    jitter: Callable[[], float] = no_jitter
+    labels: FailureLabels = field(default_factory=FailureLabels)
+    exceptions_max: int = DEFAULT_SIZE
+    speculation: SlowTaskSettings | None = None
+
+    @property
+    def survives(self) -> bool:
+        """True when the job goes on after the end of its JobManager."""
+        return self.coordinator is not None or self.restart.restarts

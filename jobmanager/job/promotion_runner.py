@@ -1,0 +1,150 @@
+"""Lets what a job persists outlive it, on all TaskManagers or on none.
+
+It counts when all TaskManagers have their part and the first of them has been told so: what a JobManager that dies
+before leaves is nothing, and is removed. What had the name before goes last, so that there is always
+something complete to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import structlog
+
+from common.clock import Clock
+from common.pb import internal_pb2
+from jobmanager.job import job_messages as m
+from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
+from jobmanager.rpc.graph_convert import partition_id
+from jobmanager.rpc.persisted_convert import persisted_edges, persisted_sink
+from penstock.errors import StoreNotFound, StreamError
+from penstock.pb import graph_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """One persisted stream of the job, and its partitions by TaskManager."""
+
+    promoted: internal_pb2.PromotedSet
+    overwrites: bool
+    partitions: dict[str, list[internal_pb2.PartitionId]] = field(default_factory=dict)
+
+
+class PromotionRunner:
+    """Promotes the partitions of one job.
+
+    Args:
+        job_id: the job.
+        graph: its graph.
+        held: what TaskManagers hold.
+        clock: tells when.
+    """
+
+    def __init__(
+        self, job_id: str, graph: graph_pb2.JobGraph, held: HeldPartitionsRunner, clock: Clock
+    ) -> None:
+        self._job_id = job_id
+        self._graph = graph
+        self._held = held
+        self._clock = clock
+        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+
+    async def promote(self, partitions: Iterable[m.PersistedPartition]) -> None:
+        """Promotes all of them.
+
+        Raises:
+            JobRejected: a name is taken.
+            StreamError: a TaskManager could not do its part; nothing is left.
+        """
+        outputs = self._outputs(partitions)
+        names = [output.promoted.name for output in outputs]
+        with ExitStack() as claims:
+            for name in names:
+                claims.enter_context(self._held.claimed(name))
+            # What an earlier try of this job may have left.
+            await self._drop(names)
+            for output in outputs:
+                if not output.overwrites:
+                    self._held.check_free(output.promoted.name)
+            try:
+                for output in outputs:
+                    await self._promote(output)
+                for output in outputs:
+                    output.promoted.confirmed = True
+                    await self._promote(output)
+            except StreamError:
+                await self._drop(names)
+                raise
+            await self._drop_replaced(names)
+
+    async def _promote(self, output: _Output) -> None:
+        for taskmanager_id, ids in output.partitions.items():
+            await self._held.promote_on(taskmanager_id, output.promoted, ids)
+
+    def _outputs(self, partitions: Iterable[m.PersistedPartition]) -> list[_Output]:
+        """By sink.
+
+        Raises:
+            StoreNotFound: some of an output is not there.
+        """
+        by_edge: dict[str, list[m.PersistedPartition]] = {}
+        for partition in partitions:
+            by_edge.setdefault(partition.edge_id, []).append(partition)
+        parallelism = {vertex.id: vertex.parallelism for vertex in self._graph.vertices}
+        return [
+            self._output(edge, by_edge.get(edge.id, []), parallelism[edge.source_vertex])
+            for edge in persisted_edges(self._graph)
+        ]
+
+    def _output(
+        self, edge: graph_pb2.Edge, own: Sequence[m.PersistedPartition], count: int
+    ) -> _Output:
+        sink = persisted_sink(self._graph, edge)
+        if len(own) != count:
+            raise StoreNotFound(
+                f"only {len(own)} of the {count} partitions for {sink.name!r} are there"
+            )
+        output = _Output(
+            internal_pb2.PromotedSet(
+                name=sink.name,
+                job_id=self._job_id,
+                schema=edge.schema,
+                partition_count=count,
+                promoted_at_ms=self._clock.now_ms(),
+            ),
+            sink.overwrite,
+        )
+        for partition in own:
+            ids = output.partitions.setdefault(partition.taskmanager_id, [])
+            ids.append(partition_id(edge.id, partition.producer))
+        return output
+
+    async def _drop(self, names: Iterable[str]) -> None:
+        """Removes what this job has promoted."""
+        for name in names:
+            for holder in self._held.holders(name, self._job_id):
+                await self._drop_on(holder, name, self._job_id)
+
+    async def _drop_replaced(self, names: Iterable[str]) -> None:
+        """Removes what other jobs have promoted."""
+        for name in names:
+            for found in self._held.promoted():
+                job_id = found.whole.job_id
+                if found.whole.name != name or job_id == self._job_id:
+                    continue
+                for holder in self._held.holders(name, job_id):
+                    await self._drop_on(holder, name, job_id)
+
+    async def _drop_on(self, taskmanager_id: str, name: str, job_id: str) -> None:
+        """Where it cannot be done, what stays is incomplete, or older than what counts."""
+        try:
+            await self._held.drop_on(taskmanager_id, name, job_id)
+        except StreamError as error:
+            self._log.warning(
+                "partitions.not_dropped",
+                taskmanager_id=taskmanager_id,
+                name=name,
+                reason=str(error),
+            )

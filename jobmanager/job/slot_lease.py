@@ -1,0 +1,234 @@
+"""The slots of a job: asked for, granted, listening, given back.
+
+A seat is a place of a slot sharing group: seat i holds subtask i of every vertex of the group. A seat keeps
+its slot over the restarts of its subtasks, so that they find their TaskManager again, until the slot is
+lost or given back. Slots *apart* are in no seat: those of rivals, and those that seats have left for the
+slot of a rival that has won, and that are still in use.
+
+Invariants: a slot is in one seat, or apart; each is freed exactly once, unless it is lost with its TaskManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.job_plan import JobPlan
+from jobmanager.job import job_messages as m
+from jobmanager.scheduler.deployment import Endpoint
+from jobmanager.scheduler.placement import Seat, place_again, seat_of
+from jobmanager.scheduler.slots import Slot
+
+_Tenant = Seat | str
+"""A seat, or the id of a slot apart."""
+
+
+@dataclass(slots=True)
+class _Tenure:
+    """What is known of a slot while the job has it.
+
+    Attributes:
+        since: number of the job's newest attempt when the slot was taken.
+    """
+
+    slot: Slot
+    since: int
+    endpoint: Endpoint | None = None
+
+
+class SlotLease:
+    """What a job has of the slot pool.
+
+    Args:
+        plan: shape of the job.
+    """
+
+    def __init__(self, plan: JobPlan) -> None:
+        self._plan = plan
+        self._tenures: dict[_Tenant, _Tenure] = {}
+        self._last_slots: dict[Seat, Slot] = {}
+        self._partition_endpoints: dict[str, Endpoint] = {}
+        self._allocating: dict[str, int] = {}
+        self._calls = 0
+        self.waits = False
+
+    # ------------------------------------------------------------ slots
+
+    def request(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
+        """Asks for the slots that seats of these subtasks lack; nothing = they lack none. Nobody waits any
+        more for what processes were to answer before."""
+        self._allocating = {}
+        missing = self._missing(subtasks)
+        if not missing:
+            return []
+        self.waits = True
+        return [m.RequestSlots(len(missing))]
+
+    def withdraw(self) -> list[m.JobEffect]:
+        """Asks no longer, where nothing has come yet."""
+        if not self.waits:
+            return []
+        self.waits = False
+        return [m.WithdrawRequest()]
+
+    def take(self, slots: tuple[Slot, ...], subtasks: Iterable[SubtaskId], attempt: int) -> None:
+        """The pool has granted a request for these subtasks; more may be missing by now."""
+        self.waits = False
+        seats = self._missing(subtasks)[: len(slots)]
+        placed = place_again(seats, slots, self._last_slots)
+        for seat, slot in placed.items():
+            self._tenures[seat] = _Tenure(slot, attempt)
+        self._last_slots |= placed
+
+    def _missing(self, subtasks: Iterable[SubtaskId]) -> list[Seat]:
+        seats = {seat_of(self._plan, subtask) for subtask in subtasks}
+        return sorted(seats - self._tenures.keys())
+
+    def slot_of(self, subtask: SubtaskId) -> Slot:
+        """The slot of a subtask's seat; it has one."""
+        return self._tenures[seat_of(self._plan, subtask)].slot
+
+    def uses(self, taskmanager_id: str) -> bool:
+        """Whether it has slots of a TaskManager."""
+        return bool(self._on(taskmanager_id))
+
+    def since(self, taskmanager_id: str) -> int:
+        """Number of the job's newest attempt when it took its oldest slot there."""
+        return min((tenure.since for tenure in self._on(taskmanager_id).values()), default=0)
+
+    def slots_on(self, taskmanager_id: str) -> list[str]:
+        """Ids of its slots on a TaskManager."""
+        return [tenure.slot.slot_id for tenure in self._on(taskmanager_id).values()]
+
+    def _on(self, taskmanager_id: str) -> dict[_Tenant, _Tenure]:
+        return {
+            tenant: tenure
+            for tenant, tenure in self._tenures.items()
+            if tenure.slot.taskmanager_id == taskmanager_id
+        }
+
+    # ------------------------------------------------------------ slots apart
+
+    def take_apart(self, slot: Slot, attempt: int) -> None:
+        """The pool has granted a slot for the rival of this number."""
+        self._tenures[slot.slot_id] = _Tenure(slot, attempt)
+
+    def reseat(self, subtask: SubtaskId, slot_id: str) -> None:
+        """A subtask's seat moves to a slot apart; the slot that it had, if it had one, is apart from now on."""
+        seat = seat_of(self._plan, subtask)
+        left = self._tenures.pop(seat, None)
+        taken = self._tenures[seat] = self._tenures.pop(slot_id)
+        self._last_slots[seat] = taken.slot
+        if left is not None:
+            self._tenures[left.slot.slot_id] = left
+
+    @property
+    def apart(self) -> list[str]:
+        """Ids of the slots that are in no seat."""
+        return [tenant for tenant in self._tenures if isinstance(tenant, str)]
+
+    # ------------------------------------------------------------ processes
+
+    def allocate(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
+        """Has processes started for these subtasks where there are none; all are to say where they listen."""
+        seats = sorted({seat_of(self._plan, subtask) for subtask in subtasks})
+        slots = [self._tenures[seat].slot for seat in seats]
+        self._calls += 1
+        effects: list[m.JobEffect] = []
+        self._allocating = {}
+        for taskmanager_id, own in by_taskmanager(slots).items():
+            self._allocating[taskmanager_id] = self._calls
+            slot_ids = tuple(slot.slot_id for slot in own)
+            effects.append(m.AllocateSlots(taskmanager_id, slot_ids, self._calls))
+        return effects
+
+    def note_endpoints(self, event: m.SlotsAllocated) -> list[str] | None:
+        """The processes of a TaskManager listen.
+
+        Returns:
+            Slots whose process is another than before; None = nobody waits for the answer (any more).
+        """
+        if self._allocating.get(event.taskmanager_id) != event.call:
+            return None
+        del self._allocating[event.taskmanager_id]
+        if event.partition_endpoint is not None:
+            self.note_partition_endpoint(event.taskmanager_id, event.partition_endpoint)
+        by_slot = {
+            tenure.slot.slot_id: tenure for tenure in self._on(event.taskmanager_id).values()
+        }
+        replaced = []
+        for endpoint in event.endpoints:
+            tenure = by_slot.get(endpoint.slot_id)
+            if tenure is None:
+                continue
+            if tenure.endpoint not in (None, endpoint):
+                replaced.append(endpoint.slot_id)
+            tenure.endpoint = endpoint
+        return replaced
+
+    def note_partition_endpoint(self, taskmanager_id: str, endpoint: Endpoint) -> None:
+        """Where a TaskManager serves the partitions of attempts that have finished."""
+        self._partition_endpoints[taskmanager_id] = endpoint
+
+    @property
+    def all_listen(self) -> bool:
+        """True when every TaskManager that was asked has answered."""
+        return not self._allocating
+
+    def endpoint_of(self, slot_id: str) -> Endpoint | None:
+        """Where a slot's process listens; None = it was never said, or the slot is gone."""
+        return next((t.endpoint for t in self._tenures.values() if t.slot.slot_id == slot_id), None)
+
+    def partition_endpoint_of(self, taskmanager_id: str) -> Endpoint | None:
+        """Where a TaskManager serves the partitions of attempts that have finished."""
+        return self._partition_endpoints.get(taskmanager_id)
+
+    def without_address(self, slot_ids: Iterable[str]) -> list[str]:
+        """Those of these slots that no answer has named."""
+        return sorted(id for id in set(slot_ids) if self.endpoint_of(id) is None)
+
+    # ------------------------------------------------------------ the end
+
+    def lose(self, taskmanager_id: str) -> None:
+        """A TaskManager is gone: its slots are not given back."""
+        for tenant in self._on(taskmanager_id):
+            del self._tenures[tenant]
+        self._allocating.pop(taskmanager_id, None)
+        self._partition_endpoints.pop(taskmanager_id, None)
+
+    def give_back(self, slot_ids: Iterable[str]) -> list[m.JobEffect]:
+        """Ends some slots: nobody knows what their processes do."""
+        wanted = frozenset(slot_ids)
+        given = {s: t for s, t in self._tenures.items() if t.slot.slot_id in wanted}
+        for tenant, tenure in given.items():
+            del self._tenures[tenant]
+            if isinstance(tenant, Seat):
+                self._allocating.pop(tenure.slot.taskmanager_id, None)
+        return _free(tenure.slot for tenure in given.values())
+
+    def give_back_all(self) -> list[m.JobEffect]:
+        """Ends all slots."""
+        return self.give_back([tenure.slot.slot_id for tenure in self._tenures.values()])
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """All slots of the job."""
+        return tuple(tenure.slot for tenure in self._tenures.values())
+
+
+def free_stray(slots: tuple[Slot, ...]) -> list[m.JobEffect]:
+    """Gives back a grant that nobody waits for any more."""
+    return _free(slots)
+
+
+def _free(slots: Iterable[Slot]) -> list[m.JobEffect]:
+    return [m.FreeSlots(own) for own in by_taskmanager(slots).values()]
+
+
+def by_taskmanager(slots: Iterable[Slot]) -> dict[str, tuple[Slot, ...]]:
+    """Slots grouped by where they are."""
+    grouped: dict[str, tuple[Slot, ...]] = {}
+    for slot in slots:
+        grouped[slot.taskmanager_id] = (*grouped.get(slot.taskmanager_id, ()), slot)
+    return grouped

@@ -1,0 +1,131 @@
+"""The split assigners of a job's sources, over its attempts.
+
+After a restore the splits that the checkpoint mentions belong to the subtasks they were restored to; the
+others are discovered and assigned anew. Where subtask 0 of a source, which discovers, had finished,
+nothing is left to discover, and the others are told so. A subtask that is restarted alone is told again
+what it had been assigned and its checkpoint does not name, in the same order, so that it reads what it
+read before, and nobody else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.graph.job_plan import JobPlan
+from jobmanager.job import job_messages as m
+from jobmanager.scheduler.split_assigner import SplitAssigner
+
+
+class SourceSplits:
+    """(vertex, operator uid) -> who reads which split, in one attempt.
+
+    Args:
+        plan: shape of the job.
+        restored: what the attempt starts from.
+    """
+
+    def __init__(self, plan: JobPlan, restored: m.RestoredCheckpoint | None = None) -> None:
+        self._plan = plan
+        self._finished = restored.finished if restored is not None else frozenset[SubtaskId]()
+        self._restarted: dict[SubtaskId, frozenset[tuple[str, str]]] = {}
+        """Begun again, not told so far: (uid, id) of the splits that their checkpoint names."""
+        self._assigners = {
+            (vertex.id, uid): SplitAssigner(vertex.parallelism)
+            for vertex in plan.vertices
+            for uid in vertex.source_uids
+        }
+        for subtask in self._finished:
+            for uid in plan.vertex(subtask.vertex).source_uids:
+                self._assigners[subtask.vertex, uid].retire(subtask.subtask_index)
+        for split in restored.splits if restored is not None else ():
+            assigner = self._assigners.get((split.vertex, split.operator_uid))
+            if assigner is not None:
+                load = 0 if split.done else split.size
+                assigner.seed(split.split_id, split.subtask_index, load)
+
+    def assigner(self, vertex: str, operator_uid: str) -> SplitAssigner | None:
+        """Of one source; None = there is no such source."""
+        return self._assigners.get((vertex, operator_uid))
+
+    def assign(self, event: m.SplitsReported, graph: ExecutionGraph) -> list[m.AddSplits]:
+        """What readers are told of a discovery; those that were restored as finished hear nothing."""
+        vertex = event.key.vertex
+        return [
+            m.AddSplits(
+                graph.current_of(SubtaskId(vertex, assignment.subtask_index)).key,
+                event.operator_uid,
+                assignment.splits,
+                assignment.final,
+            )
+            for assignment in self._assigners[vertex, event.operator_uid].assign(
+                event.splits, event.final
+            )
+            if SubtaskId(vertex, assignment.subtask_index) not in self._finished
+        ]
+
+    def restart(self, subtasks: Iterable[SubtaskId], restored: m.RestoredCheckpoint | None) -> None:
+        """Some subtasks begin again while others go on.
+
+        Args:
+            subtasks: that begin again, of sources or not.
+            restored: what they start from.
+        """
+        subtasks = frozenset(subtasks)
+        finished = restored.finished if restored is not None else frozenset[SubtaskId]()
+        self._finished = (self._finished - subtasks) | (finished & subtasks)
+        self._restarted |= dict.fromkeys(subtasks, frozenset[tuple[str, str]]())
+        for split in restored.splits if restored is not None else ():
+            owner = SubtaskId(split.vertex, split.subtask_index)
+            if owner in subtasks:
+                self._restarted[owner] |= {(split.operator_uid, split.split_id)}
+
+    def told_again(
+        self, deployed: Iterable[SubtaskId], graph: ExecutionGraph
+    ) -> Iterator[m.AddSplits]:
+        """What subtasks that begin must hear, since others began before: all that their checkpoint does not
+        name, or that nothing comes."""
+        self._close_discovered()
+        for subtask in sorted(deployed):
+            known = self._restarted.pop(subtask, frozenset())
+            if subtask in self._finished:
+                continue
+            for uid in self._plan.vertex(subtask.vertex).source_uids:
+                assigner = self._assigners[subtask.vertex, uid]
+                splits = tuple(
+                    split
+                    for split in assigner.assigned_to(subtask.subtask_index)
+                    if (uid, split.id) not in known
+                )
+                if assigner.has_started:
+                    key = graph.current_of(subtask).key
+                    yield m.AddSplits(key, uid, splits, assigner.is_final)
+
+    def is_discovered(self, vertex: str) -> bool:
+        """Whether nothing more will be assigned to subtasks of a vertex; true for one without sources."""
+        uids = self._plan.vertex(vertex).source_uids
+        return all(self._assigners[vertex, uid].is_final for uid in uids)
+
+    def told_to_rival(self, rival: AttemptKey) -> list[m.AddSplits]:
+        """What a rival must hear of a source that is discovered: all that the subtask reads."""
+        return [
+            m.AddSplits(rival, uid, tuple(assigner.assigned_to(rival.subtask_index)), final=True)
+            for uid in self._plan.vertex(rival.vertex).source_uids
+            for assigner in (self._assigners[rival.vertex, uid],)
+        ]
+
+    def done_by(self, subtask: SubtaskId) -> list[tuple[str, tuple[str, ...]]]:
+        """What a subtask that has finished has read: (operator uid, ids of its splits)."""
+        done = []
+        for uid in self._plan.vertex(subtask.vertex).source_uids:
+            ids = self._assigners[subtask.vertex, uid].owned_by(subtask.subtask_index)
+            done.append((uid, tuple(ids)))
+        return done
+
+    def _close_discovered(self) -> None:
+        """Closes sources that nobody discovers any more."""
+        for vertex in self._plan.vertices:
+            if SubtaskId(vertex.id, 0) in self._finished:
+                for uid in vertex.source_uids:
+                    self._assigners[vertex.id, uid].assign((), final=True)

@@ -1,0 +1,1 @@
+"""Aggregates of groups and windows, and how they are kept."""

@@ -1,0 +1,164 @@
+"""How a set of aggregates is kept: which numbers per group, and what else.
+
+Numbers live in *slots* (a count, a sum, an extreme), which the kernels update a batch at a time and
+which partial batches carry between the two phases of an aggregation; equal slots are shared, so a mean
+and a sum of one column count its values once. What is no number (first, last, lists, strings, the
+user's own) lives in *group columns*. Both phases derive the same layout from the same input schema.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.aggregates.aggregates import Aggregate, input_type, output_field, plain_type
+
+
+class SlotKind(enum.Enum):
+    """What one number per group is."""
+
+    COUNT = "count"
+    SUM_INT64 = "sum_int64"
+    SUM_FLOAT64 = "sum_float64"
+    MIN_INT64 = "min_int64"
+    MAX_INT64 = "max_int64"
+    MIN_UINT64 = "min_uint64"
+    MAX_UINT64 = "max_uint64"
+    MIN_FLOAT64 = "min_float64"
+    MAX_FLOAT64 = "max_float64"
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Type of the slot's column in a partial batch."""
+        if self.value.endswith("float64"):
+            return pa.float64()
+        return pa.uint64() if self.value.endswith("uint64") else pa.int64()
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One number per group.
+
+    Attributes:
+        column: the input column; None = every row counts (``COUNT`` only).
+    """
+
+    kind: SlotKind
+    column: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotResult:
+    """A result that is computed of slots.
+
+    Attributes:
+        slot: the number itself.
+        divisor: a mean's slot that counts the values in ``slot``, else -1.
+        output_type: type of the result column.
+    """
+
+    name: str
+    slot: int
+    divisor: int
+    output_type: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class GroupColumnSpec:
+    """What is kept per group where a number is not enough.
+
+    Attributes:
+        function: name of the aggregate.
+        column: the input column, None = the row.
+        input_type: type of the column's values, None for rows.
+        output_type: type of the result column.
+        custom: the user's object ("custom" only).
+    """
+
+    name: str
+    function: str
+    column: str | None
+    input_type: pa.DataType | None
+    output_type: pa.DataType
+    custom: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateLayout:
+    """Slots and group columns, and how the results come of them, in the order of the aggregates.
+
+    Attributes:
+        results: a ``SlotResult``, or the index of a group column.
+    """
+
+    slots: tuple[Slot, ...]
+    group_columns: tuple[GroupColumnSpec, ...]
+    results: tuple[SlotResult | int, ...]
+
+
+def aggregate_layout(
+    aggregates: Mapping[str, Aggregate], input_schema: pa.Schema
+) -> AggregateLayout:
+    """The layout of aggregates over rows of a schema.
+
+    Raises:
+        ExpressionError: an aggregate does not fit the schema.
+    """
+    slots: dict[Slot, int] = {}
+    group_columns: list[GroupColumnSpec] = []
+    results: list[SlotResult | int] = []
+    for name, aggregate in aggregates.items():
+        kind = input_type(aggregate, name, input_schema)
+        output_type = output_field(aggregate, name, input_schema).type
+        column = aggregate.input_column
+        if aggregate.decomposable(kind):
+            nullable = column is not None and input_schema.field(column).nullable
+            results.append(_slot_result(name, aggregate, kind, nullable, output_type, slots))
+        else:
+            results.append(len(group_columns))
+            group_columns.append(
+                GroupColumnSpec(
+                    name,
+                    aggregate.function,
+                    column,
+                    None if kind is None else plain_type(kind),
+                    output_type,
+                    aggregate.custom,
+                )
+            )
+    return AggregateLayout(tuple(slots), tuple(group_columns), tuple(results))
+
+
+def _slot_result(
+    name: str,
+    aggregate: Aggregate,
+    kind: pa.DataType | None,
+    nullable: bool,
+    output_type: pa.DataType,
+    slots: dict[Slot, int],
+) -> SlotResult:
+    def index_of(slot: Slot) -> int:
+        return slots.setdefault(slot, len(slots))
+
+    column = aggregate.input_column
+    counted = Slot(SlotKind.COUNT, column if nullable else None)
+    if aggregate.function == "count" or kind is None:
+        return SlotResult(name, index_of(counted), -1, output_type)
+    slot = index_of(Slot(_slot_kind(aggregate.function, plain_type(kind)), column))
+    divisor = index_of(counted) if aggregate.function == "mean" else -1
+    return SlotResult(name, slot, divisor, output_type)
+
+
+def _slot_kind(function: str, kind: pa.DataType) -> SlotKind:
+    if function == "mean":
+        return SlotKind.SUM_FLOAT64
+    if pt.is_floating(kind):
+        return SlotKind(f"{function}_float64")
+    if pt.is_uint64(kind) and function != "sum":
+        return SlotKind(f"{function}_uint64")
+    return SlotKind(f"{function}_int64")

@@ -1,0 +1,1 @@
+"""Calls to a cluster, handles of jobs, what is shipped and with which credentials."""

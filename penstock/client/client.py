@@ -1,0 +1,453 @@
+"""The client of a cluster: what ``Environment`` and the command line say to the JobManager.
+
+Synchronous, and usable from several threads at once, also after a signal handler has raised (Ctrl-C).
+Every call has a deadline, or is a stream that ends when the server goes away (pings).
+What a call raises is one of our errors: ``JobManagerUnreachable`` where nobody answers,
+``ProtocolMismatch`` where the other side is something else, else the JobManager's own error.
+
+This is the only module of the package that imports grpc with a channel; import it lazily.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import grpc
+import pyarrow as pa
+
+from penstock.client.addresses import parse_addresses
+from penstock.client.announced_tokens import find_token
+from penstock.client.credentials import token_metadata
+from penstock.client.grpc_errors import error_from_rpc, is_ours, unanswered
+from penstock.client.protocol import (
+    CHUNK_SIZE_BYTES,
+    MESSAGE_SIZE_MAX_BYTES,
+    METADATA_SIZE_MAX_BYTES,
+    PROTOCOL_VERSION,
+)
+from penstock.client.shielded import shielded
+from penstock.errors import JobManagerUnreachable, JobRejected, ProtocolMismatch, StreamError
+from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
+
+_CONNECT_TIMEOUT_S = 5.0
+_CALL_TIMEOUT_S = 30.0
+_UPLOAD_TIMEOUT_S = 600.0
+_CHECKPOINT_TIMEOUT_S = 600.0
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_SIZE_MAX_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_SIZE_MAX_BYTES),
+    ("grpc.max_metadata_size", METADATA_SIZE_MAX_BYTES),
+    # A JobManager that vanishes without a word is noticed by pings, also in the middle of a stream.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A client talks to local or internal addresses: never through a web proxy.
+    ("grpc.enable_http_proxy", 0),
+]
+
+_ResultT = TypeVar("_ResultT")
+
+
+class LocalContent(Protocol):
+    """An artifact whose content is in this process."""
+
+    @property
+    def id(self) -> str:
+        """sha256 of the content, hex."""
+
+    def chunks(self, chunk_bytes: int) -> Iterator[bytes]:
+        """The content in pieces."""
+
+
+Uploadable = LocalContent | tuple[graph_pb2.Artifact, Path]
+
+
+class Client:
+    """A connection to the leading JobManager.
+
+    Args:
+        addresses: "host:port[,host:port...]", tried in order at the first call.
+        token: the cluster's secret; "" without one, None to look for it among this user's clusters.
+        connect_timeout_s: how long each address may take to answer.
+        call_timeout_s: deadline of calls.
+
+    Raises:
+        ConfigurationError: that is no list of addresses.
+    """
+
+    def __init__(
+        self,
+        addresses: str,
+        token: str | None = None,
+        *,
+        connect_timeout_s: float = _CONNECT_TIMEOUT_S,
+        call_timeout_s: float = _CALL_TIMEOUT_S,
+    ) -> None:
+        self._addresses = parse_addresses(addresses)
+        self._token = token
+        self._metadata = token_metadata(token or "")
+        self._connect_timeout_s = connect_timeout_s
+        self._call_timeout_s = call_timeout_s
+        self._connecting = threading.Lock()
+        self._lock = threading.Lock()
+        self._connected: client_pb2_grpc.JobManagerStub | None = None
+        self._close_channel: Callable[[], object] = _nothing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection and ends the calls on it; a later call opens it again."""
+        with self._lock:
+            close_channel, self._close_channel = self._close_channel, _nothing
+            self._connected = None
+        shielded(close_channel)
+
+    # ------------------------------------------------------------ calls
+
+    def hello(
+        self, python_version: str = "", cloudpickle_version: str = ""
+    ) -> client_pb2.HelloResponse:
+        """Who leads the cluster, and whether it could run code of these versions.
+
+        Args:
+            python_version: "3.11"; "" = nothing will be submitted.
+            cloudpickle_version: likewise.
+
+        Raises:
+            JobManagerUnreachable: nobody answers at any address.
+            ProtocolMismatch: another version, or no JobManager.
+            Unauthenticated: the token is missing or wrong.
+        """
+        request = _greeting(python_version, cloudpickle_version)
+        return self._call(lambda stub: stub.Hello, request)
+
+    def upload_artifacts(self, artifacts: Iterable[Uploadable]) -> int:
+        """Uploads what the JobManager does not have yet.
+
+        Args:
+            artifacts: content in this process, or files: pairs of artifact and path.
+
+        Returns:
+            How many were uploaded.
+        """
+        by_id = {_artifact_id(artifact): artifact for artifact in artifacts}
+        if not by_id:
+            return 0
+        request = client_pb2.MissingArtifactsRequest(ids=list(by_id))
+        missing = self._call(lambda stub: stub.MissingArtifacts, request).ids
+        for artifact_id in missing:
+            pieces = _pieces(by_id[artifact_id])
+            self._call(
+                lambda stub: stub.UploadArtifact,
+                _upload(artifact_id, pieces),
+                timeout_s=_UPLOAD_TIMEOUT_S,
+            )
+        return len(missing)
+
+    def submit(self, job_id: str, graph: graph_pb2.JobGraph) -> str:
+        """Submits a job; repeating it with the same id is harmless.
+
+        Args:
+            job_id: 32 hex digits, chosen by the caller.
+            graph: whose artifacts have been uploaded.
+
+        Returns:
+            The job's id.
+
+        Raises:
+            JobRejected: the graph cannot be accepted.
+        """
+        request = client_pb2.SubmitJobRequest(job_id=job_id, graph=graph)
+        size_bytes = request.ByteSize()
+        if size_bytes > MESSAGE_SIZE_MAX_BYTES:
+            raise JobRejected(
+                f"the job graph has {size_bytes} bytes, more than the {MESSAGE_SIZE_MAX_BYTES} that "
+                "can be sent: a function closes over large data; read it from a source instead"
+            )
+        return self._call(lambda stub: stub.SubmitJob, request).job_id
+
+    def jobs(self) -> list[client_pb2.JobSummary]:
+        """All jobs the JobManager knows, in order of submission."""
+        return list(self._call(lambda stub: stub.ListJobs, client_pb2.ListJobsRequest()).jobs)
+
+    def job(self, job_id: str) -> client_pb2.JobDetails:
+        """One job; a unique beginning of its id is enough.
+
+        Raises:
+            JobNotFound: there is none, or more than one.
+        """
+        return self._call(lambda stub: stub.GetJob, client_pb2.GetJobRequest(job_id=job_id))
+
+    def watch(self, job_id: str, interval_ms: int = 0) -> Iterator[client_pb2.JobDetails]:
+        """Details at once, at each change of state and every ``interval_ms`` (0 = never).
+
+        Ends after a terminal state. Closing the iterator ends the call.
+        """
+        request = client_pb2.WatchJobRequest(job_id=job_id, interval_ms=interval_ms)
+        return self._stream(lambda stub: stub.WatchJob, request)
+
+    def cancel(self, job_id: str) -> None:
+        """Begins to cancel a job; harmless for one that has ended."""
+        self._call(lambda stub: stub.CancelJob, client_pb2.CancelJobRequest(job_id=job_id))
+
+    def checkpoint(self, job_id: str, timeout_s: float | None = None) -> int:
+        """Takes a checkpoint of a job now; returns its id when it is complete.
+
+        Args:
+            timeout_s: how long to wait at most; None = ten minutes.
+
+        Raises:
+            JobRejected: the job takes none, or has ended.
+            CheckpointAborted: it began and did not complete; the job runs on.
+            StreamError: it could not begin.
+        """
+        request = client_pb2.TriggerCheckpointRequest(job_id=job_id)
+        timeout_s = _CHECKPOINT_TIMEOUT_S if timeout_s is None else timeout_s
+        answer = self._call(lambda stub: stub.TriggerCheckpoint, request, timeout_s=timeout_s)
+        return answer.checkpoint_id
+
+    def checkpoints(self, job_id: str) -> client_pb2.ListCheckpointsResponse:
+        """The last checkpoints of a job, the newest first."""
+        request = client_pb2.ListCheckpointsRequest(job_id=job_id)
+        return self._call(lambda stub: stub.ListCheckpoints, request)
+
+    def exceptions(self, job_id: str) -> client_pb2.ListExceptionsResponse:
+        """The last failures of a job, the newest first."""
+        request = client_pb2.ListExceptionsRequest(job_id=job_id)
+        return self._call(lambda stub: stub.ListExceptions, request)
+
+    def fetch_results(self, job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Rows of a collect sink as (subtask index, batch), in order per subtask.
+
+        Ends when the job has ended and all rows are here, however it ended.
+        """
+        request = client_pb2.FetchResultsRequest(job_id=job_id, collect_id=collect_id)
+        for chunk in self._stream(lambda stub: stub.FetchResults, request):
+            with pa.ipc.open_stream(pa.py_buffer(chunk.arrow)) as reader:
+                for batch in reader:
+                    yield chunk.subtask_index, batch
+
+    def logs(
+        self, job_id: str, vertex: str = "", subtask_index: int = -1
+    ) -> Iterator[client_pb2.LogChunk]:
+        """What the attempts of a job have written; "" = all vertices, -1 = all subtasks."""
+        request = client_pb2.ReadLogsRequest(
+            job_id=job_id, vertex=vertex, subtask_index=subtask_index
+        )
+        return self._stream(lambda stub: stub.ReadLogs, request, timeout_s=self._call_timeout_s)
+
+    def cluster(self) -> client_pb2.ClusterDetails:
+        """TaskManagers and slots."""
+        return self._call(lambda stub: stub.GetCluster, client_pb2.GetClusterRequest())
+
+    def partitions(self, *, promoted: bool = False) -> list[client_pb2.PartitionDetails]:
+        """Complete result partitions that TaskManagers hold.
+
+        Args:
+            promoted: only those that outlive their job.
+        """
+        request = client_pb2.ListPartitionsRequest(promoted=promoted)
+        return list(self._call(lambda stub: stub.ListPartitions, request).partitions)
+
+    def find_persisted(self, name: str) -> client_pb2.PersistedDetails:
+        """What an earlier job has left behind under a name.
+
+        Raises:
+            JobRejected: nothing has that name, or some of it is gone.
+        """
+        request = client_pb2.FindPersistedRequest(name=name)
+        return self._call(lambda stub: stub.FindPersisted, request)
+
+    def drop_partitions(self, name: str) -> int:
+        """Drops what was promoted under a name; returns how many partitions that were.
+
+        Raises:
+            JobRejected: nothing has that name.
+        """
+        request = client_pb2.DropPartitionsRequest(name=name)
+        return self._call(lambda stub: stub.DropPartitions, request).dropped
+
+    # ------------------------------------------------------------ connection
+
+    def _stub(self) -> client_pb2_grpc.JobManagerStub:
+        """The stub of the address that answered; connects at the first use."""
+        with self._connecting:
+            return self._connected or self._connect()
+
+    def _connect(self) -> client_pb2_grpc.JobManagerStub:
+        failures = []
+        for named in self._addresses:
+            address = self._look_up(named)
+            channel = grpc.insecure_channel(address, options=_OPTIONS)
+            # Also where nobody closes the client: a call that is left over would hold up the exit.
+            close_channel = weakref.finalize(self, channel.close)
+            stub = client_pb2_grpc.JobManagerStub(channel)
+            with self._lock:
+                self._close_channel = close_channel
+            try:
+                self._greet(address, stub)
+            except JobManagerUnreachable as error:
+                close_channel()
+                failures.append(str(error))
+            except BaseException:
+                close_channel()
+                raise
+            else:
+                with self._lock:
+                    # Whoever has closed the client meanwhile has closed this channel.
+                    if self._close_channel is close_channel:
+                        self._connected = stub
+                return stub
+        raise JobManagerUnreachable(
+            f"no JobManager answers at {', '.join(self._addresses)} ({'; '.join(failures)}): start "
+            "one with `penstock cluster start`, or name its address with --jobmanager HOST:PORT"
+        )
+
+    def _look_up(self, named: str) -> str:
+        """Where to connect to; takes the token of the cluster there where none was given."""
+        if self._token is not None:
+            return named
+        found = find_token(named)
+        self._metadata = token_metadata("" if found is None else found.token)
+        return named if found is None else found.address
+
+    def _greet(self, address: str, stub: client_pb2_grpc.JobManagerStub) -> None:
+        try:
+            response = stub.Hello(
+                _greeting(), timeout=self._connect_timeout_s, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise self._translated(error, f"{address}: ") from error
+        if response.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolMismatch(
+                f"the JobManager at {address} (penstock {response.server_version}) speaks protocol "
+                f"{response.protocol_version}, this client speaks {PROTOCOL_VERSION}: install the "
+                "same version on both sides"
+            )
+
+    def _call(
+        self,
+        method: Callable[[client_pb2_grpc.JobManagerStub], Callable[..., _ResultT]],
+        request: Any,
+        timeout_s: float | None = None,
+    ) -> _ResultT:
+        timeout_s = timeout_s or self._call_timeout_s
+        return self._shielded(
+            lambda: method(self._stub())(request, timeout=timeout_s, metadata=self._metadata)
+        )
+
+    def _stream(
+        self,
+        method: Callable[
+            [client_pb2_grpc.JobManagerStub], grpc.UnaryStreamMultiCallable[Any, _ResultT]
+        ],
+        request: Any,
+        timeout_s: float | None = None,
+    ) -> Iterator[_ResultT]:
+        calls: list[Any] = []
+
+        def end() -> None:
+            while calls:
+                calls.pop().cancel()
+
+        try:
+            self._shielded(
+                lambda: calls.append(
+                    method(self._stub())(request, timeout=timeout_s, metadata=self._metadata)
+                )
+            )
+            while (message := self._shielded(lambda: next(calls[0], None))) is not None:
+                yield message
+        finally:
+            shielded(end)
+
+    def _shielded(self, work: Callable[[], _ResultT]) -> _ResultT:
+        """Does something with gRPC; nothing of it, errors included, is left to the thread that waits."""
+
+        def run() -> _ResultT:
+            try:
+                return work()
+            except grpc.RpcError as error:
+                failure = self._translated(error)
+            except ValueError as error:
+                failure = self._closed(error)
+            raise failure
+
+        return shielded(run)
+
+    def _closed(self, error: ValueError) -> StreamError:
+        """What a call on a channel that another thread has just closed ends with."""
+        if "closed" not in str(error):
+            raise error
+        return JobManagerUnreachable("the client was closed while the call began")
+
+    def _translated(self, error: grpc.RpcError, prefix: str = "") -> StreamError:
+        call: Any = error
+        code = call.code()
+        if is_ours(error):
+            return error_from_rpc(error)
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            if code is grpc.StatusCode.UNAVAILABLE and not prefix:
+                # What answered may be gone for good: look for the leader at the next call.
+                self.close()
+            where = prefix or f"the JobManager at {', '.join(self._addresses)} does not answer: "
+            after = "" if prefix else "; is it running? `penstock cluster status` tells"
+            return JobManagerUnreachable(f"{where}{unanswered(code, call.details())}{after}")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return ProtocolMismatch(
+                f"{prefix}what answers there is no JobManager of this version ({call.details()}): "
+                "check the address, and install the same version on both sides"
+            )
+        return error_from_rpc(error)
+
+
+def _nothing() -> None:
+    """Closes no channel."""
+
+
+def _greeting(python_version: str = "", cloudpickle_version: str = "") -> client_pb2.HelloRequest:
+    return client_pb2.HelloRequest(
+        protocol_version=PROTOCOL_VERSION,
+        client_version=_version_of("penstock"),
+        python_version=python_version,
+        cloudpickle_version=cloudpickle_version,
+    )
+
+
+def _artifact_id(artifact: Uploadable) -> str:
+    return artifact[0].id if isinstance(artifact, tuple) else artifact.id
+
+
+def _pieces(artifact: Uploadable) -> Iterator[bytes]:
+    if not isinstance(artifact, tuple):
+        yield from artifact.chunks(CHUNK_SIZE_BYTES)
+        return
+    with artifact[1].open("rb") as file:
+        piece = file.read(CHUNK_SIZE_BYTES)
+        yield piece
+        while piece := file.read(CHUNK_SIZE_BYTES):
+            yield piece
+
+
+def _upload(artifact_id: str, pieces: Iterator[bytes]) -> Iterator[client_pb2.ArtifactChunk]:
+    with contextlib.closing(pieces):  # type: ignore[type-var]
+        for index, piece in enumerate(pieces):
+            yield client_pb2.ArtifactChunk(id="" if index else artifact_id, data=piece)
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,423 @@
+"""A job that was submitted: its state, its end, its rows, its metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.client.collected import CollectedRows
+from penstock.client.job_checkpoints import Checkpoint, checkpoint_of
+from penstock.client.job_exceptions import JobException, exception_of
+from penstock.client.job_logs import AttemptLog, attempt_logs
+from penstock.client.job_metrics import job_metrics
+from penstock.errors import JobCanceled, JobFailed, StreamError
+from penstock.pb import client_pb2
+
+ProgressCallback = Callable[[client_pb2.JobDetails], object]
+
+TERMINAL_STATES = frozenset(
+    {client_pb2.JOB_STATE_FAILED, client_pb2.JOB_STATE_CANCELED, client_pb2.JOB_STATE_FINISHED}
+)
+_WATCH_INTERVAL_MS = 200
+_TERMINATION_TIMEOUT_S = 10.0
+
+
+class JobClient(Protocol):
+    """What a job handle needs of ``penstock.client.client.Client``."""
+
+    def job(self, job_id: str) -> client_pb2.JobDetails:
+        """Details of one job."""
+
+    def watch(self, job_id: str, interval_ms: int = 0) -> Iterator[client_pb2.JobDetails]:
+        """Details at once, at changes, and every interval; ends after a terminal state."""
+
+    def cancel(self, job_id: str) -> None:
+        """Begins to cancel a job."""
+
+    def checkpoint(self, job_id: str, timeout_s: float | None = None) -> int:
+        """Takes a checkpoint; its id."""
+
+    def checkpoints(self, job_id: str) -> client_pb2.ListCheckpointsResponse:
+        """The last checkpoints of a job."""
+
+    def exceptions(self, job_id: str) -> client_pb2.ListExceptionsResponse:
+        """The last failures of a job."""
+
+    def fetch_results(self, job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Rows of a collect sink."""
+
+    def logs(
+        self, job_id: str, vertex: str = "", subtask_index: int = -1
+    ) -> Iterator[client_pb2.LogChunk]:
+        """What attempts have written, in pieces."""
+
+    def close(self) -> None:
+        """Ends every call that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        status: "FINISHED"; of a detached job what it was when it was left.
+        duration: from RUNNING to the end.
+        metrics: see ``JobHandle.metrics``.
+    """
+
+    job_id: str
+    status: str
+    duration: dt.timedelta
+    metrics: dict[str, Any] = field(repr=False)
+
+
+class JobHandle:
+    """A job on a cluster.
+
+    Args:
+        client: of the cluster; not closed by the handle.
+        job_id: the job.
+        collected: rows that the job brings back here.
+    """
+
+    def __init__(
+        self, client: JobClient, job_id: str, collected: Sequence[CollectedRows] = ()
+    ) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._collected = collected
+        self._drains: _Drains | None = None
+        self._ended: client_pb2.JobDetails | None = None
+        self._ends_with_rows = False
+        self._has_all_rows = False
+        for rows in collected:
+            fetch = partial(client.fetch_results, job_id, rows.collect_id)
+            rows.attach(fetch, self._drain_all, self._check_ended)
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self._job_id
+
+    @override
+    def __repr__(self) -> str:
+        return f"JobHandle({self._job_id!r})"
+
+    def details(self) -> client_pb2.JobDetails:
+        """Everything the JobManager says of the job now; of a job whose end was seen, what it said then."""
+        if self._ended is not None:
+            return self._ended
+        return self._noted(self._client.job(self._job_id))
+
+    def _noted(self, details: client_pb2.JobDetails) -> client_pb2.JobDetails:
+        """Keeps the last word on the job: the JobManager keeps ended jobs for a while only."""
+        if details.summary.state in TERMINAL_STATES:
+            self._ended = details
+        return details
+
+    def status(self) -> str:
+        """The job's state: "CREATED", "RUNNING", "FINISHED", ..."""
+        return state_name(self.details())
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters summed per vertex, and totals; see ``penstock.client.job_metrics``."""
+        return job_metrics(self.details())
+
+    def cancel(self) -> None:
+        """Begins to cancel the job; ``wait`` tells when it has ended. Harmless when it has."""
+        self._client.cancel(self._job_id)
+
+    def end_with_rows(self) -> None:
+        """From now on ``wait`` cancels the job when all rows that it was to bring back are here."""
+        self._ends_with_rows = True
+
+    def checkpoint(self, timeout: float | None = None) -> int:
+        """Takes a checkpoint now and waits until it is complete.
+
+        Args:
+            timeout: seconds at most; None = ten minutes.
+
+        Returns:
+            The checkpoint's id.
+
+        Raises:
+            JobRejected: the job takes no checkpoints, or has ended.
+            CheckpointAborted: it began and did not complete; the job runs on.
+            StreamError: it could not begin: the job is not running.
+        """
+        return self._client.checkpoint(self._job_id, timeout)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The last checkpoints, the newest first; pending and failed ones too."""
+        return [checkpoint_of(one) for one in self._client.checkpoints(self._job_id).checkpoints]
+
+    def exceptions(self) -> list[JobException]:
+        """The last failures and what came of them, the newest first."""
+        return [exception_of(entry) for entry in self._client.exceptions(self._job_id).entries]
+
+    def logs(self, vertex: str = "", subtask_index: int = -1) -> list[AttemptLog]:
+        """What the attempts of the job have written so far, each as one text.
+
+        Args:
+            vertex: of one vertex only, for example "v1"; "" = of all.
+            subtask_index: of one subtask of it only; -1 = of all.
+
+        Raises:
+            JobNotFound: the job has no such subtask.
+        """
+        return attempt_logs(self._client.logs(self._job_id, vertex, subtask_index))
+
+    def wait(
+        self, timeout: float | None = None, *, on_progress: ProgressCallback | None = None
+    ) -> JobResult:
+        """Waits until the job has ended, and takes the rows it brings back meanwhile.
+
+        Args:
+            timeout: seconds at most; None = as long as it takes.
+            on_progress: called with the newest details several times a second.
+
+        Raises:
+            JobFailed: the job failed.
+            JobCanceled: it was cancelled.
+            TimeoutError: it still runs.
+        """
+        drains = self._drain_all()
+        details = self._watch(timeout, on_progress, drains)
+        drains.join()
+        if self._has_all_rows and details.summary.state == client_pb2.JOB_STATE_CANCELED:
+            return job_result(details)
+        return _result(details)
+
+    def _drain_all(self) -> _Drains:
+        if self._drains is None:
+            self._drains = _Drains(self._collected)
+        return self._drains
+
+    def leave(self) -> None:
+        """Stops taking rows; the job is left to the cluster."""
+        if self._drains is not None:
+            self._drains.stop(self._client)
+
+    def _watch(
+        self, timeout: float | None, on_progress: ProgressCallback | None, drains: _Drains
+    ) -> client_pb2.JobDetails:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        is_observed = on_progress is not None or deadline is not None or self._ends_with_rows
+        interval_ms = _WATCH_INTERVAL_MS if is_observed else 0
+        if timeout is not None:
+            interval_ms = max(1, min(interval_ms, int(timeout * 1000)))
+        state = "unknown"
+        for details in self._client.watch(self._job_id, interval_ms):
+            if on_progress is not None:
+                on_progress(details)
+            if self._noted(details).summary.state in TERMINAL_STATES:
+                return details
+            if self._ends_with_rows and not self._has_all_rows and drains.have_all():
+                self._has_all_rows = True
+                self.cancel()
+            state = state_name(details)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {self._job_id} is still {state} after {timeout} s")
+        raise StreamError(
+            f"the JobManager stopped reporting on job {self._job_id}, which was {state}; ask it again "
+            f"with `penstock info {self._job_id}`"
+        )
+
+    def _check_ended(self) -> None:
+        """Raises where the job ended otherwise than well."""
+        details = self.details()
+        if details.summary.state in TERMINAL_STATES:
+            _result(details)
+
+
+def wait_or_cancel(handle: JobHandle, on_progress: ProgressCallback | None = None) -> JobResult:
+    """Waits for a job; Ctrl-C cancels it and waits for its end, a second Ctrl-C leaves.
+
+    Raises:
+        JobFailed: the job failed.
+        JobCanceled: it was cancelled.
+    """
+    try:
+        try:
+            return handle.wait(on_progress=on_progress)
+        except Terminated:
+            handle.cancel()
+            with contextlib.suppress(StreamError, TimeoutError):
+                handle.wait(_TERMINATION_TIMEOUT_S)
+            raise
+        except KeyboardInterrupt:
+            handle.cancel()
+            # Said when it is true: whoever leaves now leaves a job that ends.
+            print(  # noqa: T201 - the person at the terminal asked
+                f"cancelling job {handle.job_id}; Ctrl-C again leaves it to the cluster",
+                file=sys.stderr,
+            )
+            return handle.wait(on_progress=on_progress)
+    except BaseException:
+        handle.leave()
+        raise
+
+
+class Terminated(SystemExit):
+    """SIGTERM came while a job was being run here."""
+
+
+@contextlib.contextmanager
+def terminates_as_exception() -> Iterator[None]:
+    """Within it SIGTERM raises ``Terminated``, so that jobs are cancelled and clusters ended.
+
+    Where the program has its own handler, or this is not the main thread, nothing changes.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        if not _termination.is_permanent:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def raise_on_termination() -> None:
+    """From now on SIGTERM raises ``Terminated``, unless the program has a handler of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _terminate):
+        _termination.is_permanent = True
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+@dataclass(slots=True)
+class _Termination:
+    """Whether the handler stays for as long as the process lives."""
+
+    is_permanent: bool = False
+
+
+_termination = _Termination()
+
+
+def _terminate(number: int, _: object) -> None:
+    raise Terminated(128 + number)
+
+
+def state_name(details: client_pb2.JobDetails) -> str:
+    """The job's state as a word."""
+    return client_pb2.JobState.Name(details.summary.state).removeprefix("JOB_STATE_")
+
+
+def job_failed(details: client_pb2.JobDetails) -> JobFailed:
+    """The error of a failed job, with everything a person needs to find the cause."""
+    cause, summary = details.failure, details.summary
+    lines = [
+        f"job {summary.name!r} ({summary.job_id}) failed: {cause.error_class}: {cause.message}"
+    ]
+    if cause.vertex:
+        where = f"operator {cause.operator!r}, " if cause.operator else ""
+        names = [f" ({v.name})" for v in details.vertices if v.id == cause.vertex]
+        vertex = f"vertex {cause.vertex}{''.join(names)}"
+        lines.append(f"  at {where}{vertex}, subtask {cause.subtask_index}")
+    if cause.row:
+        lines.append(f"  row: {cause.row}")
+    if cause.traceback:
+        lines.append(cause.traceback.rstrip())
+    return JobFailed(
+        "\n".join(lines),
+        job_id=summary.job_id,
+        cause=cause.error_class,
+        vertex=cause.vertex,
+        subtask_index=cause.subtask_index if cause.vertex else -1,
+        operator=cause.operator,
+        row=cause.row,
+        user_traceback=cause.traceback,
+    )
+
+
+def job_result(details: client_pb2.JobDetails) -> JobResult:
+    """What is known of a job, ended or not."""
+    summary = details.summary
+    started_ms = summary.running_at_ms or summary.submitted_at_ms
+    duration_ms = max(0, summary.ended_at_ms - started_ms) if summary.ended_at_ms else 0
+    return JobResult(
+        job_id=summary.job_id,
+        status=state_name(details),
+        duration=dt.timedelta(milliseconds=duration_ms),
+        metrics=job_metrics(details),
+    )
+
+
+def _result(details: client_pb2.JobDetails) -> JobResult:
+    """The result of a job that has ended.
+
+    Raises:
+        JobFailed: it failed.
+        JobCanceled: it was cancelled.
+    """
+    if details.summary.state == client_pb2.JOB_STATE_FAILED:
+        raise job_failed(details)
+    if details.summary.state == client_pb2.JOB_STATE_CANCELED:
+        summary = details.summary
+        raise JobCanceled(f"job {summary.name!r} ({summary.job_id}) was cancelled")
+    return job_result(details)
+
+
+class _Drains:
+    """Threads that take collected rows while the job runs.
+
+    A job whose rows nobody takes stands still, so somebody must while another waits for its end. What
+    has been taken is not sent again, so the threads outlive a wait that is given up; they end with the
+    job, or by ``stop``, or with the process.
+    """
+
+    def __init__(self, collected: Iterable[CollectedRows]) -> None:
+        self._errors: list[StreamError] = []
+        self._threads = [
+            threading.Thread(
+                target=self._drain, args=(rows,), name=f"drain-{rows.collect_id}", daemon=True
+            )
+            for rows in collected
+            if not (rows.is_drained or rows.is_iterated)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def have_all(self) -> bool:
+        """Whether all rows have been taken."""
+        return not self._errors and not any(thread.is_alive() for thread in self._threads)
+
+    def join(self) -> None:
+        """Waits for all rows.
+
+        Raises:
+            StreamError: some could not be fetched.
+        """
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def stop(self, client: JobClient) -> None:
+        """Gives up: ends the calls of the threads, and with them the threads."""
+        if any(thread.is_alive() for thread in self._threads):
+            client.close()  # it connects again when it is used
+        for thread in self._threads:
+            thread.join()
+
+    def _drain(self, rows: CollectedRows) -> None:
+        try:
+            rows.drain()
+        except StreamError as error:
+            self._errors.append(error)

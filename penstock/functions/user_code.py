@@ -1,0 +1,204 @@
+"""The user's functions on their way to the slots: what is pickled, how, and what cannot be.
+
+Functions travel as cloudpickle. What the script itself defines goes by value, and so does every module
+of the user's that is neither installed nor shipped (a notebook, a test); modules that are shipped
+(``penstock.client.code_shipping``) or installed go by reference. Nothing is unpickled here or in the
+JobManager: only slots do that.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+
+import cloudpickle
+
+from penstock.errors import JobRejected
+from penstock.pb import graph_pb2
+
+OWN_PACKAGES = frozenset({"penstock", "common", "jobmanager", "taskmanager"})
+"""Top-level modules of ours."""
+
+_PICKLING_ERRORS = (
+    pickle.PickleError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    RuntimeError,
+    LookupError,
+    OSError,
+)
+_DIAGNOSIS_DEPTH = 4
+
+_shipped_roots: ContextVar[tuple[str, ...]] = ContextVar("penstock_shipped_roots", default=())
+
+
+def python_version() -> str:
+    """The Python that pickles are made for, "3.11"."""
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+def cloudpickle_version() -> str:
+    """The cloudpickle that pickles are made with."""
+    return str(cloudpickle.__version__)
+
+
+def display_name(function: object) -> str:
+    """How a person knows a function or an object of the user's: "module.qualname"."""
+    named = function.func if isinstance(function, partial) else function
+    if not hasattr(named, "__qualname__"):
+        named = type(named)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def pickle_function(function: object, *, operator: str) -> graph_pb2.Function:
+    """The function (or any object of the user's) as it travels.
+
+    Args:
+        function: what the operator calls.
+        operator: the operator's name, for the error.
+
+    Raises:
+        JobRejected: it cannot be pickled; the message names what in it cannot travel.
+    """
+    name = display_name(function)
+    with _pickled_by_value(_unshipped_modules()):
+        try:
+            pickled = cloudpickle.dumps(function)
+        except _PICKLING_ERRORS as error:
+            culprit = _culprit(function, _DIAGNOSIS_DEPTH)
+            what = f": {culprit} cannot travel to the slots" if culprit else ""
+            raise JobRejected(
+                f"operator {operator!r}: {name} cannot be pickled{what} ({error}). Create such "
+                "things inside the function, or in open(), where they are needed"
+            ) from error
+    return graph_pb2.Function(pickled=pickled, display_name=name)
+
+
+@contextmanager
+def shipping(roots: Iterable[Path]) -> Iterator[None]:
+    """Within it, modules whose files lie under ``roots`` are pickled by reference: they are shipped."""
+    token = _shipped_roots.set(tuple(str(root) for root in roots))
+    try:
+        yield
+    finally:
+        _shipped_roots.reset(token)
+
+
+@cache
+def is_installed(file: str) -> bool:
+    """True where the file belongs to Python, to an installed distribution, or to Penstock."""
+    path = Path(file).resolve()
+    return any(path.is_relative_to(root) for root in _installed_roots()) or not {
+        "site-packages",
+        "dist-packages",
+    }.isdisjoint(path.parts)
+
+
+def script_directory() -> Path | None:
+    """Where the running script lies; None in a notebook, a console or a command of a package."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if file is None or is_installed(file):
+        return None
+    return Path(file).resolve().parent
+
+
+def user_modules() -> list[tuple[str, ModuleType, Path]]:
+    """Name, module and file of every imported module that is the user's, sorted by name."""
+    found = []
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name in ("__main__", "__mp_main__") or not isinstance(file, str):
+            continue
+        if not is_installed(file):
+            found.append((name, module, Path(file).resolve()))
+    return found
+
+
+@cache
+def _installed_roots() -> tuple[Path, ...]:
+    keys = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    roots = {Path(sysconfig.get_path(key)).resolve() for key in keys}
+    ours = Path(__file__).resolve().parent.parent
+    return (*sorted(roots), *(ours / package for package in sorted(OWN_PACKAGES)))
+
+
+def _unshipped_modules() -> list[ModuleType]:
+    shipped = [Path(root) for root in _shipped_roots.get()]
+    return [
+        module
+        for _, module, file in user_modules()
+        if not any(file.is_relative_to(root) for root in shipped)
+    ]
+
+
+@contextmanager
+def _pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+    already = cloudpickle.list_registry_pickle_by_value()
+    added = [
+        module
+        for module in modules
+        if module.__name__ not in already and sys.modules.get(module.__name__) is module
+    ]
+    for module in added:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in added:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _culprit(value: object, depth: int) -> str:
+    """The innermost part that cannot be pickled, as words; "" where none of the parts is to blame."""
+    for what, part in _parts(value):
+        try:
+            cloudpickle.dumps(part)
+        except _PICKLING_ERRORS:
+            inner = _culprit(part, depth - 1) if depth > 1 else ""
+            here = f"{what} ({_kind(part)})"
+            return f"{inner} of {here}" if inner else here
+    return ""
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, partial):
+        yield "the function", value.func
+        yield from ((f"argument {i}", part) for i, part in enumerate(value.args))
+        yield from ((f"argument {name!r}", part) for name, part in value.keywords.items())
+    elif inspect.ismethod(value):
+        yield "self", value.__self__
+    elif inspect.isfunction(value):
+        closure = inspect.getclosurevars(value)
+        yield from (
+            (f"the variable {name!r} in its closure", part)
+            for name, part in closure.nonlocals.items()
+        )
+        yield from (
+            (f"the global variable {name!r}", part)
+            for name, part in closure.globals.items()
+            if not inspect.ismodule(part)
+        )
+        yield from ((f"default {i}", part) for i, part in enumerate(value.__defaults__ or ()))
+    elif isinstance(value, dict):
+        yield from ((f"item {key!r}", part) for key, part in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"item {i}", part) for i, part in enumerate(value))
+    elif hasattr(value, "__dict__") and not inspect.isclass(value):
+        yield from ((f"attribute {name!r}", part) for name, part in vars(value).items())
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,557 @@
+"""A cluster of real daemons on this machine, described by one directory.
+
+``DIR/penstock.yaml`` holds its configuration, ``DIR/run/<role>-<id>.json`` says which daemons serve,
+``DIR/logs`` holds their logs. Everything is read from there, so any process can look at a cluster
+and stop it, whoever started it. Starting is idempotent: only what is missing is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+
+from penstock.client.addresses import format_address
+from penstock.client.client import Client
+from penstock.client.credentials import load_token, own_token_file
+from penstock.client.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
+from penstock.config import Configuration, read_yaml
+from penstock.errors import JobManagerUnreachable, StreamError
+from penstock.functions.user_code import OWN_PACKAGES
+from penstock.local.daemon_processes import is_registered_daemon
+from penstock.local.owned_directories import sweep_runtime_directories, sweep_work_directories
+from penstock.storage.private_directories import make_private
+
+DEFAULT_PORT = 6123
+_PORT_KEY = "jobmanager.rpc.port"
+_CHECKPOINTS_KEY = "execution.checkpointing.dir"
+_TOKEN_FILE_KEY = "security.token-file"
+_START_DEADLINE_S = 60.0
+_STOP_DEADLINE_S = 10.0
+_POLL_S = 0.02
+_KERNEL_CACHE = {
+    # Kernels that any cluster of this user has compiled serve all of them.
+    "NUMBA_CACHE_DIR": str(
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "kernels"
+    )
+}
+
+
+class ClusterError(StreamError):
+    """A local cluster could not be started or stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A daemon that has registered in the cluster's directory."""
+
+    role: str
+    id: str
+    pid: int
+    address: str
+    metrics_address: str
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A daemon that is being started."""
+
+    role: str
+    id: str
+    process: subprocess.Popen[bytes]
+    output_start: int
+
+
+class LocalCluster:
+    """The daemons of one directory, whatever it is called: links and spellings lead to the same cluster."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.resolve()
+        self._run_directory = self.directory / "run"
+        self._config_file = self.directory / "penstock.yaml"
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._token_file = ""
+
+    # -- reading
+
+    def configuration(self) -> Configuration:
+        """The configuration in ``DIR/penstock.yaml``."""
+        return Configuration.load(self._config_file)
+
+    @property
+    def address(self) -> str:
+        """Where the JobManager is: the one that serves, else the one that is configured."""
+        serving = self._alive("jobmanager")
+        if serving:
+            return serving[0].address
+        config = self.configuration()
+        return format_address(config.jobmanager_rpc_address, config.jobmanager_rpc_port)
+
+    def daemons(self) -> list[Daemon]:
+        """Every daemon that has registered, dead ones included."""
+        found = []
+        for path in sorted(self._run_directory.glob("*.json")):
+            with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+                content = json.loads(path.read_text())
+                found.append(
+                    Daemon(
+                        role=content["role"],
+                        id=content["id"],
+                        pid=content["pid"],
+                        address=content["address"],
+                        metrics_address=content.get("metrics_address", ""),
+                        alive=is_registered_daemon(
+                            content["role"],
+                            content["pid"],
+                            content.get("start_ticks"),
+                            self.directory,
+                        ),
+                    )
+                )
+        return found
+
+    def status(self) -> dict[str, object]:
+        """The cluster as ``penstock cluster status --json`` prints it."""
+        daemons = self.daemons()
+        held = self._held_partitions(daemons)
+        return {
+            "jobmanager": self.address,
+            "directory": str(self.directory),
+            "daemons": [
+                {**asdict(daemon), "held_partitions": held.get((daemon.role, daemon.id))}
+                for daemon in daemons
+            ],
+        }
+
+    def _held_partitions(self, daemons: Sequence[Daemon]) -> dict[tuple[str, str], int]:
+        """Role and id of a TaskManager -> complete partitions on its disk; {} where nobody can tell."""
+        if not any(daemon.role == "jobmanager" and daemon.alive for daemon in daemons):
+            return {}
+        try:
+            with self.client() as client:
+                shown = client.cluster().taskmanagers
+        except JobManagerUnreachable:
+            return {}
+        return {("taskmanager", one.taskmanager_id): one.held_partitions for one in shown}
+
+    def slots(self) -> dict[str, int]:
+        """The TaskManagers that have registered with the JobManager, and how many slots they have.
+
+        Raises:
+            JobManagerUnreachable: it does not serve.
+        """
+        with self.client() as client:
+            return {one.taskmanager_id: one.slots_total for one in client.cluster().taskmanagers}
+
+    def client(self) -> Client:
+        """A client that has the cluster's token.
+
+        Raises:
+            ConfigurationError: the token's file cannot be used.
+        """
+        token = load_token(self._token_file or self.configuration().security_token_file)
+        own = own_token_file(self.directory)
+        if not token and own.exists():
+            token = load_token(str(own))
+        return Client(self.address, token or None)
+
+    # -- starting
+
+    def configure(self, values: Mapping[str, object]) -> None:
+        """Keeps these values in ``DIR/penstock.yaml``, for every daemon that is started from now on.
+
+        The JobManager's port is chosen where it is not given: 6123 when free, else a free one.
+
+        Raises:
+            ConfigurationError: a key or a value is wrong, or two values contradict each other.
+            ClusterError: the file cannot be written, or the JobManager runs on another port.
+        """
+        before = read_yaml(self._config_file) if self._config_file.exists() else {}
+        Configuration.check_file(
+            self._config_file, {key: value for key, value in before.items() if key not in values}
+        )
+        content = {**before, **values}
+        running = self._alive("jobmanager")
+        config = Configuration.from_mapping(content)
+        config.check_for_daemons()
+        port = config.jobmanager_rpc_port
+        if running:
+            used = int(running[0].address.rpartition(":")[2])
+            if _PORT_KEY in values and port not in (0, used):
+                raise ClusterError(
+                    f"the JobManager in {self.directory} runs on port {used}: stop the cluster to move "
+                    f"it to port {port}"
+                )
+            port = used
+        elif _PORT_KEY not in content:
+            port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else 0
+        content[_PORT_KEY] = port or _free_port()
+        if content == before:
+            return
+        with _told_where(self.directory):
+            _make_directory(self.directory)
+            temporary = self._config_file.with_suffix(".tmp")
+            temporary.write_text(yaml.safe_dump(content, sort_keys=True))
+            temporary.replace(self._config_file)
+
+    def start(
+        self,
+        *,
+        taskmanagers: int,
+        slots: int | None = None,
+        overrides: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        pass_descriptors: Sequence[int] = (),
+    ) -> None:
+        """Starts what is missing and returns when every TaskManager has registered.
+
+        Args:
+            taskmanagers: how many there shall be; those that have died are replaced besides.
+            slots: of each; None = as configured.
+            overrides: configuration of the daemons that are started now.
+            environment: further variables of theirs.
+            pass_descriptors: descriptors they inherit.
+
+        Raises:
+            ClusterError: a daemon ended or did not serve in time; the end of its log is in the message.
+        """
+        _refuse_shadowing({**os.environ, **(environment or {})}.get("PYTHONPATH", ""))
+        with _told_where(self.directory):
+            _make_directory(self.directory)
+            make_private(self._run_directory)
+            make_private(self.directory / "logs")
+            make_private(Path(_KERNEL_CACHE["NUMBA_CACHE_DIR"]))
+        options = dict(overrides or {})
+        self._token_file = options.get(_TOKEN_FILE_KEY, "")
+        if slots is not None:
+            options["taskmanager.numberOfTaskSlots"] = str(slots)
+        if _PORT_KEY not in options:
+            self.configure({})
+        if not self.configuration().execution_checkpointing_dir:
+            options.setdefault(_CHECKPOINTS_KEY, str(self.directory / "checkpoints"))
+        deadline = time.monotonic() + _START_DEADLINE_S
+        spawn = functools.partial(
+            self._spawn, environment=environment, descriptors=pass_descriptors
+        )
+        started: list[_Started] = []
+        try:
+            if not self._alive("jobmanager"):
+                started.append(spawn("jobmanager", "jm-1", options))
+                self._await_registration(started[0], deadline)
+            address = self.address
+            running = {daemon.id for daemon in self._alive("taskmanager")}
+            wanted = {f"tm-{number}" for number in range(1, taskmanagers + 1)}
+            wanted |= {daemon.id for daemon in self.daemons() if daemon.role == "taskmanager"}
+            for daemon_id in sorted(wanted - running):
+                own = {"taskmanager.id": daemon_id}
+                started.append(spawn("taskmanager", daemon_id, {**options, **own}, address))
+            for daemon in started:
+                self._await_registration(daemon, deadline)
+            if started:
+                self._await_taskmanagers(started, deadline)
+        except BaseException:
+            _end(one.process.pid for one in reversed(started) if one.process.poll() is None)
+            for one in started:
+                one.process.wait()
+            self._remove_traces_of_dead()
+            raise
+
+    def _alive(self, role: str) -> list[Daemon]:
+        return [daemon for daemon in self.daemons() if daemon.alive and daemon.role == role]
+
+    def _spawn(
+        self,
+        role: str,
+        daemon_id: str,
+        options: Mapping[str, str],
+        jobmanager: str = "",
+        *,
+        environment: Mapping[str, str] | None,
+        descriptors: Sequence[int],
+    ) -> _Started:
+        command = [sys.executable, "-P", "-m", role, "--dir", str(self.directory)]
+        for key, value in options.items():
+            command += ["-D", f"{key}={value}"]
+        if jobmanager:
+            command += ["--jobmanager", jobmanager]
+        self._forget_dead(role, daemon_id)
+        own = {name: value for name, value in os.environ.items() if name != PARENT_DEATH_VARIABLE}
+        with self._output_path(role, daemon_id).open("ab") as output:
+            output_start = output.tell()
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**_KERNEL_CACHE, **own, **(environment or {})},
+                pass_fds=descriptors,
+                start_new_session=True,
+                cwd=self.directory,
+            )
+        self._children.append(process)
+        return _Started(role, daemon_id, process, output_start)
+
+    def _forget_dead(self, role: str, daemon_id: str) -> None:
+        """Removes a predecessor's registration: its pid may become the successor's."""
+        for daemon in self.daemons():
+            # The JobManager of a directory registers under an id of its own.
+            is_namesake = daemon.role == role and (role == "jobmanager" or daemon.id == daemon_id)
+            if is_namesake and not daemon.alive:
+                self._registration(daemon).unlink(missing_ok=True)
+
+    def _registration(self, daemon: Daemon) -> Path:
+        return self._run_directory / f"{daemon.role}-{daemon.id}.json"
+
+    def _output_path(self, role: str, daemon_id: str) -> Path:
+        return self.directory / "logs" / f"{role}-{daemon_id}.out"
+
+    def _await_registration(self, started: _Started, deadline: float) -> None:
+        while not any(daemon.pid == started.process.pid for daemon in self.daemons()):
+            self._check_started(started, deadline)
+
+    def _check_started(self, started: _Started, deadline: float) -> None:
+        """Waits a moment; raises when the process has ended or the deadline is over."""
+        log = self._output_path(started.role, started.id)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = started.process.wait(timeout=_POLL_S)
+            raise ClusterError(
+                f"the {started.role} {started.id} ended with status {status} while starting:\n"
+                f"{_tail(log, started.output_start)}"
+            )
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"the {started.role} {started.id} (pid {started.process.pid}) does not serve after"
+                f" {_START_DEADLINE_S:.0f} s; its log: {log}"
+            )
+
+    def _await_taskmanagers(self, started: Sequence[_Started], deadline: float) -> None:
+        """Returns when every living TaskManager has registered with the JobManager.
+
+        Those that ran before register again after a new JobManager has come.
+        """
+        with self.client() as client:
+            while True:
+                # By process, since the JobManager may still count on one that has just died.
+                registered = {known.pid for known in client.cluster().taskmanagers}
+                if {daemon.pid for daemon in self._alive("taskmanager")} <= registered:
+                    return
+                waits_for = [one for one in started if one.process.pid not in registered]
+                for one in waits_for or started:
+                    self._check_started(one, deadline)
+
+    # -- stopping
+
+    def stop(self) -> list[Daemon]:
+        """Ends every daemon; returns those that were alive.
+
+        The JobManager first: it leaves its jobs to its successor before they lose their TaskManagers.
+
+        Raises:
+            ClusterError: a daemon did not end, or is another user's; what it has registered stays.
+        """
+        alive = [daemon for daemon in self.daemons() if daemon.alive]
+        for role in ("jobmanager", "taskmanager"):
+            try:
+                _end([daemon.pid for daemon in alive if daemon.role == role])
+            except PermissionError as error:
+                raise ClusterError(
+                    f"the {role} in {self.directory} belongs to another user: stop it as that user"
+                ) from error
+        for child in self._children:
+            child.wait(_STOP_DEADLINE_S)
+        self._children.clear()
+        self._remove_traces_of_dead()
+        left = [daemon for daemon in self.daemons() if daemon.alive and daemon in alive]
+        if left:
+            told = ", ".join(f"{daemon.role} {daemon.id} (pid {daemon.pid})" for daemon in left)
+            raise ClusterError(f"not even SIGKILL has ended {told} in {self.directory}: look at it")
+        return alive
+
+    def _remove_traces_of_dead(self) -> None:
+        """Removes what daemons that were killed could not remove themselves."""
+        for daemon in self.daemons():
+            if not daemon.alive:
+                self._registration(daemon).unlink(missing_ok=True)
+        sweep_runtime_directories()
+        sweep_work_directories(self.directory)
+
+
+class EmbeddedCluster:
+    """A cluster of child processes for one client; it ends with the client, whatever ends that."""
+
+    def __init__(self, config: Configuration, slots: int) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="penstock-"))
+        (self._directory / EMBEDDED_MARKER).touch()
+        self._cluster = LocalCluster(self._directory)
+        overrides = {
+            **config.to_mapping(),
+            "jobmanager.rpc.address": "127.0.0.1",
+            "jobmanager.bind-host": "127.0.0.1",
+            "jobmanager.rpc.port": "0",
+            "jobmanager.metrics.port": "-1",
+            "taskmanager.metrics.port": "-1",
+            "taskmanager.print-to-terminal": "true",
+        }
+        terminal = _open_terminal()
+        try:
+            self._cluster.start(
+                taskmanagers=1,
+                slots=slots,
+                overrides=overrides,
+                environment={
+                    PARENT_DEATH_VARIABLE: "1",
+                    "PENSTOCK_TERMINAL_FD": str(terminal),
+                },
+                pass_descriptors=(terminal,),
+            )
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(terminal)
+
+    @property
+    def address(self) -> str:
+        """Where its JobManager is."""
+        return self._cluster.address
+
+    def client(self) -> Client:
+        """A client of it."""
+        return self._cluster.client()
+
+    def close(self) -> None:
+        """Ends the daemons and removes their directory."""
+        self._cluster.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _open_terminal() -> int:
+    """A descriptor of what this process prints to; of nothing where its stdout is closed."""
+    if sys.__stdout__ is not None:
+        with contextlib.suppress(OSError):
+            return os.dup(1)
+    # Descriptor 1 may be anything that was opened since.
+    return os.open(os.devnull, os.O_WRONLY)
+
+
+def _refuse_shadowing(python_path: str) -> None:
+    """Daemons inherit the environment; modules of the user's must not take the place of ours.
+
+    Raises:
+        ClusterError: a directory of ``PYTHONPATH`` has such a module.
+    """
+    ours = Path(__file__).resolve().parent.parent
+    for directory in filter(None, python_path.split(os.pathsep)):
+        if Path(directory).resolve() == ours:
+            return
+        for name in sorted(OWN_PACKAGES):
+            if importlib.machinery.PathFinder.find_spec(name, [directory]) is not None:
+                raise ClusterError(
+                    f"PYTHONPATH names {directory}, which has a module {name!r}: it would shadow "
+                    "Penstock's own package of that name in the daemons; rename it, or start the "
+                    "cluster with another PYTHONPATH"
+                )
+
+
+def _make_directory(directory: Path) -> None:
+    """Private where it is made; one that is there may hold other things, and stays as it is."""
+    if not directory.is_dir():
+        make_private(directory)
+
+
+@contextlib.contextmanager
+def _told_where(directory: Path) -> Iterator[None]:
+    """Turns an error of the file system into one that names the cluster's directory."""
+    try:
+        yield
+    except OSError as error:
+        raise ClusterError(
+            f"the cluster's directory {directory} cannot be written: {error}; choose another with "
+            "--dir or $PENSTOCK_DIR"
+        ) from error
+
+
+def _end(pids: Iterable[int]) -> None:
+    """Asks processes to end, and kills those that have not after the deadline."""
+    handles = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))
+    try:
+        for handle in handles:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_DEADLINE_S
+        for handle in handles:
+            if not _has_ended(handle, max(0.0, deadline - time.monotonic())):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                _has_ended(handle, 1.0)
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def _has_ended(handle: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _tail(path: Path, start: int, lines: int = 15) -> str:
+    """The end of a daemon's output for people: of its log lines the errors only.
+
+    Args:
+        start: where the output of this very daemon begins.
+    """
+    try:
+        output = path.read_bytes()[start:].decode(errors="replace")
+    except FileNotFoundError:
+        output = ""
+    told = [_plain(line) for line in output.splitlines()]
+    return "\n".join([line for line in told if line][-lines:]) or f"(nothing was printed; {path})"
+
+
+def _plain(line: str) -> str:
+    """A line of output; of a log entry its reason, "" where that is no error."""
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:
+        return line
+    if not isinstance(entry, dict):
+        return line
+    if entry.get("level") not in ("error", "critical"):
+        return ""
+    return str(entry.get("reason") or entry.get("exception") or entry.get("event"))

@@ -1,0 +1,1 @@
+"""The events of an online auction, made up from a seed (the Nexmark benchmark)."""

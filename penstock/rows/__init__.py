@@ -1,0 +1,1 @@
+"""Rows and columns as Python values, and their types."""

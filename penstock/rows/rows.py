@@ -1,0 +1,418 @@
+"""Rows: what a Python function sees of a batch, and how its results become a batch again.
+
+A ``Row`` is a view of one row of a batch: it decodes a column once per batch, when the first row is
+asked for it, so that columns a function does not touch cost nothing. It cannot be changed and may
+be kept (it then keeps its batch). The reserved event-time column is not visible to it.
+
+``RowBuilder`` goes the other way: dicts, rows, dataclass instances, tuples or plain values in, one
+``RecordBatch`` of a given schema out, or a ``RowMismatch`` that names row, column and type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, overload
+
+import pyarrow as pa
+import pyarrow.types as pt
+from typing_extensions import override
+
+from penstock.errors import BadRecord
+from penstock.naming import nearest_hint
+from penstock.rows.column_values import (
+    ROW_CHARACTERS,
+    ValueMismatch,
+    decode,
+    encode,
+    record_as_dict,
+    short_repr,
+)
+from penstock.rows.schema import EVENT_TIME, is_optional, user_schema
+
+
+class Row:
+    """One row: ``row.price``, ``row["price"]``, ``row.as_dict()``, ``{**row, "new": 1}``.
+
+    Iterating gives the column names, as a dict does. A column whose name is not an identifier, or
+    is that of a method (``ROW_METHODS``), is reached by ``row["..."]`` only. Two rows are equal when
+    their names and values are.
+    """
+
+    __slots__ = ("_penstock_columns", "_penstock_index")
+
+    # Never a __getattr__ here: it would make every access to a column several times slower.
+    _penstock_columns: list[Any]
+    _penstock_index: int
+    _penstock_names: tuple[str, ...] = ()
+    _penstock_positions: dict[str, int] = {}  # noqa: RUF012 - set once per generated class
+
+    def __getitem__(self, name: str) -> Any:
+        position = self._penstock_positions.get(name)
+        if position is None:
+            raise KeyError(_no_column(name, self._penstock_names))
+        columns = self._penstock_columns
+        values = columns[position]
+        return (_decoded(columns, position) if values is None else values)[self._penstock_index]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def keys(self) -> tuple[str, ...]:
+        """The column names, in order."""
+        return self._penstock_names
+
+    def as_dict(self) -> dict[str, Any]:
+        """Name -> value of all columns."""
+        return {name: Row.__getitem__(self, name) for name in self._penstock_names}
+
+    def _asdict(self) -> dict[str, Any]:
+        """The same as ``as_dict``, under the name that named tuples have."""
+        return Row.as_dict(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._penstock_names)
+
+    def __len__(self) -> int:
+        return len(self._penstock_names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._penstock_positions
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Row):
+            return NotImplemented
+        return self._penstock_names == other._penstock_names and _values(self) == _values(other)
+
+    @override
+    def __hash__(self) -> int:
+        return hash((self._penstock_names, _values(self)))
+
+    @override
+    def __repr__(self) -> str:
+        items = ", ".join(f"{k}={v!r}" for k, v in Row.as_dict(self).items())
+        return f"Row({items})"
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        batch = _batch_of(self)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        return _restore_row, (sink.getvalue().to_pybytes(),)
+
+
+ROW_METHODS = frozenset({"keys", "as_dict", "_asdict"})
+"""What ``row.<name>`` gives the method for, whatever columns there are."""
+
+
+class RowSequence(Sequence[Row]):
+    """The rows of one batch."""
+
+    __slots__ = ("_columns", "_range", "_row_class")
+
+    def __init__(self, row_class: type[Row], columns: list[Any], indexes: range) -> None:
+        self._row_class = row_class
+        self._columns = columns
+        self._range = indexes
+
+    @override
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> RowSequence: ...
+    @override
+    def __getitem__(self, index: int | slice) -> Row | RowSequence:
+        chosen = self._range[index]
+        if isinstance(chosen, range):
+            return RowSequence(self._row_class, self._columns, chosen)
+        return make_row(self._row_class, self._columns, chosen)
+
+    @override
+    def __iter__(self) -> Iterator[Row]:
+        new, row_class, columns = object.__new__, self._row_class, self._columns
+        for index in self._range:
+            row = new(row_class)
+            row._penstock_columns = columns
+            row._penstock_index = index
+            yield row
+
+    @override
+    def __repr__(self) -> str:
+        return f"RowSequence({short_repr(list(self))})"
+
+
+def rows_of(batch: pa.RecordBatch) -> RowSequence:
+    """The rows of a batch, created as they are asked for.
+
+    Args:
+        batch: n rows; the event-time column, where there is one, is not visible in the rows.
+    """
+    return RowSequence(row_class(batch), lazy_columns(batch), range(batch.num_rows))
+
+
+def make_row(row_class: type[Row], columns: list[Any], index: int) -> Row:
+    """One row of ``lazy_columns``."""
+    row = object.__new__(row_class)
+    row._penstock_columns = columns
+    row._penstock_index = index
+    return row
+
+
+def lazy_columns(batch: pa.RecordBatch) -> list[Any]:
+    """What the rows of a batch share: per column None or its decoded values, then the batch."""
+    columns: list[Any] = [None] * batch.num_columns
+    columns.append(batch)
+    return columns
+
+
+def row_class(batch: pa.RecordBatch) -> type[Row]:
+    """The class of the rows of a batch."""
+    return _row_class(tuple(batch.schema.names))
+
+
+def row_maker(names: Sequence[str]) -> Callable[[Sequence[Any]], Row]:
+    """A function that makes rows of values, which stand in the order of the names."""
+    kind = _row_class(tuple(names))
+
+    def make(values: Sequence[Any]) -> Row:
+        columns: list[Any] = [[value] for value in values]
+        columns.append(None)
+        return make_row(kind, columns, 0)
+
+    return make
+
+
+def event_time_of(row: Row) -> int | None:
+    """The row's event time in milliseconds since the epoch, None where the stream carries none."""
+    batch: pa.RecordBatch | None = row._penstock_columns[-1]
+    position = -1 if batch is None else batch.schema.get_field_index(EVENT_TIME)
+    if batch is None or position < 0:
+        return None
+    value: int = batch.column(position)[row._penstock_index].as_py()
+    return value
+
+
+def schema_of(row: Row) -> pa.Schema:
+    """The schema of the row, without the event-time column."""
+    return user_schema(_batch_of(row).schema)
+
+
+def _batch_of(row: Row) -> pa.RecordBatch:
+    """The row as a batch of its own."""
+    batch: pa.RecordBatch | None = row._penstock_columns[-1]
+    if batch is None:  # made of values
+        return pa.RecordBatch.from_pylist([Row.as_dict(row)])
+    return batch.slice(row._penstock_index, 1)
+
+
+def unknown_column(error: BaseException) -> str:
+    """What was wrong with an attribute that a row does not have, "" for any other error."""
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, Row):
+        return ""
+    return _no_column(str(error.name), error.obj._penstock_names)
+
+
+def _decoded(columns: list[Any], position: int) -> list[Any]:
+    batch: pa.RecordBatch = columns[-1]
+    try:
+        values = decode(batch.column(position))
+    except ValueError as e:
+        raise BadRecord(f"column {batch.schema.field(position).name!r}: {e}") from e
+    columns[position] = values
+    return values
+
+
+@lru_cache(maxsize=256)
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    positions = {name: i for i, name in enumerate(names) if name != EVENT_TIME}
+    namespace: dict[str, Any] = {
+        "__slots__": (),
+        "_penstock_names": tuple(positions),
+        "_penstock_positions": positions,
+    }
+    for name, position in positions.items():
+        if name not in ROW_METHODS and not name.startswith(("__", "_penstock_")):
+            namespace[name] = property(_column_getter(position))
+    return type("Row", (Row,), namespace)
+
+
+@lru_cache(maxsize=1024)
+def _column_getter(position: int) -> Callable[[Row], Any]:
+    """A getter with the position in its code, which is faster than in a closure."""
+    scope: dict[str, Any] = {"decoded": _decoded}
+    exec(_GETTER.format(position=position), scope)
+    getter: Callable[[Row], Any] = scope["get"]
+    return getter
+
+
+_GETTER = """
+def get(row):
+    columns = row._penstock_columns
+    values = columns[{position}]
+    if values is None:
+        values = decoded(columns, {position})
+    return values[row._penstock_index]
+"""
+
+
+def _values(row: Row) -> tuple[Any, ...]:
+    return tuple(Row.as_dict(row).values())
+
+
+def _no_column(name: str, names: tuple[str, ...]) -> str:
+    hint = nearest_hint(name, names)
+    return f"the row has no column {name!r}; its columns are {', '.join(names)}{hint}"
+
+
+def _restore_row(data: bytes) -> Row:
+    with pa.ipc.open_stream(data) as reader:
+        return rows_of(reader.read_next_batch())[0]
+
+
+class RowMismatch(BadRecord):
+    """A function returned something that is no row of the output schema.
+
+    Attributes:
+        index: position of the result among those given to the builder, -1 where it is not known.
+    """
+
+    def __init__(self, message: str, *, index: int, row: str = "") -> None:
+        super().__init__(message, row=row)
+        self.index = index
+
+
+class RowBuilder:
+    """Collects results of a function and makes a batch of them.
+
+    A result is a dict, a ``Row``, a dataclass instance, a tuple (by position), or, where the schema
+    has one column, a plain value that is not None. A key that is missing is an error, but for columns that are
+    optional (``penstock.rows.schema.optional``), and so is a key that the schema does not have.
+
+    Args:
+        schema: of the batches; must not contain the event-time column.
+    """
+
+    __slots__ = ("_names", "_single_nested", "_values", "schema")
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._names: list[str] = list(schema.names)
+        self._values: list[Any] = []
+        self._single_nested = len(self._names) == 1 and pt.is_nested(schema.field(0).type)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def append(self, value: object) -> None:
+        """Adds one result; it is checked by ``build``."""
+        self._values.append(value)
+
+    def extend(self, values: Iterable[object]) -> None:
+        """Adds several results."""
+        self._values.extend(values)
+
+    def clear(self) -> None:
+        """Forgets what was added."""
+        self._values = []
+
+    def build(self) -> pa.RecordBatch:
+        """A batch of everything added since the last build; the builder is empty afterwards.
+
+        Raises:
+            RowMismatch: a result does not fit; the builder keeps what was added.
+        """
+        columns = self._columns()
+        arrays = []
+        for field, values in zip(self.schema, columns, strict=True):
+            try:
+                arrays.append(encode(values, field))
+            except ValueMismatch as e:
+                shown = short_repr(self._values[e.index], ROW_CHARACTERS) if e.index >= 0 else ""
+                raise RowMismatch(str(e), index=e.index, row=shown) from e
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        if not arrays:
+            raise RowMismatch("the output schema has no columns", index=-1)
+        self._values = []
+        return batch
+
+    def _columns(self) -> Sequence[Sequence[Any]]:
+        """The results column by column; one pass in C where they are all of one kind."""
+        values, names = self._values, self._names
+        if not values:
+            return [[] for _ in names]
+        kinds = set(map(type, values))
+        if len(kinds) == 1 and not self._single_nested:
+            (kind,) = kinds
+            if kind is dict and set(map(len, values)) == {len(names)}:
+                try:
+                    return [list(map(itemgetter(name), values)) for name in names]
+                except KeyError:
+                    pass  # found again, with its position, below
+            elif kind is tuple and set(map(len, values)) == {len(names)}:
+                return list(zip(*values, strict=True))
+            elif dataclasses.is_dataclass(kind) and _field_names(kind) == names:
+                return [list(map(attrgetter(name), values)) for name in names]
+            elif kind in _SCALARS and len(names) == 1:
+                return [values]
+        rows = [self._normalise(value, i) for i, value in enumerate(values)]
+        return list(zip(*rows, strict=True))
+
+    def _normalise(self, value: Any, index: int) -> Sequence[Any]:
+        """One result as values in the order of the schema."""
+        names = self._names
+        if len(names) == 1 and self._is_plain(value):
+            return (value,)
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            if len(value) != len(names):
+                raise self._bad(
+                    value, index, f"a tuple of {len(value)} values for {len(names)} columns"
+                )
+            return value
+        record = record_as_dict(value)
+        if record is None:
+            raise self._bad(value, index, f"{short_repr(value)} ({type(value).__name__})")
+        unknown = [str(k) for k in record if k not in names]
+        if unknown:
+            hint = nearest_hint(unknown[0], names)
+            raise self._bad(value, index, f"unknown columns {', '.join(unknown)}{hint}")
+        if len(record) < len(names):
+            missing = [f.name for f in self.schema if f.name not in record and not is_optional(f)]
+            if missing:
+                raise self._bad(
+                    value, index, f"no column {', '.join(missing)} (a null is given as None)"
+                )
+        return [record.get(name) for name in names]
+
+    def _is_plain(self, value: Any) -> bool:
+        """Whether a result for one column is the value itself, not a row that holds it."""
+        if value is None or isinstance(value, Row):
+            return False
+        if isinstance(value, tuple):
+            return False if not self._single_nested else len(value) != 1
+        record = record_as_dict(value)
+        return record is None or (self._single_nested and set(record) != set(self._names))
+
+    def _bad(self, value: object, index: int, got: str) -> RowMismatch:
+        expected = ", ".join(f"{f.name}: {f.type}" for f in self.schema)
+        return RowMismatch(
+            f"the function must return a row of ({expected}), got {got}; return a dict with these "
+            "keys, a dataclass instance or a tuple",
+            index=index,
+            row=short_repr(value, ROW_CHARACTERS),
+        )
+
+
+_SCALARS = frozenset({int, float, str, bytes, bool})
+
+
+@lru_cache(maxsize=256)
+def _field_names(kind: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(kind)]

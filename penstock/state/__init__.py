@@ -1,0 +1,1 @@
+"""Declarations of state and what functions hold of it."""
