@@ -204,8 +204,13 @@ def test_a_rival_that_is_killed_changes_nothing(
     stage.between(env, None, VERY_LONG_S)
     handle = env.submit("rival killed")
     _, pid = stage.pids(2)
-    states = {rival.subtask_index: rival.state for rival in rivals_of(handle.details())}
-    assert states[1] == client_pb2.ATTEMPT_STATE_RUNNING
+
+    def runs(details: client_pb2.JobDetails) -> bool:
+        states = {rival.subtask_index: rival.state for rival in rivals_of(details)}
+        return states[1] == client_pb2.ATTEMPT_STATE_RUNNING
+
+    # Its function may have begun before the JobManager hears that it runs.
+    await_details(handle, lambda _metrics, _state: runs(handle.details()))
     os.kill(pid, signal.SIGKILL)
     # Another one takes its place.
     assert len(set(stage.pids(3))) == 3
