@@ -34,7 +34,7 @@ from penstock.pb import graph_pb2
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.exchange import DataExchange, SlotIdentity
 from taskmanager.partitions.spill_runner import SpillRunner
-from taskmanager.task.mailbox import Mailbox
+from taskmanager.processes.mailbox import Mailbox
 from taskmanager.task.metrics import SubtaskCounters
 
 COLUMNS = 5

@@ -21,7 +21,7 @@ from penstock.client.job import terminates_as_exception
 from penstock.client.job_checkpoints import Checkpoint
 from penstock.local.local_cluster import LocalCluster
 from penstock.units import duration_ms
-from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
+from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _SLOTS_FREE_DEADLINE_S = 10.0

@@ -51,7 +51,6 @@ from penstock.local.owned_directories import (
     sweep_work_directories,
 )
 from penstock.storage.private_directories import make_private
-from taskmanager.daemon.background import Background
 from taskmanager.daemon.disk_guard import DiskLimits
 from taskmanager.daemon.disk_guard_runner import DiskGuardRunner
 from taskmanager.daemon.identity import identify, new_taskmanager_id
@@ -61,13 +60,14 @@ from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
 from taskmanager.daemon.partition_server_runner import PartitionServerRunner
 from taskmanager.daemon.slot_environment import slot_variables
 from taskmanager.daemon.spill_directory import own_spill_directory
+from taskmanager.processes.background import Background
+from taskmanager.processes.fork_child import TERMINAL_VARIABLE
+from taskmanager.processes.forkserver_runner import ForkserverRunner
 from taskmanager.rpc.jobmanager_client import JobManagerClient
 from taskmanager.rpc.registration_runner import RegistrationRunner
 from taskmanager.rpc.result_forwarder import ResultForwarder
 from taskmanager.rpc.taskmanager_servicer import TaskManagerServicer
 from taskmanager.slots.artifact_store import ArtifactStore
-from taskmanager.slots.fork_child import TERMINAL_VARIABLE
-from taskmanager.slots.forkserver_runner import ForkserverRunner
 from taskmanager.slots.requirements import installed_packages
 from taskmanager.slots.slot_supervisor_runner import SlotEnvironment, SlotSupervisor
 from taskmanager.slots.slot_table import SlotTable

@@ -19,10 +19,10 @@ from common.clock import Clock
 from common.log import get_logger
 from common.pb import internal_pb2
 from penstock.errors import StreamError, TaskFailure
-from taskmanager.slots.exit_cause import log_tail
-from taskmanager.slots.fork_protocol import ProcessKind
-from taskmanager.slots.forkserver_runner import ForkedChild, ForkserverRunner
-from taskmanager.slots.slot_channel import SlotChannel
+from taskmanager.processes.exit_cause import log_tail
+from taskmanager.processes.fork_protocol import ProcessKind
+from taskmanager.processes.forkserver_runner import ForkedChild, ForkserverRunner
+from taskmanager.processes.slot_channel import SlotChannel
 
 _READY_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 1.0

@@ -19,9 +19,9 @@ from taskmanager.network.connection_pool import ConnectionPool
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.partitions.server import PartitionShelf
-from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
-from taskmanager.task.control_channel import ControlChannel, read_command
-from taskmanager.task.mailbox import Mailbox
+from taskmanager.processes.control_channel import ControlChannel, read_command
+from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME
+from taskmanager.processes.mailbox import Mailbox
 
 _GRACE_S = 1.0
 _IDLE_S = 60.0

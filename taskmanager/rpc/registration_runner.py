@@ -30,7 +30,7 @@ from penstock.errors import (
     Unauthenticated,
 )
 from taskmanager.daemon.held_partitions import HeldPartitions
-from taskmanager.daemon.memory_usage import memory_bytes
+from taskmanager.processes.memory_usage import memory_bytes
 from taskmanager.rpc.event_outbox import EventOutbox
 from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
 from taskmanager.rpc.jobmanager_silence import JobManagerSilence, Presence

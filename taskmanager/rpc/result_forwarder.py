@@ -16,7 +16,7 @@ from collections.abc import Callable
 from common.log import get_logger
 from common.pb import internal_pb2
 from penstock.errors import Fenced, StreamError
-from taskmanager.daemon.background import Background, BackgroundWork
+from taskmanager.processes.background import Background, BackgroundWork
 from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
 from taskmanager.slots.attempt_table import AttemptKey, key_of
 from taskmanager.slots.slot_process_runner import SlotProcessRunner

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from penstock.errors import JobRejected, StoreCorrupt
 from penstock.pb import graph_pb2
-from taskmanager.daemon.background import Background, BackgroundWork
+from taskmanager.processes.background import Background, BackgroundWork
 from taskmanager.slots.names import require_name
 
 _ID = re.compile(r"[0-9a-f]{64}")

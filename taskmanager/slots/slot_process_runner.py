@@ -17,10 +17,10 @@ from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from penstock.errors import StreamError, TaskFailure
 from penstock.graph.partition_id import PartitionId
+from taskmanager.processes.exit_cause import likely_cause, log_tail
+from taskmanager.processes.forkserver_runner import ForkedChild, ForkserverRunner
+from taskmanager.processes.slot_channel import SlotChannel
 from taskmanager.slots.attempt_table import AttemptKey, AttemptTable, describe, key_of
-from taskmanager.slots.exit_cause import likely_cause, log_tail
-from taskmanager.slots.forkserver_runner import ForkedChild, ForkserverRunner
-from taskmanager.slots.slot_channel import SlotChannel
 
 _DRAIN_TIMEOUT_S = 1.0
 _END_AFTER_LINE_S = 3.0

@@ -25,15 +25,15 @@ from penstock.errors import NoResourceAvailable, TaskFailure
 from penstock.graph.partition_id import PartitionId
 from penstock.pb import client_pb2
 from penstock.pb.client_pb2 import ATTEMPT_STATE_CANCELED, ATTEMPT_STATE_FAILED
-from taskmanager.daemon.background import Background, BackgroundWork
-from taskmanager.daemon.memory_usage import memory_bytes
 from taskmanager.partitions.spilling import Spilling
+from taskmanager.processes.background import Background, BackgroundWork
+from taskmanager.processes.forkserver_runner import ForkserverRunner
+from taskmanager.processes.memory_usage import memory_bytes
+from taskmanager.processes.slot_channel import SlotChannel
 from taskmanager.slots.artifact_store import ArtifactStore, JobFiles
 from taskmanager.slots.attempt_table import AttemptKey, key_of, state_event
-from taskmanager.slots.forkserver_runner import ForkserverRunner
 from taskmanager.slots.names import require_name
 from taskmanager.slots.requirements import check_requirements
-from taskmanager.slots.slot_channel import SlotChannel
 from taskmanager.slots.slot_process_runner import ReportEvent, SlotProcessRunner, TakeResults
 from taskmanager.slots.slot_table import SlotTable
 

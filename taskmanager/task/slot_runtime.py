@@ -15,9 +15,9 @@ from common.clock import Clock
 from common.pb import internal_pb2
 from penstock.graph.partition_id import PartitionId
 from taskmanager.partitions.spilling import Spilling
+from taskmanager.processes.mailbox import Mailbox
 from taskmanager.task.execution import Execution
 from taskmanager.task.flush_pacing import FlushPacing
-from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.subtask import Progress
 
 _MAIL_BEFORE_STEP_MAX = 64

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from typing_extensions import override
 
-from taskmanager.slots.fork_child import TERMINAL_VARIABLE
+from taskmanager.processes.fork_child import TERMINAL_VARIABLE
 
 _LINE_MAX = 64 * 1024
 

@@ -41,7 +41,7 @@ FILES = {
     "common/late.py": "import common.clock\nfrom common.log import Line\nHUNDRED = 100 * common.clock.TICK\n",
     "taskmanager/__init__.py": "",
     "taskmanager/task/__init__.py": "",
-    "taskmanager/task/mailbox.py": "SIZE = 10\n",
+    "taskmanager/processes/mailbox.py": "SIZE = 10\n",
     "jobmanager.py": "BIG = 10_000\n",
 }
 
@@ -49,7 +49,7 @@ FUNCTIONS = """
 import penstock as ps
 import jobmanager
 import common.models
-import taskmanager.task.mailbox
+import taskmanager.processes.mailbox
 from common.log import Line
 from common.models import Order, add_one
 
@@ -59,7 +59,7 @@ def by_value(row):
     import pickle
     import common.late
     from common.models import Order as Again
-    from taskmanager.task.mailbox import SIZE
+    from taskmanager.processes.mailbox import SIZE
     order = pickle.loads(pickle.dumps(Again(row["n"], ["a"])))
     assert type(order) is Again is Order and order.tags == ["a"]
     assert importlib.import_module("common.late").Line is Line and Line.text == "of the user"

@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 
 from penstock.local.local_cluster import LocalCluster
-from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
+from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME
 
 MARK_VARIABLE = "PENSTOCK_TEST_SITE"
 DEADLINE_S = 30.0

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from common.pb import internal_pb2
 from penstock.errors import TaskFailure
-from taskmanager.slots.exit_cause import ProcessExit
-from taskmanager.slots.fork_protocol import ProcessKind
-from taskmanager.slots.forkserver_runner import ForkedChild
+from taskmanager.processes.exit_cause import ProcessExit
+from taskmanager.processes.fork_protocol import ProcessKind
+from taskmanager.processes.forkserver_runner import ForkedChild
 
 _SIGKILL = 9
 

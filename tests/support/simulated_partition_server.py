@@ -13,7 +13,7 @@ from penstock.config import Configuration
 from taskmanager.network.connection_pool import ConnectionPool
 from taskmanager.network.exchange import SlotIdentity
 from taskmanager.partitions.server import PartitionShelf
-from taskmanager.task.mailbox import Mailbox
+from taskmanager.processes.mailbox import Mailbox
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
 from tests.support.simulated_forkserver import KILLED, SimulatedForkserver, SimulatedSlotChannel
 

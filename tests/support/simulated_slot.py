@@ -16,10 +16,10 @@ from penstock.config import Configuration
 from penstock.graph.partition_id import PartitionId
 from taskmanager.network.exchange import DataExchange, SlotIdentity
 from taskmanager.partitions.spill_runner import SpillRunner
+from taskmanager.processes.mailbox import Mailbox
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment, SlotServices
 from taskmanager.task.execution import Execution
-from taskmanager.task.mailbox import Mailbox
 from taskmanager.task.slot_runtime import SlotRuntime
 from tests.support.in_memory_network import InMemoryNetwork
 from tests.support.simulated_forkserver import KILLED, SimulatedForkserver, SimulatedSlotChannel

@@ -9,8 +9,8 @@ from typing import Protocol
 from common.process import DaemonArguments
 from penstock.config import Configuration
 from taskmanager.main import TaskManagerDaemon
+from taskmanager.processes.fork_protocol import ProcessKind
 from taskmanager.rpc.registration_runner import RegistrationRunner
-from taskmanager.slots.fork_protocol import ProcessKind
 from tests.support.simulated_event_loop import SimulatedEventLoop
 from tests.support.simulated_forkserver import (
     ForkserverHost,

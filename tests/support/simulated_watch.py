@@ -23,9 +23,9 @@ from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.job.job_state import ENDING, JobState
 from jobmanager.rpc.job_record import JobRecord
 from taskmanager import main as taskmanager_main
+from taskmanager.processes.slot_channel import SlotChannel
 from taskmanager.rpc.registration_runner import RegistrationRunner
 from taskmanager.slots.requirements import installed_packages
-from taskmanager.slots.slot_channel import SlotChannel
 from tests.support.in_memory_network import SimulatedLoop
 from tests.support.simulated_failovers import FailoverAudit
 from tests.support.simulated_forkserver import open_channel

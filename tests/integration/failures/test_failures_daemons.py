@@ -121,7 +121,7 @@ def forkservers_of(cluster: DaemonCluster) -> list[int]:
     return [
         process.pid
         for process in cluster.site.processes()
-        if "taskmanager.slots.forkserver" in process.command
+        if "taskmanager.processes.forkserver" in process.command
         and process.parent_pid in [daemon["pid"] for daemon in cluster.daemons("taskmanager")]
     ]
 

@@ -36,7 +36,7 @@ from taskmanager.network.frames import (
 )
 from taskmanager.network.messages import Hello, Subscribe, encode_message
 from taskmanager.partitions.server import PartitionShelf
-from taskmanager.task.mailbox import Mailbox
+from taskmanager.processes.mailbox import Mailbox
 from tests.support.exchange_slots import (
     ThreadedSlot,
     attempt_id,

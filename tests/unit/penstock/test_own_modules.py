@@ -23,8 +23,8 @@ scope = {"__name__": "common.later", "__package__": "common", "__file__": ours._
 exec(late, scope)
 assert scope["found"][0] is ours.SystemClock
 assert all(own_modules._is_ours(vars(module)) for module in scope["found"][1:])
-import taskmanager.task.mailbox
-assert taskmanager.task.mailbox.__file__.startswith(str(own_modules._ROOT))
+import taskmanager.processes.mailbox
+assert taskmanager.processes.mailbox.__file__.startswith(str(own_modules._ROOT))
 # As the user's.
 import common, importlib, pickle, typing
 assert common.WHOSE == "the user's"
@@ -43,7 +43,7 @@ print("ok")
 @pytest.mark.parametrize(
     "first",
     [
-        "import taskmanager.task.mailbox",  # as in a slot: ours first
+        "import taskmanager.processes.mailbox",  # as in a slot: ours first
         "import common, common.log",  # as in a test: the user's first
         "",
     ],

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.pb import internal_pb2
 from penstock.pb import client_pb2
-from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
+from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME
 
 _LENGTH = struct.Struct("<I")
 _CHILD = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"

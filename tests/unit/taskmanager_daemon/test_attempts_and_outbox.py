@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from common.pb import internal_pb2
 from penstock.pb import client_pb2
+from taskmanager.processes.exit_cause import describe_status
 from taskmanager.rpc.event_outbox import EventOutbox
 from taskmanager.slots.attempt_table import AttemptTable, state_event
-from taskmanager.slots.exit_cause import describe_status
 
 RUNNING = client_pb2.ATTEMPT_STATE_RUNNING
 CANCELING = client_pb2.ATTEMPT_STATE_CANCELING

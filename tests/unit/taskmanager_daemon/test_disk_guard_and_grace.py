@@ -32,7 +32,7 @@ from taskmanager.partitions.spilling import Spilling
 from tests.support.sealed_partitions import seal_rows
 
 if TYPE_CHECKING:
-    from taskmanager.slots.forkserver_runner import ForkserverRunner
+    from taskmanager.processes.forkserver_runner import ForkserverRunner
 
 LIMITS = DiskLimits(min_free_bytes=800, hard_min_free_bytes=100, wait_timeout_ms=3_000)
 MIB = 1 << 20

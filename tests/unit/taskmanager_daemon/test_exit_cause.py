@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager.slots.exit_cause import likely_cause, log_tail
+from taskmanager.processes.exit_cause import likely_cause, log_tail
 
 
 @pytest.mark.parametrize(

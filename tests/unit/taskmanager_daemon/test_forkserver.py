@@ -20,8 +20,8 @@ import pytest
 
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.daemon.slot_environment import slot_variables
-from taskmanager.slots import fork_protocol
-from taskmanager.slots.forkserver_runner import ForkedChild, ForkserverRunner
+from taskmanager.processes import fork_protocol
+from taskmanager.processes.forkserver_runner import ForkedChild, ForkserverRunner
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from penstock.errors import JobRejected, StoreNotFound, StreamError
 from penstock.graph.partition_id import PartitionId
 from penstock.pb import graph_pb2
 from taskmanager.daemon.held_partitions import partition_id_of
-from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
+from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME
 from tests.support.exchange_slots import ThreadedSlot, drain, input_edge, rows_of, run_until
 from tests.support.sealed_partitions import partition_message, seal_rows, write_rows
 

@@ -32,7 +32,7 @@ from penstock.errors import (
     TaskFailure,
 )
 from penstock.pb import client_pb2, graph_pb2
-from taskmanager.slots.fork_protocol import PARTITION_SERVER_NAME
+from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME
 
 RUNNING = client_pb2.ATTEMPT_STATE_RUNNING
 FINISHED = client_pb2.ATTEMPT_STATE_FINISHED
@@ -50,7 +50,7 @@ def processes_below() -> list[int]:
     return [
         slot
         for child in slot_pids(os.getpid())
-        if b"taskmanager.slots.forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"taskmanager.processes.forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()
         for slot in slot_pids(child)
         if Path(f"/proc/{slot}/comm").read_text().strip() != PARTITION_SERVER_NAME
     ]

@@ -1,7 +1,7 @@
 """The forkserver: a process with everything imported, from which slot processes are forked, and the
 partition server.
 
-Started by the daemon as ``python -P -m taskmanager.slots.forkserver``. Invariants: it has exactly
+Started by the daemon as ``python -P -m taskmanager.processes.forkserver``. Invariants: it has exactly
 one thread at each fork (threads do not survive a fork, the locks they hold do), it never opens a
 gRPC channel, and it ends when the daemon does: noticed by the end of the socket, and by the
 parent-death signal. Before it goes it ends what it has forked, and all that that has started.
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from common.process import adopt_orphans, die_with_parent
-from taskmanager.slots.fork_child import EntryPoint, run_child
-from taskmanager.slots.fork_protocol import (
+from taskmanager.processes.fork_child import EntryPoint, run_child
+from taskmanager.processes.fork_protocol import (
     DESCRIPTORS_MAX,
     MESSAGE_SIZE_MAX_BYTES,
     Exited,
@@ -39,7 +39,7 @@ from taskmanager.slots.fork_protocol import (
     decode,
     encode,
 )
-from taskmanager.slots.orphans_runner import end_children, kill_children
+from taskmanager.processes.orphans_runner import end_children, kill_children
 
 _END_TIMEOUT_S = 1.0
 """How long ending what it has forked may take."""
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    parser = argparse.ArgumentParser(prog="python -P -m taskmanager.slots.forkserver")
+    parser = argparse.ArgumentParser(prog="python -P -m taskmanager.processes.forkserver")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--entry", default="taskmanager.task.slot_process:run")

@@ -21,8 +21,8 @@ from pathlib import Path
 from common.log import get_logger
 from common.process import adopts_orphans
 from penstock.errors import StreamError, TaskFailure
-from taskmanager.slots.exit_cause import ProcessExit, describe_status, log_tail
-from taskmanager.slots.fork_protocol import (
+from taskmanager.processes.exit_cause import ProcessExit, describe_status, log_tail
+from taskmanager.processes.fork_protocol import (
     MESSAGE_SIZE_MAX_BYTES,
     Exited,
     Fork,
@@ -35,7 +35,7 @@ from taskmanager.slots.fork_protocol import (
     decode,
     encode,
 )
-from taskmanager.slots.orphans_runner import end_children
+from taskmanager.processes.orphans_runner import end_children
 
 _START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 2.0
@@ -84,7 +84,7 @@ class ForkserverRunner:
     Args:
         environment: environment of the forkserver and of what it forks.
         log_file: takes what the forkserver itself prints.
-        arguments: further arguments of ``taskmanager.slots.forkserver``.
+        arguments: further arguments of ``taskmanager.processes.forkserver``.
         user_umask: its umask, and that of what it forks; -1 = as this process has it.
     """
 
@@ -181,7 +181,7 @@ class ForkserverRunner:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        command = [sys.executable, "-P", "-m", "taskmanager.slots.forkserver"]
+        command = [sys.executable, "-P", "-m", "taskmanager.processes.forkserver"]
         command += ["--control-fd", str(theirs.fileno()), "--parent-pid", str(os.getpid())]
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with theirs, self._log_file.open("ab") as log:

@@ -1,0 +1,1 @@
+"""Processes of a TaskManager: how they are forked, spoken with and ended."""
