@@ -29,10 +29,10 @@ from typing_extensions import override
 PLAIN_NAMES: Final = ("common", "jobmanager", "taskmanager")
 """Top-level modules of ours that a user may have as well."""
 
-_ROOT: Final = Path(__file__).resolve().parent.parent
+_ROOT: Final = Path(__file__).resolve().parents[2]
 _OWN_FILES: Final = tuple(
     f"{root / name}/"
-    for root in (_ROOT, Path(__file__).parent.parent)
+    for root in (_ROOT, Path(__file__).parents[2])
     for name in ("penstock", *PLAIN_NAMES)
 )
 _lock = threading.RLock()

@@ -128,7 +128,7 @@ def user_modules() -> list[tuple[str, ModuleType, Path]]:
 def _installed_roots() -> tuple[Path, ...]:
     keys = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
     roots = {Path(sysconfig.get_path(key)).resolve() for key in keys}
-    ours = Path(__file__).resolve().parent.parent
+    ours = Path(__file__).resolve().parents[2]
     return (*sorted(roots), *(ours / package for package in sorted(OWN_PACKAGES)))
 
 

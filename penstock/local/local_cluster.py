@@ -456,7 +456,7 @@ def _refuse_shadowing(python_path: str) -> None:
     Raises:
         ClusterError: a directory of ``PYTHONPATH`` has such a module.
     """
-    ours = Path(__file__).resolve().parent.parent
+    ours = Path(__file__).resolve().parents[2]
     for directory in filter(None, python_path.split(os.pathsep)):
         if Path(directory).resolve() == ours:
             return
