@@ -32,10 +32,10 @@ from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.pb import graph_pb2
 from taskmanager.network.connection_runner import SocketTransport
-from taskmanager.network.exchange import DataExchange, SlotIdentity
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.mailbox import Mailbox
-from taskmanager.task.metrics import SubtaskCounters
+from taskmanager.task.exchange import DataExchange, SlotIdentity
 
 COLUMNS = 5
 PRODUCER = internal_pb2.AttemptId(job_id="job", vertex="v0")

@@ -13,7 +13,7 @@ from taskmanager.connectors.generated_source import GeneratorSource, NexmarkSour
 from taskmanager.connectors.print_writer import PrintWriter
 from taskmanager.connectors.sink_writer import DiscardWriter, SinkWriter, UserSinkWriter
 from taskmanager.connectors.socket_source import SocketSource
-from taskmanager.connectors.user_code import load_function
+from taskmanager.user_code.calls import load_function
 
 
 def build_source(spec: graph_pb2.SourceSpec, operator: graph_pb2.Operator) -> Source:

@@ -16,7 +16,7 @@ from penstock.nexmark import generator as nexmark
 from penstock.pb import graph_pb2
 from penstock.rows.column_types import without_runs
 from taskmanager.connectors.row_blocks import BlockSplit, RowCursor, block_splits
-from taskmanager.connectors.user_code import calling_user_code, load_function
+from taskmanager.user_code.calls import calling_user_code, load_function
 
 MakeRows = Callable[[int, int], pa.RecordBatch]
 """(number of the first row, count) -> the rows"""

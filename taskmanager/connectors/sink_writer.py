@@ -17,7 +17,7 @@ from penstock.connectors.sink import Sink, SinkContext, is_two_phase
 from penstock.errors import JobRejected, TaskFailure
 from penstock.rows.column_values import short_repr
 from penstock.storage.plain_codecs import MsgpackCodec
-from taskmanager.connectors.user_code import calling_user_code
+from taskmanager.user_code.calls import calling_user_code
 
 
 class SinkWriter(ABC):

@@ -8,14 +8,29 @@ import platform
 import re
 import secrets
 import socket
+from dataclasses import dataclass
 
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
-from taskmanager.rpc.registration_runner import TaskManagerIdentity
 from taskmanager.slots.names import require_name
 
 _ID_LENGTH_MAX = 40
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManagerIdentity:
+    """What the JobManager is told about this TaskManager."""
+
+    taskmanager_id: str
+    rpc_address: str
+    slots: int
+    pid: int
+    version: str
+    python_version: str
+    cloudpickle_version: str
+    packages: tuple[str, ...]
+    partition_endpoint: internal_pb2.DataEndpoint
 
 
 def new_taskmanager_id(config: Configuration) -> str:

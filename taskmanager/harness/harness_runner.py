@@ -48,10 +48,10 @@ from taskmanager.harness.planned_graph import (
 )
 from taskmanager.harness.restore import RestoredState, StateAssignment
 from taskmanager.harness.tested_task import TestedTask, deployment_of, make_task
-from taskmanager.network.exchange import DataExchange
 from taskmanager.operators.operator import Operator
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import SlotServices
+from taskmanager.task.exchange import DataExchange
 from taskmanager.task.execution import Execution
 from taskmanager.task.subtask import Progress
 

@@ -22,9 +22,9 @@ from penstock.functions.user_code import display_name
 from penstock.rows.column_values import ValueMismatch, decode, encode, short_repr
 from penstock.rows.rows import rows_of
 from penstock.storage.codec import StateCodec, codec_of
-from taskmanager.operators.user_failure import user_failure
 from taskmanager.state.group_column import GroupColumn
 from taskmanager.state.value_log import FrozenStates
+from taskmanager.user_code.user_failure import user_failure
 
 Int64Array = npt.NDArray[np.int64]
 

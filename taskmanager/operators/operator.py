@@ -23,10 +23,10 @@ from penstock.pb import client_pb2
 
 if TYPE_CHECKING:
     from taskmanager.alignment.origins import Origins
+    from taskmanager.operators.metrics import SubtaskCounters
     from taskmanager.state.backend import KeyedStateBackend
     from taskmanager.state.memory import ManagedMemory
     from taskmanager.state.operator_state import OperatorStateStore
-    from taskmanager.task.metrics import SubtaskCounters
 
 NOTHING: tuple[OperatorOutput, ...] = ()
 

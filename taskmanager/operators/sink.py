@@ -32,8 +32,8 @@ from penstock.rows.schema import user_batch
 from taskmanager.connectors.factory import build_sink_writer
 from taskmanager.connectors.sink_writer import SinkWriter
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
-from taskmanager.operators.user_failure import user_traceback
 from taskmanager.state.operator_state import UNION
+from taskmanager.user_code.user_failure import user_traceback
 
 _STATE = "committables"
 _END_OF_JOB = 0

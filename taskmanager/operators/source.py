@@ -25,7 +25,7 @@ from penstock.rows.column_values import ROW_CHARACTERS
 from penstock.rows.schema import schema_from_bytes
 from taskmanager.connectors.factory import build_source
 from taskmanager.operators.operator import NOTHING, OperatorContext
-from taskmanager.operators.user_failure import user_traceback
+from taskmanager.user_code.user_failure import user_traceback
 
 BAD_RECORD_SCHEMA = pa.schema(
     [("where", pa.string()), ("text", pa.string()), ("error", pa.string())]

@@ -12,7 +12,7 @@ from penstock.functions.functions import FunctionContext, close_function, open_f
 from penstock.pb import graph_pb2
 from penstock.rows.rows import unknown_column
 from taskmanager.operators.operator import OperatorContext
-from taskmanager.operators.user_failure import user_failure
+from taskmanager.user_code.user_failure import user_failure
 
 
 class UserFunctionHandle:

@@ -30,6 +30,7 @@ from penstock.errors import (
     Unauthenticated,
 )
 from taskmanager.daemon.held_partitions import HeldPartitions
+from taskmanager.daemon.identity import TaskManagerIdentity
 from taskmanager.processes.memory_usage import memory_bytes
 from taskmanager.rpc.event_outbox import EventOutbox
 from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
@@ -43,21 +44,6 @@ _RETRY_REPORT_S = 0.2
 
 class RegistrationLost(Exception):  # noqa: N818 - named after what happened
     """The JobManager does not count on this TaskManager any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskManagerIdentity:
-    """What the JobManager is told about this TaskManager."""
-
-    taskmanager_id: str
-    rpc_address: str
-    slots: int
-    pid: int
-    version: str
-    python_version: str
-    cloudpickle_version: str
-    packages: tuple[str, ...]
-    partition_endpoint: internal_pb2.DataEndpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from penstock.storage.snapshot_files import (
     StoreSnapshotReader,
     snapshot_file_name,
 )
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.snapshot.local_copies_store import LocalCopies, Place
 from taskmanager.snapshot.local_first_store import LocalFirstReader
 from taskmanager.state.operator_state import with_items
-from taskmanager.task.metrics import SubtaskCounters
 
 _log = structlog.get_logger()
 

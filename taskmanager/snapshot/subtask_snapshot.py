@@ -20,10 +20,10 @@ from common.elements import CheckpointBarrier
 from penstock.errors import CheckpointAborted, StreamError, TaskFailure
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob, SnapshotWriter
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator
 from taskmanager.state.backend import BackendSnapshot, KeyedStateBackend
 from taskmanager.state.operator_state import OperatorStateStore
-from taskmanager.task.metrics import SubtaskCounters
 
 _log = structlog.get_logger()
 

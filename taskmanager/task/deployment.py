@@ -25,16 +25,15 @@ from penstock.errors import InvariantViolation
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
 from penstock.storage.object_store import ObjectStore
 from taskmanager.alignment.origins import Origins
-from taskmanager.network.exchange import DataExchange
 from taskmanager.network.input_gate import InputGate
 from taskmanager.network.result_partition import ResultPartition
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.factory import build_operator
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.persisted import reads_partitions
 from taskmanager.operators.process_base import StatefulOperator
 from taskmanager.operators.source import SourceOperator
-from taskmanager.operators.user_failure import failure_of_operator
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
 from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.snapshot.subtask_snapshot import (
@@ -48,12 +47,13 @@ from taskmanager.state.backend import BackendEnvironment, KeyedStateBackend
 from taskmanager.state.factory import keeps_keyed_state, open_backend
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.operator_state import OperatorStateStore
+from taskmanager.task.exchange import DataExchange
 from taskmanager.task.execution import Execution
 from taskmanager.task.inputs import EndedInput, GateInput, Input, SourceInput, TakenInput
-from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.operator_chain import SOURCE, OperatorChain, Output
 from taskmanager.task.state_opening import StateOpening
 from taskmanager.task.subtask import Subtask
+from taskmanager.user_code.user_failure import failure_of_operator
 
 _log = structlog.get_logger()
 

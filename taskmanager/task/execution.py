@@ -30,12 +30,12 @@ from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_RUNNING,
 )
 from taskmanager.operators.collect_sink import CollectOperator
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.source import SourceOperator
 from taskmanager.snapshot.subtask_snapshot import LastStates
 from taskmanager.task.lifecycle import Lifecycle
-from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.subtask import Progress, Subtask
-from taskmanager.task.user_output import AttemptOutput
+from taskmanager.user_code.user_output import AttemptOutput
 
 _log = structlog.get_logger()
 

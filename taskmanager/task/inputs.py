@@ -18,9 +18,9 @@ from common.elements import (
 )
 from taskmanager.alignment.origins import Origins
 from taskmanager.network.input_gate import InputGate
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.source import SourceOperator
 from taskmanager.snapshot.subtask_snapshot import Alignment
-from taskmanager.task.metrics import SubtaskCounters
 
 
 class Input(Protocol):

@@ -32,7 +32,7 @@ from common.elements import (
     Watermark,
 )
 from taskmanager.operators.operator import Operator
-from taskmanager.operators.user_failure import failure_of_operator
+from taskmanager.user_code.user_failure import failure_of_operator
 
 SOURCE = -1
 """Node that stands for the chain's input."""

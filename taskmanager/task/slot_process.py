@@ -23,16 +23,16 @@ from penstock.client.own_modules import set_apart
 from penstock.config import Configuration
 from penstock.storage.local_store import LocalStore
 from taskmanager.network.connection_runner import SocketTransport
-from taskmanager.network.exchange import DataExchange, SlotIdentity
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.control_channel import ControlChannel, read_command
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment, SlotServices
+from taskmanager.task.exchange import DataExchange, SlotIdentity
 from taskmanager.task.execution import Execution
 from taskmanager.task.slot_runtime import SlotRuntime
-from taskmanager.task.user_output import AttemptOutput, capture, open_log
+from taskmanager.user_code.user_output import AttemptOutput, capture, open_log
 
 _IO_THREADS_MAX = 2
 _SNAPSHOT_THREADS_MAX = 2

@@ -25,10 +25,10 @@ from common.elements import (
     Watermark,
 )
 from taskmanager.network.result_partition import ResultPartition
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator
 from taskmanager.snapshot.subtask_snapshot import Alignment
 from taskmanager.task.inputs import Input
-from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.operator_chain import SOURCE, ChainState, OperatorChain
 
 

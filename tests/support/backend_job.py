@@ -34,12 +34,12 @@ from penstock.storage.snapshot_files import (
     StoreSnapshotReader,
     snapshot_file_name,
 )
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.snapshot.subtask_snapshot import SnapshotPart, SubtaskSnapshotter
 from taskmanager.state.backend import BackendEnvironment, BackendSnapshot, KeyedStateBackend
 from taskmanager.state.factory import open_backend
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.operator_state import OperatorStateStore
-from taskmanager.task.metrics import SubtaskCounters
 from tests.support.checkpoints import Driver
 from tests.support.hashmap_backend import SteppedClock
 

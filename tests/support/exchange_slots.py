@@ -15,11 +15,11 @@ from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.network.connection_runner import SocketTransport
-from taskmanager.network.exchange import DataExchange, SlotIdentity
 from taskmanager.network.input_gate import InputGate
 from taskmanager.network.result_partition import ResultPartition
 from taskmanager.network.transport import Transport
-from taskmanager.task.metrics import SubtaskCounters
+from taskmanager.operators.metrics import SubtaskCounters
+from taskmanager.task.exchange import DataExchange, SlotIdentity
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
 
 DEADLINE_S = 20.0

@@ -33,12 +33,12 @@ from penstock.pb import checkpoint_pb2
 from penstock.rows.schema import EVENT_TIME
 from penstock.storage.blobs import SnapshotReader
 from taskmanager.harness.manual_clock import ManualClock
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.state.backend import BackendEnvironment, BackendSnapshot, KeyedStateBackend
 from taskmanager.state.hashmap.store import HashMapStateBackend
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.operator_state import OperatorStateStore
-from taskmanager.task.metrics import SubtaskCounters
 
 
 @dataclass(frozen=True)

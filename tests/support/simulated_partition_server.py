@@ -11,9 +11,9 @@ from typing import Protocol
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from taskmanager.network.connection_pool import ConnectionPool
-from taskmanager.network.exchange import SlotIdentity
 from taskmanager.partitions.server import PartitionShelf
 from taskmanager.processes.mailbox import Mailbox
+from taskmanager.task.exchange import SlotIdentity
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
 from tests.support.simulated_forkserver import KILLED, SimulatedForkserver, SimulatedSlotChannel
 

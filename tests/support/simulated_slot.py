@@ -14,11 +14,11 @@ from typing import Protocol
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.graph.partition_id import PartitionId
-from taskmanager.network.exchange import DataExchange, SlotIdentity
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment, SlotServices
+from taskmanager.task.exchange import DataExchange, SlotIdentity
 from taskmanager.task.execution import Execution
 from taskmanager.task.slot_runtime import SlotRuntime
 from tests.support.in_memory_network import InMemoryNetwork

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from common.cause_chain import cause_chain
-from taskmanager.operators.user_failure import user_failure
+from taskmanager.user_code.user_failure import user_failure
 
 HERE = __name__
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.elements import EndOfData, EndOfPartition, Watermark
 from taskmanager.network.credit import charge_of
 from taskmanager.network.input_gate import ChannelSpec, InputGate
-from taskmanager.task.metrics import SubtaskCounters
+from taskmanager.operators.metrics import SubtaskCounters
 from tests.support.exchange_slots import numbers
 
 FIRST = (True, False, True)

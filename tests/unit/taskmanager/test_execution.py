@@ -8,9 +8,9 @@ from common.pb import internal_pb2
 from penstock.errors import PartitionUnavailable
 from penstock.graph.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2, client_pb2
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.task.execution import Execution
-from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.slot_runtime import SlotRuntime
 from taskmanager.task.subtask import Progress
 from tests.support.in_memory_network import SimulatedLoop

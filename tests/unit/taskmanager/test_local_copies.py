@@ -17,9 +17,9 @@ from penstock.errors import StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob
 from penstock.storage.memory_store import MemoryStore
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
 from taskmanager.snapshot.local_copies_store import LocalCopies
-from taskmanager.task.metrics import SubtaskCounters
 from tests.support.two_threads import Interrupted
 
 LIMIT_BYTES = 1 << 20

@@ -13,9 +13,9 @@ from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.harness.manual_clock import ManualClock
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment, SlotServices
-from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.subtask import Phase
 from tests.support.exchange_slots import (
     CACHING,

@@ -22,11 +22,11 @@ from penstock.functions.functions import MapFunction
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 from taskmanager.operators.batch_function import BatchFunctionOperator
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.project import FilterOperator, ProjectOperator
 from taskmanager.operators.row_function import RowFunctionOperator
 from taskmanager.operators.time_slice import SLICE_NS, TimeSlice
-from taskmanager.task.metrics import SubtaskCounters
 
 TIME = pa.field(EVENT_TIME, pa.int64(), nullable=False)
 INPUT = pa.schema([("x", pa.int64()), ("s", pa.string()), TIME])

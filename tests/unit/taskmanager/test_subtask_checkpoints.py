@@ -30,10 +30,10 @@ from common.elements import (
 )
 from taskmanager.harness.manual_clock import ManualClock
 from taskmanager.network.result_partition import ResultPartition
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import NOTHING, Operator
 from taskmanager.snapshot.subtask_snapshot import Alignment
 from taskmanager.task.inputs import EndedInput, Input
-from taskmanager.task.metrics import SubtaskCounters
 from taskmanager.task.operator_chain import SOURCE, OperatorChain
 from taskmanager.task.subtask import Phase, Progress, Subtask
 

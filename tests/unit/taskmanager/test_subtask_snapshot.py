@@ -32,6 +32,7 @@ from penstock.storage.snapshot_files import (
     parse_snapshot_file_name,
 )
 from taskmanager.harness.manual_clock import ManualClock
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator
 from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
 from taskmanager.snapshot.subtask_snapshot import (
@@ -42,7 +43,6 @@ from taskmanager.snapshot.subtask_snapshot import (
 )
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.operator_state import OperatorStateStore
-from taskmanager.task.metrics import SubtaskCounters
 
 INLINE_MAX = 100
 LARGE_LIST = 1025

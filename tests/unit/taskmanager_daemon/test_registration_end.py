@@ -15,7 +15,8 @@ import pytest
 from common.clock import SystemClock
 from common.pb import internal_pb2
 from taskmanager.daemon.held_partitions import HeldPartitions
-from taskmanager.rpc.registration_runner import RegistrationRunner, TaskManagerIdentity
+from taskmanager.daemon.identity import TaskManagerIdentity
+from taskmanager.rpc.registration_runner import RegistrationRunner
 
 
 class ForgetfulJobManager:

@@ -29,6 +29,7 @@ from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.network.partitioner import BroadcastPartitioner
 from taskmanager.network.pipelined import PartitionLoad
 from taskmanager.network.result_partition import PartitionContext, ResultPartition
+from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.partitions.exchange_cache import ExchangeCache
 from taskmanager.partitions.kept_partition import KeptPartition
 from taskmanager.partitions.kept_subpartition import KeptSubpartition
@@ -38,7 +39,6 @@ from taskmanager.partitions.sealed_store import SealedStore
 from taskmanager.partitions.spill_layout import SpillFailed
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.partitions.spilling import Spilling
-from taskmanager.task.metrics import SubtaskCounters
 from tests.support.exchange_slots import configuration, numbers
 from tests.support.kept_files import PendingFiles
 from tests.support.subpartition_readers import RecordingReader

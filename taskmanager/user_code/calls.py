@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
-from taskmanager.operators.user_failure import user_traceback
+from taskmanager.user_code.user_failure import user_traceback
 
 
 @contextmanager
