@@ -21,8 +21,8 @@ import structlog
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.repeated_output import RepeatedOutput, repeated_output
+from jobmanager.checkpoint.snapshot_convert import completed_of, finished_snapshot, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
-from jobmanager.rpc.snapshot_convert import completed_of, finished_snapshot, with_replaced
 from penstock.errors import (
     StoreCorrupt,
     StoreFull,

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning
-from jobmanager.scheduler.deployment import producers_of
 
 _ALL_TO_ALL = frozenset({Partitioning.HASH, Partitioning.REBALANCE, Partitioning.BROADCAST})
 

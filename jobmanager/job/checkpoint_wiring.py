@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
 from jobmanager.job import job_messages as m
 from jobmanager.job.source_splits import SourceSplits
-from jobmanager.scheduler.deployment import producers_of
 from penstock.errors import InvariantViolation
 
 _FINAL_RETRY_DELAY_MS = 1_000

@@ -38,6 +38,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failure_cause import FailureCause, more_telling
 from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.graph.deployment import DeploymentPlanner, TaskPlan
 from jobmanager.graph.execution_attempt import (
     ON_TASKMANAGER,
     REPORTABLE,
@@ -71,7 +72,6 @@ from jobmanager.job.slot_lease import SlotLease, free_stray
 from jobmanager.job.source_splits import SourceSplits
 from jobmanager.job.speculation import Speculation
 from jobmanager.partitions.partition_tracker import PartitionTracker
-from jobmanager.scheduler.deployment import DeploymentPlanner, TaskPlan
 from jobmanager.scheduler.slots import Slot
 from penstock.errors import InvariantViolation, require_invariant
 

@@ -19,9 +19,9 @@ import structlog
 from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
-from jobmanager.dispatcher.admission import admission_problem
 from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.deployment import TaskPlan
 from jobmanager.installed_version import penstock_version
 from jobmanager.job import job_messages as m
 from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
@@ -41,8 +41,8 @@ from jobmanager.rpc.graph_convert import (
     partition_id,
 )
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
+from jobmanager.scheduler.admission import admission_problem
 from jobmanager.scheduler.cluster_runner import ClusterRunner
-from jobmanager.scheduler.deployment import TaskPlan
 from jobmanager.scheduler.slots import Slot
 from penstock.errors import StreamError, TaskManagerLost
 from penstock.graph.partition_id import PartitionId

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.job.job_state import JobState
-from jobmanager.scheduler.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.scheduler.slots import Slot
 from penstock.connectors.source import Split
 

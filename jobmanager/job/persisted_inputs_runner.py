@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from common.pb import internal_pb2
 from jobmanager.graph.execution_attempt import AttemptState
 from jobmanager.graph.execution_graph import ExecutionGraph
-from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
 from jobmanager.rpc.persisted_convert import add_persisted_input, persisted_source
+from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
 from penstock.errors import StreamError, Unrecoverable
 from penstock.pb import graph_pb2
 

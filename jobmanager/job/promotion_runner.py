@@ -16,9 +16,9 @@ import structlog
 from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.job import job_messages as m
-from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
 from jobmanager.rpc.graph_convert import partition_id
 from jobmanager.rpc.persisted_convert import persisted_edges, persisted_sink
+from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
 from penstock.errors import StoreNotFound, StreamError
 from penstock.pb import graph_pb2
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.job import job_messages as m
-from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.placement import Seat, place_again, seat_of
 from jobmanager.scheduler.slots import Slot
 

@@ -29,6 +29,7 @@ from typing import assert_never
 
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.regions import RegionGraph
+from jobmanager.graph.deployment import DeploymentPlanner
 from jobmanager.graph.execution_attempt import (
     ON_TASKMANAGER,
     AttemptState,
@@ -42,7 +43,6 @@ from jobmanager.job.job_options import JobOptions, Phase
 from jobmanager.job.slot_lease import SlotLease, free_stray
 from jobmanager.job.source_splits import SourceSplits
 from jobmanager.partitions.partition_tracker import PartitionTracker
-from jobmanager.scheduler.deployment import DeploymentPlanner
 from jobmanager.scheduler.slow_task_detector import SlowTaskDetector, is_at_work
 
 _RIVALS_MAX = 3

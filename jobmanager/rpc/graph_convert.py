@@ -11,13 +11,13 @@ from typing import assert_never
 from common.cause_chain import cause_chain, public_class
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.snapshot_convert import last_state_of, references_of, summary_of
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
 from jobmanager.job import job_messages as m
 from jobmanager.rpc.persisted_convert import persisted_edges, persisted_source
-from jobmanager.rpc.snapshot_convert import last_state_of, references_of, summary_of
-from jobmanager.scheduler.deployment import ChannelPlan, Endpoint, TaskPlan
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError
 from penstock.graph.speculation import why_not_speculative

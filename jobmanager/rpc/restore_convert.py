@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Mapping
 
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.dealt_lists import deal, function_uids, is_split
+from jobmanager.checkpoint.snapshot_convert import last_state_of
+from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.job import job_messages as m
-from jobmanager.rpc.dealt_lists import deal, function_uids, is_split
 from jobmanager.rpc.graph_convert import plan_of
-from jobmanager.rpc.snapshot_convert import last_state_of
-from jobmanager.scheduler.deployment import producers_of
 from penstock.errors import Unrecoverable
 from penstock.pb import checkpoint_pb2, graph_pb2
 

@@ -18,15 +18,15 @@ import structlog
 
 from common.clock import Clock
 from common.pb import internal_pb2
-from jobmanager.dispatcher.admission import TaskManagerFacts
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.job import job_messages as m
 from jobmanager.liveness.heartbeat import HeartbeatMonitor, Silent
 from jobmanager.liveness.loss_reason import LossReason
-from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
 from jobmanager.rpc.partition_convert import holdings_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
+from jobmanager.scheduler.admission import TaskManagerFacts
+from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
 from penstock.client.addresses import parse_address
 from penstock.config import Configuration

@@ -20,9 +20,9 @@ from typing_extensions import override
 
 from common.elements import CheckpointBarrier
 from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint.snapshot_convert import references_of, summary_of, with_replaced
 from jobmanager.checkpoint.state_assignment import KeyedPart, assign_keyed
 from jobmanager.graph.execution_attempt import AttemptKey
-from jobmanager.rpc.snapshot_convert import references_of, summary_of, with_replaced
 from penstock.config import Configuration
 from penstock.errors import StoreTransient, StreamError
 from penstock.pb import checkpoint_pb2

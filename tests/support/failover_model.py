@@ -11,9 +11,9 @@ from functools import cached_property
 
 from jobmanager.failover.failover_strategy import FailoverView
 from jobmanager.failover.regions import KeptPartition
+from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan
-from jobmanager.scheduler.deployment import producers_of
 
 CACHING = (Exchange.CACHING, Exchange.CACHING_MEMORY)
 

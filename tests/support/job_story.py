@@ -6,12 +6,12 @@ other things by ``answers`` of their own.
 
 from __future__ import annotations
 
+from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.job import job_messages as m
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
 from tests.support.drawn_plans import subtask
 

@@ -21,6 +21,7 @@ from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.regions import RegionGraph
 from jobmanager.failover.restart_settings import FixedDelay, RestartSettings
+from jobmanager.graph.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
 from jobmanager.job import job_messages as m
@@ -28,7 +29,6 @@ from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_state import ENDING, JobState
-from jobmanager.scheduler.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.scheduler.slots import Slot
 from penstock.connectors.source import Split
 

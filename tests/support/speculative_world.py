@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.restart_settings import RestartSettings
+from jobmanager.graph.deployment import Endpoint, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import Exchange, JobPlan
 from jobmanager.job import job_messages as m
 from jobmanager.job.job_options import JobOptions
-from jobmanager.scheduler.deployment import Endpoint, TaskPlan
 from jobmanager.scheduler.slots import Slot
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 from tests.support.job_world import CAUSE, Task, World, drawn_plan

@@ -12,9 +12,9 @@ from typing_extensions import override
 from jobmanager.checkpoint import checkpoint_store_runner
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.rpc.restore_convert import restored_checkpoint, restored_tasks
-from jobmanager.rpc.snapshot_convert import references_of, with_replaced
 from penstock.errors import Fenced, StoreTransient, Unrecoverable
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HEAD_PATH, HeadOutcomeUnknown, HeadStore

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
-from jobmanager.graph.execution_graph import ExecutionGraph
-from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan, plan_problem
-from jobmanager.scheduler.deployment import (
+from jobmanager.graph.deployment import (
     DeploymentPlanner,
     Endpoint,
     producers_of,
     subpartition_count,
 )
+from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan, plan_problem
 from jobmanager.scheduler.placement import Seat, seat_of, slots_needed
 from jobmanager.scheduler.split_assigner import Assignment, SplitAssigner
 from penstock.connectors.source import PART_OF, Split

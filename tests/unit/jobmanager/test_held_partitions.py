@@ -14,8 +14,8 @@ import pytest
 
 from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartition, HeldPartitions, Holdings
-from jobmanager.partitions.held_partitions_runner import HeldPartitionsRunner
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
+from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
 from penstock.graph.partition_id import PartitionId
 from penstock.pb import client_pb2
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jobmanager.checkpoint import messages as c
 from jobmanager.failover.failure_cause import FailureCause, more_telling
 from jobmanager.graph import execution_attempt
+from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, ExecutionAttempt
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
 from jobmanager.job import job_messages as m
@@ -24,7 +25,6 @@ from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_state import TRANSITIONS as JOB_TRANSITIONS
 from jobmanager.job.job_state import JobState, is_terminal
-from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
 from penstock.connectors.source import Split
 from penstock.errors import InvariantViolation

@@ -17,6 +17,7 @@ from jobmanager.failover.restart_settings import (
     NoRestart,
     RestartSettings,
 )
+from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
@@ -26,7 +27,6 @@ from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_settings import job_settings
 from jobmanager.job.job_state import JobState
 from jobmanager.job.source_splits import SourceSplits
-from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
 from penstock.config import Configuration
 from penstock.connectors.source import Split

@@ -14,6 +14,7 @@ from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSettings
+from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import JobPlan, VertexPlan
 from jobmanager.job import job_messages as m
@@ -21,7 +22,6 @@ from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_state import JobState
 from jobmanager.rpc.graph_convert import event_of
-from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
 from penstock.connectors.source import Split
 from tests.support.drawn_plans import drawn, in_words, subtask, subtasks

@@ -16,6 +16,7 @@ import pytest
 from common.pb import internal_pb2
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import FixedDelay, RestartSettings
+from jobmanager.graph.deployment import Endpoint, OutputPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
 from jobmanager.job import job_messages as m
@@ -25,7 +26,6 @@ from jobmanager.job.job_state import JobState
 from jobmanager.partitions.held_partitions import HeldPartition, HeldPartitions, Holdings
 from jobmanager.partitions.promoted import PromotedPart, PromotedSet, newest_named, of_job
 from jobmanager.rpc.persisted_convert import add_persisted_input
-from jobmanager.scheduler.deployment import Endpoint, OutputPlan
 from jobmanager.scheduler.slots import Slot
 from penstock.errors import JobRejected, Unrecoverable
 from penstock.graph.partition_id import PartitionId

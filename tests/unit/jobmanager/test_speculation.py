@@ -11,13 +11,13 @@ import pytest
 
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSettings
+from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.job import job_messages as m
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_state import JobState
-from jobmanager.scheduler.deployment import Endpoint
 from jobmanager.scheduler.slots import Slot
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 from penstock.connectors.source import Split

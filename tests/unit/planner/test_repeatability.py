@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.job_plan import Exchange, JobPlan
 from jobmanager.rpc.graph_convert import plan_of
-from jobmanager.scheduler.deployment import producers_of
 from penstock import col
 from penstock.errors import JobRejected
 from penstock.graph.job_graph import explain, plan_dict, validate
