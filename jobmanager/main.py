@@ -28,16 +28,16 @@ from common.process import (
     parse_daemon_arguments,
     stop_requests,
 )
-from jobmanager.dispatcher.artifact_store import ArtifactStore
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.dispatcher.failure_enricher_loader import load_failure_labels
-from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.metrics import build_registry
 from jobmanager.results.results_store import ResultsStore
-from jobmanager.rpc.internal_servicer import JobManagerInternalServicer
-from jobmanager.rpc.jobmanager_servicer import JobManagerServicer
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.servicers.internal_servicer import JobManagerInternalServicer
+from jobmanager.servicers.jobmanager_servicer import JobManagerServicer
+from jobmanager.stores.artifact_store import ArtifactStore
+from jobmanager.stores.job_store import JobStore
 from penstock.client.addresses import format_address
 from penstock.client.announced_tokens import Announcement
 from penstock.client.credentials import make_own_token

@@ -1,1 +1,1 @@
-"""Submission, recovery, and the list of jobs with what survives the JobManager."""
+"""Submission, recovery, and the list of jobs."""

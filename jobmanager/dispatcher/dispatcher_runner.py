@@ -23,9 +23,6 @@ import structlog
 from common.clock import Clock
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
-from jobmanager.dispatcher.artifact_store import ArtifactStore
-from jobmanager.dispatcher.ended_checkpoints_runner import delete_checkpoints
-from jobmanager.dispatcher.job_store import JobStore, UnfinishedJob
 from jobmanager.dispatcher.recovery import (
     JobEndedError,
     JobUnreadableError,
@@ -36,6 +33,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.job import job_messages as m
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
+from jobmanager.job.ended_checkpoints_runner import delete_checkpoints
 from jobmanager.job.job_description import (
     JobDescription,
     check_checkpoint_directory,
@@ -47,11 +45,13 @@ from jobmanager.job.job_master_runner import (
     quarantine_cause,
 )
 from jobmanager.job.job_options import JobOptions
+from jobmanager.job.job_record import JobRecord
 from jobmanager.job.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import cause_of_error, event_of
-from jobmanager.rpc.job_record import JobRecord
 from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.stores.artifact_store import ArtifactStore
+from jobmanager.stores.job_store import JobStore, UnfinishedJob
 from penstock.config import Configuration
 from penstock.errors import JobNotFound, JobRejected, StoreTransient, StreamError
 from penstock.pb import client_pb2, graph_pb2

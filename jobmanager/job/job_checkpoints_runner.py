@@ -32,16 +32,16 @@ from jobmanager.checkpoint.checkpoint_store_runner import (
 )
 from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
-from jobmanager.dispatcher.ended_checkpoints_runner import discard
-from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job import job_messages as m
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
+from jobmanager.job.ended_checkpoints_runner import discard
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.collect_convert import CollectSinks
 from jobmanager.rpc.graph_convert import cause_of_error
 from jobmanager.rpc.restore_convert import RestoredTasks, restored_checkpoint, restored_tasks
+from jobmanager.stores.job_store import JobStore
 from penstock.errors import (
     CheckpointAborted,
     Fenced,

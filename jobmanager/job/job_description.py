@@ -12,7 +12,6 @@ from pathlib import Path
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.messages import CompletedCheckpoint
 from jobmanager.checkpoint.settings import CheckpointSettings
-from jobmanager.dispatcher.artifact_store import ArtifactStore
 from jobmanager.failover.failover_strategy import FailoverStrategyName, strategy_problem
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.failover.rebuilt_regions import rebuild_problem
@@ -23,6 +22,7 @@ from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_settings import JobSettings, job_settings
 from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.admission import CodeStamp, TaskManagerFacts, admission_problem
+from jobmanager.stores.artifact_store import ArtifactStore
 from penstock.config import Configuration
 from penstock.errors import JobRejected
 from penstock.graph.job_graph import validate

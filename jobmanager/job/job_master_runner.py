@@ -19,7 +19,6 @@ import structlog
 from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
-from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.deployment import TaskPlan
 from jobmanager.installed_version import penstock_version
@@ -44,6 +43,7 @@ from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.admission import admission_problem
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.scheduler.slots import Slot
+from jobmanager.stores.job_store import JobStore
 from penstock.errors import StreamError, TaskManagerLost
 from penstock.graph.partition_id import PartitionId
 

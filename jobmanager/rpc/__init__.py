@@ -1,1 +1,1 @@
-"""gRPC at the edge of the JobManager."""
+"""Calls to TaskManagers, and what the machines say as messages: converts and decides nothing."""

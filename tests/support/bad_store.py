@@ -150,7 +150,7 @@ def run_slot(connection: socket.socket) -> None:
 
 
 def _jobmanager(arguments: list[str]) -> int:
-    import jobmanager.dispatcher.ended_checkpoints_runner as ended
+    import jobmanager.job.ended_checkpoints_runner as ended
     import jobmanager.job.job_description as description
     import jobmanager.main
 

@@ -14,10 +14,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
-from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.job.job_master_runner import JobMasterRunner
+from jobmanager.job.job_record import JobRecord
 from jobmanager.main import RunningJobManager, serving
-from jobmanager.rpc.job_record import JobRecord
+from jobmanager.stores.job_store import JobStore
 from penstock.config import Configuration
 from penstock.errors import StoreNotFound, StreamError
 from penstock.pb import graph_pb2

@@ -12,16 +12,16 @@ from unittest import mock
 from jobmanager import main as jobmanager_main
 from jobmanager.checkpoint import checkpoint_store_runner, store_calls_runner
 from jobmanager.checkpoint import messages as c
-from jobmanager.dispatcher import ended_checkpoints_runner
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
-from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.graph.execution_attempt import AttemptState
+from jobmanager.job import ended_checkpoints_runner
 from jobmanager.job import job_messages as m
 from jobmanager.job.job_description import JobDescription
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_master_runner import JobMasterRunner
+from jobmanager.job.job_record import JobRecord
 from jobmanager.job.job_state import ENDING, JobState
-from jobmanager.rpc.job_record import JobRecord
+from jobmanager.stores.job_store import JobStore
 from taskmanager import main as taskmanager_main
 from taskmanager.processes.slot_channel import SlotChannel
 from taskmanager.rpc.registration_runner import RegistrationRunner

@@ -22,8 +22,6 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from common.clock import SystemClock
-from jobmanager.dispatcher.artifact_store import ArtifactStore
-from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.job import job_messages as m
 from jobmanager.job.job_master_runner import Inbox
 from jobmanager.main import serving
@@ -32,6 +30,8 @@ from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.taskmanager_client import in_batches
 from jobmanager.scheduler.admission import CodeStamp, TaskManagerFacts, admission_problem
+from jobmanager.stores.artifact_store import ArtifactStore
+from jobmanager.stores.job_store import JobStore
 from penstock.config import Configuration
 from penstock.errors import (
     ConfigurationError,

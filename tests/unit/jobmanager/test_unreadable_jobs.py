@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
-from jobmanager.dispatcher import dispatcher_runner, ended_checkpoints_runner
+from jobmanager.dispatcher import dispatcher_runner
+from jobmanager.job import ended_checkpoints_runner
 from penstock.errors import StoreTransient
 from penstock.pb import client_pb2, graph_pb2
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (

@@ -7,15 +7,15 @@ from typing import Any
 
 from typing_extensions import override
 
-from jobmanager.dispatcher.artifact_store import ArtifactStore
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
-from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.installed_version import penstock_version
 from jobmanager.partitions.promoted import newest_named
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.partition_convert import persisted_details
 from jobmanager.scheduler.admission import CodeStamp, stamp_problem
 from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.stores.artifact_store import ArtifactStore
+from jobmanager.stores.job_store import JobStore
 from penstock.client.protocol import PROTOCOL_VERSION
 from penstock.errors import (
     JobNotFound,

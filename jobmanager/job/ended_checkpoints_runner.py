@@ -16,8 +16,8 @@ import structlog
 
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
-from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.installed_version import penstock_version
+from jobmanager.stores.job_store import JobStore
 from penstock.errors import StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.local_store import LocalStore

@@ -12,11 +12,11 @@ from typing import Any
 from typing_extensions import override
 
 from common.pb import internal_pb2, internal_pb2_grpc
-from jobmanager.dispatcher.artifact_store import ArtifactStore
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
-from jobmanager.dispatcher.job_store import JobStore
 from jobmanager.results.results_store import ResultsOverflow, ResultsStore
 from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.stores.artifact_store import ArtifactStore
+from jobmanager.stores.job_store import JobStore
 from penstock.config import Configuration
 from penstock.errors import Fenced
 

@@ -1,0 +1,1 @@
+"""The edge: what clients and TaskManagers call."""
