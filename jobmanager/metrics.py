@@ -14,8 +14,8 @@ from typing_extensions import override
 from common.metrics import AttemptMetricsCollector
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
-from jobmanager.job.job_state import JobState
 from jobmanager.liveness.loss_reason import LossReason
+from jobmanager.messages.job_state import JobState
 from jobmanager.scheduler.cluster_runner import ClusterRunner, SlotCounts
 
 _JOB_LABELS = ("job_id", "job_name")

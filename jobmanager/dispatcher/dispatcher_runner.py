@@ -31,7 +31,6 @@ from jobmanager.dispatcher.recovery import (
 )
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
-from jobmanager.job import job_messages as m
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.job.ended_checkpoints_runner import delete_checkpoints
 from jobmanager.job.job_description import (
@@ -46,7 +45,8 @@ from jobmanager.job.job_master_runner import (
 )
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_record import JobRecord
-from jobmanager.job.job_state import JobState
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import cause_of_error, event_of
 from jobmanager.scheduler.cluster_runner import ClusterRunner

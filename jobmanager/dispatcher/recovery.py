@@ -14,7 +14,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.job.job_description import JobDescription, describe
 from jobmanager.job.job_settings import JobSettings, job_settings
-from jobmanager.job.job_state import JobState
+from jobmanager.messages.job_state import JobState
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.job_store import UnfinishedJob
 from penstock.config import Configuration

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.failover_strategy import (
     FailoverStrategyName,
     FailoverView,
@@ -26,7 +27,6 @@ from jobmanager.failover.rebuilt_regions import rebuilt_regions
 from jobmanager.failover.regions import KeptPartition, Region, RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import Exchange
-from jobmanager.job.job_messages import RestoredCheckpoint
 
 Version = tuple[KeptPartition, int]
 """What one attempt of a producer has written."""

@@ -1,1 +1,1 @@
-"""The JobMaster: the machine of one job, its messages, its shells and its views."""
+"""The JobMaster: the machine of one job, its shells and its views."""

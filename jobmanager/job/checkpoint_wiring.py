@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
-from jobmanager.job import job_messages as m
 from jobmanager.job.source_splits import SourceSplits
+from jobmanager.messages import job_messages as m
 from penstock.errors import InvariantViolation
 
 _FINAL_RETRY_DELAY_MS = 1_000
@@ -107,9 +108,9 @@ class CheckpointWiring:
         self._runs, self._final_request = False, ""
         return self._step(c.TasksStopped(now_ms), splits)
 
-    def restored(self, restored: m.RestoredCheckpoint | None, moving: Iterable[SubtaskId]) -> None:
+    def restored(self, restored: RestoredCheckpoint | None, moving: Iterable[SubtaskId]) -> None:
         """Subtasks begin again from a checkpoint: those that had finished hold what it says."""
-        known = restored or m.RestoredCheckpoint(0)
+        known = restored or RestoredCheckpoint(0)
         for subtask in (*moving, *known.finished):
             self._last.pop(subtask, None)
         self._last.update(known.left)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.adoption import adopted, pinned
 from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failover_strategy import FailoverView, tasks_to_restart
@@ -25,8 +26,8 @@ from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, Subtask
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
 from jobmanager.job.job_causes import inputs_gone, subtask_of
-from jobmanager.job.job_messages import LocatedPartition, RestoredCheckpoint
 from jobmanager.job.job_options import JobOptions
+from jobmanager.messages.job_messages import LocatedPartition
 from jobmanager.partitions.partition_tracker import PartitionTracker
 
 ALL = None

@@ -9,7 +9,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.regions import KeptPartition
 from jobmanager.graph.execution_attempt import ExecutionAttempt, SubtaskId
-from jobmanager.job import job_messages as m
+from jobmanager.messages import job_messages as m
 
 
 def of_attempt(attempt: ExecutionAttempt, message: str) -> FailureCause:

@@ -34,9 +34,9 @@ from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import SubtaskId
-from jobmanager.job import job_messages as m
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
 from jobmanager.job.ended_checkpoints_runner import discard
+from jobmanager.messages import job_messages as m
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.collect_convert import CollectSinks
 from jobmanager.rpc.graph_convert import cause_of_error

@@ -35,6 +35,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failure_cause import FailureCause, more_telling
 from jobmanager.failover.regions import KeptPartition, RegionGraph
@@ -49,7 +50,7 @@ from jobmanager.graph.execution_attempt import (
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import (
     CheckpointWiring,
     Coordinator,
@@ -67,12 +68,12 @@ from jobmanager.job.job_causes import (
     told,
 )
 from jobmanager.job.job_options import JobOptions, Phase
-from jobmanager.job.job_state import ENDING, TRANSITIONS, JobState, is_terminal
 from jobmanager.job.slot_lease import SlotLease, free_stray
 from jobmanager.job.source_splits import SourceSplits
 from jobmanager.job.speculation import Speculation
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import ENDING, TRANSITIONS, JobState, is_terminal
 from jobmanager.partitions.partition_tracker import PartitionTracker
-from jobmanager.scheduler.slots import Slot
 from penstock.errors import InvariantViolation, require_invariant
 
 _STORY_LENGTH = 64
@@ -121,7 +122,7 @@ class JobMaster:
         )
         self._unusable: set[int] = set()
         self._may_adopt = self.options.is_recovered
-        self._found: m.RestoredCheckpoint | None = None
+        self._found: RestoredCheckpoint | None = None
         """What the job goes on from, while it is asked for what was done before it."""
         self._committed = False
         self._is_final = False
@@ -313,7 +314,7 @@ class JobMaster:
             self._lease.note_partition_endpoint(located.taskmanager_id, located.endpoint)
         self._begin_from(self._failover.adopt(self._found, event.located), is_whole=True)
 
-    def _begin_from(self, restored: m.RestoredCheckpoint | None, *, is_whole: bool) -> None:
+    def _begin_from(self, restored: RestoredCheckpoint | None, *, is_whole: bool) -> None:
         self._may_adopt, self._found = False, None
         if restored is not None:
             restored = restored.without(self._failover.begins_from_nothing)

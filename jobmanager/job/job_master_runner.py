@@ -21,16 +21,17 @@ from common.pb import internal_pb2
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.deployment import TaskPlan
+from jobmanager.graph.slot import Slot
 from jobmanager.installed_version import penstock_version
-from jobmanager.job import job_messages as m
 from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
 from jobmanager.job.job_description import JobDescription
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.job.job_state import JobState
 from jobmanager.job.persisted_inputs_runner import PersistedInputsRunner
 from jobmanager.job.promotion_runner import PromotionRunner
 from jobmanager.job.rival_runner import RivalRunner
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import (
     DeploymentMessages,
@@ -42,7 +43,6 @@ from jobmanager.rpc.graph_convert import (
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.admission import admission_problem
 from jobmanager.scheduler.cluster_runner import ClusterRunner
-from jobmanager.scheduler.slots import Slot
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import StreamError, TaskManagerLost
 from penstock.graph.partition_id import PartitionId

@@ -19,7 +19,7 @@ from jobmanager.graph.execution_attempt import AttemptKey, ExecutionAttempt
 from jobmanager.job.checkpoint_views import add_last_checkpoint, checkpoints_of
 from jobmanager.job.exception_views import exceptions_of, repeated_message
 from jobmanager.job.job_master import JobMaster
-from jobmanager.job.job_state import JobState, is_terminal
+from jobmanager.messages.job_state import JobState, is_terminal
 from jobmanager.rpc.graph_convert import attempt_key, cause_message
 from penstock.pb import client_pb2, graph_pb2
 

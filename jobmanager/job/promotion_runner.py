@@ -15,7 +15,7 @@ import structlog
 
 from common.clock import Clock
 from common.pb import internal_pb2
-from jobmanager.job import job_messages as m
+from jobmanager.messages import job_messages as m
 from jobmanager.rpc.graph_convert import partition_id
 from jobmanager.rpc.persisted_convert import persisted_edges, persisted_sink
 from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner

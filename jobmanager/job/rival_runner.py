@@ -11,8 +11,8 @@ from typing import assert_never
 import structlog
 
 from common.pb import internal_pb2
-from jobmanager.job import job_messages as m
 from jobmanager.job.job_description import JobDescription
+from jobmanager.messages import job_messages as m
 from jobmanager.rpc.graph_convert import DeploymentMessages, cause_of_error, endpoint_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.admission import admission_problem

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
+from jobmanager.messages import job_messages as m
 from jobmanager.scheduler.placement import Seat, place_again, seat_of
-from jobmanager.scheduler.slots import Slot
 
 _Tenant = Seat | str
 """A seat, or the id of a slot apart."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.job import job_messages as m
+from jobmanager.messages import job_messages as m
 from jobmanager.scheduler.split_assigner import SplitAssigner
 
 
@@ -26,7 +27,7 @@ class SourceSplits:
         restored: what the attempt starts from.
     """
 
-    def __init__(self, plan: JobPlan, restored: m.RestoredCheckpoint | None = None) -> None:
+    def __init__(self, plan: JobPlan, restored: RestoredCheckpoint | None = None) -> None:
         self._plan = plan
         self._finished = restored.finished if restored is not None else frozenset[SubtaskId]()
         self._restarted: dict[SubtaskId, frozenset[tuple[str, str]]] = {}
@@ -65,7 +66,7 @@ class SourceSplits:
             if SubtaskId(vertex, assignment.subtask_index) not in self._finished
         ]
 
-    def restart(self, subtasks: Iterable[SubtaskId], restored: m.RestoredCheckpoint | None) -> None:
+    def restart(self, subtasks: Iterable[SubtaskId], restored: RestoredCheckpoint | None) -> None:
         """Some subtasks begin again while others go on.
 
         Args:

@@ -38,10 +38,10 @@ from jobmanager.graph.execution_attempt import (
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange, VertexPlan
-from jobmanager.job import job_messages as m
 from jobmanager.job.job_options import JobOptions, Phase
 from jobmanager.job.slot_lease import SlotLease, free_stray
 from jobmanager.job.source_splits import SourceSplits
+from jobmanager.messages import job_messages as m
 from jobmanager.partitions.partition_tracker import PartitionTracker
 from jobmanager.scheduler.slow_task_detector import SlowTaskDetector, is_at_work
 

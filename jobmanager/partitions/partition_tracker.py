@@ -26,7 +26,7 @@ from jobmanager.graph.execution_attempt import (
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
-from jobmanager.job import job_messages as m
+from jobmanager.messages import job_messages as m
 
 _GONE = frozenset({AttemptState.FAILED, AttemptState.CANCELED})
 

@@ -16,7 +16,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
-from jobmanager.job import job_messages as m
+from jobmanager.messages import job_messages as m
 from jobmanager.rpc.persisted_convert import persisted_edges, persisted_source
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError

@@ -7,11 +7,15 @@ from collections.abc import Collection, Iterable, Mapping
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.dealt_lists import deal, function_uids, is_split
+from jobmanager.checkpoint.restored_checkpoint import (
+    RestoredCheckpoint,
+    RestoredRead,
+    RestoredSplit,
+)
 from jobmanager.checkpoint.snapshot_convert import last_state_of
 from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.job import job_messages as m
 from jobmanager.rpc.graph_convert import plan_of
 from penstock.errors import Unrecoverable
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -113,14 +117,14 @@ def _ends_of_finished(
 
 def restored_checkpoint(
     checkpoint_id: int, tasks: RestoredTasks, graph: graph_pb2.JobGraph
-) -> m.RestoredCheckpoint:
+) -> RestoredCheckpoint:
     """What the machine of the job must know of it."""
     uids = {vertex.id: function_uids(vertex) for vertex in graph.vertices}
-    return m.RestoredCheckpoint(
+    return RestoredCheckpoint(
         checkpoint_id,
         finished=frozenset(subtask for subtask, task in tasks.items() if task.finished),
         splits=tuple(
-            m.RestoredSplit(
+            RestoredSplit(
                 subtask.vertex,
                 operator.operator_uid,
                 subtask.subtask_index,
@@ -133,7 +137,7 @@ def restored_checkpoint(
             for split in operator.splits
         ),
         reads=tuple(
-            m.RestoredRead(subtask, read.edge_id, read.index, read.producer_attempt, read.rows)
+            RestoredRead(subtask, read.edge_id, read.index, read.producer_attempt, read.rows)
             for subtask, task in tasks.items()
             for read in task.inputs
         ),

@@ -19,9 +19,10 @@ import structlog
 from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
 from jobmanager.liveness.heartbeat import HeartbeatMonitor, Silent
 from jobmanager.liveness.loss_reason import LossReason
+from jobmanager.messages import job_messages as m
 from jobmanager.rpc.partition_convert import holdings_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
@@ -106,7 +107,7 @@ class ClusterRunner:
         self._tasks: asyncio.TaskGroup | None = None
         self._freeing: set[tuple[str, str, str]] = set()
         # Slots whose end their TaskManagers have not confirmed, and the jobs that gave them up.
-        self._unconfirmed: dict[s.Slot, str] = {}
+        self._unconfirmed: dict[Slot, str] = {}
         patience_ms = config.heartbeat_timeout_ms + config.heartbeat_interval_ms
         self._settled_at_ms = self._now_ms() + patience_ms + _REGISTRATION_RETRY_MS
         self.partitions = HeldPartitionsRunner(
@@ -447,19 +448,19 @@ class ClusterRunner:
         """Asks no longer."""
         self._step(s.RequestWithdrawn(job_id))
 
-    def take_spare_slot(self, job_id: str, avoided: Collection[str]) -> s.Slot | None:
+    def take_spare_slot(self, job_id: str, avoided: Collection[str]) -> Slot | None:
         """Gives a job a slot that nobody waits for, now or not at all; see ``SlotPool.take_spare``."""
         slot = self._pool.take_spare(job_id, avoided)
         self._count()
         return slot
 
-    def take_back(self, job_id: str, slots: tuple[s.Slot, ...]) -> None:
+    def take_back(self, job_id: str, slots: tuple[Slot, ...]) -> None:
         """Slots whose processes have ended."""
         for slot in slots:
             self._unconfirmed.pop(slot, None)
         self._step(s.SlotsFreed(job_id, slots))
 
-    def take_back_later(self, job_id: str, slots: tuple[s.Slot, ...]) -> None:
+    def take_back_later(self, job_id: str, slots: tuple[Slot, ...]) -> None:
         """Slots that may still be held: the first heartbeat that does not name them gives them back.
 
         Those of a TaskManager that is lost are lost with it.
@@ -469,9 +470,9 @@ class ClusterRunner:
         ]
         self._unconfirmed |= dict.fromkeys(known, job_id)
 
-    def held_slots(self, job_id: str) -> Mapping[str, tuple[s.Slot, ...]]:
+    def held_slots(self, job_id: str) -> Mapping[str, tuple[Slot, ...]]:
         """TaskManager -> the slots of it that a job has."""
-        held: dict[str, tuple[s.Slot, ...]] = {}
+        held: dict[str, tuple[Slot, ...]] = {}
         for slot in self._pool.held_by(job_id):
             held[slot.taskmanager_id] = (*held.get(slot.taskmanager_id, ()), slot)
         return held

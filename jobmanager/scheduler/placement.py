@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.scheduler.slots import Slot
+from jobmanager.graph.slot import Slot
 
 _TenantT = TypeVar("_TenantT", bound=Hashable)
 

@@ -17,17 +17,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from jobmanager.graph.slot import Slot
 from penstock.errors import InvariantViolation, require_invariant
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One slot of one TaskManager's incarnation."""
-
-    slot_id: str
-    taskmanager_id: str
-    incarnation: str
-
 
 # ---------------------------------------------------------------- events
 

@@ -10,7 +10,7 @@ COUNT=1`` repeats a seed outside of pytest, ``make sim COUNT=n`` runs many.
 
 import pytest
 
-from jobmanager.job.job_state import JobState
+from jobmanager.messages.job_state import JobState
 from tests.support.simulated_run import simulate
 
 SEEDS_PER_TEST = 10

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from jobmanager.job.job_state import JobState
+from jobmanager.messages.job_state import JobState
 from penstock.config import Configuration
 from tests.support.simulated_cluster import SimulatedCluster
 

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from jobmanager.job.job_state import JobState
+from jobmanager.messages.job_state import JobState
 from tests.support.simulated_faults import Fault, Faults, Trigger
 from tests.support.simulated_kept_jobs import KEPT_JOBS, moving_liar
 from tests.support.simulated_run import draw_run, simulate, simulate_run

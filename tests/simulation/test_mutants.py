@@ -17,9 +17,9 @@ import pytest
 
 import penstock as ps
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
-from jobmanager.job import job_messages as m
 from jobmanager.job.job_master_runner import JobMasterRunner
-from jobmanager.job.job_state import JobState
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
 from penstock.config import Configuration
 from tests.support.in_memory_network import SimulatedLoop

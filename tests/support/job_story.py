@@ -9,10 +9,10 @@ from __future__ import annotations
 from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.scheduler.slots import Slot
+from jobmanager.messages import job_messages as m
 from tests.support.drawn_plans import subtask
 
 

@@ -16,6 +16,11 @@ from typing_extensions import override
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
+from jobmanager.checkpoint.restored_checkpoint import (
+    RestoredCheckpoint,
+    RestoredRead,
+    RestoredSplit,
+)
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
@@ -24,12 +29,12 @@ from jobmanager.failover.restart_settings import FixedDelay, RestartSettings
 from jobmanager.graph.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.job.job_state import ENDING, JobState
-from jobmanager.scheduler.slots import Slot
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import ENDING, JobState
 from penstock.connectors.source import Split
 
 CAUSE = FailureCause("TaskFailure", "it broke")
@@ -160,9 +165,9 @@ class World:
         self.commits: Counter[AttemptKey] = Counter()
         # checkpoints
         self.snapshots: dict[int, dict[SubtaskId, Task]] = {}
-        self.frozen: dict[int, m.RestoredCheckpoint] = {}
+        self.frozen: dict[int, RestoredCheckpoint] = {}
         self.completed: list[int] = []
-        self.restored: m.RestoredCheckpoint | None = None
+        self.restored: RestoredCheckpoint | None = None
         self.partial_restarts = 0
 
     def _drawn_plan(self) -> JobPlan:
@@ -715,16 +720,16 @@ class World:
         self.completed.append(id)
         splits = {s: task.splits for s, task in taken.items()}
         splits |= {s: self.finished_splits.get(s, set()) for s in finished}
-        self.frozen[id] = m.RestoredCheckpoint(
+        self.frozen[id] = RestoredCheckpoint(
             id,
             finished,
             tuple(
-                m.RestoredSplit(s.vertex, "src", s.subtask_index, split, 1, done=s in finished)
+                RestoredSplit(s.vertex, "src", s.subtask_index, split, 1, done=s in finished)
                 for s, own in sorted(splits.items())
                 for split in sorted(own)
             ),
             tuple(
-                m.RestoredRead(s, edge_id, index, producer.attempt, 1)
+                RestoredRead(s, edge_id, index, producer.attempt, 1)
                 for s, task in taken.items()
                 for (edge_id, index), producer in task.reads.items()
             ),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from jobmanager.job.job_state import JobState
+from jobmanager.messages.job_state import JobState
 from penstock.config import Configuration
 from tests.support.simulated_cluster import SimulatedCluster
 from tests.support.simulated_faults import Fault, Faults

@@ -25,8 +25,8 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.job import job_messages as m
-from jobmanager.job.job_state import JobState
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import JobState
 from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.placement import slots_needed
 from penstock.config import Configuration

@@ -15,12 +15,12 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.graph.execution_attempt import AttemptState
 from jobmanager.job import ended_checkpoints_runner
-from jobmanager.job import job_messages as m
 from jobmanager.job.job_description import JobDescription
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.job.job_record import JobRecord
-from jobmanager.job.job_state import ENDING, JobState
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import ENDING, JobState
 from jobmanager.stores.job_store import JobStore
 from taskmanager import main as taskmanager_main
 from taskmanager.processes.slot_channel import SlotChannel

@@ -16,9 +16,9 @@ from jobmanager.failover.restart_settings import RestartSettings
 from jobmanager.graph.deployment import Endpoint, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import Exchange, JobPlan
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
 from jobmanager.job.job_options import JobOptions
-from jobmanager.scheduler.slots import Slot
+from jobmanager.messages import job_messages as m
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 from tests.support.job_world import CAUSE, Task, World, drawn_plan
 

@@ -17,7 +17,7 @@ from common.elements import CheckpointBarrier
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import FixedDelay, RestartSettings
 from jobmanager.failover.restart_strategy import RestartStrategy
-from jobmanager.job.job_state import JobState
+from jobmanager.messages.job_state import JobState
 from jobmanager.metrics import build_registry
 from jobmanager.scheduler import slots as s
 from penstock.errors import InvariantViolation

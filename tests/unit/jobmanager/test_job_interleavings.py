@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from jobmanager.failover.restart_settings import NO_LIMIT
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.job import job_messages as m
-from jobmanager.job.job_state import JobState, is_terminal
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import JobState, is_terminal
 from tests.support.job_world import World
 from tests.support.speculative_world import SpeculativeWorld
 

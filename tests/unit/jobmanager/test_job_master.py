@@ -19,13 +19,13 @@ from jobmanager.graph import execution_attempt
 from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, ExecutionAttempt
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.job.job_state import TRANSITIONS as JOB_TRANSITIONS
-from jobmanager.job.job_state import JobState, is_terminal
-from jobmanager.scheduler.slots import Slot
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import TRANSITIONS as JOB_TRANSITIONS
+from jobmanager.messages.job_state import JobState, is_terminal
 from penstock.connectors.source import Split
 from penstock.errors import InvariantViolation
 from penstock.pb import client_pb2

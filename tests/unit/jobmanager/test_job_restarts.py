@@ -9,6 +9,7 @@ import pytest
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
+from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint, RestoredSplit
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import (
@@ -21,13 +22,13 @@ from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_settings import job_settings
-from jobmanager.job.job_state import JobState
 from jobmanager.job.source_splits import SourceSplits
-from jobmanager.scheduler.slots import Slot
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import JobState
 from penstock.config import Configuration
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected
@@ -190,7 +191,7 @@ def test_causes_that_no_restart_mends_end_the_job(cause: FailureCause) -> None:
 def test_a_checkpoint_that_tasks_cannot_restore_is_not_tried_again() -> None:
     master = JobMaster(PLAN, options(checkpoints=True))
     master.step(m.JobStarted())
-    deploy(master, m.StartPrepared(0, m.RestoredCheckpoint(7), (), 8))
+    deploy(master, m.StartPrepared(0, RestoredCheckpoint(7), (), 8))
     damaged = FailureCause("StoreCorrupt", "chk-7/x was altered", vertex="v0")
     master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, damaged))
     cancel_the_rest(master)
@@ -206,7 +207,7 @@ def restoring(settings: RestartSettings, checkpoint_id: int = 9) -> JobMaster:
     make = partial(_coordinator, CheckpointSettings(interval_ms=1_000))
     master = JobMaster(PLAN, JobOptions(settings, coordinator=make, is_recovered=True))
     master.step(m.JobStarted())
-    deploy(master, m.StartPrepared(0, m.RestoredCheckpoint(checkpoint_id), (), 10))
+    deploy(master, m.StartPrepared(0, RestoredCheckpoint(checkpoint_id), (), 10))
     return master
 
 
@@ -220,7 +221,7 @@ def fail(
 def restart_from(master: JobMaster, checkpoint_id: int) -> None:
     cancel_the_rest(master)
     master.step(m.RestartDue(master.attempt + 1))
-    restored = m.RestoredCheckpoint(checkpoint_id)
+    restored = RestoredCheckpoint(checkpoint_id)
     deploy(master, m.StartPrepared(master.attempt, restored, (), 10))
 
 
@@ -365,12 +366,12 @@ def test_a_recovered_job_begins_with_numbers_that_were_never_used() -> None:
 # ---------------------------------------------------------------- splits
 
 
-def restored(*finished: SubtaskId) -> m.RestoredCheckpoint:
+def restored(*finished: SubtaskId) -> RestoredCheckpoint:
     splits = (
-        m.RestoredSplit("v0", "src", 0, "x", 3, done=True),
-        m.RestoredSplit("v0", "src", 1, "y", 3, done=False),
+        RestoredSplit("v0", "src", 0, "x", 3, done=True),
+        RestoredSplit("v0", "src", 1, "y", 3, done=False),
     )
-    return m.RestoredCheckpoint(7, frozenset(finished), splits)
+    return RestoredCheckpoint(7, frozenset(finished), splits)
 
 
 def test_restored_splits_are_not_assigned_again() -> None:

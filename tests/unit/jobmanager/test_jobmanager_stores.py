@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from common.clock import SystemClock
-from jobmanager.job import job_messages as m
 from jobmanager.job.job_master_runner import Inbox
 from jobmanager.main import serving
+from jobmanager.messages import job_messages as m
 from jobmanager.metrics import build_registry
 from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict
 from jobmanager.results.results_store import ResultsStore

@@ -10,6 +10,11 @@ import pytest
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
+from jobmanager.checkpoint.restored_checkpoint import (
+    RestoredCheckpoint,
+    RestoredRead,
+    RestoredSplit,
+)
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
@@ -17,12 +22,12 @@ from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSe
 from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import JobPlan, VertexPlan
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.job_options import JobOptions
-from jobmanager.job.job_state import JobState
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import JobState
 from jobmanager.rpc.graph_convert import event_of
-from jobmanager.scheduler.slots import Slot
 from penstock.connectors.source import Split
 from tests.support.drawn_plans import drawn, in_words, subtask, subtasks
 from tests.support.job_story import JobStory
@@ -52,7 +57,7 @@ class Story(JobStory):
         strategy: FailoverStrategyName = FailoverStrategyName.REGION,
         slots_per_taskmanager: int = 1,
         first_attempt: int = 0,
-        restored: m.RestoredCheckpoint | None = None,
+        restored: RestoredCheckpoint | None = None,
     ) -> None:
         make = partial(_coordinator, CheckpointSettings(interval_ms=1_000)) if checkpoints else None
         restart = RestartSettings(FixedDelay(attempts, 500))
@@ -183,8 +188,8 @@ def test_splits_that_the_checkpoint_names_are_not_told_again() -> None:
     story.run("a0 a1 b0 b1")
     found = tuple(Split(f"s{n}", size=1) for n in range(4))
     story.do(m.SplitsReported(story.key("a0"), "src", found, False))
-    story.restored = m.RestoredCheckpoint(
-        1, splits=(m.RestoredSplit("a", "src", 1, "s1", 1, done=False),)
+    story.restored = RestoredCheckpoint(
+        1, splits=(RestoredSplit("a", "src", 1, "s1", 1, done=False),)
     )
     story.fail("a1")
     [splits] = commands(story.due(), m.AddSplits)
@@ -587,7 +592,7 @@ def test_survivors_hear_of_a_checkpoint_that_was_being_stored_before_producers_a
     assert told(story.fail("a1"), m.AbortCheckpoint) == ""
     effects = story.do(c.CheckpointStored(1, "chk-1/manifest", 0))
     assert told(effects, m.CompleteCheckpoint) == "a0 b0 b1"
-    story.restored = m.RestoredCheckpoint(1)
+    story.restored = RestoredCheckpoint(1)
     assert told(story.due(), m.ReplaceProducer) == "b0 b1"
 
 
@@ -614,7 +619,7 @@ def test_a_checkpoint_waits_for_what_the_restored_one_holds() -> None:
     story.do(m.FailureRequested(CAUSE))
     story.due()
     held = subtasks("b0 c0")
-    story.do(m.StartPrepared(1, m.RestoredCheckpoint(7, subtasks=held), (), 8))
+    story.do(m.StartPrepared(1, RestoredCheckpoint(7, subtasks=held), (), 8))
     story.run("a0 c0")
     assert told(trigger(story), m.TriggerCheckpoint) == ""
     story.report("a0", FINISHED)
@@ -625,13 +630,13 @@ def test_a_checkpoint_waits_for_what_the_restored_one_holds() -> None:
 def test_a_damaged_checkpoint_restarts_everything() -> None:
     story = Story(CACHING, checkpoints=True)
     story.run("a0 a1 b0 b1")
-    story.restored = m.RestoredCheckpoint(3)
+    story.restored = RestoredCheckpoint(3)
     story.fail("a1")
     story.due()
     damaged = FailureCause("StoreCorrupt", "chk-3/x was altered", vertex="a")
     effects = story.do(m.AttemptReported(story.key("a1"), AttemptState.FAILED, damaged))
     assert cancelled(effects) == "a0 b0 b1"
-    story.restored = m.RestoredCheckpoint(2)
+    story.restored = RestoredCheckpoint(2)
     effects = story.due()
     assert effects[0] == m.PrepareStart(2, (3,))
     assert deployed(effects) == "a0 a1 b0 b1"
@@ -640,11 +645,11 @@ def test_a_damaged_checkpoint_restarts_everything() -> None:
 def test_an_older_checkpoint_that_is_damaged_leaves_the_newest_alone() -> None:
     """a0 goes on from checkpoint 3, a1 from checkpoint 5."""
     story = Story(drawn("a:2 b:2", "a>b forward pipelined"), checkpoints=True)
-    story.restored = m.RestoredCheckpoint(3)
+    story.restored = RestoredCheckpoint(3)
     story.do(m.FailureRequested(CAUSE))
     story.due()
     story.run("a0 a1 b0 b1")
-    story.restored = m.RestoredCheckpoint(5)
+    story.restored = RestoredCheckpoint(5)
     story.fail("a1")
     story.due()
     story.run("a1 b1")
@@ -660,14 +665,14 @@ def test_an_older_checkpoint_that_is_damaged_leaves_the_newest_alone() -> None:
 BUILT = drawn("a:2 b:2", "a>b hash blocking")
 
 
-def half_read(*attempts: int) -> m.RestoredCheckpoint:
+def half_read(*attempts: int) -> RestoredCheckpoint:
     """Both of b had begun to read these attempts of a0 and a1."""
     reads = tuple(
-        m.RestoredRead(SubtaskId("b", reader), "a>b", producer, attempt, rows=5)
+        RestoredRead(SubtaskId("b", reader), "a>b", producer, attempt, rows=5)
         for reader in range(2)
         for producer, attempt in enumerate(attempts)
     )
-    return m.RestoredCheckpoint(4, subtasks("a0 a1"), (), reads, subtasks("a0 a1 b0 b1"))
+    return RestoredCheckpoint(4, subtasks("a0 a1"), (), reads, subtasks("a0 a1 b0 b1"))
 
 
 def located(*held: str) -> m.PartitionsLocated:
@@ -681,7 +686,7 @@ def located(*held: str) -> m.PartitionsLocated:
     return m.PartitionsLocated(7, tuple(found))
 
 
-def taken_over(plan: JobPlan = BUILT, restored: m.RestoredCheckpoint | None = None) -> Story:
+def taken_over(plan: JobPlan = BUILT, restored: RestoredCheckpoint | None = None) -> Story:
     return Story(plan, checkpoints=True, first_attempt=7, restored=restored or half_read(3, 2))
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobmanager.graph.slot import Slot
 from jobmanager.scheduler.placement import place_again
-from jobmanager.scheduler.slots import Slot
 
 
 def slots_of(taskmanager_id: str, *numbers: int, incarnation: str = "1") -> list[Slot]:

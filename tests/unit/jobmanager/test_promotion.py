@@ -19,14 +19,14 @@ from jobmanager.failover.restart_settings import FixedDelay, RestartSettings
 from jobmanager.graph.deployment import Endpoint, OutputPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.job.job_state import JobState
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import JobState
 from jobmanager.partitions.held_partitions import HeldPartition, HeldPartitions, Holdings
 from jobmanager.partitions.promoted import PromotedPart, PromotedSet, newest_named, of_job
 from jobmanager.rpc.persisted_convert import add_persisted_input
-from jobmanager.scheduler.slots import Slot
 from penstock.errors import JobRejected, Unrecoverable
 from penstock.graph.partition_id import PartitionId
 from penstock.pb import client_pb2, graph_pb2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobmanager.graph.slot import Slot
 from jobmanager.scheduler import slots as s
 
 
@@ -15,7 +16,7 @@ def pool_of(**slots: int) -> s.SlotPool:
     return pool
 
 
-def granted(effects: list[s.SlotEffect]) -> tuple[s.Slot, ...]:
+def granted(effects: list[s.SlotEffect]) -> tuple[Slot, ...]:
     (grant,) = effects
     assert isinstance(grant, s.GrantSlots)
     return grant.slots
@@ -107,7 +108,7 @@ EVENTS = st.one_of(
 def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
     """Every request has one answer at most; the held slots are what a dumb ledger says."""
     pool = s.SlotPool()
-    ledger: dict[str, list[s.Slot]] = {}
+    ledger: dict[str, list[Slot]] = {}
     open_requests: dict[str, int] = {}
     incarnations: dict[str, str] = {}
     for event in events:

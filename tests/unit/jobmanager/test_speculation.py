@@ -14,11 +14,11 @@ from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSe
 from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.job import job_messages as m
+from jobmanager.graph.slot import Slot
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.job.job_state import JobState
-from jobmanager.scheduler.slots import Slot
+from jobmanager.messages import job_messages as m
+from jobmanager.messages.job_state import JobState
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 from penstock.connectors.source import Split
 from tests.support.drawn_plans import drawn, subtask

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint, RestoredRead
 from jobmanager.failover.adoption import Version, adopted, pinned
 from jobmanager.failover.regions import KeptPartition, RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning
-from jobmanager.job.job_messages import RestoredCheckpoint, RestoredRead
 from tests.support.drawn_plans import drawn, in_words, partition, subtask, subtasks
 from tests.support.failover_model import Failure, Model, closure
 from tests.support.plan_strategies import few_of, plans, subsets

@@ -1,0 +1,1 @@
+"""What the machine of a job hears and what it wants done."""
