@@ -6,7 +6,7 @@ and what to do. The table between these classes and gRPC status codes is ``penst
 
 from __future__ import annotations
 
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 
 
 class StreamError(Exception):

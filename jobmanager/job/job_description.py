@@ -26,11 +26,11 @@ from jobmanager.stores.artifact_store import ArtifactStore
 from penstock.config import Configuration
 from penstock.errors import JobRejected
 from penstock.graph.job_graph import validate
+from penstock.graph.persisted import persist_sinks
 from penstock.pb import graph_pb2
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
-from penstock.streams.persisted import persist_sinks
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _OWN_SETTINGS = ("jobmanager.", "taskmanager.", "security.", "log.")

@@ -45,7 +45,7 @@ from jobmanager.scheduler.admission import admission_problem
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import StreamError, TaskManagerLost
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 
 _REPORTS_MAX = 1024
 _CANCELLATION_MARGIN_MS = 5_000

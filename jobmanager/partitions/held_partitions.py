@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobmanager.partitions.promoted import PromotedPart, PromotedPartitions, PromotedSet
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 
 
 @dataclass(frozen=True, slots=True)

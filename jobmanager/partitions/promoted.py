@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import JobRejected, Unrecoverable
-from penstock.graph.partition_id import PartitionId
 from penstock.naming import nearest_hint
+from penstock.partition_id import PartitionId
 
 _SHOWN_MAX = 10
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartition, Holdings
 from jobmanager.partitions.promoted import PromotedPartitions, PromotedSet
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 
 

@@ -23,9 +23,9 @@ from jobmanager.partitions.promoted import (
 from jobmanager.rpc.partition_convert import holdings_of, partition_details
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.errors import JobRejected, PartitionUnavailable, StreamError, Unrecoverable
-from penstock.graph.partition_id import PartitionId
+from penstock.graph.persisted import persist_sinks, persisted_sources
+from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2, graph_pb2
-from penstock.streams.persisted import persist_sinks, persisted_sources
 
 
 class HeldPartitionsRunner:

@@ -101,7 +101,7 @@ def _sampled_objects(path: str, options: TextOptions) -> list[list[str]]:
     shape, offset = detect_shape(text)
     if shape is JsonShape.EMPTY:
         return []
-    from penstock.streams.file_samples import array_lines
+    from penstock.connectors.file_samples import array_lines
 
     body = text[offset:]
     lines = (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.errors import JobRejected
+from penstock.graph.exchanges import BLOCKING, is_known
 from penstock.graph.operator_checks import is_narrowing, is_partial, operator_where
 from penstock.pb import graph_pb2
-from penstock.streams.exchanges import BLOCKING, is_known
 
 
 def check_exchanges(graph: graph_pb2.JobGraph) -> None:

@@ -27,11 +27,11 @@ from penstock.graph.operator_checks import (
     second_keys,
     side_schema,
 )
+from penstock.graph.persisted import check_persisted
 from penstock.graph.placed_rows import PlacedRows
 from penstock.graph.plan_text import explain, plan_dict
 from penstock.pb import graph_pb2
 from penstock.storage.key_groups import MAX_MAX_PARALLELISM
-from penstock.streams.persisted import check_persisted
 
 __all__ = ["explain", "plan_dict", "validate"]
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from penstock.errors import JobRejected
+from penstock.graph.join_schemas import check_same_keys
+from penstock.graph.window_schemas import window_fields
+from penstock.graph.window_spec import is_event_time
 from penstock.naming import nearest_hint
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
-from penstock.streams.join_schemas import check_same_keys
-from penstock.streams.window_schemas import window_fields
-from penstock.streams.windows import is_event_time
 
 ERROR_COLUMN = "error"
 """Column that a side output of bad records adds to the operator's input."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from penstock.config import Configuration
 from penstock.expressions import Expr
+from penstock.graph.exchanges import exchange_name
 from penstock.graph.operator_checks import grouping_keys, is_partial, shown_name, window_of
 from penstock.graph.repeatability import Repeatability, repeatability_of_edges
 from penstock.graph.speculation import why_not_speculative
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
-from penstock.streams.exchanges import exchange_name
 
 _WINDOWS = {
     graph_pb2.WINDOW_KIND_TUMBLING: "tumbling",

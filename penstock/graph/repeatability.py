@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.graph.exchanges import keeps_rows
 from penstock.graph.operator_checks import is_partial, late_tag, window_of
 from penstock.pb import graph_pb2
-from penstock.streams.exchanges import keeps_rows
 
 _ROUND_ROBIN = (graph_pb2.PARTITIONING_REBALANCE, graph_pb2.PARTITIONING_RESCALE)
 _WITH_TIMERS = (

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from penstock.graph.exchanges import BLOCKING, PIPELINED, exchange_name
 from penstock.pb import graph_pb2
-from penstock.streams.exchanges import BLOCKING, PIPELINED, exchange_name
 
 
 def why_not_speculative(graph: graph_pb2.JobGraph) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from penstock.client.job import TERMINAL_STATES, raise_on_termination
 from penstock.config import Configuration
 from penstock.errors import JobRejected
+from penstock.graph.persisted import persisted_sources
 from penstock.pb import graph_pb2
-from penstock.streams.persisted import persisted_sources
 
 if TYPE_CHECKING:
     from penstock.client.client import Client

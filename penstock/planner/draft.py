@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.errors import JobRejected
+from penstock.graph.exchanges import PIPELINED, keeps_rows
 from penstock.graph.operator_checks import shown_name, side_schema
 from penstock.graph.repeatability import (
     Repeatability,
@@ -22,7 +23,6 @@ from penstock.pb import graph_pb2
 from penstock.planner.loading import settle_loading
 from penstock.rows.schema import schema_to_bytes
 from penstock.storage.key_groups import default_max_parallelism
-from penstock.streams.exchanges import PIPELINED, keeps_rows
 
 FORWARD = graph_pb2.PARTITIONING_FORWARD
 

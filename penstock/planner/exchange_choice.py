@@ -8,9 +8,9 @@ are handed on pipelined, unless the operator says otherwise.
 from __future__ import annotations
 
 from penstock.config import Configuration
+from penstock.graph.exchanges import BLOCKING, PIPELINED, exchange_of
 from penstock.graph.logical import Node, NodeInput
 from penstock.pb import graph_pb2
-from penstock.streams.exchanges import BLOCKING, PIPELINED, exchange_of
 
 
 def exchange_type(

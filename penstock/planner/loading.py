@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable
 
 from penstock.errors import JobRejected
 from penstock.graph.exchange_checks import endless_source
+from penstock.graph.exchanges import BLOCKING, CACHING, PIPELINED, exchange_name
 from penstock.graph.operator_checks import operator_where
 from penstock.pb import graph_pb2
-from penstock.streams.exchanges import BLOCKING, CACHING, PIPELINED, exchange_name
 
 _HOLDING_BACK = (PIPELINED, graph_pb2.RESULT_PARTITION_TYPE_CACHING_MEMORY)
 

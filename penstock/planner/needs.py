@@ -33,8 +33,8 @@ from penstock.graph.logical import (
     input_schema,
 )
 from penstock.graph.operator_checks import ERROR_COLUMN
+from penstock.graph.window_spec import is_event_time
 from penstock.pb import graph_pb2
-from penstock.streams.windows import is_event_time
 
 KEY_COLUMN = "key"
 

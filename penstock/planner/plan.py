@@ -22,10 +22,10 @@ from penstock.graph.logical import (
     WindowAggregate,
     reachable,
 )
+from penstock.graph.persisted import persist_sinks
 from penstock.pb import graph_pb2
 from penstock.planner.planner import Planner
 from penstock.state.declarations import declared_states
-from penstock.streams.persisted import persist_sinks
 
 _WITHOUT_OWN_STATE = (graph_pb2.PROCESS_KIND_PLAIN, graph_pb2.PROCESS_KIND_CO)
 

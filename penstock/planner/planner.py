@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.config import Configuration
 from penstock.errors import JobRejected
 from penstock.graph.determinism import is_deterministic
+from penstock.graph.exchanges import CACHING, CACHING_MEMORY
 from penstock.graph.logical import (
     ANY_ROUTING,
     AssignEventTime,
@@ -32,6 +33,7 @@ from penstock.graph.logical import (
     input_schema,
 )
 from penstock.graph.operator_checks import NARROWING
+from penstock.graph.window_schemas import can_pre_aggregate
 from penstock.pb import graph_pb2
 from penstock.planner.draft import (
     FORWARD,
@@ -46,8 +48,6 @@ from penstock.planner.needs import Need, find_needs, need_of, pruned
 from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
 from penstock.planner.uids import assign_uids, derived_uid
 from penstock.rows.schema import EVENT_TIME
-from penstock.streams.exchanges import CACHING, CACHING_MEMORY
-from penstock.streams.window_schemas import can_pre_aggregate
 
 DEFAULT_SLOT_GROUP = "default"
 

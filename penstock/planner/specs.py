@@ -31,15 +31,15 @@ from penstock.graph.logical import (
     WindowAggregate,
     WriteSink,
 )
-from penstock.pb import graph_pb2
-from penstock.planner.needs import Need, pruned
-from penstock.rows.schema import EVENT_TIME, user_schema
-from penstock.streams.window_schemas import (
+from penstock.graph.window_schemas import (
     WINDOW_INDEX,
     running_aggregate_schema,
     window_aggregate_schema,
     window_function_schema,
 )
+from penstock.pb import graph_pb2
+from penstock.planner.needs import Need, pruned
+from penstock.rows.schema import EVENT_TIME, user_schema
 
 
 def with_event_time(fields: Iterable[pa.Field], carried: bool) -> pa.Schema:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import JobRejected
 from penstock.functions.process_functions import PROCESS_KINDS, ProcessKindInfo, process_kind
 from penstock.functions.row_access import columns_used
+from penstock.graph.join_schemas import check_same_keys
 from penstock.graph.logical import (
     NodeInput,
     Process,
@@ -18,7 +19,6 @@ from penstock.pb import graph_pb2
 from penstock.streams.foreign_names import missing_call
 from penstock.streams.function_schemas import process_output_schema
 from penstock.streams.job_builder import JobBuilder
-from penstock.streams.join_schemas import check_same_keys
 from penstock.streams.kept_keys import lost_keys
 from penstock.streams.stream import Schema, Stream, stream_of
 

@@ -25,17 +25,17 @@ from penstock.config import Configuration
 from penstock.connectors.source import Source
 from penstock.connectors.text_options import DEFAULTS, TextOptions, text_options
 from penstock.errors import ConfigurationError, JobRejected
+from penstock.graph.column_checks import check_schema
 from penstock.graph.job_graph import explain, plan_dict
 from penstock.graph.logical import NodeInput, ReadSource
+from penstock.graph.persisted import check_name
 from penstock.local.embedded import EmbeddedClusters
 from penstock.pb import client_pb2, graph_pb2
 from penstock.planner import PlannedJob, plan_job
 from penstock.rows.column_types import without_runs
 from penstock.rows.schema import schema_from_bytes
-from penstock.streams.column_checks import check_schema
 from penstock.streams.function_schemas import declared_schema
 from penstock.streams.job_builder import JobBuilder
-from penstock.streams.persisted import check_name
 from penstock.streams.restart_strategies import RestartStrategyChoice
 from penstock.streams.sampling import SAMPLE_ROWS_MAX
 from penstock.streams.stream import Schema, Stream
@@ -205,8 +205,8 @@ class Environment:
         watch: Duration | None,
         options: TextOptions = DEFAULTS,
     ) -> Stream:
+        from penstock.connectors.file_samples import sample_files
         from penstock.connectors.files import file_source
-        from penstock.streams.file_samples import sample_files
 
         call = f"read_{form}"
         wanted = None if schema is None else declared_schema(call, schema)

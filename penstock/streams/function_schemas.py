@@ -15,8 +15,8 @@ from penstock.functions.row_types import (
     infer_output_schema,
     schema_from_annotations,
 )
+from penstock.graph.column_checks import check_output_names
 from penstock.graph.logical import NodeInput, input_schema
-from penstock.streams.column_checks import check_output_names
 from penstock.streams.sampling import no_sample, sample
 
 FunctionName = typing.Literal["map", "flat_map"]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.errors import JobRejected
+from penstock.graph.column_checks import check_output_names
+from penstock.graph.join_schemas import joined_columns
 from penstock.graph.logical import (
     Join,
     NodeInput,
@@ -14,9 +16,7 @@ from penstock.graph.logical import (
     input_schema,
 )
 from penstock.pb import graph_pb2
-from penstock.streams.column_checks import check_output_names
 from penstock.streams.job_builder import JobBuilder
-from penstock.streams.join_schemas import joined_columns
 from penstock.streams.stream import Stream
 from penstock.streams.windows import Duration, Window
 from penstock.units import signed_duration_ms

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.graph.column_checks import column_name
 from penstock.graph.logical import (
     AssignEventTime,
     Filter,
@@ -21,7 +22,6 @@ from penstock.graph.logical import (
     is_key_function,
 )
 from penstock.pb import graph_pb2
-from penstock.streams.column_checks import column_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing_extensions import override
 from penstock.aggregates.aggregates import Aggregate, check_aggregates
 from penstock.errors import JobRejected
 from penstock.expressions import Expr, col
+from penstock.graph.column_checks import check_output_names, column_name, require_columns
 from penstock.graph.logical import (
     EVENT_TIME_FIELD,
     ApplyWindowFunction,
@@ -25,20 +26,20 @@ from penstock.graph.logical import (
     input_schema,
     is_key_function,
 )
-from penstock.pb import graph_pb2
-from penstock.rows.column_types import first_of_type, is_extension
-from penstock.rows.schema import EVENT_TIME, user_schema
-from penstock.streams.column_checks import check_output_names, column_name, require_columns
-from penstock.streams.foreign_names import missing_call
-from penstock.streams.job_builder import JobBuilder
-from penstock.streams.stream import Schema, Stream, stream_of
-from penstock.streams.updates import check_no_updates
-from penstock.streams.window_schemas import (
+from penstock.graph.window_schemas import (
     running_aggregate_schema,
     window_aggregate_schema,
     window_function_schema,
 )
-from penstock.streams.windows import Window, is_event_time
+from penstock.graph.window_spec import is_event_time
+from penstock.pb import graph_pb2
+from penstock.rows.column_types import first_of_type, is_extension
+from penstock.rows.schema import EVENT_TIME, user_schema
+from penstock.streams.foreign_names import missing_call
+from penstock.streams.job_builder import JobBuilder
+from penstock.streams.stream import Schema, Stream, stream_of
+from penstock.streams.updates import check_no_updates
+from penstock.streams.windows import Window
 
 if TYPE_CHECKING:
     from penstock.functions.functions import WindowFunction

@@ -7,9 +7,9 @@ from typing import Self
 
 from penstock.errors import JobRejected
 from penstock.graph.determinism import never_deterministic
+from penstock.graph.exchanges import exchange_of
 from penstock.graph.logical import Node, WriteSink
 from penstock.storage.key_groups import MAX_MAX_PARALLELISM
-from penstock.streams.exchanges import exchange_of
 from penstock.streams.job_builder import JobBuilder
 
 

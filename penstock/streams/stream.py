@@ -17,6 +17,13 @@ from typing_extensions import override
 
 from penstock.errors import JobRejected
 from penstock.expressions import Expr, col, lit
+from penstock.graph.column_checks import (
+    check_output_names,
+    column_name,
+    describe,
+    difference,
+    require_columns,
+)
 from penstock.graph.logical import (
     ANY_ROUTING,
     AssignEventTime,
@@ -36,13 +43,6 @@ from penstock.graph.logical import (
 )
 from penstock.graph.operator_checks import ERROR_COLUMN
 from penstock.pb import graph_pb2
-from penstock.streams.column_checks import (
-    check_output_names,
-    column_name,
-    describe,
-    difference,
-    require_columns,
-)
 from penstock.streams.foreign_names import missing_call
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.kept_keys import lost_keys, output_of

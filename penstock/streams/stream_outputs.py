@@ -10,10 +10,10 @@ from typing_extensions import override
 from penstock.client.collected import CollectedRows
 from penstock.errors import JobRejected
 from penstock.graph.logical import Node, NodeInput, WriteSink, input_schema
+from penstock.graph.persisted import check_name
 from penstock.pb import graph_pb2
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.operator_properties import OperatorProperties
-from penstock.streams.persisted import check_name
 from penstock.units import duration_ms, size_bytes
 
 if TYPE_CHECKING:

@@ -176,21 +176,6 @@ def count_window(n: int) -> Window:
     return CountWindow(n)
 
 
-def slice_ms(spec: graph_pb2.WindowSpec) -> int:
-    """Length of the slices of a tumbling or sliding window."""
-    return math.gcd(spec.size_ms, spec.slide_ms)
-
-
-def is_sliced(spec: graph_pb2.WindowSpec) -> bool:
-    """True for tumbling and sliding windows."""
-    return spec.kind in (graph_pb2.WINDOW_KIND_TUMBLING, graph_pb2.WINDOW_KIND_SLIDING)
-
-
-def is_event_time(spec: graph_pb2.WindowSpec) -> bool:
-    """True where watermarks close the window: event time, and not a count window."""
-    return spec.time == graph_pb2.TIME_DOMAIN_EVENT and spec.kind != graph_pb2.WINDOW_KIND_COUNT
-
-
 def _positive(window: str, name: str, value: Duration) -> int:
     milliseconds = duration_ms(value)
     if milliseconds < 1:

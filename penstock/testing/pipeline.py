@@ -37,6 +37,8 @@ from penstock.functions.process_functions import (
     ProcessFunction,
     StatefulFunction,
 )
+from penstock.graph.column_checks import check_schema
+from penstock.graph.exchanges import PIPELINED
 from penstock.graph.job_graph import validate
 from penstock.graph.logical import (
     BatchFunction,
@@ -52,9 +54,7 @@ from penstock.graph.logical import (
 )
 from penstock.pb import graph_pb2
 from penstock.planner.planner import Planner
-from penstock.streams.column_checks import check_schema
 from penstock.streams.environment import Environment
-from penstock.streams.exchanges import PIPELINED
 from penstock.streams.function_schemas import declared_schema
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.stream import Stream

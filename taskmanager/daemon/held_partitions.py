@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from common.pb import internal_pb2
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 
 LISTED_MAX = 4096
 """In one message; what does not fit is told when others have gone."""

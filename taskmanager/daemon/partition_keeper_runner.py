@@ -16,7 +16,7 @@ from common.clock import Clock
 from common.log import get_logger
 from common.pb import internal_pb2
 from penstock.errors import StoreTransient
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.daemon.grace_period import GracePeriod
 from taskmanager.daemon.held_partitions import (
     HeldPartitions,

@@ -28,7 +28,7 @@ from common.elements import (
     Watermark,
 )
 from penstock.errors import PartitionUnavailable, TaskFailure
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.network.batch_codec import decode_batch, decode_schema
 from taskmanager.network.credit import BATCH_OVERHEAD_BYTES, ReceiverCredit, charge_of
 from taskmanager.network.frames import Frame, FrameError, FrameKind

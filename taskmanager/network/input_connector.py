@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from common.pb import internal_pb2
 from penstock.errors import InvariantViolation, PartitionUnavailable
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.network.connection_pool import ConnectionPool
 from taskmanager.network.input_channel import InputChannel

@@ -40,7 +40,7 @@ from common.elements import (
     Watermark,
 )
 from penstock.errors import NotReproducible, PartitionUnavailable
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.kernels.row_checksum import CHECKSUM_MODULUS, rows_checksum
 from taskmanager.network.input_channel import InputChannel, Upstream
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import ControlElement
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.network.credit import SenderCredit, charge_of
 from taskmanager.network.input_channel import InputChannel, Upstream
 from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import InvariantViolation, PartitionUnavailable, StreamError
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.network.subpartition import (
     ReadablePartition,
     Refusal,

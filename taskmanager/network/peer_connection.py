@@ -19,7 +19,7 @@ import structlog
 from typing_extensions import override
 
 from penstock.errors import InvariantViolation, PartitionUnavailable
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.network.credit import CreditError, SenderCredit
 from taskmanager.network.endpoint_names import endpoint_of
 from taskmanager.network.frames import (

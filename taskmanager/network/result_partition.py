@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from common.elements import ControlElement, EndOfData, EndOfPartition
 from penstock.errors import PartitionUnavailable, StreamError
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2
 from taskmanager.network.batch_codec import SizeEstimator
 from taskmanager.network.partitioner import Partitioner

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from common.elements import ControlElement
 from penstock.errors import PartitionUnavailable
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.network.frames import Buffer
 
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput
+from penstock.graph.window_schemas import is_partial
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
-from penstock.streams.window_schemas import is_partial
 from taskmanager.kernels import AccumulatorOverflowError, RecordTable
 from taskmanager.operators.aggregation import AggregateInputs, Aggregation
 from taskmanager.operators.key_columns import KeyColumns

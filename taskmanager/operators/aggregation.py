@@ -24,11 +24,11 @@ from penstock.aggregates.aggregate_layout import (
 )
 from penstock.aggregates.aggregates import CUSTOM, Aggregate
 from penstock.errors import BadRecord
+from penstock.graph.window_schemas import first_accumulator
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import fixed_array, fixed_values, null_rows, plain_array
-from penstock.streams.window_schemas import first_accumulator
 from taskmanager.kernels import AccumulatorKind, AccumulatorOverflowError
 from taskmanager.operators.custom_aggregate import CustomAggregate
 from taskmanager.operators.key_columns import KeyColumns, as_type

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from penstock.graph.join_schemas import keeps_left, keeps_right
 from penstock.pb import graph_pb2
-from penstock.streams.join_schemas import keeps_left, keeps_right
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput
+from penstock.graph.window_spec import is_sliced
 from penstock.pb import graph_pb2
-from penstock.streams.windows import is_sliced
 from taskmanager.kernels import RecordTable
 from taskmanager.operators.join_interval import IntervalJoinOperator
 from taskmanager.operators.join_pairs import NO_ROW, Int64Array, joined_pairs

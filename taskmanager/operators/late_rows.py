@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from common.elements import OperatorOutput, SideOutput
+from penstock.graph.window_schemas import ROWS, is_partial
 from penstock.pb import graph_pb2
-from penstock.streams.window_schemas import ROWS, is_partial
 from taskmanager.operators.operator import NOTHING, OperatorContext
 
 

@@ -1,6 +1,6 @@
 """The partial phase of an aggregation: makes batches smaller before they cross a network.
 
-A batch leaves as it came, or as a partial batch (``penstock.streams.window_schemas``) that stands for the same
+A batch leaves as it came, or as a partial batch (``penstock.graph.window_schemas``) that stands for the same
 rows. Where keys are too many for that to shrink a batch, it stops trying for a number of batches that
 doubles with every failure; then it tries again, since keys change. A running aggregate emits once per
 key and batch, so here every batch is aggregated for itself; windows: ``window_pre_aggregate.py``.
@@ -16,10 +16,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput
+from penstock.graph.window_schemas import partial_schema_of
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
-from penstock.streams.window_schemas import partial_schema_of
 from taskmanager.kernels import (
     AccumulatorOverflowError,
     RecordTable,

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from penstock.graph.window_schemas import ROWS, SLICE, partial_schema_of
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
-from penstock.streams.window_schemas import ROWS, SLICE, partial_schema_of
 from taskmanager.kernels import AccumulatorKind, AccumulatorOverflowError, RecordTable
 from taskmanager.operators.aggregation import AggregateInputs, Aggregation, accumulator_columns
 from taskmanager.operators.key_columns import KeyColumns

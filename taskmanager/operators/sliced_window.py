@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from common.elements import MAX_TIMESTAMP_MS, TIME_LIMIT_MS, OperatorOutput, Watermark
 from penstock.errors import BadRecord, InvariantViolation
+from penstock.graph.window_schemas import SLICE, is_partial
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
-from penstock.streams.window_schemas import SLICE, is_partial
 from taskmanager.kernels import SliceSplit, slice_starts, split_by_slice, time_bounds
 from taskmanager.operators.late_rows import handle_late_rows
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext

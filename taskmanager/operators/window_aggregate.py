@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.graph.window_spec import is_sliced
 from penstock.pb import graph_pb2
-from penstock.streams.windows import is_sliced
 from taskmanager.operators.aggregate_contents import AggregateInstances, AggregateSlices
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.window_pre_aggregate import WindowPreAggregateOperator

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from common.elements import TIME_LIMIT_MS, OperatorOutput
-from penstock.streams.window_schemas import WINDOW_TIME_TYPE
+from penstock.graph.window_schemas import WINDOW_TIME_TYPE
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.instances import InstanceState

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.graph.window_spec import is_sliced
 from penstock.pb import graph_pb2
-from penstock.streams.windows import is_sliced
 from taskmanager.operators.function_contents import FunctionInstances, FunctionSlices
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.window_timing import instance_window_operator, sliced_window_operator

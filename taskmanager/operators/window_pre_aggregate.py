@@ -30,10 +30,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import MAX_TIMESTAMP_MS, OperatorOutput, OriginEnded, StreamStatus, Watermark
+from penstock.graph.window_spec import slice_ms
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
 from penstock.storage.key_encoding import KeyBatch
-from penstock.streams.windows import slice_ms
 from taskmanager.kernels import slice_start, split_by_slice, time_bounds
 from taskmanager.operators.aggregation import AggregateInputs
 from taskmanager.operators.bundle_gauge import BundleGauge

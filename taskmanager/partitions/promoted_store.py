@@ -18,7 +18,7 @@ import structlog
 
 from common.pb import internal_pb2
 from penstock.errors import StoreCorrupt, StoreNotFound
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.sealed_store import Held, SealedStore, remove_partition

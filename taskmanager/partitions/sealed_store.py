@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from penstock.errors import StoreCorrupt, StoreTransient
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.spill_files import make_directory
 from taskmanager.partitions.spill_layout import (

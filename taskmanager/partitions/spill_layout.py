@@ -24,7 +24,7 @@ import msgpack
 
 from common.elements import ControlElement
 from penstock.errors import InvariantViolation, StoreCorrupt, TaskFailure
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from taskmanager.network.frames import FrameError
 from taskmanager.network.messages import decode_control, encode_control

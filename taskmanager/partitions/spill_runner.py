@@ -16,7 +16,7 @@ import structlog
 from typing_extensions import override
 
 from penstock.errors import StoreCorrupt, StreamError
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.network.transport import Post
 from taskmanager.partitions.exchange_cache import WrittenFiles
 from taskmanager.partitions.kept_partition import PartitionFiles

@@ -16,7 +16,7 @@ from common.log import get_logger
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from penstock.errors import StreamError, TaskFailure
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.processes.exit_cause import likely_cause, log_tail
 from taskmanager.processes.forkserver_runner import ForkedChild, ForkserverRunner
 from taskmanager.processes.slot_channel import SlotChannel

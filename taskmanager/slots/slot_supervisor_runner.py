@@ -22,7 +22,7 @@ from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import NoResourceAvailable, TaskFailure
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 from penstock.pb.client_pb2 import ATTEMPT_STATE_CANCELED, ATTEMPT_STATE_FAILED
 from taskmanager.partitions.spilling import Spilling

@@ -14,7 +14,7 @@ from common.clock import Clock
 from common.elements import ControlElement
 from common.pb import internal_pb2
 from penstock.config import Configuration
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2
 from taskmanager.network.connection_pool import (
     PARTITION_WAIT_MS,

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from common.clock import Clock
 from common.pb import internal_pb2
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.partitions.spilling import Spilling
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.task.execution import Execution

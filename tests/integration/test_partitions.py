@@ -19,7 +19,7 @@ import penstock as ps
 from common.pb import internal_pb2
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.client.client import Client
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from tests.support.processes import DEADLINE_S, DaemonCluster, site, wait_ended
 from tests.support.sealed_partitions import partition_message, seal_rows
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.elements import EndOfData, EndOfPartition
 from common.pb import internal_pb2
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.partitions.sealed_store import write_index
 from taskmanager.partitions.spill_files import write_spill_files
 from taskmanager.partitions.spill_layout import (

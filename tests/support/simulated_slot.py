@@ -13,7 +13,7 @@ from typing import Protocol
 
 from common.pb import internal_pb2
 from penstock.config import Configuration
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.state.memory import ManagedMemory

@@ -9,13 +9,13 @@ import pyarrow as pa
 import penstock.aggregates.aggregates as agg
 from penstock.aggregates.aggregates import Aggregate
 from penstock.functions.user_code import pickle_function
-from penstock.pb import graph_pb2
-from penstock.rows.schema import EVENT_TIME, schema_to_bytes
-from penstock.streams.window_schemas import (
+from penstock.graph.window_schemas import (
     running_aggregate_schema,
     window_aggregate_schema,
     window_function_schema,
 )
+from penstock.pb import graph_pb2
+from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 
 SCHEMA = pa.schema(
     [

@@ -16,7 +16,7 @@ from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartition, HeldPartitions, Holdings
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 
 DEADLINE_S = 10.0

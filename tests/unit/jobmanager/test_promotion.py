@@ -28,7 +28,7 @@ from jobmanager.partitions.held_partitions import HeldPartition, HeldPartitions,
 from jobmanager.partitions.promoted import PromotedPart, PromotedSet, newest_named, of_job
 from jobmanager.rpc.persisted_convert import add_persisted_input
 from penstock.errors import JobRejected, Unrecoverable
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2, graph_pb2
 from penstock.rows.schema import schema_to_bytes
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from common.clock import SystemClock
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.network.connection_pool import ConnectionPool
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.endpoint_names import endpoint_name, endpoint_of

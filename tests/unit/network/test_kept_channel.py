@@ -28,7 +28,7 @@ from common.elements import (
     Watermark,
 )
 from penstock.errors import NotReproducible, PartitionUnavailable, TaskFailure
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.kernels.row_checksum import rows_checksum
 from taskmanager.network.credit import charge_of
 from taskmanager.network.input_channel import InputChannel, Upstream

@@ -18,7 +18,7 @@ import pytest
 from common.elements import CheckpointBarrier, EndOfData, Watermark
 from common.pb import internal_pb2
 from penstock.errors import NotReproducible, PartitionUnavailable
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2
 from taskmanager.network.input_gate import InputGate
 from taskmanager.network.result_partition import ResultPartition

@@ -7,7 +7,7 @@ from typing import Any
 from common.elements import CheckpointBarrier, EndOfData
 from common.pb import internal_pb2
 from penstock.errors import PartitionUnavailable, StoreCorrupt
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
 from taskmanager.network.subpartition import ReadablePartition, SubpartitionView

@@ -13,9 +13,7 @@ import penstock.aggregates.aggregates as agg
 from penstock.aggregates.aggregate_layout import Slot, SlotKind, aggregate_layout
 from penstock.errors import ExpressionError, JobRejected
 from penstock.expressions import col
-from penstock.pb import graph_pb2
-from penstock.rows.schema import EVENT_TIME
-from penstock.streams.window_schemas import (
+from penstock.graph.window_schemas import (
     WINDOW_TIME_TYPE,
     is_partial,
     partial_schema,
@@ -23,6 +21,8 @@ from penstock.streams.window_schemas import (
     window_aggregate_schema,
     window_function_schema,
 )
+from penstock.pb import graph_pb2
+from penstock.rows.schema import EVENT_TIME
 from penstock.streams.windows import count_window, tumbling
 
 SCHEMA = pa.schema(

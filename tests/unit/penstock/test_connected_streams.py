@@ -15,9 +15,9 @@ import pytest
 import penstock as ps
 from penstock import col
 from penstock.errors import ConfigurationError, JobRejected
+from penstock.graph.join_schemas import joined_columns
 from penstock.pb import graph_pb2
 from penstock.planner import plan_job
-from penstock.streams.join_schemas import joined_columns
 from penstock.streams.stream import Stream
 
 BIDS = pa.schema([("k", pa.int64()), ("ts", pa.int64()), ("x", pa.string())])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.config import Configuration, known_keys, parse_override
 from penstock.errors import ConfigurationError
-from penstock.streams.exchanges import EXCHANGES
+from penstock.graph.exchanges import EXCHANGES
 from penstock.units import DURATION_MAX_MS, duration_ms, signed_duration_ms, size_bytes
 
 

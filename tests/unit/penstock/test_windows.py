@@ -7,15 +7,9 @@ from datetime import timedelta
 import pytest
 
 from penstock.errors import JobRejected
+from penstock.graph.window_spec import is_event_time, slice_ms
 from penstock.pb import graph_pb2
-from penstock.streams.windows import (
-    count_window,
-    is_event_time,
-    session,
-    slice_ms,
-    sliding,
-    tumbling,
-)
+from penstock.streams.windows import count_window, session, sliding, tumbling
 
 
 def test_lengths_become_milliseconds() -> None:

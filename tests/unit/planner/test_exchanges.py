@@ -13,12 +13,12 @@ import pytest
 import penstock as ps
 from penstock import col
 from penstock.errors import JobRejected
+from penstock.graph.exchanges import EXCHANGES, exchange_name, exchange_of
 from penstock.graph.job_graph import validate
 from penstock.graph.logical import reachable
 from penstock.graph.operator_checks import shown_name
 from penstock.pb import graph_pb2
 from penstock.planner.planner import Planner
-from penstock.streams.exchanges import EXCHANGES, exchange_name, exchange_of
 
 NUMBER = {"n": "int64"}
 

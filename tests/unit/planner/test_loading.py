@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import JobRejected
+from penstock.graph.exchanges import CACHING, PIPELINED, exchange_name
 from penstock.graph.job_graph import validate
 from penstock.graph.logical import reachable
 from penstock.graph.plan_text import explain
 from penstock.pb import graph_pb2
 from penstock.planner.loading import settle_loading
 from penstock.planner.planner import Planner
-from penstock.streams.exchanges import CACHING, PIPELINED, exchange_name
 
 N = {"n": "int64"}
 

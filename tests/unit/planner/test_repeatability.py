@@ -21,12 +21,12 @@ from jobmanager.graph.job_plan import Exchange, JobPlan
 from jobmanager.rpc.graph_convert import plan_of
 from penstock import col
 from penstock.errors import JobRejected
+from penstock.graph.exchanges import EXCHANGES, keeps_rows
 from penstock.graph.job_graph import explain, plan_dict, validate
 from penstock.graph.logical import reachable
 from penstock.graph.operator_checks import is_partial
 from penstock.pb import graph_pb2
 from penstock.planner.planner import Planner
-from penstock.streams.exchanges import EXCHANGES, keeps_rows
 
 COLUMNS = {"auction": "int64", "price": "int64"}
 SCHEMA = pa.schema([("auction", pa.int64()), ("price", pa.int64())])

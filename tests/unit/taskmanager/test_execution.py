@@ -6,7 +6,7 @@ import pytest
 
 from common.pb import internal_pb2
 from penstock.errors import PartitionUnavailable
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2, client_pb2
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.processes.mailbox import Mailbox

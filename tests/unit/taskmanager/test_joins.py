@@ -19,11 +19,11 @@ import pyarrow as pa
 import pytest
 
 from penstock.config import Configuration
+from penstock.graph.join_schemas import joined_columns
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, schema_to_bytes
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of, key_group_range
-from penstock.streams.join_schemas import joined_columns
 from penstock.streams.windows import Window, session, sliding, tumbling
 from taskmanager.operators.factory import build_operator
 from taskmanager.state.backend import BackendEnvironment, KeyedStateBackend

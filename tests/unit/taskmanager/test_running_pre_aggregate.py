@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock.aggregates.aggregates as agg
+from penstock.graph.window_schemas import can_pre_aggregate
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
-from penstock.streams.window_schemas import can_pre_aggregate
 from penstock.streams.windows import count_window, session, tumbling
 from taskmanager.operators.pre_aggregate import ReductionGauge
 from taskmanager.operators.running_aggregate import running_aggregate_operator

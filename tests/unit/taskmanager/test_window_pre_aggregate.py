@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 
 from common.elements import CheckpointBarrier, StreamStatus, Watermark
 from penstock.errors import BadRecord
+from penstock.graph.window_schemas import ROWS as ROW_COUNT
+from penstock.graph.window_schemas import SLICE, is_partial, partial_schema
+from penstock.graph.window_spec import slice_ms
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.rows.schema import EVENT_TIME
-from penstock.streams.window_schemas import ROWS as ROW_COUNT
-from penstock.streams.window_schemas import SLICE, is_partial, partial_schema
-from penstock.streams.windows import slice_ms, sliding, tumbling
+from penstock.streams.windows import sliding, tumbling
 from taskmanager.alignment.watermark_merger import WatermarkMerger
 from taskmanager.kernels import rows_checksum
 from taskmanager.operators.bundle_gauge import BundleGauge

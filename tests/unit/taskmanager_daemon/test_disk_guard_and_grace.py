@@ -15,7 +15,7 @@ from common.clock import SystemClock
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.daemon.disk_guard import DiskGuard, DiskLimits, DiskState
 from taskmanager.daemon.disk_guard_runner import DiskFullError, DiskGuardRunner
 from taskmanager.daemon.grace_period import GracePeriod

@@ -24,7 +24,7 @@ import structlog
 from common.elements import EndOfData
 from common.pb import internal_pb2
 from penstock.errors import JobRejected, StoreNotFound, StreamError
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import graph_pb2
 from taskmanager.daemon.held_partitions import partition_id_of
 from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME

@@ -24,7 +24,7 @@ from common.elements import (
 )
 from common.pb import internal_pb2
 from penstock.errors import PartitionUnavailable, StreamError
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.network.partitioner import BroadcastPartitioner
 from taskmanager.network.pipelined import PartitionLoad

@@ -21,7 +21,7 @@ from common.elements import (
     Watermark,
 )
 from penstock.errors import InvariantViolation, PartitionUnavailable, StoreCorrupt
-from penstock.graph.partition_id import PartitionId
+from penstock.partition_id import PartitionId
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.sealed_store import SealedStore, write_index
 from taskmanager.partitions.spill_files import write_spill_files

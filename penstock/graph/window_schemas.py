@@ -23,10 +23,10 @@ from penstock.aggregates.aggregates import (
     plain_type,
 )
 from penstock.errors import ExpressionError
+from penstock.graph.window_spec import is_event_time, is_sliced
 from penstock.naming import nearest_hint
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
-from penstock.streams.windows import is_event_time, is_sliced
 
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"

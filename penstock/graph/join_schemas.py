@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import JobRejected
+from penstock.graph.column_checks import require_columns
+from penstock.graph.window_schemas import window_fields
 from penstock.pb import graph_pb2
 from penstock.storage.key_types import check_key_types, value_type
-from penstock.streams.column_checks import require_columns
-from penstock.streams.window_schemas import window_fields
 
 RIGHT_SUFFIX = "_right"
 
