@@ -44,8 +44,8 @@ from penstock.functions.functions import (
     WindowFunction,
     WindowInfo,
 )
-from penstock.functions.process_context import MAX_WATERMARK, MIN_WATERMARK, ProcessContext, Timers
-from penstock.functions.process_functions import (
+from penstock.processing.process_context import MAX_WATERMARK, MIN_WATERMARK, ProcessContext, Timers
+from penstock.processing.process_functions import (
     BatchCollector,
     BroadcastProcessFunction,
     CheckpointContext,

@@ -1,1 +1,1 @@
-"""Classes that users derive from, what these are given, and how user code travels."""
+"""Classes that users derive from, and how functions are pickled and what they read and return."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import JobRejected
-from penstock.functions.process_functions import PROCESS_KINDS, ProcessKindInfo, process_kind
 from penstock.functions.row_access import columns_used
 from penstock.graph.join_schemas import check_same_keys
 from penstock.graph.logical import (
@@ -16,6 +15,7 @@ from penstock.graph.logical import (
     input_schema,
 )
 from penstock.pb import graph_pb2
+from penstock.processing.process_functions import PROCESS_KINDS, ProcessKindInfo, process_kind
 from penstock.streams.foreign_names import missing_call
 from penstock.streams.function_schemas import process_output_schema
 from penstock.streams.job_builder import JobBuilder

@@ -171,7 +171,7 @@ def process_output_schema(function: Any, methods: Sequence[str], schema: Any) ->
 def _emitted_schema(method: Callable[..., Any]) -> pa.Schema | None:
     """The columns of ``Record`` in ``out: Collector[Record]``, or in ``-> Iterator[Record]``."""
     from penstock.functions.functions import Collector
-    from penstock.functions.process_functions import BatchCollector
+    from penstock.processing.process_functions import BatchCollector
 
     try:
         hints = typing.get_type_hints(method)

@@ -43,7 +43,7 @@ from penstock.streams.windows import Window
 
 if TYPE_CHECKING:
     from penstock.functions.functions import WindowFunction
-    from penstock.functions.process_functions import (
+    from penstock.processing.process_functions import (
         KeyedBatchFunction,
         KeyedProcessFunction,
         ProcessFunction,

@@ -52,7 +52,7 @@ from penstock.streams.stream_pairs import StreamPairs
 from penstock.units import duration_ms
 
 if TYPE_CHECKING:
-    from penstock.functions.process_functions import ProcessFunction
+    from penstock.processing.process_functions import ProcessFunction
     from penstock.streams.keyed_stream import KeyedStream, WindowedStream
     from penstock.streams.windows import Duration, Window
 

@@ -27,16 +27,6 @@ from penstock.functions.functions import (
     MapFunction,
     WindowFunction,
 )
-from penstock.functions.process_functions import (
-    BroadcastProcessFunction,
-    CoProcessFunction,
-    KeyedBatchFunction,
-    KeyedBroadcastProcessFunction,
-    KeyedCoProcessFunction,
-    KeyedProcessFunction,
-    ProcessFunction,
-    StatefulFunction,
-)
 from penstock.graph.column_checks import check_schema
 from penstock.graph.exchanges import PIPELINED
 from penstock.graph.job_graph import validate
@@ -54,6 +44,16 @@ from penstock.graph.logical import (
 )
 from penstock.pb import graph_pb2
 from penstock.planner.planner import Planner
+from penstock.processing.process_functions import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    KeyedBatchFunction,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    ProcessFunction,
+    StatefulFunction,
+)
 from penstock.streams.environment import Environment
 from penstock.streams.function_schemas import declared_schema
 from penstock.streams.job_builder import JobBuilder

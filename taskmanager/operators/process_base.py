@@ -20,9 +20,9 @@ from typing_extensions import override
 from common.elements import PAUSE, OperatorOutput, Watermark
 from penstock.errors import JobRejected, TaskFailure
 from penstock.functions.functions import check_has_run
-from penstock.functions.process_context import ProcessContext
-from penstock.functions.process_functions import PROCESS_KINDS, CheckpointContext, ProcessKindInfo
 from penstock.pb import graph_pb2
+from penstock.processing.process_context import ProcessContext
+from penstock.processing.process_functions import PROCESS_KINDS, CheckpointContext, ProcessKindInfo
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from penstock.storage.codec import StateError
 from penstock.storage.key_encoding import KeyBatch

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from common.elements import OperatorOutput, SideOutput
 from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient, TaskFailure
-from penstock.functions.process_functions import BatchCollector
 from penstock.pb import graph_pb2
+from penstock.processing.process_functions import BatchCollector
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_batch, user_schema
 from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.batch_results import result_columns

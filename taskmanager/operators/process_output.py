@@ -15,8 +15,8 @@ from typing_extensions import override
 from common.elements import OperatorOutput, SideOutput
 from penstock.errors import TaskFailure
 from penstock.functions.functions import Collector, as_mapping
-from penstock.functions.process_context import ProcessContext
 from penstock.pb import graph_pb2
+from penstock.processing.process_context import ProcessContext
 from penstock.rows.column_values import ROW_CHARACTERS, short_repr
 from penstock.rows.rows import RowBuilder, RowMismatch
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema

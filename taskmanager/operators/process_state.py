@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import JobRejected
-from penstock.functions.process_functions import ProcessKindInfo
+from penstock.processing.process_functions import ProcessKindInfo
 from penstock.state.declarations import (
     BroadcastState,
     KeyedState,

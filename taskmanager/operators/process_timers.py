@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.functions.process_context import TimerChanges
+from penstock.processing.process_context import TimerChanges
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.state.backend import KeyedStateBackend, TimerTable
 

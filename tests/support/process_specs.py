@@ -8,8 +8,8 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from penstock.functions.process_functions import process_kind
 from penstock.pb import graph_pb2
+from penstock.processing.process_functions import process_kind
 from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 from taskmanager.operators.factory import build_operator
 from tests.support.object_backend import ObjectBackend

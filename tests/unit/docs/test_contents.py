@@ -11,8 +11,8 @@ import pytest
 from penstock.connectors.sink import SinkContext
 from penstock.connectors.source import SourceContext
 from penstock.functions.functions import FunctionContext
-from penstock.functions.process_context import ProcessContext
-from penstock.functions.process_functions import PROCESS_KINDS, CheckpointContext
+from penstock.processing.process_context import ProcessContext
+from penstock.processing.process_functions import PROCESS_KINDS, CheckpointContext
 
 DOCS = Path(__file__).parents[3] / "docs"
 LONG_LINES = 150

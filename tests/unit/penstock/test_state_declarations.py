@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.functions.process_functions import PROCESS_KINDS, process_kind
+from penstock.processing.process_functions import PROCESS_KINDS, process_kind
 from penstock.state.declarations import declared_states
 
 

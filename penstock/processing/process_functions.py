@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from penstock.errors import JobRejected
 from penstock.functions.functions import Collector, UserFunction
-from penstock.functions.process_context import ProcessContext
 from penstock.pb import graph_pb2
+from penstock.processing.process_context import ProcessContext
 from penstock.state.declarations import (
     BroadcastState,
     KeyedState,
