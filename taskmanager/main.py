@@ -65,7 +65,7 @@ from taskmanager.processes.fork_child import TERMINAL_VARIABLE
 from taskmanager.processes.forkserver_runner import ForkserverRunner
 from taskmanager.rpc.jobmanager_client import JobManagerClient
 from taskmanager.rpc.registration_runner import RegistrationRunner
-from taskmanager.rpc.result_forwarder import ResultForwarder
+from taskmanager.rpc.result_forwarder_runner import ResultForwarder
 from taskmanager.rpc.taskmanager_servicer import TaskManagerServicer
 from taskmanager.slots.artifact_store import ArtifactStore
 from taskmanager.slots.requirements import installed_packages

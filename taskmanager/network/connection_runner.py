@@ -19,7 +19,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from penstock.errors import InvariantViolation
-from taskmanager.network.socket_link import LinkRunner, SocketLink
+from taskmanager.network.socket_link_runner import LinkRunner, SocketLink
 from taskmanager.network.transport import Address, Link, LinkHandler, Post, Transport
 
 UNIX_PATH_MAX = 100

@@ -19,7 +19,7 @@ from penstock.pb import client_pb2
 from taskmanager.connectors.hidden_files import output_tag, sweep_hidden_files
 from taskmanager.daemon.local_state_runner import LocalStateKeeper
 from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
-from taskmanager.daemon.task_logs import read_logs
+from taskmanager.daemon.task_logs_store import read_logs
 from taskmanager.slots.slot_supervisor_runner import SlotSupervisor
 
 # One context type per method in the generated code; none of them is used.
