@@ -66,10 +66,10 @@ async def delete_checkpoints(
         )
         try:
             if directory:
-                has_writers = writers is not None and writers.hanging > 0
+                late = writers if writers is not None and writers.hanging else None
                 await calls.run("discard", partial(_discard, job_id, store, jobs))
-                if has_writers:
-                    await writers.wait_for_hanging(_WRITERS_PATIENCE_MS)
+                if late is not None:
+                    await late.wait_for_hanging(_WRITERS_PATIENCE_MS)
                     continue
                 if slots_end_s:
                     await asyncio.sleep(slots_end_s)
