@@ -74,6 +74,17 @@ class CheckpointCoordinator:
         settings: when they are taken and how many are kept.
         retained: what HEAD names, read back from the manifests.
         next_checkpoint_id: greater than all ids that may have been used.
+
+    Example: an interval after the tasks run, those without producers are told to begin.
+        >>> reader, counter = AttemptKey("read", 0, 0), AttemptKey("count", 0, 0)
+        >>> tasks = (m.TaskView(reader, ()), m.TaskView(counter, (reader,)))
+        >>> settings = CheckpointSettings(interval_ms=100)
+        >>> coordinator = CheckpointCoordinator(settings, retained=(), next_checkpoint_id=1)
+        >>> coordinator.step(m.TasksStarted(tasks, now_ms=0))
+        [CallAt(at_ms=100)]
+        >>> [trigger] = [e for e in coordinator.step(m.TimeReached(100)) if isinstance(e, m.TriggerTasks)]
+        >>> trigger.checkpoint_id, [str(key) for key in trigger.keys]
+        (1, ['read/0 (attempt 0)'])
     """
 
     def __init__(

@@ -60,7 +60,20 @@ class Registration:
 
 
 class SharedStateRegistry:
-    """Counts of everything that completed checkpoints name."""
+    """Counts of everything that completed checkpoints name.
+
+    Example: two checkpoints have uploaded one file of a backend; the copy of the first one counts.
+        >>> registry = SharedStateRegistry()
+        >>> file = SharedKey("counts", subtask_index=0, instance="a", name="000007.sst")
+        >>> for checkpoint_id, path in [(1, "chk-1/x"), (2, "chk-2/y")]:
+        ...     claim = registry.claim(FileReference(file, FileRange(path, 0, 64, checksum=9)))
+        ...     registry.register(checkpoint_id, registry.plan([claim]).references)
+        >>> claim.resolved.path, registry.count(file)
+        ('chk-1/x', 2)
+        >>> registry.release(1)
+        >>> registry.count(file)
+        1
+    """
 
     def __init__(self) -> None:
         self._locations: dict[Identity, FileRange] = {}

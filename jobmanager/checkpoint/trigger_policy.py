@@ -64,6 +64,15 @@ class TriggerPolicy:
 
     Args:
         settings: interval, pause and bound.
+
+    Example: every 100 ms; what is asked for waits for no interval, but for the one under way.
+        >>> policy = TriggerPolicy(CheckpointSettings(interval_ms=100))
+        >>> policy.begin(now_ms=0)
+        >>> policy.due_ms(now_ms=10, under_way=0)
+        100
+        >>> policy.add(Request(Kind.ON_DEMAND, "asked"))
+        >>> policy.take(now_ms=10, under_way=1), policy.take(now_ms=10, under_way=0)
+        (None, Request(kind=<Kind.ON_DEMAND: 1>, request_id='asked'))
     """
 
     def __init__(self, settings: CheckpointSettings) -> None:

@@ -52,6 +52,21 @@ def adopted(
         regions: of the job.
         restored: the checkpoint that the job goes on from, whole.
         held: what is there of what is pinned.
+
+    Example: what a checkpoint says of a stage that was done before, and that is still there.
+        >>> from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
+        >>> from jobmanager.checkpoint.restored_checkpoint import RestoredRead
+        >>> vertices = (VertexPlan("write", parallelism=1), VertexPlan("read", parallelism=1))
+        >>> edge = EdgePlan("e", "write", "read", Partitioning.FORWARD, Exchange.BLOCKING)
+        >>> regions = RegionGraph(JobPlan(vertices, (edge,)))
+        >>> writer, reader = SubtaskId("write", 0), SubtaskId("read", 0)
+        >>> checkpoint = RestoredCheckpoint(
+        ...     7, reads=(RestoredRead(reader, "e", 0, attempt=3, rows=10),), subtasks=frozenset([reader])
+        ... )
+        >>> adopted(regions, checkpoint, held=[(KeptPartition("e", writer), 3)])
+        {SubtaskId(vertex='write', subtask_index=0): 3}
+        >>> adopted(regions, checkpoint, held=[])
+        {}
     """
     numbers = _numbers(regions, restored)
     done = frozenset(
@@ -68,7 +83,7 @@ def adopted(
         number = number_of(partition.producer)
         return number is not None and (partition, number) in held
 
-    view = FailoverView(started=restored.subtasks, finished=done, is_available=is_available)
+    view = FailoverView(started=restored.subtasks | done, finished=done, is_available=is_available)
     failed = restored.subtasks - done
     while True:
         again = tasks_to_restart(FailoverStrategyName.REGION, regions, failed, (), view)

@@ -5,6 +5,12 @@ A backoff is told of counted failures only: who joins a restart under way does n
 
 Source: Flink, FixedDelay-, FailureRate- and ExponentialDelayRestartBackoffTimeStrategy. There a first
 delay with jitter is never shorter than the initial backoff; here jitter works in both directions.
+
+Example: delays double up to a limit.
+    >>> strategy = ExponentialDelay(initial_backoff_ms=100, max_backoff_ms=300, multiplier=2)
+    >>> backoff = backoff_of(strategy, jitter=lambda: 0.0)
+    >>> [backoff.failed(now_ms) for now_ms in (0, 1_000, 2_000)]
+    [100, 200, 300]
 """
 
 from __future__ import annotations

@@ -114,7 +114,13 @@ class ExceptionsHistory:
 
 
 def readable_subtasks(subtasks: Iterable[SubtaskId]) -> list[str]:
-    """Subtasks in short, by vertex: "v1/0..3", "v2/5"."""
+    """Subtasks in short, by vertex: "v1/0..3", "v2/5".
+
+    Example: what a restart took with it, in short.
+        >>> subtasks = [SubtaskId("v2", 5), *(SubtaskId("v1", index) for index in range(4))]
+        >>> readable_subtasks(subtasks)
+        ['v1/0..3', 'v2/5']
+    """
     ranges: list[tuple[str, int, int]] = []
     for subtask in sorted(subtasks):
         index = subtask.subtask_index

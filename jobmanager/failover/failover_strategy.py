@@ -122,6 +122,19 @@ def tasks_to_restart(
 
     Returns:
         Subtasks that have been started, and with each one all of its region that have been.
+
+    Example: the reader of a lost blocking partition fails; who has written it comes again as well.
+        >>> from jobmanager.graph.job_plan import EdgePlan, Partitioning, VertexPlan
+        >>> vertices = (VertexPlan("write", parallelism=2), VertexPlan("read", parallelism=1))
+        >>> edge = EdgePlan("e", "write", "read", Partitioning.REBALANCE, Exchange.BLOCKING)
+        >>> writers, reader = [SubtaskId("write", 0), SubtaskId("write", 1)], SubtaskId("read", 0)
+        >>> everyone = frozenset([*writers, reader])
+        >>> view = FailoverView(everyone, frozenset(writers), is_available=lambda partition: True)
+        >>> lost = KeptPartition("e", writers[1])
+        >>> regions = RegionGraph(JobPlan(vertices, (edge,)))
+        >>> again = tasks_to_restart(FailoverStrategyName.REGION, regions, [reader], [lost], view)
+        >>> sorted(map(str, again))
+        ['read/0', 'write/1']
     """
     if name is FailoverStrategyName.FULL:
         return view.started

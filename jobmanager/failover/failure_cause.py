@@ -48,7 +48,14 @@ _RANK_OF_ORIGINALS = 2
 
 
 def more_telling(current: FailureCause | None, candidate: FailureCause) -> FailureCause:
-    """The cause to show: the first, unless it is a consequence and ``candidate`` is not."""
+    """The cause to show: the first, unless it is a consequence and ``candidate`` is not.
+
+    Example: what a neighbour of the lost subtask reports first does not hide what happened.
+        >>> consequence = FailureCause("PartitionUnavailable", "connection closed")
+        >>> cause = FailureCause("TaskFailure", "division by zero")
+        >>> more_telling(consequence, cause).message, more_telling(cause, consequence).message
+        ('division by zero', 'division by zero')
+    """
     if current is None or _rank(candidate) > _rank(current):
         return candidate
     return current

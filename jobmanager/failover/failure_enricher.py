@@ -62,6 +62,13 @@ class FailureLabels:
         enrichers: by the names they are reported under; they come after ``TypeEnricher``.
         report: told the name of an enricher that could not be used, and why; None where there are no
             others than the built-in one.
+
+    Example: who has to act.
+        >>> labels = FailureLabels()
+        >>> labels.of(FailureCause("BadRecord", "price: 'x' is no number"))
+        {'type': 'DATA'}
+        >>> labels.of(FailureCause("TaskManagerLost", "connection refused"))
+        {'type': 'SYSTEM'}
     """
 
     def __init__(

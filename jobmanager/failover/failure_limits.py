@@ -13,7 +13,13 @@ from jobmanager.graph.execution_attempt import SubtaskId
 
 
 class FailureLimits:
-    """Counts failures against the limits of a job."""
+    """Counts failures against the limits of a job.
+
+    Example: one subtask may fail once, the job as often as it likes.
+        >>> limits = FailureLimits(RestartSettings(failures_per_task_max=1))
+        >>> [bool(limits.failed(SubtaskId("v1", index))) for index in (0, 1, 0)]
+        [False, False, True]
+    """
 
     def __init__(self, settings: RestartSettings) -> None:
         self._per_task_max = settings.failures_per_task_max

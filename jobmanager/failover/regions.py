@@ -49,6 +49,18 @@ class RegionGraph:
     Attributes:
         plan: the plan.
         regions: producers before their consumers; the order is the same for equal plans.
+
+    Example: a blocking edge separates what a pipelined one joins.
+        >>> from jobmanager.graph.job_plan import Partitioning, VertexPlan
+        >>> vertices = tuple(VertexPlan(id, parallelism=1) for id in ("read", "map", "sort"))
+        >>> edges = (
+        ...     EdgePlan("e1", "read", "map", Partitioning.FORWARD),
+        ...     EdgePlan("e2", "map", "sort", Partitioning.HASH, Exchange.BLOCKING),
+        ... )
+        >>> for region in RegionGraph(JobPlan(vertices, edges)).regions:
+        ...     print(region.index, *sorted(map(str, region.subtasks)))
+        0 map/0 read/0
+        1 sort/0
     """
 
     def __init__(self, plan: JobPlan) -> None:

@@ -136,6 +136,12 @@ def restart_settings(config: Configuration, takes_checkpoints: bool) -> RestartS
 
     Raises:
         ConfigurationError: the numbers of its strategy contradict each other.
+
+    Example: a job with checkpoints is restarted unless somebody says otherwise.
+        >>> restart_settings(Configuration(), takes_checkpoints=True).restarts
+        True
+        >>> restart_settings(Configuration(), takes_checkpoints=False).restarts
+        False
     """
     is_default = config.restart_strategy_type in (None, "fallback")
     return RestartSettings(

@@ -59,6 +59,17 @@ class RestartStrategy:
         settings: of the job.
         jitter: uniform in -1..1.
         is_recovered: an earlier JobManager has run the job.
+
+    Example: a failure that comes while the delay of another one runs joins its restart.
+        >>> from jobmanager.failover.restart_settings import FixedDelay
+        >>> settings = RestartSettings(FixedDelay(attempts_max=1, delay_ms=100))
+        >>> strategy = RestartStrategy(settings, jitter=lambda: 0.0)
+        >>> lost = FailureCause("TaskManagerLost", "no heartbeat")
+        >>> for now_ms in (0, 60, 200):
+        ...     print(strategy.failed(lost, None, now_ms))
+        RestartDecision(delay_ms=100, joined=False)
+        RestartDecision(delay_ms=40, joined=True)
+        RestartDecision(delay_ms=None, joined=False)
     """
 
     def __init__(

@@ -84,7 +84,14 @@ class TaskPlan:
 def producers_of(
     partitioning: Partitioning, producers: int, consumers: int, consumer_index: int
 ) -> list[tuple[int, int]]:
-    """What a consumer reads: (producer's subtask index, subpartition index), in producer order."""
+    """What a consumer reads: (producer's subtask index, subpartition index), in producer order.
+
+    Example: three consumers of two producers; all read from both, or rescaled from one each.
+        >>> producers_of(Partitioning.HASH, producers=2, consumers=3, consumer_index=1)
+        [(0, 1), (1, 1)]
+        >>> [producers_of(Partitioning.RESCALE, 2, 3, index) for index in range(3)]
+        [[(0, 0)], [(0, 1)], [(1, 0)]]
+    """
     match partitioning:
         case Partitioning.HASH | Partitioning.REBALANCE | Partitioning.BROADCAST:
             return [(producer, consumer_index) for producer in range(producers)]

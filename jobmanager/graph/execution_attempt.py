@@ -95,6 +95,13 @@ class ExecutionAttempt:
         deployed_at_ms: wall clock; 0 = it was not.
         done_at_ms: when it had reached the end of its data; 0 = it has not.
         has_loaded: the side that it reads first has been read to its end.
+
+    Example: a report that was lost may be skipped; what is over stays over.
+        >>> attempt = ExecutionAttempt(AttemptKey("v1", 0, 0), AttemptState.DEPLOYING)
+        >>> attempt.become(AttemptState.RUNNING)
+        >>> attempt.become(AttemptState.FINISHED)
+        >>> attempt.can_become(AttemptState.FAILED), attempt.done_or_waiting
+        (False, True)
     """
 
     key: AttemptKey

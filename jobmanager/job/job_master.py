@@ -87,6 +87,19 @@ class JobMaster:
     Args:
         plan: shape of the job; ``plan_problem(plan)`` is None.
         options: how it is run.
+
+    Example: what has begun asks for slots; what is cancelled before it has them is over.
+        >>> from jobmanager.graph.job_plan import VertexPlan
+        >>> master = JobMaster(JobPlan((VertexPlan("v1", parallelism=2),)))
+        >>> master.step(m.JobStarted())
+        [RequestSlots(count=2)]
+        >>> for effect in master.step(m.CancelRequested()):
+        ...     print(effect)
+        PublishState(state=<JobState.CANCELLING: 5>)
+        WithdrawRequest()
+        PublishState(state=<JobState.CANCELED: 6>)
+        >>> master.state.name
+        'CANCELED'
     """
 
     def __init__(self, plan: JobPlan, options: JobOptions | None = None) -> None:

@@ -42,6 +42,17 @@ class SlotLease:
 
     Args:
         plan: shape of the job.
+
+    Example: two vertices share the slots of their group.
+        >>> from jobmanager.graph.job_plan import VertexPlan
+        >>> vertices = (VertexPlan("read", parallelism=2), VertexPlan("count", parallelism=1))
+        >>> lease = SlotLease(JobPlan(vertices))
+        >>> everyone = [SubtaskId("read", 0), SubtaskId("read", 1), SubtaskId("count", 0)]
+        >>> lease.request(everyone)
+        [RequestSlots(count=2)]
+        >>> lease.take((Slot("1", "tm-1", "a"), Slot("1", "tm-2", "a")), everyone, attempt=0)
+        >>> lease.slot_of(everyone[0]) == lease.slot_of(everyone[2])
+        True
     """
 
     def __init__(self, plan: JobPlan) -> None:

@@ -25,6 +25,17 @@ class SourceSplits:
     Args:
         plan: shape of the job.
         restored: what the attempt starts from.
+
+    Example: what is discovered is dealt out to the attempts that run.
+        >>> from jobmanager.graph.job_plan import VertexPlan
+        >>> from penstock.connectors.source import Split
+        >>> plan = JobPlan((VertexPlan("read", parallelism=2, source_uids=("files",)),))
+        >>> splits = tuple(Split(id, size=size) for id, size in [("a", 9), ("b", 5), ("c", 3)])
+        >>> found = m.SplitsReported(AttemptKey("read", 0, 0), "files", splits, final=True)
+        >>> for told in SourceSplits(plan).assign(found, ExecutionGraph(plan)):
+        ...     print(told.key, [split.id for split in told.splits])
+        read/0 (attempt 0) ['a']
+        read/1 (attempt 0) ['b', 'c']
     """
 
     def __init__(self, plan: JobPlan, restored: RestoredCheckpoint | None = None) -> None:

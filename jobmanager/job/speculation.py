@@ -62,6 +62,18 @@ class Speculation:
     Attributes:
         started: rivals that there have been.
         won: those that have become current.
+
+    Example: a job whose subtasks may have rivals looks every now and then who is slow.
+        >>> from jobmanager.graph.job_plan import JobPlan
+        >>> from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
+        >>> plan = JobPlan((VertexPlan("v1", parallelism=2, allows_rivals=True),), is_batch=True)
+        >>> regions, graph, lease = RegionGraph(plan), ExecutionGraph(plan), SlotLease(plan)
+        >>> options = JobOptions(speculation=SlowTaskSettings(check_interval_ms=100))
+        >>> partitions = PartitionTracker(regions, graph, keeps_all=False)
+        >>> deployments = DeploymentPlanner(graph, lease)
+        >>> rivals = Speculation(options, regions, graph, lease, partitions, deployments)
+        >>> rivals.deployed([SubtaskId("v1", 0), SubtaskId("v1", 1)])
+        [PostLater(delay_ms=100, event=StragglersDue())]
     """
 
     def __init__(

@@ -48,6 +48,16 @@ class HeartbeatMonitor:
     Args:
         interval_ms: time between two heartbeats.
         timeout_ms: silence after which a TaskManager is lost.
+
+    Example: silence is looked at twice, one interval apart.
+        >>> monitor = HeartbeatMonitor(interval_ms=10, timeout_ms=40)
+        >>> monitor.register("tm-1", "first", now_ms=0)
+        >>> [monitor.expire(now_ms) for now_ms in (10, 20, 30)]
+        [[], [], []]
+        >>> monitor.expire(40)
+        [Silent(taskmanager_id='tm-1', silent_ms=40, witnesses=())]
+        >>> monitor.beat("tm-1", "first", now_ms=41)  # too late: it must register again
+        False
     """
 
     def __init__(self, interval_ms: int, timeout_ms: int) -> None:

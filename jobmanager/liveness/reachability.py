@@ -4,6 +4,14 @@ A refused connection proves that nobody listens any more: the kernel answers, th
 Nothing else proves anything. A daemon that is busy or paused still has its connections accepted by
 the kernel until its backlog is full, and then they are not answered, never refused; a packet filter, a
 route or a machine that is gone does not answer either.
+
+Example: one that is paused is doubted by those who could not reach it only.
+    >>> doubts(Reachability.SILENT, ["tm-2"])
+    ('tm-2',)
+    >>> doubts(Reachability.UNREACHABLE, ["tm-2"])
+    ('jobmanager', 'tm-2')
+    >>> doubts(Reachability.ANSWERED, ["tm-2"])
+    ()
 """
 
 from __future__ import annotations

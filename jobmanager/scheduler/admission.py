@@ -67,7 +67,13 @@ def admission_problem(
 def stamp_problem(
     stamp: CodeStamp, python_version: str, cloudpickle_version: str, taskmanager_id: str
 ) -> ProtocolMismatch | None:
-    """Whether one TaskManager could not read the job's pickles."""
+    """Whether one TaskManager could not read the job's pickles.
+
+    Example: pickles are readable where their Python is.
+        >>> stamp_problem(CodeStamp("3.11.4"), "3.11.9", "3.1.0", "tm-1")
+        >>> print(stamp_problem(CodeStamp("3.12.1"), "3.11.9", "3.1.0", "tm-1"))
+        the job was built with Python 3.12, TaskManager tm-1 runs 3.11: submit it with Python 3.11
+    """
     ours, theirs = _minor(stamp.python_version), _minor(python_version)
     if ours and ours != theirs:
         return ProtocolMismatch(

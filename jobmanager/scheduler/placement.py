@@ -57,6 +57,12 @@ def place_again(
         free: slots to choose from; at least as many as tenants.
         previous: where tenants ran before, perhaps in an earlier incarnation of a TaskManager; tenants
             without a past are not in it.
+
+    Example: who had a slot of a TaskManager goes back there, the other one to where fewest are.
+        >>> free = [Slot("1", "tm-1", "new"), Slot("2", "tm-1", "new"), Slot("1", "tm-2", "new")]
+        >>> places = place_again(["a", "b"], free, {"b": Slot("2", "tm-1", "old")})
+        >>> [(tenant, slot.taskmanager_id, slot.slot_id) for tenant, slot in places.items()]
+        [('a', 'tm-2', '1'), ('b', 'tm-1', '2')]
     """
     assert len(set(tenants)) == len(tenants) <= len(free), "a slot for each tenant"
     left = {(slot.taskmanager_id, slot.slot_id): slot for slot in sorted(free, key=_place_of)}

@@ -117,7 +117,18 @@ class _TaskManager:
 
 
 class SlotPool:
-    """All slots of the cluster."""
+    """All slots of the cluster.
+
+    Example: a request waits until all of it can be granted, and is spread over the TaskManagers.
+        >>> pool = SlotPool()
+        >>> pool.step(SlotsRequested("job", count=2, deadline_ms=1_000))
+        []
+        >>> pool.step(TaskManagerAdded("tm-1", "first", slot_count=1))
+        []
+        >>> [grant] = pool.step(TaskManagerAdded("tm-2", "first", slot_count=4))
+        >>> [slot.taskmanager_id for slot in grant.slots]
+        ['tm-1', 'tm-2']
+    """
 
     def __init__(self) -> None:
         self._taskmanagers: dict[str, _TaskManager] = {}

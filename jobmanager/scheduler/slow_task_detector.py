@@ -39,6 +39,19 @@ class SlowTaskDetector:
 
     Args:
         settings: when one is slow.
+
+    Example: three of four subtasks took 10 s; the last one is slow after 15.
+        >>> from jobmanager.graph.execution_attempt import AttemptKey
+        >>> attempts = [
+        ...     ExecutionAttempt(
+        ...         AttemptKey("v1", index, 0), AttemptState.FINISHED, deployed_at_ms=1, done_at_ms=10_001
+        ...     )
+        ...     for index in range(3)
+        ... ]
+        >>> last = ExecutionAttempt(AttemptKey("v1", 3, 0), AttemptState.RUNNING, deployed_at_ms=1)
+        >>> detector = SlowTaskDetector(SlowTaskSettings(lower_bound_ms=1_000))
+        >>> [len(detector.slow([*attempts, last], now_ms)) for now_ms in (15_000, 15_001)]
+        [0, 1]
     """
 
     def __init__(self, settings: SlowTaskSettings) -> None:

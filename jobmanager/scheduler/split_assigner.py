@@ -29,6 +29,16 @@ class SplitAssigner:
 
     Args:
         parallelism: subtasks that read.
+
+    Example: the largest split goes to who has least to read; one that is known is not assigned again.
+        >>> assigner = SplitAssigner(parallelism=2)
+        >>> splits = [Split("small", size=1), Split("large", size=9), Split("middle", size=5)]
+        >>> for told in assigner.assign(splits, final=False):
+        ...     print(told.subtask_index, [split.id for split in told.splits])
+        0 ['large']
+        1 ['small', 'middle']
+        >>> assigner.assign([Split("large", size=9)], final=False)
+        []
     """
 
     def __init__(self, parallelism: int) -> None:

@@ -78,7 +78,14 @@ def owner(key_group: int, parallelism: int, max_parallelism: int) -> int:
 
 
 def key_group_range(subtask_index: int, parallelism: int, max_parallelism: int) -> range:
-    """The key-groups that subtask ``subtask_index`` of ``parallelism`` owns."""
+    """The key-groups that subtask ``subtask_index`` of ``parallelism`` owns.
+
+    Example: 8 key-groups over 3 subtasks, and who has one of them.
+        >>> [list(key_group_range(index, parallelism=3, max_parallelism=8)) for index in range(3)]
+        [[0, 1, 2], [3, 4, 5], [6, 7]]
+        >>> owner(5, parallelism=3, max_parallelism=8)
+        1
+    """
     check_parallelism(parallelism, max_parallelism)
     if not 0 <= subtask_index < parallelism:
         raise ValueError(f"subtask {subtask_index} is outside 0..{parallelism - 1}")

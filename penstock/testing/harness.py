@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, overload
 
 import pyarrow as pa
 
+from penstock.client.own_modules import PLAIN_NAMES, own_module, set_apart
 from penstock.config import Configuration
 from penstock.connectors.memory import rows_to_table
 from penstock.errors import JobRejected
@@ -23,7 +24,6 @@ from penstock.testing.pipeline import (
     input_count,
     row_schema,
 )
-from penstock.testing.runtime import run_graph
 from penstock.units import duration_ms
 
 Row = dict[str, Any]
@@ -125,8 +125,14 @@ class Harness:
         subtask: int,
     ) -> None:
         snapshots = [restore] if isinstance(restore, bytes) else list(restore or ())
+        # The runtime is above this package: it is asked for when a test needs it, and nowhere else.
+        set_apart(loaded=PLAIN_NAMES)
+        runtime: Any = own_module("taskmanager.harness.harness_runner")
+        inspection: Any = own_module("taskmanager.harness.inspection")
+        assignment: Any = own_module("jobmanager.checkpoint.state_assignment")
         self._pipeline = pipeline
-        self._runner = run_graph(
+        self._no_key = inspection.NO_KEY
+        self._runner = runtime.HarnessRunner(
             pipeline.graph,
             inputs=INPUT_UIDS[: len(pipeline.inputs)],
             output=OUTPUT_UID if pipeline.has_output else "",
@@ -134,6 +140,7 @@ class Harness:
             now_ms=now,
             subtask_index=subtask,
             snapshots=snapshots,
+            assignment=assignment,
         )
         self._close = weakref.finalize(self, self._runner.close)
 
@@ -307,22 +314,22 @@ class Harness:
     @property
     def watermark_ms(self) -> int:
         """The last watermark that has come out; ``ps.MIN_WATERMARK`` before there is one."""
-        return self._runner.watermark_ms
+        return int(self._runner.watermark_ms)
 
     @property
     def now(self) -> int:
         """The clock, in ms since the epoch."""
-        return self._runner.clock.now_ms()
+        return int(self._runner.clock.now_ms())
 
     @property
     def late_rows(self) -> int:
         """Rows that came too late for their windows, dropped or sent to a side output."""
-        return self._runner.count("late_records")
+        return int(self._runner.count("late_records"))
 
     @property
     def bad_rows(self) -> int:
         """Rows that the error policy has dealt with (``.on_error``)."""
-        return self._runner.count("bad_records")
+        return int(self._runner.count("bad_records"))
 
     # ------------------------------------------------------------ state
 
@@ -338,7 +345,7 @@ class Harness:
         Returns:
             The value (or the default), a list, or a dict. Looking renews no TTL.
         """
-        return self._runner.state(name, key, operator)
+        return self._runner.state(name, self._key(key), operator)
 
     def timers(
         self,
@@ -354,7 +361,11 @@ class Harness:
             domain: "event" or "processing".
             operator: name or uid, where several functions have timers.
         """
-        return self._runner.timers(domain, key, operator)
+        found: list[int] = self._runner.timers(domain, self._key(key), operator)
+        return found
+
+    def _key(self, key: Any) -> Any:
+        return self._no_key if key is ... else key
 
     def snapshot(self, *, complete: bool = True) -> bytes:
         """Takes a checkpoint; ``harness(..., restore=...)`` starts from what is returned.
@@ -363,7 +374,8 @@ class Harness:
             complete: everybody is told that the checkpoint is complete, so that sinks commit; False: the
                 job has "failed" right before that.
         """
-        return self._runner.snapshot(is_completed=complete)
+        content: bytes = self._runner.snapshot(is_completed=complete)
+        return content
 
 
 def _times(values: Sequence[Any]) -> pa.Array:

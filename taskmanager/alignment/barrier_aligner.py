@@ -78,6 +78,16 @@ class BarrierAligner:
             no such channels a checkpoint starts when it is triggered.
         is_exactly_once: block channels.
         first_id: barriers of checkpoints before this one are ignored.
+
+    Example: two channels; the first one that has delivered its barrier waits for the other.
+        >>> aligner = BarrierAligner([0, 1], is_exactly_once=True)
+        >>> barrier = CheckpointBarrier(1, 0)
+        >>> aligner.barrier_arrived(0, barrier, now_ms=5, bytes_in=0)
+        [BlockChannel(channel=0)]
+        >>> for effect in aligner.barrier_arrived(1, barrier, now_ms=9, bytes_in=64):
+        ...     print(type(effect).__name__)
+        StartCheckpoint
+        UnblockChannels
     """
 
     def __init__(

@@ -32,6 +32,14 @@ class Origins:
         bounded: the input ends.
         has_waiting: whether rows of an origin are there but have not been read yet: then it is the
             reader that is slow, and the origin is not idle.
+
+    Example: a file that waits to be read holds the watermark just before its first row.
+        >>> origins = Origins(all_known=True)
+        >>> origins.add("monday.csv", 1_000)
+        >>> origins.add("tuesday.csv", 2_000)
+        >>> origins.start("monday.csv")
+        >>> origins.hold_back_ms(), origins.proven_ms()
+        (1999, 999)
     """
 
     current: str = ""

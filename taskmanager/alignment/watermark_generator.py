@@ -24,7 +24,20 @@ class _Progress:
 
 
 class WatermarkGenerator:
-    """Follows the event times of a subtask's origins."""
+    """Follows the event times of a subtask's origins.
+
+    Example: the slower of two origins says what time it is, until it falls silent.
+        >>> origins = Origins(open={"a", "b"}, all_known=True)
+        >>> generator = WatermarkGenerator(origins, out_of_orderness_ms=0, idle_timeout_ms=50)
+        >>> for origins.current, largest_ms in [("a", 901), ("b", 101)]:
+        ...     generator.rows_seen(largest_ms, now_ms=0)
+        >>> generator.advance(now_ms=0), generator.watermark_ms
+        (True, 100)
+        >>> origins.current = "a"
+        >>> generator.rows_seen(1_001, now_ms=60)
+        >>> generator.advance(now_ms=60), generator.watermark_ms
+        (True, 1000)
+    """
 
     def __init__(
         self,

@@ -24,6 +24,15 @@ class WatermarkMerger:
 
     Each method returns what changes for the subtask, in the order in which it must be delivered:
     a status "active" before the watermark, a status "idle" behind it.
+
+    Example: the smallest of three channels counts, but not one that is idle.
+        >>> merger = WatermarkMerger(3)
+        >>> [merger.on_watermark(channel, ms) for channel, ms in enumerate([5, 3])]
+        [[], []]
+        >>> merger.on_status(2, active=False)
+        [Watermark(timestamp_ms=3)]
+        >>> merger.on_end(1)
+        [Watermark(timestamp_ms=5)]
     """
 
     def __init__(self, channel_count: int) -> None:

@@ -37,7 +37,18 @@ def half_window(window_bytes: int) -> int:
 
 
 class SenderCredit:
-    """What the producing end may still send on one channel."""
+    """What the producing end may still send on one channel.
+
+    Example: a window of 1000 bytes; the second batch may overdraw, the third waits for credit.
+        >>> credit = SenderCredit(1000)
+        >>> credit.spend(400)
+        >>> credit.spend(900)  # 600 are available, which is more than half of the window
+        >>> credit.available, credit.may_send(1)
+        (-300, False)
+        >>> credit.grant(1300)
+        >>> credit.available
+        1000
+    """
 
     __slots__ = ("_half", "available", "window")
 
@@ -72,7 +83,15 @@ class SenderCredit:
 
 
 class ReceiverCredit:
-    """What the consuming end holds and owes on one channel."""
+    """What the consuming end holds and owes on one channel.
+
+    Example: credit goes back once the task has taken half of the window.
+        >>> credit = ReceiverCredit(1000)
+        >>> credit.received(300), credit.received(300)
+        (None, None)
+        >>> credit.taken(300), credit.taken(300)
+        (0, 600)
+    """
 
     __slots__ = ("_half", "_owed", "_unreturned", "window")
 

@@ -63,6 +63,14 @@ class RoundRobinPartitioner(Partitioner):
         consumer_count: consumers of the edge (rebalance) or of this producer's group (rescale).
         first: the consumer to begin with; producers differ in it, so that the first rows of all
             producers do not meet at one consumer.
+
+    Example: seven rows for three consumers, whose turns go on with the next batch.
+        >>> rows = pa.record_batch({"n": range(7)})
+        >>> partitioner = RoundRobinPartitioner(3, first=0)
+        >>> [(index, piece.num_rows) for index, piece in partitioner.partition(rows)]
+        [(0, 3), (1, 2), (2, 2)]
+        >>> [(index, piece.num_rows) for index, piece in partitioner.partition(rows.slice(0, 1))]
+        [(1, 1)]
     """
 
     def __init__(self, consumer_count: int, first: int) -> None:

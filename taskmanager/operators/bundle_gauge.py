@@ -37,6 +37,16 @@ class BundleGauge:
 
     Attributes:
         rest_rows: so many of the next rows are to go as they are.
+
+    Example: bundles of four rows; the one whose rows are four groups was not worth it.
+        >>> gauge = BundleGauge(bundle_rows=4, trial_rows=4)
+        >>> gauge.added(4, slices=1)
+        >>> gauge.is_over(pending=4)
+        True
+        >>> gauge.sent(4)
+        >>> gauge.end()
+        >>> gauge.rest_rows  # the next four rows go as they are
+        4
     """
 
     def __init__(

@@ -27,6 +27,15 @@ class EndedSlices:
     Attributes:
         open_from: slices that start before have ended, the others have not.
         largest_ms: largest event time so far.
+
+    Example: slices of 10 ms, rows at most 5 ms out of order.
+        >>> slices = EndedSlices(size_ms=10, offset_ms=0, out_of_orderness_ms=5)
+        >>> slices.row_came(24)
+        >>> slices.open_from, slices.after_row(25)
+        (10, 20)
+        >>> slices.watermark_came(39)
+        >>> slices.open_from
+        40
     """
 
     def __init__(self, size_ms: int, offset_ms: int, out_of_orderness_ms: int | None) -> None:

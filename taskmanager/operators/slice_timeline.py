@@ -23,7 +23,17 @@ from penstock.pb import graph_pb2
 
 
 class SliceTimeline:
-    """The live slices of one operator and the progress of its time."""
+    """The live slices of one operator and the progress of its time.
+
+    Example: windows of 10 ms every 5 ms, whose rows lie in slices of 5 ms.
+        >>> timeline = SliceTimeline(graph_pb2.WindowSpec(size_ms=10, slide_ms=5))
+        >>> timeline.add(timeline.slice_of(7))
+        >>> timeline.next_due(watermark_ms=9), timeline.slices_of(10)
+        (10, [5])
+        >>> timeline.fire_next(10)
+        >>> timeline.next_due(watermark_ms=9), timeline.next_due(watermark_ms=14)
+        (None, 15)
+    """
 
     def __init__(self, window: graph_pb2.WindowSpec) -> None:
         self.size_ms: int = window.size_ms

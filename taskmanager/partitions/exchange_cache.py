@@ -86,6 +86,14 @@ class ExchangeCache:
         memory_max: bytes of batches in memory.
         disk_max: bytes of files; 0 = as many as the disk takes.
         can_spill: False where there is no disk.
+
+    Example: where nothing can be written, a full cache holds back those whose rows wait for a reader.
+        >>> from types import SimpleNamespace
+        >>> cache = ExchangeCache(memory_max=100, can_spill=False)
+        >>> slow, fast = SimpleNamespace(has_backlog=True), SimpleNamespace(has_backlog=False)
+        >>> cache.settle(memory_change=100)
+        >>> cache.blocks(slow), cache.blocks(fast)
+        (True, False)
     """
 
     def __init__(self, memory_max: int, disk_max: int = 0, *, can_spill: bool = True) -> None:

@@ -60,6 +60,18 @@ class LogView(SubpartitionView):
     Attributes:
         index: of the entry that is sent next.
         is_live: it has been sent everything once.
+
+    Example: a reader that goes on from row 3 gets what is behind it.
+        >>> from unittest.mock import Mock
+        >>> log = SubpartitionLog()
+        >>> log.append_batch(pa.record_batch({"n": [0, 1, 2]}), size_bytes=24)
+        >>> log.append_batch(pa.record_batch({"n": [3, 4]}), size_bytes=16)
+        >>> heard = dict.fromkeys(("read_file", "on_sent", "on_progress", "on_detached"), Mock())
+        >>> view = LogView(log, row=3, on_unavailable=Mock(), on_attached=Mock(), **heard)
+        >>> reader = Mock()
+        >>> view.attach(reader)
+        >>> [call.args[1] for call in reader.send_batch.mock_calls], view.is_caught_up
+        ([3], True)
     """
 
     def __init__(

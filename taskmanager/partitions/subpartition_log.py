@@ -90,6 +90,18 @@ class SubpartitionLog:
 
     Args:
         first_row: offset of the first row that will be appended.
+
+    Example: what is before the barrier of a checkpoint that is complete need not be kept.
+        >>> log = SubpartitionLog()
+        >>> for rows in (3, 2):
+        ...     log.append_batch(pa.record_batch({"n": range(rows)}), size_bytes=8 * rows)
+        ...     log.mark(checkpoint_id=rows)
+        >>> log.index_of(row=3), log.completed(checkpoint_id=3)
+        (1, 1)
+        >>> log.drop(1)
+        []
+        >>> log.first_row, log.end_row, log.memory_bytes
+        (3, 5, 16)
     """
 
     def __init__(self, first_row: int = 0) -> None:

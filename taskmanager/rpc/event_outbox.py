@@ -21,6 +21,14 @@ class EventOutbox:
     Args:
         events_max: when more wait, ``is_overfull`` asks for giving the JobManager up: it has not
             answered for that long.
+
+    Example: what was not acknowledged is sent again.
+        >>> outbox = EventOutbox()
+        >>> for _ in range(3):
+        ...     outbox.append(internal_pb2.TaskEvent())
+        >>> outbox.acknowledge(2)
+        >>> len(outbox.next_batch())
+        1
     """
 
     def __init__(self, events_max: int = EVENTS_MAX) -> None:

@@ -27,6 +27,11 @@ class JobManagerSilence:
         timeout_s: silence after which it is away.
         grace_s: further silence after which it is given up.
         now_s: of the registration, on the monotonic clock.
+
+    Example: present for 10 s, away for another 60, then given up.
+        >>> silence = JobManagerSilence(timeout_s=10, grace_s=60, now_s=0)
+        >>> [silence.unanswered(now_s).value for now_s in (9, 10, 70)]
+        ['present', 'away', 'given up']
     """
 
     def __init__(self, timeout_s: float, grace_s: float, now_s: float) -> None:

@@ -55,7 +55,19 @@ def state_event(
 
 
 class AttemptTable:
-    """The attempts of one slot process."""
+    """The attempts of one slot process.
+
+    Example: an attempt ends once; what its process takes with it is told by others.
+        >>> attempt = internal_pb2.AttemptId(job_id="job", vertex="v1")
+        >>> table = AttemptTable()
+        >>> table.deployed(attempt), table.deployed(attempt)
+        (True, False)
+        >>> [told] = table.process_ended("killed by signal 9", "tm-1", now_ms=5, is_asked_for=False)
+        >>> told.state_changed.failure.message
+        'killed by signal 9'
+        >>> table.observe(state_event(attempt, ATTEMPT_STATE_FAILED))
+        False
+    """
 
     def __init__(self) -> None:
         self._records: dict[AttemptKey, _Record] = {}

@@ -49,6 +49,18 @@ class SlotTable:
 
     Args:
         capacity: number of slots.
+
+    Example: a slot is not given out again before its process has ended, nor by a call that comes late.
+        >>> table = SlotTable(capacity=1)
+        >>> table.allocate("job-1", ["s"], allocation_id=1).new
+        ('s',)
+        >>> table.stop("job-1", ["s"], allocation_id=2)
+        ('s',)
+        >>> table.allocate("job-2", ["s"], allocation_id=3).wait_for
+        ('s',)
+        >>> table.released("s")
+        >>> table.is_late("s", allocation_id=1)
+        True
     """
 
     def __init__(self, capacity: int) -> None:

@@ -22,6 +22,16 @@ class FlushPacing:
 
     Args:
         now_ns: monotonic time.
+
+    Example: a slot that was idle for long sends at once; one that worked all the time waits a little.
+        >>> idle, busy = FlushPacing(0), FlushPacing(0)
+        >>> idle.worked(90_000_000, 91_000_000, has_more=False)
+        >>> busy.worked(0, 91_000_000, has_more=False)
+        >>> for pacing in (idle, busy):
+        ...     pacing.held(91_000_000)
+        ...     print(pacing.due_ns(has_work=False) <= 91_000_000)
+        True
+        False
     """
 
     def __init__(self, now_ns: int) -> None:

@@ -68,6 +68,19 @@ class OperatorChain:
             side output it reads ("" = main).
         outputs: (index of the feeding operator, side tag, where it goes).
         names: of the operators, for failures.
+
+    Example: a chain stops between two batches of one operator where its output is full.
+        >>> class Twice(Operator):
+        ...     def process(self, batch):
+        ...         yield from (batch, batch)
+        >>> class Room:
+        ...     taken = []
+        ...     is_available = lambda self: len(self.taken) < 1
+        ...     emit = lambda self, batch: self.taken.append(batch)
+        >>> chain = OperatorChain([Twice()], [(SOURCE, "")], [(0, "", Room())])
+        >>> chain.start(SOURCE, [pa.record_batch({"n": [1]})])
+        >>> chain.run().name, len(Room.taken), chain.is_busy
+        ('BLOCKED', 1, True)
     """
 
     def __init__(

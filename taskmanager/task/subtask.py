@@ -71,6 +71,18 @@ class Subtask:
     Args:
         take_snapshot: called when a barrier has passed the chain, with how it was aligned.
         commits_by_checkpoint: output is committed by checkpoints; else by ``commit_output``.
+
+    Example: the end of the input passes the chain and comes out as the end of every output.
+        >>> from unittest.mock import Mock
+        >>> from common.elements import EndOfData
+        >>> from taskmanager.harness.manual_clock import ManualClock
+        >>> output, ended = Mock(), Mock(poll=lambda: None, has_ended_data=True, has_ended=True)
+        >>> chain = OperatorChain([Operator()], [(SOURCE, "")], [(0, "", output)])
+        >>> subtask = Subtask(chain, [Operator()], ended, [output], Mock(busy_ns=0, idle_ns=0), ManualClock(0))
+        >>> subtask.step().name, subtask.phase.name
+        ('MORE', 'ENDING')
+        >>> subtask.step().name, output.end_data.called
+        ('ENDED', True)
     """
 
     def __init__(
