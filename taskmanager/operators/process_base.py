@@ -6,6 +6,8 @@ function holds is then in its states, in the timer tables, or put there by its `
 In the story of a watermark: timers fire in order of time and key before the watermark is passed on. What
 has been taken out of the table and cannot fire yet (the function asked for an earlier timer meanwhile, or
 its slice of time is over) is put back before anything is emitted, so that a yield is a consistent state.
+In batch mode, where no row may be late, a function with timers passes on the end of the data only: a timer may be
+set for any time, and what it emits has that time.
 """
 
 from __future__ import annotations
@@ -17,12 +19,17 @@ from typing import Any, Literal
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import PAUSE, OperatorOutput, Watermark
+from common.elements import MAX_TIMESTAMP_MS, PAUSE, OperatorOutput, Watermark
 from penstock.errors import JobRejected, TaskFailure
 from penstock.functions.functions import check_has_run
 from penstock.pb import graph_pb2
 from penstock.processing.process_context import ProcessContext
-from penstock.processing.process_functions import PROCESS_KINDS, CheckpointContext, ProcessKindInfo
+from penstock.processing.process_functions import (
+    PROCESS_KINDS,
+    CheckpointContext,
+    ProcessKindInfo,
+    TimerFunction,
+)
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from penstock.storage.codec import StateError
 from penstock.storage.key_encoding import KeyBatch
@@ -153,12 +160,16 @@ class TimerOperator(StatefulOperator):
         self._taken = _TAKEN_MAX
         self._event_timers: TimerService | None = None
         self._processing_timers: TimerService | None = None
+        self._emits_any_time = False
 
     @override
     def open(self, context: OperatorContext) -> None:
         self._slice = TimeSlice(context.clock.monotonic_ns)
         self._batch_rows = context.config.batch_rows
         super().open(context)
+        self._emits_any_time = context.config.runtime_mode == "batch" and _has_on_timer(
+            self._handle.function
+        )
         self._ask_for_wall_clock()
 
     @override
@@ -211,12 +222,17 @@ class TimerOperator(StatefulOperator):
         timers = self._event_timers
         next_ms = None if timers is None else timers.next_time()
         if timers is None or next_ms is None or next_ms > watermark.timestamp_ms:
-            return (watermark,)
+            return self._passed_on(watermark)
         return self._fire_before(timers, watermark)
 
     def _fire_before(self, timers: TimerService, watermark: Watermark) -> Iterator[OperatorOutput]:
         yield from self._fire(timers, watermark.timestamp_ms, "event")
-        yield watermark
+        yield from self._passed_on(watermark)
+
+    def _passed_on(self, watermark: Watermark) -> Iterable[OperatorOutput]:
+        if self._emits_any_time and watermark.timestamp_ms != MAX_TIMESTAMP_MS:
+            return NOTHING
+        return (watermark,)
 
     @override
     def on_timer(self, now_ms: int) -> Iterable[OperatorOutput]:
@@ -285,6 +301,12 @@ def _has_event_time(spec: graph_pb2.Operator) -> bool:
     """Whether any input has event time: then its watermarks pass, some day."""
     schemas = filter(None, (spec.input_schema, spec.second_input_schema))
     return any(EVENT_TIME in schema_from_bytes(schema).names for schema in schemas)
+
+
+def _has_on_timer(function: Any) -> bool:
+    """Whether a function does anything at its timers."""
+    own = type(function)
+    return issubclass(own, TimerFunction) and own.on_timer is not TimerFunction.on_timer
 
 
 class _Text(str):

@@ -278,6 +278,50 @@ def test_sorted_files_with_statistics_fire_as_they_go(
     assert len({row["watermark"] for row in rows}) >= 10, "it advances from row group to row group"
 
 
+class InThePast(ps.KeyedProcessFunction):
+    """Emits a row at a time long before that of the row it stands for."""
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        ctx.timers.event_time(ctx.timestamp - 10 * MINUTE_MS)
+
+    def on_timer(self, timestamp: int, ctx: Any, out: Any) -> None:
+        out.emit(key=ctx.key)
+
+
+class InTheWallClocksPast(ps.KeyedProcessFunction):
+    """Emits a row at a wall-clock time, which is before all rows."""
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        ctx.timers.processing_time(-row.n)
+
+    def on_timer(self, timestamp: int, ctx: Any, out: Any) -> None:
+        out.emit(key=ctx.key)
+
+
+@pytest.mark.parametrize("function", [InThePast(), InTheWallClocksPast()], ids=["event", "clock"])
+def test_what_a_timer_in_the_past_emits_is_not_late(
+    new_env: NewEnvironment, tmp_path: Path, function: ps.KeyedProcessFunction
+) -> None:
+    in_order = TABLE.sort_by("ts")
+    parquet.write_table(in_order, tmp_path / "0.parquet", row_group_size=500)
+    env = new_env(parallelism=1, config=OFTEN)
+    keyed = env.read_parquet(str(tmp_path)).with_event_time("ts").key_by("key")
+    emitted = keyed.process(function, schema={"key": str})
+    windows = emitted.key_by("key").window(ps.tumbling("1 min"), late_to="late")
+    counts = windows.aggregate(k=ps.count())
+    late, found = counts.side_output("late").collect(), counts.collect()
+    run(env)
+    if isinstance(function, InThePast):
+        timers = {(row["key"], row["ts"]) for row in TABLE.to_pylist()}
+        wanted = Counter((key, (ts - 10 * MINUTE_MS) // MINUTE_MS) for key, ts in timers)
+    else:
+        wanted = Counter((row["key"], -row["n"] // MINUTE_MS) for row in TABLE.to_pylist())
+    found_counts = {
+        (row["key"], int(row["window_start"].timestamp()) // 60): row["k"] for row in found
+    }
+    assert (found_counts, list(late)) == (dict(wanted), [])
+
+
 def test_statistics_of_other_times_than_the_rows_are_not_believed(
     new_env: NewEnvironment, tmp_path: Path
 ) -> None:
