@@ -9,7 +9,9 @@ Invariants, with the watermark W:
 - a row is late, and dropped, when it is neither live nor above the watermark. A row that is in time meets
   all its partners; one that is behind the watermark and live meets those that are still live;
 - rows lie in buckets of time, which go as a whole when none of their rows is live. So what a row meets
-  does not depend on buckets, batches or restores.
+  does not depend on buckets, batches or restores;
+- buckets only ever get longer: none is longer than ``_bucket_ms``, which is all that finding and dropping
+  ask for. In batch mode, where rows may come in any order, they are so long that a batch lies in few.
 
 Output, per batch: for each row in order of arrival its partners by time, then in order of arrival. As in
 SQL a null key equals nothing: such rows are dropped.
@@ -50,6 +52,8 @@ from taskmanager.state.row_table import RowDescriptor, RowPiece, RowTable, conca
 
 _NAMES = ("left", "right")
 _BUCKET_MIN_MS = 1000
+_BATCH_BUCKETS_MAX = 32
+"""Buckets that the rows of one batch lie in, in batch mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +93,14 @@ class IntervalJoinOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._batch_rows = context.config.batch_rows
+        self._in_any_order = context.config.runtime_mode == "batch"
         self._watermark = WatermarkState(context)
         self._watermark_ms = self._watermark.restored_ms()
-        # Restored rows lie in buckets as long as they were when these were made.
-        lengths = context.operator_state.list("bucket_ms", UNION)
-        lengths.codec = "decimal/1"
-        if lengths.items:
-            self._bucket_ms = int(lengths.items[0])
-        lengths.items = [b"%d" % self._bucket_ms]
+        # Restored rows lie in buckets as long as they were when these were made, in each subtask.
+        self._lengths = context.operator_state.list("bucket_ms", UNION)
+        self._lengths.codec = "decimal/1"
+        if self._lengths.items:
+            self._bucket_ms = max(map(int, self._lengths.items))
         self._arrivals.open(context)
         for side in self._sides:
             side.open(context)
@@ -105,6 +109,7 @@ class IntervalJoinOperator(Operator):
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         self._watermark.keep(self._watermark_ms)
         self._arrivals.keep()
+        self._lengths.items = [b"%d" % self._bucket_ms]
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
@@ -148,6 +153,8 @@ class IntervalJoinOperator(Operator):
         """Makes rows part of the state that rows to come can fit."""
         side, over_ms = self._sides[index], self._watermark_ms - self._kept_ms[index]
         sequence = self._arrivals.take(len(arrived.times))
+        if self._in_any_order:
+            self._lengthen(arrived.times)
         split = split_by_slice(arrived.times, self._bucket_ms, 0)
         for i, start in enumerate(split.starts.tolist()):
             if start + self._bucket_ms - 1 <= over_ms:
@@ -157,6 +164,13 @@ class IntervalJoinOperator(Operator):
                 continue
             rows = split.order[split.bounds[i] : split.bounds[i + 1]]
             side.add(start, arrived.select(rows), sequence[rows])
+
+    def _lengthen(self, times: Int64Array) -> None:
+        """Makes the buckets to come so long that rows of these times lie in few."""
+        buckets = times // self._bucket_ms
+        while len(buckets := np.unique(buckets)) > _BATCH_BUCKETS_MAX:
+            self._bucket_ms *= 2
+            buckets //= 2
 
     def _join(self, index: int, arrived: _Arrived) -> Iterator[pa.RecordBatch]:
         other, (lower, upper) = self._sides[1 - index], self._bounds[index]

@@ -372,6 +372,56 @@ def test_joins_go_on_from_a_snapshot(
             assert comparable(rows) == comparable(whole.rows(event_time=True))
 
 
+@pytest.mark.parametrize("backend", [HashMapStateBackend, starved_backend])
+def test_in_batch_mode_rows_in_any_order_lie_in_few_buckets(
+    backend: Callable[[BackendEnvironment], KeyedStateBackend], tmp_path: Path
+) -> None:
+    """Also where two subtasks with buckets of different lengths become one."""
+    rng = random.Random(3)
+    keys, within, day_ms = KEYS["number"], (-300_000, 300_000), 86_400_000
+    spec = join_spec(keys, within=within)
+    sides = [side_rows(rng, keys, side, 600, day_ms) for side in range(2)]
+    for rows in sides:
+        rng.shuffle(rows)
+        rows.append({**rows[0], EVENT_TIME: 1 << 50})
+    batches = [
+        (side, batch_of(spec, side, rows[start : start + size]))
+        for start, size in ((0, 300), (300, 301))
+        for side, rows in enumerate(sides)
+    ]
+    config = Configuration.from_mapping({"execution.runtime-mode": "batch"})
+    snapshots, found = [], []
+    for index in range(3):
+        is_last = index == 2
+        harness = OperatorHarness(
+            build_operator(spec),
+            config=config,
+            restored=snapshots if is_last else (),
+            subtask_index=0 if is_last else index,
+            parallelism=1 if is_last else 2,
+            backend=backend,
+            work_directory=tmp_path / str(index),
+        )
+        for side, batch in batches[2:] if is_last else batches[:2]:
+            groups = key_group_of(encode_keys([batch.column("k")]).hashes, 128)
+            mine = [is_last or int(group) // 64 == index for group in groups]
+            few = batch.filter(pa.array(mine))
+            # The first subtask's rows come one by one: its buckets stay as short as they were.
+            size = few.num_rows if index else 1
+            for start in range(0, few.num_rows, size):
+                harness.push(few.slice(start, size), side)
+            if index == 1:
+                assert len(harness.state.namespaces(("left", "right")[side])) <= 33
+        if not is_last:
+            snapshots.append(harness.snapshot())
+        harness.end()
+        found += harness.rows(event_time=True)
+        harness.close()
+    tables = [pa.Table.from_batches([batch_of(spec, i, rows)]) for i, rows in enumerate(sides)]
+    sql = INTERVAL_SQL.replace("{lower}", str(within[0])).replace("{upper}", str(within[1]))
+    assert comparable(found) == comparable(query(tables, sql, keys))
+
+
 def pairs(harness: OperatorHarness) -> list[tuple[int, int]]:
     return [(row["x"], row["x_right"]) for row in harness.take_rows()]
 
