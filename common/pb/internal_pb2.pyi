@@ -1823,19 +1823,25 @@ class ReadTaskLogsRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     VERTEX_FIELD_NUMBER: _builtins.int
     SUBTASK_INDEX_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     vertex: _builtins.str
     subtask_index: _builtins.int
+    leader_epoch: _builtins.int
+    incarnation: _builtins.str
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         vertex: _builtins.str = ...,
         subtask_index: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "subtask_index", b"subtask_index", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "subtask_index", b"subtask_index", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -324,9 +324,9 @@ class JobManagerInternal:
 class TaskManagerInternalStub:
     """---------------------------------------------------------------- served by TaskManagers
 
-    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
-    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
-    is late.
+    All calls carry the leader epoch and the incarnation that they are for, so that a late one cannot reach its
+    successor. Those about slots are numbered by allocation_id, from 1 on, which grows with each of them: one that is older
+    than what was last done with a slot is late. A call without them is refused.
     """
 
     def __init__(self, channel):
@@ -390,9 +390,9 @@ class TaskManagerInternalStub:
 class TaskManagerInternalServicer:
     """---------------------------------------------------------------- served by TaskManagers
 
-    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
-    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
-    is late.
+    All calls carry the leader epoch and the incarnation that they are for, so that a late one cannot reach its
+    successor. Those about slots are numbered by allocation_id, from 1 on, which grows with each of them: one that is older
+    than what was last done with a slot is late. A call without them is refused.
     """
 
     def AllocateSlots(self, request, context):
@@ -524,9 +524,9 @@ def add_TaskManagerInternalServicer_to_server(servicer, server):
 class TaskManagerInternal:
     """---------------------------------------------------------------- served by TaskManagers
 
-    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
-    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
-    is late.
+    All calls carry the leader epoch and the incarnation that they are for, so that a late one cannot reach its
+    successor. Those about slots are numbered by allocation_id, from 1 on, which grows with each of them: one that is older
+    than what was last done with a slot is late. A call without them is refused.
     """
 
     @staticmethod

@@ -113,9 +113,9 @@ def add_JobManagerInternalServicer_to_server(servicer: JobManagerInternalService
 class TaskManagerInternalStub:
     """---------------------------------------------------------------- served by TaskManagers
 
-    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
-    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
-    is late.
+    All calls carry the leader epoch and the incarnation that they are for, so that a late one cannot reach its
+    successor. Those about slots are numbered by allocation_id, from 1 on, which grows with each of them: one that is older
+    than what was last done with a slot is late. A call without them is refused.
     """
 
     @_typing.overload
@@ -142,9 +142,9 @@ class TaskManagerInternalStub:
 class TaskManagerInternalAsyncStub(TaskManagerInternalStub):
     """---------------------------------------------------------------- served by TaskManagers
 
-    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
-    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
-    is late.
+    All calls carry the leader epoch and the incarnation that they are for, so that a late one cannot reach its
+    successor. Those about slots are numbered by allocation_id, from 1 on, which grows with each of them: one that is older
+    than what was last done with a slot is late. A call without them is refused.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -167,9 +167,9 @@ class TaskManagerInternalAsyncStub(TaskManagerInternalStub):
 class TaskManagerInternalServicer(metaclass=_abc_1.ABCMeta):
     """---------------------------------------------------------------- served by TaskManagers
 
-    Calls name the incarnation that they are for, so that a late one cannot reach its successor. Those about slots
-    are numbered by allocation_id, which grows with each of them: one that is older than what was last done with a slot
-    is late.
+    All calls carry the leader epoch and the incarnation that they are for, so that a late one cannot reach its
+    successor. Those about slots are numbered by allocation_id, from 1 on, which grows with each of them: one that is older
+    than what was last done with a slot is late. A call without them is refused.
     """
 
     @_abc_1.abstractmethod

@@ -89,10 +89,6 @@ class Failover:
         """Restarts that failures have led to; going on after another JobManager is one more."""
         return self._strategy.restarts + self._free_restarts + self._options.is_recovered
 
-    def allows(self, cause: FailureCause) -> bool:
-        """Whether failures of this cause are restarted, as long as there are restarts left."""
-        return self._strategy.allows(cause)
-
     def decide(
         self,
         cause: FailureCause,

@@ -668,7 +668,7 @@ class JobMaster:
         self._give_up_on(
             self.graph.on_taskmanager(event.taskmanager_id),
             event.cause,
-            is_free=event.is_planned and self._failover.allows(event.cause),
+            is_free=event.is_planned,
         )
 
     def _give_up_on(

@@ -207,7 +207,7 @@ class TaskManagerLost:
     """A TaskManager is gone, and with it whatever ran there.
 
     Attributes:
-        is_planned: it was told to end: a restart for it is none of the restart strategy's.
+        is_planned: it was told to end, which is no failure: the restart strategy has no say in the restart for it.
     """
 
     taskmanager_id: str

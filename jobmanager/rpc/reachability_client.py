@@ -36,11 +36,13 @@ class ReachabilityClient:
         address: host:port.
         token: the cluster's secret, "" without one.
         leader_epoch: fence of the calls.
+        incarnation: which start of the TaskManager they are for.
     """
 
-    def __init__(self, address: str, *, token: str, leader_epoch: int) -> None:
+    def __init__(self, address: str, *, token: str, leader_epoch: int, incarnation: str) -> None:
         self.address = address
         self._leader_epoch = leader_epoch
+        self._incarnation = incarnation
         self._channel = grpc.aio.insecure_channel(
             address, options=channel_options(), interceptors=token_client_interceptors(token)
         )
@@ -85,7 +87,9 @@ class ReachabilityClient:
 
     async def _call(self, timeout_s: float) -> grpc.StatusCode:
         """How a call that changes nothing ended."""
-        nothing = internal_pb2.SendTaskCommandsRequest(leader_epoch=self._leader_epoch)
+        nothing = internal_pb2.SendTaskCommandsRequest(
+            leader_epoch=self._leader_epoch, incarnation=self._incarnation
+        )
         try:
             await self._stub.SendTaskCommands(nothing, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

@@ -80,7 +80,7 @@ class TaskManagerClient:
         leader_epoch: int,
         rpc_timeout_ms: int,
         silence_max_ms: int,
-        incarnation: str = "",
+        incarnation: str,
     ) -> None:
         self.taskmanager_id = taskmanager_id
         self.address = address
@@ -96,7 +96,9 @@ class TaskManagerClient:
         self._stub: internal_pb2_grpc.TaskManagerInternalAsyncStub = (
             internal_pb2_grpc.TaskManagerInternalStub(self._channel)
         )
-        self.reachability = ReachabilityClient(address, token=token, leader_epoch=leader_epoch)
+        self.reachability = ReachabilityClient(
+            address, token=token, leader_epoch=leader_epoch, incarnation=incarnation
+        )
         self._endpoints: dict[str, _Endpoint] = {}
         self._partition_endpoint: internal_pb2.DataEndpoint | None = None
 
@@ -275,7 +277,11 @@ class TaskManagerClient:
     ) -> AsyncIterator[client_pb2.LogChunk]:
         """What attempts have written; "" = all vertices, -1 = all subtasks."""
         request = internal_pb2.ReadTaskLogsRequest(
-            job_id=job_id, vertex=vertex, subtask_index=subtask_index
+            leader_epoch=self._leader_epoch,
+            incarnation=self._incarnation,
+            job_id=job_id,
+            vertex=vertex,
+            subtask_index=subtask_index,
         )
         call = self._stub.ReadTaskLogs(request, timeout=self._timeout_s)
         try:

@@ -156,10 +156,11 @@ class ClusterRunner:
         Raises:
             JobRejected: it says nothing that could be used, or a living one elsewhere has its id.
         """
-        if not request.taskmanager_id or not request.rpc_address or request.slots < 1:
+        named = (request.taskmanager_id, request.incarnation, request.rpc_address)
+        if not all(named) or request.slots < 1:
             raise JobRejected(
-                "a TaskManager must register with an id, an address and at least one slot, not "
-                f"{request.taskmanager_id!r}, {request.rpc_address!r}, {request.slots}"
+                "a TaskManager must register with an id, an incarnation, an address and at least one slot, "
+                f"not {', '.join(map(repr, named))}, {request.slots}"
             )
         try:
             parse_address(request.rpc_address)
@@ -202,6 +203,7 @@ class ClusterRunner:
         self._log.info(
             "taskmanager.registered",
             taskmanager_id=request.taskmanager_id,
+            incarnation=request.incarnation,
             address=request.rpc_address,
             slots=request.slots,
         )

@@ -18,6 +18,7 @@ from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.job_store import JobStore
 from penstock.client.protocol import PROTOCOL_VERSION
 from penstock.errors import (
+    Fenced,
     JobNotFound,
     JobRejected,
     ProtocolMismatch,
@@ -193,7 +194,7 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
                     log = chunk.vertex, chunk.subtask_index, chunk.attempt
                     if sent_by.setdefault(log, taskmanager_id) == taskmanager_id:
                         yield chunk
-            except TaskManagerLost:
+            except (TaskManagerLost, Fenced):  # the latter: it is just registering anew
                 unreachable.append(taskmanager_id)
         if unreachable:
             raise StoreNotFound(

@@ -130,13 +130,18 @@ class RegistrationRunner:
         """Checks that a call is for the registration that holds.
 
         Args:
-            incarnation: which the call names; "" = it names none.
+            incarnation: which the call names.
 
         Raises:
-            Fenced: it is for an earlier one: what it is about has ended.
+            Fenced: it is for an earlier one, what it is about has ended; or it names none.
         """
+        if not incarnation:
+            raise Fenced(
+                f"a call to TaskManager {self._identity.taskmanager_id} names no incarnation: it cannot be "
+                "told from a late one"
+            )
         own = self._registration
-        if incarnation and (own is None or own.incarnation != incarnation):
+        if own is None or own.incarnation != incarnation:
             raise Fenced(
                 f"the call is for incarnation {incarnation} of TaskManager "
                 f"{self._identity.taskmanager_id}, which is over: it has registered anew since"

@@ -1,7 +1,7 @@
 """What the JobManager can ask of this TaskManager.
 
-Each call that changes something is checked against the leader epoch first: only the leader with which
-this TaskManager has registered is obeyed.
+Each call is checked against leader epoch and incarnation first: only the leader with which this TaskManager has
+registered is obeyed, and nothing that was meant for an earlier registration.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self, request: internal_pb2.ReadTaskLogsRequest, context: _Context
     ) -> AsyncIterator[client_pb2.LogChunk]:
         """Streams the logs of attempts, all attempts of a subtask in order."""
+        await self._enter(request.leader_epoch, request.incarnation)
         async for log, piece in read_logs(
             self._logs, request.job_id, request.vertex, request.subtask_index
         ):

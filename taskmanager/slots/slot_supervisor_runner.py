@@ -312,7 +312,7 @@ class SlotSupervisor:
     # ------------------------------------------------------------ attempts
 
     async def deploy(
-        self, tasks: Sequence[internal_pb2.TaskDeployment], allocation_id: int = 0
+        self, tasks: Sequence[internal_pb2.TaskDeployment], allocation_id: int
     ) -> None:
         """Starts attempts in their slots; what cannot be started is reported FAILED.
 
@@ -435,7 +435,7 @@ class SlotSupervisor:
 
     # ------------------------------------------------------------ the end of slots
 
-    async def free(self, job_id: str, slot_ids: Sequence[str], allocation_id: int = 0) -> None:
+    async def free(self, job_id: str, slot_ids: Sequence[str], allocation_id: int) -> None:
         """Ends slots of a job; returns when their processes have ended.
 
         Args:

@@ -144,14 +144,18 @@ class SlotTable:
             )
 
     def is_late(self, slot_id: str, allocation_id: int) -> bool:
-        """Whether something newer than this call has been done with a slot; 0 = the call has no number."""
-        return 0 < allocation_id < self._newest_calls.get(slot_id, 0)
+        """Whether something newer than this call has been done with a slot.
 
-    def _note_call(self, slot_ids: Iterable[str], allocation_id: int) -> None:
-        if allocation_id:
-            self._newest_calls |= dict.fromkeys(slot_ids, allocation_id)
+        Raises:
+            Fenced: the call has no number.
+        """
+        if allocation_id < 1:
+            raise Fenced(
+                f"a call about slot {slot_id} has no allocation_id: it cannot be told from a late one"
+            )
+        return allocation_id < self._newest_calls.get(slot_id, 0)
 
-    def allocate(self, job_id: str, slot_ids: Sequence[str], allocation_id: int = 0) -> Allocation:
+    def allocate(self, job_id: str, slot_ids: Sequence[str], allocation_id: int) -> Allocation:
         """Gives slots to a job; repeating it is harmless.
 
         Args:
@@ -160,7 +164,7 @@ class SlotTable:
             allocation_id: number of the call.
 
         Raises:
-            Fenced: the call is late: one of them has been freed, or given out again, since.
+            Fenced: the call is late (one of them has been freed, or given out again, since) or has no number.
             NoResourceAvailable: another job holds one of them, or there are not so many.
             JobRejected: an id is not usable as a name.
         """
@@ -196,13 +200,13 @@ class SlotTable:
                 f"job {job_id} asks for {len(new)} slots, {self.free_count} of {self._capacity} "
                 "are free"
             )
-        self._note_call(wanted, allocation_id)
+        self._newest_calls |= dict.fromkeys(wanted, allocation_id)
         for slot_id in new:
             self._held[slot_id] = _Held(job_id, SlotState.ALLOCATED)
         self.check_step()
         return Allocation(tuple(new), tuple(existing))
 
-    def stop(self, job_id: str, slot_ids: Sequence[str], allocation_id: int = 0) -> tuple[str, ...]:
+    def stop(self, job_id: str, slot_ids: Sequence[str], allocation_id: int) -> tuple[str, ...]:
         """Marks slots of a job as stopping.
 
         Args:
@@ -212,13 +216,16 @@ class SlotTable:
 
         Returns:
             The slots that were allocated until now.
+
+        Raises:
+            Fenced: the call has no number.
         """
         chosen = [
             slot_id
             for slot_id in slot_ids or self.slots_of(job_id)
             if not self.is_late(slot_id, allocation_id)
         ]
-        self._note_call(chosen, allocation_id)
+        self._newest_calls |= dict.fromkeys(chosen, allocation_id)
         return self._stop(
             slot_id
             for slot_id in chosen

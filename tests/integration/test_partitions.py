@@ -61,8 +61,12 @@ def endless(start: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"n": range(start, start + count)})
 
 
-def promote(client: Client, token: str, job_id: str, name: str, partition: PartitionId) -> None:
+def promote(
+    cluster: DaemonCluster, client: Client, job_id: str, name: str, partition: PartitionId
+) -> None:
     """What a JobMaster does."""
+    token = (cluster.directory / "token").read_text().strip()
+    registered = cluster.wait_for_log("jobmanager", "taskmanager.registered")
 
     async def call() -> None:
         (shown,) = client.cluster().taskmanagers
@@ -73,6 +77,7 @@ def promote(client: Client, token: str, job_id: str, name: str, partition: Parti
             leader_epoch=client.hello().leader_epoch,
             rpc_timeout_ms=10_000,
             silence_max_ms=10_000,
+            incarnation=registered["incarnation"],
         )
         try:
             promoted = internal_pb2.PromotedSet(
@@ -108,8 +113,7 @@ def test_the_life_of_partitions(cluster: DaemonCluster, tmp_path: Path) -> None:
         held = {daemon["role"]: daemon["held_partitions"] for daemon in status["daemons"]}
         assert held == {"jobmanager": None, "taskmanager": 2}
 
-        token = (cluster.directory / "token").read_text().strip()
-        promote(client, token, job.job_id, "mine", TWO)
+        promote(cluster, client, job.job_id, "mine", TWO)
         job.cancel()
         until(lambda: not (spill / job.job_id).exists())
         until(lambda: len(client.partitions()) == 1)

@@ -25,6 +25,7 @@ import pytest
 import penstock as ps
 from penstock.client.client import Client
 from penstock.errors import StreamError
+from penstock.pb import client_pb2
 from tests.support.processes import Beacon, DaemonCluster, is_alive, site, tell, wait_ended
 
 pytestmark = pytest.mark.integration
@@ -132,6 +133,21 @@ def failure_of(handle: ps.JobHandle, seconds: float = 20) -> ps.JobFailed:
     return raised.value
 
 
+def reason_of_restart(handle: ps.JobHandle, seconds: float = 20) -> client_pb2.FailureCause:
+    """Why the job begins again, as soon as it does."""
+
+    class Restarts(Exception):  # noqa: N818 - not an error
+        pass
+
+    def look(details: client_pb2.JobDetails) -> None:
+        if details.summary.restarts:
+            raise Restarts
+
+    with pytest.raises(Restarts):
+        handle.wait(seconds, on_progress=look)
+    return handle.details().failure
+
+
 def test_a_taskmanager_that_is_killed_fails_the_job_and_is_replaced(
     cluster: DaemonCluster, submit: Submit
 ) -> None:
@@ -223,7 +239,8 @@ def test_a_taskmanager_ends_although_a_function_blocks(
         tell(path, os.getpid())
         threading.Event().wait()
 
-    with ps.Environment(cluster.jobmanager, config=NO_RESTARTS) as env:
+    config = {**NO_RESTARTS, "task.cancellation.timeout": "1s"}
+    with ps.Environment(cluster.jobmanager, config=config) as env:
         env.from_rows([{"a": 1}]).map(block, schema={"a": pa.int64()}).discard()
         handle = env.submit("blocks")
         slot = int(beacon.wait())
@@ -234,7 +251,10 @@ def test_a_taskmanager_ends_although_a_function_blocks(
         wait_ended(pid, 10)
         wait_ended(slot, 0.5)
         wait_ended(child, 0.5)
-        assert failure_of(handle).cause == "TaskManagerLost"
+        assert reason_of_restart(handle).error_class == "TaskManagerLost"
+        handle.cancel()
+        with pytest.raises(ps.JobCanceled):
+            handle.wait(20)
 
 
 def test_the_jobmanager_that_is_killed_takes_jobs_without_checkpoints_with_it_and_comes_back(
@@ -273,10 +293,11 @@ def test_a_taskmanager_that_is_told_to_end(
     wait_ended(told["pid"], 10)
     for pid in slots:
         wait_ended(pid, 0.5)
-    error = failure_of(handle)
-    assert error.cause == "TaskManagerLost"
-    assert "was told to end" in str(error)
-    assert told["id"] in str(error)
+    # Which is no failure: the job waits for another one.
+    failure = reason_of_restart(handle)
+    assert failure.error_class == "TaskManagerLost"
+    assert "was told to end" in failure.message
+    assert told["id"] in failure.message
     assert told["id"] not in [daemon["id"] for daemon in cluster.daemons()]
     assert not (cluster.directory / f"taskmanager-{told['id']}").exists()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,18 @@ ROWS, RATE, KEYS, WINDOW_MS = 8_000, 2_000, 7, 100
 SCHEMA = pa.schema([("n", pa.int64()), ("key", pa.int64())])
 NUMBERED = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("number", pa.int64())])
 DEADLINE_S = 60.0
+ORDERS = [
+    pytest.param([["tm-1", "tm-2"], ["1"]], id="dependents-first"),
+    pytest.param([["1"], ["tm-1", "tm-2"]], id="jobmanager-first"),
+    pytest.param([["tm-1"], ["1"], ["tm-2"]], id="jobmanager-between"),
+    pytest.param([["tm-1", "1", "tm-2"]], id="all-at-once"),
+]
+"""Who is told to end, and who only when these have ended."""
 OFTEN = {
     "execution.checkpointing.interval": "200ms",
     "restart-strategy.exponential-delay.initial-backoff": "100ms",
 }
+NO_CHECKPOINTS = {"execution.checkpointing.interval": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +227,54 @@ def test_a_taskmanager_that_ends_and_is_replaced(
     job.finish()
     assert job.restarts == 1
     assert (job.restored_checkpoint_id(cluster) or 0) >= at_least
+
+
+def stop(cluster: DaemonCluster, ids: Sequence[str]) -> None:
+    """Tells daemons to end, as whoever watches over them does, and waits until they have."""
+    pids = [daemon["pid"] for daemon in cluster.daemons() if daemon["id"] in ids]
+    assert len(pids) == len(ids)
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    for pid in pids:
+        wait_ended(pid, 10)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_daemons_that_are_told_to_end_in_any_order_are_no_failure(
+    cluster: DaemonCluster, submit: Submit, order: list[list[str]]
+) -> None:
+    # The first failure would end it.
+    job = submit({**OFTEN, "restart-strategy.type": "none"})
+    at_least = job.await_checkpoint()
+    for ids in order:
+        stop(cluster, ids)
+    cluster.start(taskmanagers=2)
+    job.finish()
+    assert (job.restored_checkpoint_id(cluster) or 0) >= at_least
+
+
+@pytest.mark.parametrize("config", [OFTEN, NO_CHECKPOINTS], ids=["checkpoints", "from-nothing"])
+def test_a_job_without_restarts_goes_on_when_taskmanagers_are_told_to_end(
+    cluster: DaemonCluster, submit: Submit, config: Mapping[str, object]
+) -> None:
+    job = submit({**config, "restart-strategy.type": "none"}, collect=True)
+    for restarts, id in enumerate(("tm-1", "tm-2", "tm-1")):
+        if config is OFTEN:
+            job.await_checkpoint()
+        job.await_that(
+            lambda details, restarts=restarts: (  # type: ignore[misc]
+                state_name(details) == "RUNNING"
+                and details.summary.restarts == restarts
+                and len(slots_of(cluster)) == 2
+            )
+        )
+        stop(cluster, [id])
+        job.await_that(lambda details: state_name(details) == "RESTARTING")
+        cluster.start(taskmanagers=2)
+    job.finish()
+    told = [exception.root_cause.message for exception in job.handle.exceptions()]
+    assert len(told) == 3
+    assert all("was told to end" in message for message in told)
 
 
 def test_a_taskmanager_that_is_paused_and_comes_back(

@@ -114,7 +114,7 @@ def test_what_is_dropped_is_shown(cluster_of: Any, make_graph: Any) -> None:
 
 def test_machines_of_taskmanagers_check_themselves() -> None:
     table = SlotTable(1)
-    table.allocate("j", ["s0"])
+    table.allocate("j", ["s0"], 1)
     table._capacity = 0
     with pytest.raises(InvariantViolation, match="1 slots are held"):
         table.check_step()

@@ -56,6 +56,7 @@ def registration(**fields: Any) -> internal_pb2.RegisterTaskManagerRequest:
         ({"rpc_address": "nonsense"}, "is not an address"),
         ({"rpc_address": "host:99999"}, "is not an address"),
         ({"slots": 2**31 - 1}, "slots"),
+        ({"incarnation": ""}, "an incarnation"),
         ({"packages": ["x"] * 100_001}, "packages"),
     ],
 )
@@ -79,7 +80,7 @@ def test_a_registration_that_cannot_be_used_is_refused_and_harms_nobody(
 @pytest.mark.parametrize("host", ["tm-1..example.org", "does-not-exist.invalid"])
 def test_a_host_that_cannot_be_resolved_is_unreachable(host: str) -> None:
     async def scenario() -> None:
-        client = ReachabilityClient(f"{host}:6122", token="", leader_epoch=1)
+        client = ReachabilityClient(f"{host}:6122", token="", leader_epoch=1, incarnation="i")
         assert await client.probe(2.0) is Reachability.UNREACHABLE
         await client.close()
 
@@ -200,11 +201,12 @@ def test_a_stale_slot_at_the_first_allocation_is_restarted(
     run(scenario)
 
 
+@pytest.mark.parametrize("config", [RESTARTS, {"restart-strategy.type": "none"}])
 def test_a_taskmanager_that_is_told_to_end_uses_up_no_restart(
-    cluster_of: Any, make_graph: Any
+    cluster_of: Any, make_graph: Any, config: dict[str, str]
 ) -> None:
     async def scenario() -> None:
-        async with cluster_of(RESTARTS) as cluster:
+        async with cluster_of(config) as cluster:
             # More often than there are restarts.
             for planned_stops in range(3):
                 leaving = await cluster.add(f"tm{planned_stops}")

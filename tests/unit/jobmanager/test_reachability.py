@@ -58,7 +58,7 @@ def listening(backlog: int = 16) -> Iterator[tuple[socket.socket, str]]:
 
 
 def connected(address: str) -> ReachabilityClient:
-    return ReachabilityClient(address, token="", leader_epoch=7)
+    return ReachabilityClient(address, token="", leader_epoch=7, incarnation="i")
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:

@@ -1,7 +1,8 @@
-"""Aim: a call that a TaskManager did not answer is told in words: which, where, why, what to do.
+"""Aim: a call that a TaskManager did not answer is told in words: which, where, why, what to do; and every call
+says which registration it is for.
 
-Method: the real client, against a port that nobody has, a listener that hangs up, one that is silent, and a
-server that answers with an error of its own.
+Method: the real client, against a port that nobody has, a listener that hangs up, one that is silent, a server
+that answers with an error of its own, and one that remembers all calls of the service.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from typing_extensions import override
 
 from common.grpc_server import make_server
-from common.pb import internal_pb2_grpc
+from common.pb import internal_pb2, internal_pb2_grpc
+from jobmanager.liveness.reachability import Reachability
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.errors import StoreTransient, StreamError, TaskManagerLost
 
@@ -59,9 +61,9 @@ def address_of(listener: socket.socket) -> str:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[str]:
+async def serving(servicer: internal_pb2_grpc.TaskManagerInternalServicer) -> AsyncIterator[str]:
     server = make_server()
-    internal_pb2_grpc.add_TaskManagerInternalServicer_to_server(WithoutDisk(), server)
+    internal_pb2_grpc.add_TaskManagerInternalServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -70,16 +72,21 @@ async def serving() -> AsyncIterator[str]:
         await server.stop(0)
 
 
-async def error_of(address: str, rpc_timeout_ms: int = 10_000) -> StreamError:
-    """What a call to this address ends with."""
-    client = TaskManagerClient(
+def client_to(address: str, rpc_timeout_ms: int = 10_000) -> TaskManagerClient:
+    return TaskManagerClient(
         "tm1",
         address,
         token="",
         leader_epoch=1,
         rpc_timeout_ms=rpc_timeout_ms,
         silence_max_ms=10_000,
+        incarnation="tm1-1",
     )
+
+
+async def error_of(address: str, rpc_timeout_ms: int = 10_000) -> StreamError:
+    """What a call to this address ends with."""
+    client = client_to(address, rpc_timeout_ms)
     try:
         await client.free_slots("j", ["tm1-0"])
     except StreamError as error:
@@ -138,9 +145,67 @@ def test_a_process_that_is_silent() -> None:
 
 def test_an_answer_is_an_answer() -> None:
     async def work() -> None:
-        async with serving() as address:
+        async with serving(WithoutDisk()) as address:
             error = await error_of(address)
             assert isinstance(error, StoreTransient)
             assert str(error) == "the disk is busy"
 
     run(work)
+
+
+def remembering(calls: dict[str, Any]) -> internal_pb2_grpc.TaskManagerInternalServicer:
+    """A TaskManager that has the newest request of each of its calls."""
+
+    def answered(name: str, answer: Any) -> Any:
+        async def call(self: object, request: Any, context: Any) -> Any:
+            calls[name] = request
+            return answer()
+
+        return call
+
+    async def read_task_logs(self: object, request: Any, context: Any) -> AsyncIterator[Any]:
+        calls["ReadTaskLogs"] = request
+        for nothing in ():
+            yield nothing
+
+    methods = internal_pb2.DESCRIPTOR.services_by_name["TaskManagerInternal"].methods
+    answers = {
+        method.name: answered(method.name, getattr(internal_pb2, method.output_type.name))
+        for method in methods
+        if not method.server_streaming
+    }
+    members = answers | {"ReadTaskLogs": read_task_logs}
+    made = type("Remembering", (internal_pb2_grpc.TaskManagerInternalServicer,), members)
+    servicer: internal_pb2_grpc.TaskManagerInternalServicer = made()
+    return servicer
+
+
+def test_every_call_names_the_registration_that_it_is_for() -> None:
+    calls: dict[str, Any] = {}
+
+    async def work() -> None:
+        async with serving(remembering(calls)) as address:
+            client = client_to(address)
+            try:
+                assert await client.reachability.probe(10) is Reachability.ANSWERED
+                assert calls.pop("SendTaskCommands").incarnation == "tm1-1"
+                await client.allocate_slots("j", ["s"], [], {}, [])
+                await client.deploy_tasks([internal_pb2.TaskDeployment()])
+                await client.send_commands([internal_pb2.TaskCommand()])
+                await client.cancel_tasks([], is_final=False)
+                await client.free_slots("j", ["s"])
+                await client.sweep_output("j", [])
+                await client.release_partitions("j", [])
+                await client.promote_partitions(internal_pb2.PromotedSet(), [])
+                await client.drop_promoted_partitions("name")
+                async for _ in client.read_logs("j", "", -1):
+                    pass
+            finally:
+                await client.close()
+
+    run(work)
+    service = internal_pb2.DESCRIPTOR.services_by_name["TaskManagerInternal"]
+    assert calls.keys() == {method.name for method in service.methods}
+    assert {(call.leader_epoch, call.incarnation) for call in calls.values()} == {(1, "tm1-1")}
+    numbers = [calls[name].allocation_id for name in ("AllocateSlots", "DeployTasks", "FreeSlots")]
+    assert numbers == [1, 2, 3]

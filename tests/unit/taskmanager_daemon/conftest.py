@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,8 +178,21 @@ class Cluster:
     stub: Any
     daemon: asyncio.Task[None]
     options: dict[str, str] = field(default_factory=dict)
+    allocation_ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    async def call(self, method: str, request: Any, timeout: float = DEADLINE_S) -> Any:
+    @property
+    def incarnation(self) -> str:
+        registered: str = self.jobmanager.registrations[-1].incarnation
+        return registered
+
+    async def call(
+        self, method: str, request: Any, timeout: float = DEADLINE_S, *, is_fenced: bool = True
+    ) -> Any:
+        """A call, with the incarnation and the number that a JobManager gives it."""
+        if is_fenced and not request.incarnation:
+            request.incarnation = self.incarnation
+        if is_fenced and "allocation_id" in request.DESCRIPTOR.fields_by_name:
+            request.allocation_id = next(self.allocation_ids)
         try:
             return await getattr(self.stub, method)(request, timeout=timeout)
         except grpc.aio.AioRpcError as error:

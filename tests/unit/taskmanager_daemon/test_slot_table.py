@@ -32,14 +32,14 @@ def test_any_sequence_of_calls_agrees_with_a_mapping(
     table, epoch = SlotTable(3), 0
     allocated: dict[str, str] = {}
     stopping: dict[str, str] = {}
-    for call, job, slots in calls:
+    for number, (call, job, slots) in enumerate(calls, 1):
         if call == "allocate":
             taken = any(allocated.get(slot, job) != job for slot in slots)
             waits = any(slot in stopping for slot in slots)
             new = [slot for slot in slots if slot not in allocated and slot not in stopping]
             free = 3 - len(allocated) - len(stopping)
             try:
-                allocation = table.allocate(job, slots)
+                allocation = table.allocate(job, slots, number)
             except NoResourceAvailable:
                 assert taken or len(new) > free + len(stopping)
             else:
@@ -52,7 +52,7 @@ def test_any_sequence_of_calls_agrees_with_a_mapping(
                     assert set(allocation.existing) == set(slots) - set(new)
                     allocated |= dict.fromkeys(new, job)
         elif call == "stop":
-            stopped = table.stop(job, slots)
+            stopped = table.stop(job, slots, number)
             assert set(stopped) == {slot for slot in slots if allocated.get(slot) == job}
             stopping |= {slot: allocated.pop(slot) for slot in stopped}
         elif call == "released":
@@ -82,7 +82,7 @@ def test_any_sequence_of_calls_agrees_with_a_mapping(
 def test_epochs_of_another_cluster_begin_anew() -> None:
     table = SlotTable(1)
     table.follow("old", 7)
-    table.allocate("a", ["s0"])
+    table.allocate("a", ["s0"], 1)
     assert table.follow("new", 1) == ("s0",)
     table.check_epoch(1)
     with pytest.raises(Fenced, match="has not registered with epoch 7"):
@@ -91,9 +91,9 @@ def test_epochs_of_another_cluster_begin_anew() -> None:
 
 def test_all_of_a_jobs_slots_are_stopped_where_none_is_named() -> None:
     table = SlotTable(3)
-    table.allocate("a", ["s0", "s1"])
-    table.allocate("b", ["s2"])
-    assert table.stop("a", []) == ("s0", "s1")
+    table.allocate("a", ["s0", "s1"], 1)
+    table.allocate("b", ["s2"], 2)
+    assert table.stop("a", [], 3) == ("s0", "s1")
     assert table.slots_of("b") == ("s2",)
     assert table.stop_all() == ("s2",)
 
@@ -101,9 +101,9 @@ def test_all_of_a_jobs_slots_are_stopped_where_none_is_named() -> None:
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "x" * 201, "a\n"])
 def test_names_that_would_be_paths_are_refused(name: str) -> None:
     with pytest.raises(JobRejected):
-        SlotTable(1).allocate(name, ["s0"])
+        SlotTable(1).allocate(name, ["s0"], 1)
     with pytest.raises(JobRejected):
-        SlotTable(1).allocate("job", [name])
+        SlotTable(1).allocate("job", [name], 1)
 
 
 def test_a_late_call_does_not_reach_the_slots_successor() -> None:

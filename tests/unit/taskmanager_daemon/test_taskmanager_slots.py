@@ -666,7 +666,11 @@ def test_logs_are_read_back_in_order(tmp_path: Path, cluster: Any, go: Any) -> N
 
             async def read(vertex: str, subtask: int) -> list[tuple[str, int, int, int]]:
                 request = internal_pb2.ReadTaskLogsRequest(
-                    job_id="job", vertex=vertex, subtask_index=subtask
+                    job_id="job",
+                    vertex=vertex,
+                    subtask_index=subtask,
+                    leader_epoch=1,
+                    incarnation=c.incarnation,
                 )
                 sizes: dict[tuple[str, int, int], int] = {}
                 async for chunk in c.stub.ReadTaskLogs(request, timeout=10):
