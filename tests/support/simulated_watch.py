@@ -22,6 +22,7 @@ from jobmanager.job.job_record import JobRecord
 from jobmanager.messages import job_messages as m
 from jobmanager.messages.job_state import ENDING, JobState
 from jobmanager.stores.job_store import JobStore
+from taskmanager import assembly_runner
 from taskmanager import main as taskmanager_main
 from taskmanager.processes.slot_channel import SlotChannel
 from taskmanager.rpc.registration_runner import RegistrationRunner
@@ -112,10 +113,10 @@ def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
     replace(grpc.aio, "server", server)
     replace(jobmanager_main, "JobStore", job_store)
     replace(JobDescription, "checkpoint_store", checkpoint_store)
-    replace(taskmanager_main, "SystemClock", lambda: host.loop)
+    replace(assembly_runner, "SystemClock", lambda: host.loop)
     replace(taskmanager_main, "installed_packages", _installed_packages)
-    replace(taskmanager_main, "ForkserverRunner", lambda *_, **__: running_loop().owner.forkserver)
-    replace(taskmanager_main, "RegistrationRunner", registration)
+    replace(assembly_runner, "ForkserverRunner", lambda *_, **__: running_loop().owner.forkserver)
+    replace(assembly_runner, "RegistrationRunner", registration)
     replace(SlotChannel, "open", open_channel)
     replace(store_calls_runner, "threading", SimpleNamespace(Thread=SimulatedThread))
     replace(ended_checkpoints_runner, "LocalStore", lambda _: running_loop().owner.store)
