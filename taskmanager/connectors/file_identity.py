@@ -35,7 +35,7 @@ class FileMark:
 
     Attributes:
         version: of the file that was read, "" = not known.
-        checksum: CRC-32 of what was read of the split.
+        checksum: of what was read of the split, 32 bits, as its reader takes it.
     """
 
     version: str

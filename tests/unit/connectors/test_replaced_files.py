@@ -18,7 +18,7 @@ import pytest
 from penstock.connectors import file_source
 from penstock.connectors.source import END
 from penstock.errors import Unrecoverable
-from taskmanager.connectors import parquet_reader
+from taskmanager.connectors import arrow_reader, parquet_reader
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
 ROWS = 40
@@ -220,3 +220,40 @@ def test_a_file_that_grows_is_read_as_far_as_it_was_found(
         assert found + rest == list(range(200, 240))
     assert found == list(range(200, 240))
     reader.close()
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_each_byte_of_the_rows_read_from_one_large_arrow_batch_counts(
+    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, text: bool
+) -> None:
+    monkeypatch.setattr(arrow_reader, "_PIECE_ROWS", 16)
+    rows, path = 100, tmp_path / "large.arrow"
+    words = pa.array([f"{'word' * (1 + i % 3)}-{i}" for i in range(rows)])
+    columns = {"a": pa.array(range(rows), pa.int64()), "b": words}
+
+    def write(changed: int | None) -> None:
+        values = [v.upper() if i == changed else v for i, v in enumerate(words.to_pylist())]
+        numbers = [-v if i == changed else v for i, v in enumerate(range(rows))]
+        table = pa.table(
+            columns | ({"b": values} if text else {"a": pa.array(numbers, pa.int64())})
+        )
+        other = path.with_suffix(".new")
+        with pa.ipc.new_file(other, SCHEMA) as writer:
+            writer.write_table(table)
+        other.replace(path)
+
+    write(None)
+    source = harness.start(*file_source("arrow", path, schema=SCHEMA))
+    (split,) = harness.discover(source)
+    batches, position = harness.read_split(source, split, 6, stop_after=5)
+    given = sum(batch.num_rows for batch in batches)
+    assert 16 < given < 48
+    refused = []
+    for changed in range(1, rows):
+        write(changed)
+        try:
+            harness.read_split(source, split, 6, position=position)
+        except Unrecoverable:
+            refused.append(changed)
+    assert set(refused) >= set(range(1, given))
+    assert max(refused) < given + 2 * 16, "what is left is none of what was read"
