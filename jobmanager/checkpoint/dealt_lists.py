@@ -3,6 +3,9 @@
 A finished subtask is opened no more, so what it held would be seen by nobody. Its items go to the subtasks of its
 vertex that had not finished, in order, and no two of these get numbers that differ by more than one.
 
+What is made again from the first row on is dealt nothing, since nothing is restored there: it begins as it began the
+first time, whatever has become of its siblings meanwhile, or it could not write the same rows again.
+
 Invariants: an item is dealt once: to all that had not finished, where all of them begin again from the checkpoint,
 else to none, and it stays with the finished subtask; only lists of user functions are dealt.
 """
@@ -23,12 +26,14 @@ def deal(
     snapshots: Mapping[SubtaskId, checkpoint_pb2.SubtaskSnapshot],
     graph: graph_pb2.JobGraph,
     alone: Collection[SubtaskId] | None,
+    rebuilt: Collection[str] = (),
 ) -> tuple[DealtLists, frozenset[SubtaskId]]:
     """Deals out the split lists of finished subtasks.
 
     Args:
         snapshots: of the checkpoint.
         alone: subtasks that begin again while the others run; None = all begin again.
+        rebuilt: vertices whose subtasks begin from nothing whatever a checkpoint holds of them.
 
     Returns:
         Who gets what, and whose lists have been dealt out.
@@ -36,6 +41,8 @@ def deal(
     dealt: DealtLists = {}
     given: set[SubtaskId] = set()
     for vertex in graph.vertices:
+        if vertex.id in rebuilt:
+            continue
         subtasks = [SubtaskId(vertex.id, index) for index in range(vertex.parallelism)]
         known = [subtask for subtask in subtasks if subtask in snapshots]
         receivers = [subtask for subtask in known if not snapshots[subtask].finished]

@@ -66,5 +66,5 @@ class RestoredCheckpoint:
             ),
             tuple(read for read in self.reads if not is_left_out(read.reader)),
             frozenset(subtask for subtask in self.subtasks if not is_left_out(subtask)),
-            self.left,
+            tuple(left for left in self.left if not is_left_out(left[0])),
         )

@@ -3,12 +3,14 @@
 A checkpoint says for each subtask that had begun whose rows it reads. Whoever has written a blocking partition
 that is read had done all its work, and its TaskManager keeps what it has written: the checkpoint *pins* it. Where
 it is still there the attempt is adopted, as finished. That saves its work, and where its work does not come out
-the same again, nobody else could go on in the middle of it.
+the same again, nobody else could go on in the middle of it. Only what the checkpoint itself knows as finished is
+adopted, since it holds what that has left (``LastState``): a producer that was running again when the checkpoint
+was taken, for others than those that had read its former attempt, had left nothing yet.
 
 What begins again is decided as after any failure (``failover_strategy``): all that was not done has failed, and
 with it goes what it would make void.
 
-Invariants: whole regions are adopted or none of their subtasks; what an adopted attempt has written is held, or
+Invariants: what is adopted had finished in the checkpoint; whole regions are adopted or none of their subtasks; what an adopted attempt has written is held, or
 its readers are adopted as well; the readers of one source are adopted together, since who discovers splits for one
 discovers them for all.
 """
@@ -108,7 +110,7 @@ def _numbers(regions: RegionGraph, restored: RestoredCheckpoint) -> dict[int, in
     numbers: dict[int, int | None] = {}
     for region in regions.regions:
         attempts = {attempt for s in region.subtasks for attempt in named.get(s, ())}
-        is_done = region.subtasks <= restored.finished | named.keys()
+        is_done = region.subtasks <= restored.finished
         if region.index in rebuilt and is_done and len(attempts) <= 1:
             numbers[region.index] = next(iter(attempts), None)
     return numbers

@@ -27,6 +27,17 @@ def rebuilt_regions(regions: RegionGraph) -> frozenset[int]:
     )
 
 
+def rebuilt_vertices(regions: RegionGraph) -> frozenset[str]:
+    """The vertices of these regions: of each all subtasks, since every one of them has such channels as its siblings have."""
+    indices = rebuilt_regions(regions)
+    return frozenset(
+        subtask.vertex
+        for region in regions.regions
+        if region.index in indices
+        for subtask in region.subtasks
+    )
+
+
 def rebuild_problem(regions: RegionGraph) -> str | None:
     """Why a job that takes checkpoints cannot be recovered, in the user's words; None = it can."""
     rebuilt = rebuilt_regions(regions)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.adoption import adopted, pinned
@@ -207,7 +207,12 @@ class Failover:
     def begins_from_nothing(self, subtask: SubtaskId) -> bool:
         """Whether no checkpoint is of use to a subtask that begins: its whole region does all its work again."""
         has_finished = self._graph.current_of(subtask).state is AttemptState.FINISHED
-        return self._regions.region_of(subtask).index in self._rebuilds and not has_finished
+        return self.is_rebuilt(subtask) and not has_finished
+
+    def is_rebuilt(self, subtask: SubtaskId) -> bool:
+        """Whether a subtask does all its work again wherever it begins again: what an earlier attempt of it has left
+        in a checkpoint says nothing of a later one."""
+        return self._regions.region_of(subtask).index in self._rebuilds
 
     # ------------------------------------------------------------ what was done under another JobManager
 
@@ -221,14 +226,8 @@ class Failover:
             )
         )
 
-    def adopt(
-        self, restored: RestoredCheckpoint, located: Iterable[LocatedPartition]
-    ) -> RestoredCheckpoint:
-        """Counts as finished what was done before, before anything has begun.
-
-        Returns:
-            The checkpoint, with all of that as finished.
-        """
+    def adopt(self, restored: RestoredCheckpoint, located: Iterable[LocatedPartition]) -> None:
+        """Counts as finished what was done before, before anything has begun."""
         holders = {
             (KeptPartition(one.edge_id, one.producer.subtask), one.producer.attempt): (
                 one.taskmanager_id
@@ -244,4 +243,3 @@ class Failover:
             }
             holder = next(iter(held.values()), "")
             self._partitions.adopt(self._graph.adopt(subtask, number, holder), held)
-        return replace(restored, finished=restored.finished | done.keys())

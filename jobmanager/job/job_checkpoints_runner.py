@@ -33,13 +33,15 @@ from jobmanager.checkpoint.checkpoint_store_runner import (
 from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.rebuilt_regions import rebuilt_vertices
+from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
 from jobmanager.job.ended_checkpoints_runner import discard
 from jobmanager.messages import job_messages as m
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.collect_convert import CollectSinks
-from jobmanager.rpc.graph_convert import cause_of_error
+from jobmanager.rpc.graph_convert import cause_of_error, plan_of
 from jobmanager.rpc.restore_convert import RestoredTasks, restored_checkpoint, restored_tasks
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import (
@@ -114,6 +116,9 @@ class JobCheckpointsRunner:
         self._jobs = jobs
         self._results = results
         self._collects = CollectSinks(graph)
+        self._rebuilt = (
+            rebuilt_vertices(RegionGraph(plan_of(graph))) if store is not None else frozenset()
+        )
         self._clock = clock
         self._post = post
         self._in_order = in_order
@@ -296,7 +301,9 @@ class JobCheckpointsRunner:
         if found.repeated is not None:
             self._note_repeated(found.repeated)
         if found.newest is not None:
-            self._restored = restored_tasks(found.newest, self._graph, effect.subtasks)
+            self._restored = restored_tasks(
+                found.newest, self._graph, effect.subtasks, self._rebuilt
+            )
             restored = restored_checkpoint(found.newest.checkpoint_id, self._restored, self._graph)
         return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
 

@@ -325,7 +325,8 @@ class JobMaster:
             return
         for located in event.located:
             self._lease.note_partition_endpoint(located.taskmanager_id, located.endpoint)
-        self._begin_from(self._failover.adopt(self._found, event.located), is_whole=True)
+        self._failover.adopt(self._found, event.located)
+        self._begin_from(self._found, is_whole=True)
 
     def _begin_from(self, restored: RestoredCheckpoint | None, *, is_whole: bool) -> None:
         self._may_adopt, self._found = False, None
@@ -341,6 +342,8 @@ class JobMaster:
         else:
             self._splits.restart(self._moving, restored)
         if self._wiring is not None:
+            if restored is not None and not is_whole:
+                restored = restored.without(self._failover.is_rebuilt)
             self._wiring.restored(restored, self._moving)
         self._schedule()
 

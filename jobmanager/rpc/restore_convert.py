@@ -27,6 +27,7 @@ def restored_tasks(
     manifest: checkpoint_pb2.CheckpointManifest,
     graph: graph_pb2.JobGraph,
     alone: Collection[SubtaskId] | None = None,
+    rebuilt: Collection[str] = (),
 ) -> RestoredTasks:
     """The state of each subtask of the job.
 
@@ -36,6 +37,7 @@ def restored_tasks(
 
     Args:
         alone: subtasks that begin again while the others run; None = all begin again.
+        rebuilt: vertices whose subtasks begin from nothing whatever the checkpoint holds of them.
 
     Raises:
         Unrecoverable: there is a snapshot of a subtask that is not there: the manifest belongs to
@@ -57,7 +59,7 @@ def restored_tasks(
             f"{', '.join(map(str, foreign[:10]))}"
         )
     unions = _unions(manifest.subtasks)
-    dealt, given = deal(snapshots, graph, alone)
+    dealt, given = deal(snapshots, graph, alone, rebuilt)
     uids = {vertex.id: function_uids(vertex) for vertex in graph.vertices}
     ends = _ends_of_finished(plan_of(graph), snapshots)
     return {

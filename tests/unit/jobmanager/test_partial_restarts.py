@@ -596,6 +596,32 @@ def test_survivors_hear_of_a_checkpoint_that_was_being_stored_before_producers_a
     assert told(story.due(), m.ReplaceProducer) == "b0 b1"
 
 
+def test_what_a_stage_has_left_is_not_replaced_by_what_its_former_attempt_had() -> None:
+    """The checkpoint is older than the attempt whose rows are read now."""
+    story = Story(drawn("a:1 b:1", "a>b hash blocking reproducible"), checkpoints=True)
+
+    def finish(text: str, left: str) -> None:
+        story.run(text)
+        last = c.LastState(left)
+        story.do(m.AttemptReported(story.key(text), FINISHED, last=last))
+
+    finish("a0", "of the first")
+    story.run("b0")
+    first = (subtask("a0"), c.LastState("of the first"))
+    begun = subtasks("a0 b0")
+    story.restored = RestoredCheckpoint(1, subtasks("a0"), subtasks=begun, left=(first,))
+    story.fail("b0", m.MissingPartition("a>b", story.key("a0")))
+    assert deployed(story.due()) == "a0"
+    finish("a0", "of the second")
+    story.run("b0")
+    story.fail("b0")
+    assert deployed(story.due()) == "b0"
+    story.run("b0")
+    trigger(story)
+    [store] = [e for e in ack(story, "b0", 1) if isinstance(e, m.StoreCheckpoint)]
+    assert store.stored.last == ((story.key("a0"), "of the second"),)
+
+
 def test_a_checkpoint_waits_for_what_has_begun_before_and_waits_for_its_input() -> None:
     plan = drawn("a:1 b:1 c:1", "a>b hash blocking reproducible", "b>c hash caching reproducible")
     story = Story(plan, checkpoints=True)

@@ -215,7 +215,7 @@ def test_the_most_is_adopted_that_is_sound(found: Found) -> None:
         region
         for region in model.regions
         if any(s.vertex in blocking for s in region)
-        and all(s in restored.finished or s in named for s in region)
+        and region <= restored.finished
         and len(set[int]().union(*(named.get(s, set()) for s in region))) <= 1
     ]
     numbers = {
