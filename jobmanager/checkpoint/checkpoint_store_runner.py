@@ -43,6 +43,7 @@ from penstock.storage.manifest import (
     decode_manifest,
     encode_manifest,
     manifest_path,
+    parse_manifest_path,
     references,
 )
 from penstock.storage.memory_store import MemoryStore
@@ -117,6 +118,7 @@ class CheckpointStoreRunner:
         self._now_ms = now_ms
         self._claim: _Claim | None = None
         self._storing: tuple[int, _Claim] | None = None
+        self._preparations = 0
         self._stopped = threading.Event()
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
 
@@ -139,7 +141,8 @@ class CheckpointStoreRunner:
             unusable: checkpoints that tasks could not restore.
             must_exist: the job has been prepared before, if not by this instance.
             alone: subtasks that begin again while others of the job run, which may be uploading: nothing of
-                these is removed; None = nothing runs.
+                these is removed, only manifests that could not be removed when their checkpoints failed; None =
+                nothing runs.
 
         Raises:
             Fenced: another leader has the job.
@@ -147,9 +150,11 @@ class CheckpointStoreRunner:
                 it must be, or the store is too small for any; nothing is deleted.
             StoreTransient: the store does not answer now.
         """
+        self._preparations += 1
+        preparation = self._preparations
         claim = self._claimed(must_exist)
         try:
-            return self._prepared(claim, unusable, alone)
+            return self._prepared(preparation, claim, unusable, alone)
         except HeadClaimedAgain as error:
             self._void(claim)
             raise StoreTransient(f"storage was slow: {error}; it is tried again") from error
@@ -159,6 +164,7 @@ class CheckpointStoreRunner:
 
     def _prepared(
         self,
+        preparation: int,
         claim: _Claim,
         unusable: Collection[int],
         alone: Collection[SubtaskId] | None,
@@ -169,6 +175,9 @@ class CheckpointStoreRunner:
             for prefix in _SWEPT_PREFIXES
             for found in self._store.list(prefix)
         }
+        if preparation != self._preparations:
+            # Whoever waited has given up, and begun again: what is listed may be of attempts that live.
+            raise StoreTransient("another preparation has begun meanwhile")
         readable = [
             (retained, manifest)
             for retained in head.retained
@@ -185,7 +194,13 @@ class CheckpointStoreRunner:
         if len(readable) == len(head.retained):
             # A leader that has been deposed meanwhile must not take what its successor has written.
             claim.heads.verify()
-            of_dead = [path for path in sizes if alone is None or _writer_of(path) in alone]
+            of_dead = [
+                path
+                for path in sizes
+                if alone is None
+                or _writer_of(path) in alone
+                or parse_manifest_path(path) is not None
+            ]
             self._sweep(of_dead, completed)
             if alone is None:
                 self._sweep_temporaries()

@@ -108,7 +108,7 @@ class SimulatedCluster:
         self.partition_wait_ms = PARTITION_WAIT_MS if seed % 4 else _SHORT_WAIT_MS
         self.network = InMemoryNetwork(self.loop.call_later, self.loop.monotonic_ns, seed)
         self.rpc = SimulatedRpc(self)
-        self.audited = AuditedStore()
+        self.audited = AuditedStore(self.broke)
         self.jobmanager_deaths = 0
         self.jobmanager_stops = 0
         self.slot_deaths = 0

@@ -44,10 +44,15 @@ class StoreWeather:
 CALM = StoreWeather()
 
 
+def _raise(error: AssertionError) -> None:
+    raise error
+
+
 class AuditedStore:
     """The objects of one job."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_broken: Callable[[AssertionError], None] = _raise) -> None:
+        self._on_broken = on_broken
         self.objects = MemoryStore(_UNLIMITED)
         self.audits = 0
         self.changes = 0
@@ -65,6 +70,15 @@ class AuditedStore:
     def paths(self) -> set[str]:
         """All that is there."""
         return {found.path for found in self.objects.list("")}
+
+    def changed(self) -> None:
+        """Looks through it after a change; also where nobody waits for the call that has made it."""
+        self.changes += 1
+        try:
+            self.named()
+        except AssertionError as error:
+            self._on_broken(error)
+            raise
 
     def head(self) -> checkpoint_pb2.CheckpointHead | None:
         """What HEAD says."""
@@ -135,8 +149,7 @@ class StoreAccess(ObjectStore):
             )
 
     def _leave(self, call: str) -> None:
-        self._audited.changes += 1
-        self._audited.named()
+        self._audited.changed()
         weather = self._weather()
         self._hang(weather)
         if weather.lost_answers and self._draws.random() < weather.lost_answers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,13 @@ from penstock.errors import Fenced, StoreTransient, Unrecoverable
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HEAD_PATH, HeadOutcomeUnknown, HeadStore
 from penstock.storage.local_store import LocalStore
+from penstock.storage.manifest import manifest_path
 from penstock.storage.memory_store import MemoryStore
-from penstock.storage.object_store import ObjectStore
+from penstock.storage.object_store import ObjectInfo, ObjectStore
 from penstock.storage.snapshot_files import snapshot_file_name
 
 JOB = "ab" * 16
+DEADLINE_S = 30.0
 KEY = c.SharedKey("agg", 0, "i1", "run-1")
 
 
@@ -132,6 +135,7 @@ def test_a_part_that_begins_again_sweeps_what_its_dead_attempts_have_uploaded(
     for attempt in (3, 4):
         upload(2, "v1", 0, attempt)
     store.put("shared/unknown", [b"x"])
+    store.put(manifest_path(2, 1), [b"of a checkpoint that has failed"])
     one.prepare(alone={SubtaskId("v1", 0)})
     left = {info.path for info in store.list("")}
     assert left == {"HEAD", stored.manifest_path, kept, "chk-1/l", "shared/unknown", *living}
@@ -255,6 +259,44 @@ class _Failing(MemoryStore):
         if self.broken == "swap":
             raise StoreTransient("no answer")
         return swapped
+
+
+class _LateListing(MemoryStore):
+    """The next listing waits, before it is made, until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(100_000)
+        self.hangs, self.goes_on = threading.Event(), threading.Event()
+        self.is_bad = False
+
+    @override
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        if self.is_bad:
+            self.is_bad = False
+            self.hangs.set()
+            assert self.goes_on.wait(DEADLINE_S)
+        return super().list(prefix)
+
+
+def test_a_preparation_that_was_given_up_on_sweeps_nothing_of_the_attempts_that_run_now() -> None:
+    """Its listing hung; the next one was made, tasks have uploaded, a checkpoint is complete; then it goes on."""
+    store = _LateListing()
+    one = runner(store)
+    one.prepare()
+    store.is_bad = True
+    with ThreadPoolExecutor(1) as thread:
+        late = thread.submit(one.prepare)
+        assert store.hangs.wait(DEADLINE_S)
+        one.prepare()
+        files(store)
+        store.goes_on.set()
+        with pytest.raises(StoreTransient):
+            late.result(DEADLINE_S)
+    stored = one.store(wanted(1))
+    assert isinstance(stored, c.CheckpointStored)
+    found = runner(store, epoch=2).prepare().newest
+    assert found is not None
+    assert found.checkpoint_id == 1
 
 
 def test_failures_of_the_store_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,3 +462,36 @@ def test_what_had_finished_before_a_checkpoint_goes_on_where_its_consumers_had_r
     position = checkpoint_pb2.ChannelPosition(edge_id="e0", index=0, rows=40)
     assert list(tasks[SubtaskId("v0", 0)].outputs) == [position]
     assert list(tasks[SubtaskId("v0", 1)].outputs) == list(running.outputs)
+
+
+def test_lists_of_the_finished_stay_where_who_goes_on_begins_from_nothing() -> None:
+    """Whatever is dealt to it would be gone, and its rows others than before."""
+    job = graph()
+    job.vertices[0].operators.add(uid="keeps").process.SetInParent()
+    uid = job.vertices[0].operators[-1].uid
+    snapshots = []
+    for index in range(2):
+        snapshot = checkpoint_pb2.SubtaskSnapshot(
+            vertex="v0", subtask_index=index, finished=index == 0
+        )
+        snapshot.operators.add(operator_uid=uid).lists.add(
+            name="items",
+            redistribution=checkpoint_pb2.REDISTRIBUTION_SPLIT,
+            items=[f"of {index}".encode()],
+        )
+        snapshots.append(snapshot)
+    manifest = checkpoint_pb2.CheckpointManifest(checkpoint_id=3, subtasks=snapshots)
+
+    def items(rebuilt: tuple[str, ...]) -> list[list[bytes]]:
+        tasks = restored_tasks(manifest, job, rebuilt=rebuilt)
+        return [
+            [
+                item
+                for held in tasks[SubtaskId("v0", index)].operators[0].lists
+                for item in held.items
+            ]
+            for index in range(2)
+        ]
+
+    assert items(()) == [[], [b"of 1", b"of 0"]]
+    assert items(("v0",)) == [[b"of 0"], [b"of 1"]]
