@@ -83,6 +83,13 @@ class Model:
             if one.subtask_index == other.subtask_index
             and group[one.vertex] == group[other.vertex] != ""
         }
+        # The first subtask of a source finds the splits of all of them.
+        links |= {
+            (SubtaskId(vertex.id, 0), SubtaskId(vertex.id, index))
+            for vertex in self.plan.vertices
+            if vertex.source_uids
+            for index in range(1, vertex.parallelism)
+        }
         for _ in self.subtasks:
             for source, target in links:
                 for subtask in self.subtasks:
