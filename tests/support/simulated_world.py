@@ -23,6 +23,7 @@ class World:
     Attributes:
         on_commit: called before and after each commit; may raise.
         on_processing: called for each row that a function processes; may raise.
+        breaches: what functions have seen that they must never see, whether or not it becomes visible.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,6 +31,7 @@ class World:
         self.committed: dict[str, list[Row]] = {}
         self.on_commit: Callable[[], None] = lambda: None
         self.on_processing: Callable[[], None] = lambda: None
+        self.breaches: list[str] = []
         self._processed = 0
         _worlds[name] = self
 
@@ -43,6 +45,10 @@ class World:
         self.on_processing()
         self._processed += 1
         return self._processed
+
+    def breach(self, what: str) -> None:
+        """A function has seen what it must never see."""
+        self.breaches.append(what)
 
     def prepare(self, name: str, rows: list[Row]) -> None:
         """Keeps rows safe without showing them."""
