@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from jobmanager.checkpoint.deletion_queue import DeletionQueue
 from jobmanager.checkpoint.file_uses import FileUses, Holder, Role
 from jobmanager.checkpoint.messages import CompletedCheckpoint, FileReference
-from jobmanager.checkpoint.shared_state_registry import Claim, Registration, SharedStateRegistry
+from jobmanager.checkpoint.shared_state_registry import Claim, RegisteredFiles, SharedStateRegistry
 from penstock.errors import InvariantViolation
 
 _LAST_STATES = Holder(Role.LAST_STATES, 0)
@@ -62,7 +62,7 @@ class CheckpointFiles:
         paths = dict.fromkeys(reference.location.path for reference in references)
         self._discard(path for path in paths if not self._uses.in_use(path))
 
-    def plan(self, claims: Iterable[Claim]) -> Registration:
+    def plan(self, claims: Iterable[Claim]) -> RegisteredFiles:
         """What a checkpoint of these claims is to be registered with; changes nothing.
 
         Raises:

@@ -39,7 +39,7 @@ from jobmanager.checkpoint import messages as m
 from jobmanager.checkpoint.checkpoint_files import CheckpointFiles, FileReleased
 from jobmanager.checkpoint.completed import CompletedCheckpoints
 from jobmanager.checkpoint.failure_policy import FailurePolicy
-from jobmanager.checkpoint.pending import Ack, PendingCheckpoint, Phase
+from jobmanager.checkpoint.pending import Ack, CheckpointPhase, PendingCheckpoint
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.shared_state_registry import SharedFileMismatch
 from jobmanager.checkpoint.statistics import CheckpointRecord, CheckpointStatistics
@@ -320,7 +320,9 @@ class CheckpointCoordinator:
     def _unsettled(self) -> PendingCheckpoint | None:
         """The checkpoint of which nobody knows whether it is stored."""
         pending = None if self._storing is None else self._pending[self._storing]
-        return pending if pending is not None and pending.phase is Phase.UNSETTLED else None
+        return (
+            pending if pending is not None and pending.phase is CheckpointPhase.UNSETTLED else None
+        )
 
     # ------------------------------------------------------------ requests and triggers
 
@@ -397,7 +399,7 @@ class CheckpointCoordinator:
             return
         pending.acknowledge(event.key, Ack(event.snapshot, claims, event.summary))
         self._statistics.acknowledged(event.checkpoint_id, event.summary)
-        if pending.phase is Phase.READY:
+        if pending.phase is CheckpointPhase.READY:
             self._ready.append(event.checkpoint_id)
 
     def _take_decline(self, event: m.DeclineReceived) -> None:
@@ -414,10 +416,10 @@ class CheckpointCoordinator:
             if expires is None or expires > self._now:
                 continue
             late = f"not complete after {self._settings.timeout_ms} ms"
-            if pending.phase is Phase.STORING:
+            if pending.phase is CheckpointPhase.STORING:
                 self._unsettle(pending, f"{late}: the store does not say whether it has stored it")
                 continue
-            if pending.phase is Phase.READY:
+            if pending.phase is CheckpointPhase.READY:
                 waits = f"it was acknowledged by all tasks and waits for checkpoint {self._storing} to be"
                 self._abort(pending, m.AbortReason.EXPIRED, f"{late}: {waits} stored")
                 continue
@@ -448,7 +450,7 @@ class CheckpointCoordinator:
             except SharedFileMismatch as error:
                 self._abort(pending, m.AbortReason.STORE_FAILED, str(error))
                 continue
-            pending.become(Phase.STORING)
+            pending.become(CheckpointPhase.STORING)
             self._storing = pending.checkpoint_id
             self._effects.append(
                 m.StoreCheckpoint(
@@ -486,7 +488,7 @@ class CheckpointCoordinator:
 
     def _unsettle(self, pending: PendingCheckpoint, reason: str) -> None:
         """Nobody knows whether it is stored: who waits is not kept waiting until somebody does."""
-        pending.become(Phase.UNSETTLED)
+        pending.become(CheckpointPhase.UNSETTLED)
         pending.unsettled = (
             f"whether checkpoint {pending.checkpoint_id} is stored is not known yet: {reason}"
         )
@@ -500,7 +502,7 @@ class CheckpointCoordinator:
             return
         self._storing = None
         pending = self._pending.pop(event.checkpoint_id)
-        pending.become(Phase.COMPLETED)
+        pending.become(CheckpointPhase.COMPLETED)
         summary = pending.summary()
         checkpoint = m.CompletedCheckpoint(
             checkpoint_id=event.checkpoint_id,
@@ -527,7 +529,9 @@ class CheckpointCoordinator:
                 f"checkpoint {event.checkpoint_id} completed first",
                 instead=event.checkpoint_id,
             )
-        waiting = [p.checkpoint_id for p in self._pending.values() if p.phase is Phase.WAITING]
+        waiting = [
+            p.checkpoint_id for p in self._pending.values() if p.phase is CheckpointPhase.WAITING
+        ]
         for old in subsumed:
             self._files.release(old, waiting)
         self._files.end(event.checkpoint_id)
@@ -542,7 +546,7 @@ class CheckpointCoordinator:
         instead: int | None = None,
     ) -> None:
         checkpoint_id = pending.checkpoint_id
-        pending.become(Phase.ABORTED)
+        pending.become(CheckpointPhase.ABORTED)
         del self._pending[checkpoint_id]
         if checkpoint_id in self._ready:
             self._ready.remove(checkpoint_id)
@@ -634,14 +638,14 @@ class CheckpointCoordinator:
                 not kept or kept[-1].checkpoint_id < checkpoint_id, "one under way is too old"
             )
             require_invariant(
-                (checkpoint_id in self._ready) == (pending.phase is Phase.READY)
+                (checkpoint_id in self._ready) == (pending.phase is CheckpointPhase.READY)
                 and (checkpoint_id == self._storing)
-                == (pending.phase in (Phase.STORING, Phase.UNSETTLED)),
+                == (pending.phase in (CheckpointPhase.STORING, CheckpointPhase.UNSETTLED)),
                 f"checkpoint {checkpoint_id} is {pending.phase.value} in a wrong place",
             )
             require_invariant(
                 (pending.acked_count == len(pending.participants))
-                == (pending.phase is not Phase.WAITING),
+                == (pending.phase is not CheckpointPhase.WAITING),
                 f"checkpoint {checkpoint_id} is {pending.phase.value} with the wrong acks",
             )
 

@@ -23,7 +23,7 @@ LONGEST_PAUSE_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FailureVerdict:
     """What follows from an aborted checkpoint.
 
     Attributes:
@@ -47,20 +47,20 @@ class FailurePolicy:
         self.failed_in_a_row = 0
         self.failed_total = 0
 
-    def aborted(self, reason: AbortReason) -> Verdict:
+    def aborted(self, reason: AbortReason) -> FailureVerdict:
         """A checkpoint was aborted.
 
         The count starts anew where the job is to fail: the job starts anew, too.
         """
         if not reason.counts:
-            return Verdict(self.failed_in_a_row, fails_job=False)
+            return FailureVerdict(self.failed_in_a_row, fails_job=False)
         self.failed_total += 1
         self.failed_in_a_row += 1
         failed = self.failed_in_a_row
         if self._tolerable == UNLIMITED or failed <= self._tolerable:
-            return Verdict(failed, fails_job=False)
+            return FailureVerdict(failed, fails_job=False)
         self.failed_in_a_row = 0
-        return Verdict(failed, fails_job=True)
+        return FailureVerdict(failed, fails_job=True)
 
     def completed(self) -> None:
         """A checkpoint is complete."""

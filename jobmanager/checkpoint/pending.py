@@ -16,13 +16,13 @@ from enum import Enum
 from typing import Final
 
 from jobmanager.checkpoint.messages import SnapshotSummary
-from jobmanager.checkpoint.shared_state_registry import Claim, Registration
+from jobmanager.checkpoint.shared_state_registry import Claim, RegisteredFiles
 from jobmanager.checkpoint.trigger_policy import PERIODIC, Request
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.errors import InvariantViolation
 
 
-class Phase(Enum):
+class CheckpointPhase(Enum):
     """Where a checkpoint stands."""
 
     WAITING = "waiting for acks"
@@ -33,17 +33,19 @@ class Phase(Enum):
     ABORTED = "aborted"
 
 
-TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
-    Phase.WAITING: frozenset({Phase.READY, Phase.ABORTED}),
-    Phase.READY: frozenset({Phase.STORING, Phase.ABORTED}),
-    Phase.STORING: frozenset({Phase.COMPLETED, Phase.ABORTED, Phase.UNSETTLED}),
-    Phase.UNSETTLED: frozenset({Phase.COMPLETED, Phase.ABORTED}),
-    Phase.COMPLETED: frozenset(),
-    Phase.ABORTED: frozenset(),
+TRANSITIONS: Final[dict[CheckpointPhase, frozenset[CheckpointPhase]]] = {
+    CheckpointPhase.WAITING: frozenset({CheckpointPhase.READY, CheckpointPhase.ABORTED}),
+    CheckpointPhase.READY: frozenset({CheckpointPhase.STORING, CheckpointPhase.ABORTED}),
+    CheckpointPhase.STORING: frozenset(
+        {CheckpointPhase.COMPLETED, CheckpointPhase.ABORTED, CheckpointPhase.UNSETTLED}
+    ),
+    CheckpointPhase.UNSETTLED: frozenset({CheckpointPhase.COMPLETED, CheckpointPhase.ABORTED}),
+    CheckpointPhase.COMPLETED: frozenset(),
+    CheckpointPhase.ABORTED: frozenset(),
 }
 
 
-_BOUNDED: Final = (Phase.WAITING, Phase.READY, Phase.STORING)
+_BOUNDED: Final = (CheckpointPhase.WAITING, CheckpointPhase.READY, CheckpointPhase.STORING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,8 @@ class PendingCheckpoint:
         self.started_ms = started_ms
         self.deadline_ms = deadline_ms
         self.finished = finished
-        self.phase = Phase.WAITING
-        self.registration = Registration((), ())
+        self.phase = CheckpointPhase.WAITING
+        self.registration = RegisteredFiles((), ())
         """What it will be registered with; set once it is being stored."""
         self.unsettled = ""
         """Why it is not known whether it is stored."""
@@ -115,7 +117,9 @@ class PendingCheckpoint:
 
     def waits_for(self, key: AttemptKey) -> bool:
         """Whether it cannot complete without an ack of this attempt."""
-        return self.phase is Phase.WAITING and key in self._acks and self._acks[key] is None
+        return (
+            self.phase is CheckpointPhase.WAITING and key in self._acks and self._acks[key] is None
+        )
 
     def missing(self) -> list[AttemptKey]:
         """Tasks that have not acknowledged it."""
@@ -132,14 +136,14 @@ class PendingCheckpoint:
         self._acks[key] = ack
         self._acked += 1
         if self._acked == len(self._acks):
-            self.become(Phase.READY)
+            self.become(CheckpointPhase.READY)
 
     def give_up_request(self) -> Request:
         """What it was taken for, which from now on waits for it no longer."""
         request, self.request = self.request, PERIODIC
         return request
 
-    def become(self, phase: Phase) -> None:
+    def become(self, phase: CheckpointPhase) -> None:
         """Makes the transition.
 
         Raises:
@@ -149,7 +153,7 @@ class PendingCheckpoint:
             raise InvariantViolation(
                 f"checkpoint {self.checkpoint_id}: {self.phase.name} cannot become {phase.name}"
             )
-        if phase is Phase.READY and self._acked != len(self._acks):
+        if phase is CheckpointPhase.READY and self._acked != len(self._acks):
             raise InvariantViolation(f"checkpoint {self.checkpoint_id} misses {self.missing()}")
         self.phase = phase
 

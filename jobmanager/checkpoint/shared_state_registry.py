@@ -47,7 +47,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class RegisteredFiles:
     """What a checkpoint is registered with.
 
     Attributes:
@@ -100,7 +100,7 @@ class SharedStateRegistry:
         _check_same(reference, known)
         return Claim(reference, known)
 
-    def plan(self, claims: Iterable[Claim]) -> Registration:
+    def plan(self, claims: Iterable[Claim]) -> RegisteredFiles:
         """What a checkpoint of these claims is to be registered with; changes nothing.
 
         Raises:
@@ -118,7 +118,7 @@ class SharedStateRegistry:
             _check_same(named, counts)
             if named.key is not None and counts != named.location:
                 replaced[named.key] = counts
-        return Registration(tuple(planned.values()), tuple(replaced.items()))
+        return RegisteredFiles(tuple(planned.values()), tuple(replaced.items()))
 
     def register(self, checkpoint_id: int, references: Iterable[FileReference]) -> None:
         """Counts a completed checkpoint.

@@ -26,11 +26,11 @@ from jobmanager.failover.failover_strategy import (
     tasks_to_restart,
 )
 from jobmanager.failover.rebuilt_regions import rebuilt_regions
-from jobmanager.failover.regions import KeptPartition, Region, RegionGraph
+from jobmanager.failover.regions import KeptOutput, Region, RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import Exchange
 
-Version = tuple[KeptPartition, int]
+Version = tuple[KeptOutput, int]
 """What one attempt of a producer has written."""
 
 
@@ -65,7 +65,7 @@ def adopted(
         >>> checkpoint = RestoredCheckpoint(
         ...     7, reads=(RestoredRead(reader, "e", 0, attempt=3, rows=10),), subtasks=frozenset([reader])
         ... )
-        >>> adopted(regions, checkpoint, held=[(KeptPartition("e", writer), 3)])
+        >>> adopted(regions, checkpoint, held=[(KeptOutput("e", writer), 3)])
         {SubtaskId(vertex='write', subtask_index=0): 3}
         >>> adopted(regions, checkpoint, held=[])
         {}
@@ -81,7 +81,7 @@ def adopted(
     def number_of(subtask: SubtaskId) -> int | None:
         return numbers.get(regions.region_of(subtask).index)
 
-    def is_available(partition: KeptPartition) -> bool:
+    def is_available(partition: KeptOutput) -> bool:
         number = number_of(partition.producer)
         return number is not None and (partition, number) in held
 
@@ -116,7 +116,7 @@ def _numbers(regions: RegionGraph, restored: RestoredCheckpoint) -> dict[int, in
     return numbers
 
 
-def _blocking_of(regions: RegionGraph, region: Region) -> list[KeptPartition]:
+def _blocking_of(regions: RegionGraph, region: Region) -> list[KeptOutput]:
     return [
         partition
         for partition in regions.produced_by(region)
@@ -128,11 +128,11 @@ def _is_of_use(
     regions: RegionGraph,
     subtask: SubtaskId,
     kept: Collection[SubtaskId],
-    is_available: Callable[[KeptPartition], bool],
+    is_available: Callable[[KeptOutput], bool],
 ) -> bool:
     """Whether all is there that is still read of what it has written, and its siblings are where it reads splits."""
     for group in regions.written_by(subtask):
-        partition = KeptPartition(group.edge.id, subtask)
+        partition = KeptOutput(group.edge.id, subtask)
         is_read = group.edge.is_persisted or any(c not in kept for c in group.consumers)
         if is_read and not is_available(partition):
             return False

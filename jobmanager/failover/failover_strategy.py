@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from jobmanager.failover.channel_groups import ChannelGroup
-from jobmanager.failover.regions import KeptPartition, Region, RegionGraph
+from jobmanager.failover.regions import KeptOutput, Region, RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import Exchange, JobPlan
 
@@ -62,7 +62,7 @@ class FailoverView:
 
     started: frozenset[SubtaskId]
     finished: frozenset[SubtaskId]
-    is_available: Callable[[KeptPartition], bool]
+    is_available: Callable[[KeptOutput], bool]
 
 
 def strategy_problem(name: FailoverStrategyName, regions: RegionGraph) -> str | None:
@@ -108,7 +108,7 @@ def tasks_to_restart(
     name: FailoverStrategyName,
     regions: RegionGraph,
     failed: Iterable[SubtaskId],
-    missing: Iterable[KeptPartition],
+    missing: Iterable[KeptOutput],
     view: FailoverView,
 ) -> frozenset[SubtaskId]:
     """The subtasks whose current attempts are to end and to be replaced.
@@ -130,7 +130,7 @@ def tasks_to_restart(
         >>> writers, reader = [SubtaskId("write", 0), SubtaskId("write", 1)], SubtaskId("read", 0)
         >>> everyone = frozenset([*writers, reader])
         >>> view = FailoverView(everyone, frozenset(writers), is_available=lambda partition: True)
-        >>> lost = KeptPartition("e", writers[1])
+        >>> lost = KeptOutput("e", writers[1])
         >>> regions = RegionGraph(JobPlan(vertices, (edge,)))
         >>> again = tasks_to_restart(FailoverStrategyName.REGION, regions, [reader], [lost], view)
         >>> sorted(map(str, again))
@@ -160,7 +160,7 @@ class _Backtracking:
     """
 
     def __init__(
-        self, regions: RegionGraph, missing: frozenset[KeptPartition], view: FailoverView
+        self, regions: RegionGraph, missing: frozenset[KeptOutput], view: FailoverView
     ) -> None:
         self._regions = regions
         self._missing = missing
@@ -261,5 +261,5 @@ class _Backtracking:
         return edge.is_reproducible and (made_by.index, _Changed.ORDER) not in self._reads_changed
 
     def _can_be_read(self, group: ChannelGroup, producer: SubtaskId) -> bool:
-        partition = KeptPartition(group.edge.id, producer)
+        partition = KeptOutput(group.edge.id, producer)
         return partition not in self._missing and self._view.is_available(partition)

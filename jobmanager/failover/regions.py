@@ -25,7 +25,7 @@ from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPartition:
+class KeptOutput:
     """The output of one producer subtask on an edge that keeps its rows, whatever its attempt."""
 
     edge_id: str
@@ -102,24 +102,24 @@ class RegionGraph:
         groups = (group for s in self._subtasks[region.index] for group in self.read_by(s))
         return list(dict.fromkeys(groups))
 
-    def consumed_by(self, region: Region) -> tuple[KeptPartition, ...]:
+    def consumed_by(self, region: Region) -> tuple[KeptOutput, ...]:
         """The kept partitions that its subtasks read from other regions."""
         return tuple(
-            KeptPartition(group.edge.id, producer)
+            KeptOutput(group.edge.id, producer)
             for group in self._inputs(region)
             for producer in group.producers
             if producer not in region.subtasks
         )
 
-    def produced_by(self, region: Region) -> tuple[KeptPartition, ...]:
+    def produced_by(self, region: Region) -> tuple[KeptOutput, ...]:
         """The kept partitions that its subtasks write, whoever reads them."""
         return tuple(
-            KeptPartition(group.edge.id, subtask)
+            KeptOutput(group.edge.id, subtask)
             for subtask in self._subtasks[region.index]
             for group in self.written_by(subtask)
         )
 
-    def consumers_of(self, partition: KeptPartition) -> tuple[SubtaskId, ...]:
+    def consumers_of(self, partition: KeptOutput) -> tuple[SubtaskId, ...]:
         """The subtasks of any region that read a subpartition of it, in order of their index.
 
         Raises:
@@ -131,7 +131,7 @@ class RegionGraph:
         raise KeyError(partition)
 
     def startable(
-        self, started: AbstractSet[SubtaskId], complete: Callable[[KeptPartition], bool]
+        self, started: AbstractSet[SubtaskId], complete: Callable[[KeptOutput], bool]
     ) -> list[Region]:
         """The regions that can be started now, in topological order.
 
@@ -149,7 +149,7 @@ class RegionGraph:
 
         def is_ready(group: ChannelGroup, producer: SubtaskId) -> bool:
             if group.edge.exchange is Exchange.BLOCKING:
-                return complete(KeptPartition(group.edge.id, producer))
+                return complete(KeptOutput(group.edge.id, producer))
             return self.region_of(producer).index in runs
 
         def can_be_read(group: ChannelGroup) -> bool:

@@ -11,7 +11,6 @@ asked for at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from jobmanager.checkpoint import messages as c
@@ -44,14 +43,7 @@ CoordinatorFactory = Callable[[tuple[c.CompletedCheckpoint, ...], int], Coordina
 """Makes the coordinator from the retained checkpoints and the next checkpoint id."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailJob:
-    """For the machine itself: too many checkpoints have failed."""
-
-    message: str
-
-
-WiredEffect = m.JobEffect | FailJob
+WiredEffect = m.JobEffect | c.FailJob
 
 
 class CheckpointWiring:
@@ -190,9 +182,9 @@ class CheckpointWiring:
                     for key in effect.finished
                     for uid, ids in splits.done_by(key.subtask)
                 )
-                return [m.StoreCheckpoint(effect, done)]
-            case c.FailJob(message):
-                return [FailJob(message)]
+                return [m.WriteManifest(effect, done)]
+            case c.FailJob():
+                return [effect]
             case c.AnswerRequest(request_id) if request_id == self._final_request:
                 if effect.refused is None:
                     return []

@@ -20,7 +20,7 @@ from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failover_strategy import FailoverView, tasks_to_restart
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.rebuilt_regions import rebuilt_regions
-from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.failover.restart_strategy import RestartStrategy
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
@@ -93,7 +93,7 @@ class Failover:
         self,
         cause: FailureCause,
         failed: Iterable[SubtaskId] | None,
-        missing: Iterable[KeptPartition],
+        missing: Iterable[KeptOutput],
         now_ms: int,
         *,
         joins: bool,
@@ -130,7 +130,7 @@ class Failover:
         return cause
 
     def _restarted(
-        self, failed: Iterable[SubtaskId], missing: Iterable[KeptPartition]
+        self, failed: Iterable[SubtaskId], missing: Iterable[KeptOutput]
     ) -> frozenset[SubtaskId]:
         view = FailoverView(
             started=self._graph.started,
@@ -229,7 +229,7 @@ class Failover:
     def adopt(self, restored: RestoredCheckpoint, located: Iterable[LocatedPartition]) -> None:
         """Counts as finished what was done before, before anything has begun."""
         holders = {
-            (KeptPartition(one.edge_id, one.producer.subtask), one.producer.attempt): (
+            (KeptOutput(one.edge_id, one.producer.subtask), one.producer.attempt): (
                 one.taskmanager_id
             )
             for one in located

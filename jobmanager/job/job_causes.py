@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.failover.regions import KeptPartition
+from jobmanager.failover.regions import KeptOutput
 from jobmanager.graph.execution_attempt import ExecutionAttempt, SubtaskId
 from jobmanager.messages import job_messages as m
 
@@ -70,7 +70,7 @@ def not_cancelled(overdue: Iterable[ExecutionAttempt]) -> FailureCause:
     )
 
 
-def lost_inputs(missing: Iterable[KeptPartition]) -> FailureCause:
+def lost_inputs(missing: Iterable[KeptOutput]) -> FailureCause:
     """Processes have ended, and with them what others were to read."""
     names = ", ".join(sorted(f"{p.edge_id} of {p.producer}" for p in missing))
     return FailureCause("PartitionUnavailable", f"the process that kept {names} has ended")

@@ -73,7 +73,7 @@ CheckpointEffect = (
     m.PrepareStart
     | m.ReserveAttempts
     | m.NoteCommit
-    | m.StoreCheckpoint
+    | m.WriteManifest
     | m.DiscardCheckpoints
     | m.CheckpointEffect
 )
@@ -209,7 +209,7 @@ class JobCheckpointsRunner:
                 self._in_order(_RECORD_LANE, lambda: self._reserve(attempt))
             case m.NoteCommit():
                 self._in_order(_RECORD_LANE, self._note_commit)
-            case m.StoreCheckpoint():
+            case m.WriteManifest():
                 # At once: a start that comes next waits for it.
                 self._storing = effect.stored.checkpoint_id
                 self._is_stored.clear()
@@ -393,7 +393,7 @@ class JobCheckpointsRunner:
         else:
             self._post(m.CommitNoted())
 
-    async def _store_checkpoint(self, effect: m.StoreCheckpoint) -> None:
+    async def _store_checkpoint(self, effect: m.WriteManifest) -> None:
         assert self._store is not None, "checkpoints are stored where there is a store"
         store = self._store
         states = self._collects.last_states(key.subtask for key in effect.stored.finished)

@@ -38,7 +38,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failure_cause import FailureCause, more_telling
-from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.graph.deployment import DeploymentPlanner, TaskPlan
 from jobmanager.graph.execution_attempt import (
     ON_TASKMANAGER,
@@ -54,7 +54,6 @@ from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import (
     CheckpointWiring,
     Coordinator,
-    FailJob,
     WiredEffect,
 )
 from jobmanager.job.failover import ALL, Failover
@@ -67,7 +66,7 @@ from jobmanager.job.job_causes import (
     of_attempt,
     told,
 )
-from jobmanager.job.job_options import JobOptions, Phase
+from jobmanager.job.job_options import JobOptions, JobPhase
 from jobmanager.job.slot_lease import SlotLease, free_stray
 from jobmanager.job.source_splits import SourceSplits
 from jobmanager.job.speculation import Speculation
@@ -111,7 +110,7 @@ class JobMaster:
         self.dropped_events = 0
         self.restored_checkpoint_id = 0
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        self._phase = Phase.NEW
+        self._phase = JobPhase.NEW
         self._moving: frozenset[SubtaskId] = frozenset()
         """On their way: what stops, waits, is prepared or scheduled."""
         self._now_ms = 0
@@ -146,12 +145,12 @@ class JobMaster:
     @property
     def ended(self) -> bool:
         """True when the job has reached its end, here at least."""
-        return self._phase is Phase.ENDED
+        return self._phase is JobPhase.ENDED
 
     @property
     def _is_over(self) -> bool:
         """True when nothing but the promotion decides about the end, or that has come."""
-        return self._phase in (Phase.PROMOTING, Phase.ENDED)
+        return self._phase in (JobPhase.PROMOTING, JobPhase.ENDED)
 
     @property
     def attempt(self) -> int:
@@ -244,7 +243,7 @@ class JobMaster:
                 self._retry_final(event)
             case m.CallFailed():
                 self._take_failed_call(event)
-            case m.TaskManagerLost():
+            case m.TaskManagerGone():
                 self._lose_taskmanager(event)
             case m.CancelRequested():
                 is_ending = self.state in ENDING and self.state is not JobState.FAILING
@@ -283,7 +282,7 @@ class JobMaster:
     # ------------------------------------------------------------ the beginning of an attempt
 
     def _start(self) -> None:
-        if self._phase is not Phase.NEW:
+        if self._phase is not JobPhase.NEW:
             self.dropped_events += 1  # cancelled before it began
             return
         self._prepare()
@@ -293,7 +292,7 @@ class JobMaster:
         if not self.options.survives:
             self._schedule()
             return
-        self._phase = Phase.PREPARING
+        self._phase = JobPhase.PREPARING
         alone = self._moving if self.graph.started else None
         self._effects.append(m.PrepareStart(self.attempt, tuple(sorted(self._unusable)), alone))
 
@@ -301,7 +300,7 @@ class JobMaster:
         if self._wiring is not None and isinstance(event, m.StartPrepared):
             # What it says of HEAD holds whether or not somebody still waits for it.
             self._wiring.open(event)
-        if self._phase is not Phase.PREPARING or event.attempt != self.attempt:
+        if self._phase is not JobPhase.PREPARING or event.attempt != self.attempt:
             self.dropped_events += 1
             return
         if isinstance(event, m.StartNotPrepared):
@@ -319,7 +318,7 @@ class JobMaster:
 
     def _take_located(self, event: m.PartitionsLocated) -> None:
         """What was done under another JobManager, and is still there, is not done again."""
-        is_awaited = self._phase is Phase.PREPARING and event.attempt == self.attempt
+        is_awaited = self._phase is JobPhase.PREPARING and event.attempt == self.attempt
         if self._found is None or not is_awaited:
             self.dropped_events += 1
             return
@@ -352,7 +351,7 @@ class JobMaster:
         self._moving = self._failover.startable()
         for attempt in self.graph.attempts_of(self._moving):
             attempt.become(AttemptState.SCHEDULED)
-        self._phase = Phase.SCHEDULING
+        self._phase = JobPhase.SCHEDULING
         requests = self._lease.request(self._moving)
         if requests:
             self._effects += [*self.speculation.yield_slots(), *requests]
@@ -360,7 +359,7 @@ class JobMaster:
             self._allocate()
 
     def _take_slots(self, slots: tuple[Slot, ...]) -> None:
-        if self._phase is not Phase.SCHEDULING or not self._lease.waits:
+        if self._phase is not JobPhase.SCHEDULING or not self._lease.waits:
             # The request was withdrawn while the grant was on its way.
             self._effects += free_stray(slots)
             return
@@ -372,7 +371,7 @@ class JobMaster:
             self._allocate()
 
     def _take_refusal(self, event: m.SlotsRefused) -> None:
-        if self._phase is not Phase.SCHEDULING or not self._lease.waits:
+        if self._phase is not JobPhase.SCHEDULING or not self._lease.waits:
             self.dropped_events += 1
             return
         self._lease.waits = False
@@ -387,7 +386,7 @@ class JobMaster:
             self._deploy()
 
     def _take_endpoints(self, event: m.SlotsAllocated) -> None:
-        replaced = self._lease.note_endpoints(event) if self._phase is Phase.SCHEDULING else None
+        replaced = self._lease.note_endpoints(event) if self._phase is JobPhase.SCHEDULING else None
         if replaced is None:
             self.dropped_events += 1
             return
@@ -409,7 +408,7 @@ class JobMaster:
             self._fail(FailureCause("StreamError", message), self._moving)
             return
         deployed, self._moving = self._moving, frozenset()
-        self._phase = Phase.DEPLOYED
+        self._phase = JobPhase.DEPLOYED
         tasks: dict[str, list[TaskPlan]] = {}
         from_nothing = frozenset(filter(self._failover.begins_from_nothing, deployed))
         for attempt in attempts:
@@ -491,14 +490,14 @@ class JobMaster:
         is_free = bool(damaged) and was_starting
         self._fail(cause, failed, self._blamed(event), is_free=is_free)
 
-    def _blamed(self, event: m.AttemptReported) -> list[KeptPartition]:
+    def _blamed(self, event: m.AttemptReported) -> list[KeptOutput]:
         """The partition that a consumer could not read, unless it has been replaced meanwhile, is none that
         is kept (then both are of one region), or is another job's; and what has gone with it.
         """
         missing, reader = event.missing, event.key.vertex
         if missing is None or not self.plan.has_edge(missing.edge_id, reader):
             return []
-        partition = KeptPartition(missing.edge_id, missing.producer.subtask)
+        partition = KeptOutput(missing.edge_id, missing.producer.subtask)
         if not self._partitions.is_kept(partition):
             return []
         is_current = self._partitions.miss(partition, missing.producer.attempt)
@@ -552,17 +551,17 @@ class JobMaster:
 
     def _go_on(self) -> None:
         """Moves the job as far as its attempts allow."""
-        if self._phase is Phase.DEPLOYED and self.graph.all_running_or_finished:
+        if self._phase is JobPhase.DEPLOYED and self.graph.all_running_or_finished:
             if not self._all_started:
                 self._note_all_started()
             if self.graph.all_finished:
                 self._finish()
             elif self.graph.all_done_or_waiting:
                 self._complete_output()
-        if self._phase is Phase.DEPLOYED and self.graph.unstarted and self._failover.startable():
+        if self._phase is JobPhase.DEPLOYED and self.graph.unstarted and self._failover.startable():
             self._all_started = False
             self._schedule()
-        elif self._phase is Phase.STOPPING and self.graph.all_terminal(self._moving):
+        elif self._phase is JobPhase.STOPPING and self.graph.all_terminal(self._moving):
             self._take_end_of_attempts()
 
     def _note_all_started(self) -> None:
@@ -590,7 +589,7 @@ class JobMaster:
                 self._commit()
 
     def _commit(self) -> None:
-        if self._phase is not Phase.DEPLOYED:
+        if self._phase is not JobPhase.DEPLOYED:
             self.dropped_events += 1
             return
         self._send(
@@ -600,7 +599,7 @@ class JobMaster:
         )
 
     def _retry_final(self, event: m.FinalCheckpointDue) -> None:
-        if self._wiring is None or self._phase is not Phase.DEPLOYED:
+        if self._wiring is None or self._phase is not JobPhase.DEPLOYED:
             self.dropped_events += 1
             return
         self._wiring.retry_final()
@@ -619,7 +618,7 @@ class JobMaster:
 
     def _perform(self, effects: Iterable[WiredEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, FailJob):
+            if isinstance(effect, c.FailJob):
                 self._fail(FailureCause("CheckpointAborted", effect.message), ALL)
             else:
                 self._effects.append(effect)
@@ -664,7 +663,7 @@ class JobMaster:
         self._effects += self.speculation.lose_taskmanager(taskmanager_id, event.cause)
         self._give_up_on(self.graph.on_taskmanager(taskmanager_id), event.cause)
 
-    def _lose_taskmanager(self, event: m.TaskManagerLost) -> None:
+    def _lose_taskmanager(self, event: m.TaskManagerGone) -> None:
         self._partitions.lose_taskmanager(event.taskmanager_id)
         self._lease.lose(event.taskmanager_id)
         self._effects += self.speculation.lose_taskmanager(event.taskmanager_id, event.cause)
@@ -693,14 +692,14 @@ class JobMaster:
 
     def _stopped(self) -> frozenset[SubtaskId]:
         """What begins again anyway."""
-        is_stopping = self._phase in (Phase.STOPPING, Phase.WAITING)
+        is_stopping = self._phase in (JobPhase.STOPPING, JobPhase.WAITING)
         return self._moving if is_stopping else frozenset()
 
     def _fail(
         self,
         cause: FailureCause,
         failed: Iterable[SubtaskId] | None,
-        missing: Iterable[KeptPartition] = (),
+        missing: Iterable[KeptOutput] = (),
         *,
         is_free: bool = False,
     ) -> None:
@@ -722,7 +721,7 @@ class JobMaster:
             return
         if self._committed:
             cause = committed_already(cause)
-        joins = self._phase in (Phase.STOPPING, Phase.WAITING)
+        joins = self._phase in (JobPhase.STOPPING, JobPhase.WAITING)
         recovery = self._failover.decide(
             cause, failed, missing, self._now_ms, joins=joins, is_free=is_free
         )
@@ -747,7 +746,7 @@ class JobMaster:
             is_whole or self.state is not JobState.RUNNING
         ):
             self._become(JobState.RESTARTING)
-        self._phase = Phase.STOPPING
+        self._phase = JobPhase.STOPPING
         self._cancel(self._moving, is_final=False)
         self._stop_checkpoints()
         self._go_on()
@@ -771,7 +770,7 @@ class JobMaster:
             self._become(state)
         self._effects += self._lease.withdraw()
         self._moving = frozenset(self.graph.subtasks())
-        self._phase = Phase.STOPPING
+        self._phase = JobPhase.STOPPING
         self._cancel(self._moving, is_final=is_final)
         self._stop_checkpoints()
         self._go_on()
@@ -782,7 +781,7 @@ class JobMaster:
             self._perform(self._wiring.stopped(self._splits, self._now_ms))
 
     def _end_overdue(self, event: m.CancellationOverdue) -> None:
-        if self._phase is not Phase.STOPPING or event.attempt != self.attempt:
+        if self._phase is not JobPhase.STOPPING or event.attempt != self.attempt:
             self.dropped_events += 1
             return
         overdue = self.graph.give_up()
@@ -807,11 +806,14 @@ class JobMaster:
         elif self.state is JobState.SUSPENDED:
             self._end(JobState.SUSPENDED)
         else:
-            self._phase = Phase.WAITING
+            self._phase = JobPhase.WAITING
             self._restart()
 
     def _take_due(self, event: m.RestartDue) -> None:
-        if self._phase not in (Phase.STOPPING, Phase.WAITING) or event.attempt != self.attempt + 1:
+        if (
+            self._phase not in (JobPhase.STOPPING, JobPhase.WAITING)
+            or event.attempt != self.attempt + 1
+        ):
             self.dropped_events += 1
             return
         self._is_due = True
@@ -819,7 +821,7 @@ class JobMaster:
 
     def _restart(self) -> None:
         """Begins again, when the delay is over and all attempts are."""
-        if self._phase is not Phase.WAITING or not self._is_due:
+        if self._phase is not JobPhase.WAITING or not self._is_due:
             return
         self._effects += self._partitions.release_replaced(self._moving)
         self.graph.begin_again(self._moving)
@@ -836,23 +838,23 @@ class JobMaster:
         elif self.state is JobState.SUSPENDED:
             self._end(JobState.SUSPENDED)
         else:
-            self._phase = Phase.PROMOTING
+            self._phase = JobPhase.PROMOTING
             self._effects.append(m.PromotePartitions(persisted))
 
     def _take_promotion(self, event: m.PartitionsPromoted | m.PartitionsNotPromoted) -> None:
-        if self._phase is not Phase.PROMOTING:
+        if self._phase is not JobPhase.PROMOTING:
             self.dropped_events += 1
         elif isinstance(event, m.PartitionsPromoted):
             self._end(JobState.FINISHED)
         else:
-            self._phase = Phase.DEPLOYED
+            self._phase = JobPhase.DEPLOYED
             self._fail(not_promoted(event.cause), ALL)
 
     def _end(self, state: JobState) -> None:
         self._stop_checkpoints()
         if state is not self.state:
             self._become(state)
-        self._phase = Phase.ENDED
+        self._phase = JobPhase.ENDED
         if state is not JobState.SUSPENDED:  # else its successor may adopt what is held
             self._effects += self._partitions.release_all()
         self._effects += self._lease.give_back_all()
@@ -888,16 +890,16 @@ class JobMaster:
         self.graph.check()
         self._partitions.check()
         states = {attempt.state for attempt in self.graph.current()}
-        if self._phase is Phase.ENDED:
+        if self._phase is JobPhase.ENDED:
             assert self.graph.all_terminal(self.graph.subtasks()), "attempts end before the job"
-        if self._phase is Phase.PROMOTING:
+        if self._phase is JobPhase.PROMOTING:
             assert self.graph.all_finished, "only what is complete outlives its job"
-        if self._phase is Phase.WAITING:
+        if self._phase is JobPhase.WAITING:
             assert self.graph.all_terminal(self._moving), "attempts end before they begin again"
         if self.state is JobState.FINISHED:
             assert states == {AttemptState.FINISHED}
-        if self._phase in (Phase.PREPARING, Phase.SCHEDULING):
+        if self._phase in (JobPhase.PREPARING, JobPhase.SCHEDULING):
             moving = {attempt.state for attempt in self.graph.attempts_of(self._moving)}
             assert not moving & ON_TASKMANAGER, "nothing runs before it is deployed"
-        if self._committed and self._phase is Phase.DEPLOYED:
+        if self._committed and self._phase is JobPhase.DEPLOYED:
             assert self.graph.all_done_or_waiting, "only what has reached its end is committed"

@@ -222,7 +222,7 @@ class JobMasterRunner:
             self._cluster.leave(self._job.job_id)
 
     async def _step(self, event: m.JobEvent) -> None:
-        if isinstance(event, m.TaskManagerLost):
+        if isinstance(event, m.TaskManagerGone):
             lost = self._persisted_inputs.loss(self.master.graph)
             if lost is not None:
                 cause = cause_of_error(lost, self._clock.now_ms(), event.taskmanager_id)

@@ -14,7 +14,7 @@ from jobmanager.job.checkpoint_wiring import CoordinatorFactory
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 
 
-class Phase(enum.Enum):
+class JobPhase(enum.Enum):
     """How far the subtasks are that begin, begin again, or end; others run meanwhile."""
 
     NEW = "new"

@@ -203,7 +203,7 @@ class PartitionsNotPromoted:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskManagerLost:
+class TaskManagerGone:
     """A TaskManager is gone, and with it whatever ran there.
 
     Attributes:
@@ -321,7 +321,7 @@ JobEvent = (
     | CommitNoted
     | PartitionsPromoted
     | PartitionsNotPromoted
-    | TaskManagerLost
+    | TaskManagerGone
     | CancelRequested
     | SuspendRequested
     | FailureRequested
@@ -603,7 +603,7 @@ SpeculationEffect = ReserveAttempts | RequestSpareSlots | StartRival | ReportRiv
 
 
 @dataclass(frozen=True, slots=True)
-class StoreCheckpoint:
+class WriteManifest:
     """Write a manifest and swap HEAD.
 
     Attributes:
@@ -654,7 +654,7 @@ JobEffect = (
     | ReleasePartitions
     | PromotePartitions
     | NoteCommit
-    | StoreCheckpoint
+    | WriteManifest
     | DiscardCheckpoints
     | PublishState
     | SpeculationEffect

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.graph.execution_attempt import (
     AttemptKey,
     AttemptState,
@@ -54,28 +54,28 @@ class PartitionTracker:
         self._regions = regions
         self._graph = graph
         self._keeps_all = keeps_all
-        self._held: dict[tuple[KeptPartition, int], _Held] = {}
-        self._missed: dict[tuple[KeptPartition, int], _Held] = {}
+        self._held: dict[tuple[KeptOutput, int], _Held] = {}
+        self._missed: dict[tuple[KeptOutput, int], _Held] = {}
         """Held, but a consumer could not read it."""
-        self._missing: set[tuple[KeptPartition, int]] = set()
-        self._released: set[tuple[KeptPartition, int]] = set()
+        self._missing: set[tuple[KeptOutput, int]] = set()
+        self._released: set[tuple[KeptOutput, int]] = set()
         self._holders: set[str] = set()
 
     # ------------------------------------------------------------ what there is
 
-    def is_complete(self, partition: KeptPartition) -> bool:
+    def is_complete(self, partition: KeptOutput) -> bool:
         """Whether a blocking partition can be read: all of it is there."""
         producer = self._producer(partition)
         return producer.done_or_waiting and not self._is_gone(partition, producer)
 
-    def is_available(self, partition: KeptPartition) -> bool:
+    def is_available(self, partition: KeptOutput) -> bool:
         """Whether its consumers get its rows without a restart of the producer, now or later."""
         producer = self._producer(partition)
         return producer.state not in _GONE and not self._is_gone(partition, producer)
 
     def needed_and_missing(
         self, stopping: frozenset[SubtaskId] = frozenset()
-    ) -> frozenset[KeptPartition]:
+    ) -> frozenset[KeptOutput]:
         """Partitions whose producers have done their work in vain: consumers have not read to the end what
         is lost.
 
@@ -95,7 +95,7 @@ class PartitionTracker:
             )
         )
 
-    def is_kept(self, partition: KeptPartition) -> bool:
+    def is_kept(self, partition: KeptOutput) -> bool:
         """Whether the job has such a partition."""
         return any(
             group.edge.id == partition.edge_id
@@ -112,13 +112,13 @@ class PartitionTracker:
             if self._is_persisted(partition) and attempt == self._producer(partition).key.attempt
         )
 
-    def _is_persisted(self, partition: KeptPartition) -> bool:
+    def _is_persisted(self, partition: KeptOutput) -> bool:
         return self._regions.exchange_of(partition.edge_id).is_persisted
 
-    def _producer(self, partition: KeptPartition) -> ExecutionAttempt:
+    def _producer(self, partition: KeptOutput) -> ExecutionAttempt:
         return self._graph.current_of(partition.producer)
 
-    def _is_gone(self, partition: KeptPartition, producer: ExecutionAttempt) -> bool:
+    def _is_gone(self, partition: KeptOutput, producer: ExecutionAttempt) -> bool:
         version = (partition, producer.key.attempt)
         return version in self._missing or version in self._released
 
@@ -136,7 +136,7 @@ class PartitionTracker:
                 self._holders.add(attempt.taskmanager_id)
                 self._held[version] = _Held(attempt.taskmanager_id, attempt.slot_id, is_blocking)
 
-    def adopt(self, attempt: ExecutionAttempt, held: Mapping[KeptPartition, str]) -> None:
+    def adopt(self, attempt: ExecutionAttempt, held: Mapping[KeptOutput, str]) -> None:
         """An attempt of an earlier JobManager has done its work.
 
         Args:
@@ -144,7 +144,7 @@ class PartitionTracker:
             held: TaskManagers that have what is still there of what it has written.
         """
         for group in self._regions.written_by(attempt.key.subtask):
-            partition = KeptPartition(group.edge.id, attempt.key.subtask)
+            partition = KeptOutput(group.edge.id, attempt.key.subtask)
             version = (partition, attempt.key.attempt)
             if partition in held:
                 self._holders.add(held[partition])
@@ -180,12 +180,12 @@ class PartitionTracker:
         self._lose(lost)
         return bool(lost)
 
-    def _lose(self, versions: Iterable[tuple[KeptPartition, int]]) -> None:
+    def _lose(self, versions: Iterable[tuple[KeptOutput, int]]) -> None:
         for version in list(versions):
             del self._held[version]
             self._missing.add(version)
 
-    def miss(self, partition: KeptPartition, attempt: int) -> bool:
+    def miss(self, partition: KeptOutput, attempt: int) -> bool:
         """A consumer could not read it.
 
         Returns:
@@ -197,7 +197,7 @@ class PartitionTracker:
             self._missed[version] = self._held.pop(version)
         return attempt == self._producer(partition).key.attempt
 
-    def gone_with(self, partition: KeptPartition, reader: SubtaskId) -> list[KeptPartition]:
+    def gone_with(self, partition: KeptOutput, reader: SubtaskId) -> list[KeptOutput]:
         """What a reader will not find either where it has missed a partition.
 
         Where memory is short, what else the reader has of it is as good as gone: were it asked for piece by
@@ -206,7 +206,7 @@ class PartitionTracker:
         if self._regions.exchange_of(partition.edge_id).exchange is not Exchange.CACHING_MEMORY:
             return [partition]
         return [
-            KeptPartition(group.edge.id, producer)
+            KeptOutput(group.edge.id, producer)
             for group in self._regions.read_by(reader)
             if group.edge.exchange is Exchange.CACHING_MEMORY
             for producer in group.producers
@@ -239,7 +239,7 @@ class PartitionTracker:
         }
         return self._release(replaced)
 
-    def _release(self, versions: Mapping[tuple[KeptPartition, int], _Held]) -> list[m.JobEffect]:
+    def _release(self, versions: Mapping[tuple[KeptOutput, int], _Held]) -> list[m.JobEffect]:
         by_taskmanager: dict[str, list[tuple[str, AttemptKey]]] = {}
         for (partition, attempt), held in versions.items():
             self._held.pop((partition, attempt), None)
@@ -251,7 +251,7 @@ class PartitionTracker:
             )
         return [m.ReleasePartitions(id, tuple(own)) for id, own in by_taskmanager.items()]
 
-    def _is_needed(self, partition: KeptPartition, finished: frozenset[SubtaskId]) -> bool:
+    def _is_needed(self, partition: KeptOutput, finished: frozenset[SubtaskId]) -> bool:
         """Someone reads it, or may have to run again to make what others read."""
         pending, seen = [partition], {partition}
         while pending:

@@ -366,7 +366,7 @@ class ClusterRunner:
             timestamp_ms=self._clock.now_ms(),
         )
         for inbox in list(self._inboxes.values()):
-            inbox.post(m.TaskManagerLost(taskmanager_id, cause, is_planned))
+            inbox.post(m.TaskManagerGone(taskmanager_id, cause, is_planned))
         if self._tasks is not None:
             self._start(self._disconnect(taskmanager))
         self._step(s.TaskManagerRemoved(taskmanager_id))

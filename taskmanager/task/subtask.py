@@ -47,7 +47,7 @@ class Progress(Enum):
     """All is done."""
 
 
-class Phase(Enum):
+class SubtaskPhase(Enum):
     """How far the subtask is on the way to its end."""
 
     READING = auto()
@@ -98,7 +98,7 @@ class Subtask:
         commits_by_checkpoint: bool = False,
     ) -> None:
         self.counters = counters
-        self.phase = Phase.READING
+        self.phase = SubtaskPhase.READING
         self._chain = chain
         self._operators = operators
         self._input = chain_input
@@ -146,13 +146,13 @@ class Subtask:
             return self._run_chain()
         if self._timers and self._fire_timers():
             return self._run_chain()
-        if self.phase is Phase.READING:
+        if self.phase is SubtaskPhase.READING:
             return self._read()
-        if self.phase is Phase.ENDING:
+        if self.phase is SubtaskPhase.ENDING:
             return self._end_data()
-        if self.phase is Phase.WAITING:
+        if self.phase is SubtaskPhase.WAITING:
             return self._wait()
-        if self.phase is Phase.DRAINING:
+        if self.phase is SubtaskPhase.DRAINING:
             return self._drain()
         return Progress.ENDED
 
@@ -172,7 +172,7 @@ class Subtask:
             return
         self._snapshot_id = barrier.checkpoint_id
         self._take_snapshot(barrier, self._input.alignment())
-        if self.phase is Phase.WAITING and self._last_checkpoint_id is None:
+        if self.phase is SubtaskPhase.WAITING and self._last_checkpoint_id is None:
             self._last_checkpoint_id = barrier.checkpoint_id
 
     def _enter(self, elements: Iterable[OperatorOutput]) -> None:
@@ -189,7 +189,7 @@ class Subtask:
             self._enter(elements)
             return self._run_chain()
         if self._input.has_ended_data:
-            self.phase = Phase.ENDING
+            self.phase = SubtaskPhase.ENDING
             self._chain.start(SOURCE, (Watermark(MAX_TIMESTAMP_MS),))
             self._chain.start_end_of_data()
             return self._run_chain()
@@ -198,7 +198,7 @@ class Subtask:
     def _end_data(self) -> Progress:
         for partition in self._partitions:
             partition.end_data()
-        self.phase = Phase.WAITING
+        self.phase = SubtaskPhase.WAITING
         return self._wait()
 
     def _wait(self) -> Progress:
@@ -222,7 +222,7 @@ class Subtask:
             return Progress.WAITING
         for partition in self._partitions:
             partition.finish()
-        self.phase = Phase.DRAINING
+        self.phase = SubtaskPhase.DRAINING
         return self._drain()
 
     @property
@@ -232,12 +232,16 @@ class Subtask:
     def _drain(self) -> Progress:
         if not all(partition.is_drained() for partition in self._partitions):
             return Progress.IDLE
-        self.phase = Phase.ENDED
+        self.phase = SubtaskPhase.ENDED
         return Progress.ENDED
 
     def commit_output(self) -> None:
         """Makes the output visible: every attempt of the job has come to the end of its data."""
-        if self._commits_by_checkpoint or self.phase is not Phase.WAITING or self._is_committed:
+        if (
+            self._commits_by_checkpoint
+            or self.phase is not SubtaskPhase.WAITING
+            or self._is_committed
+        ):
             return
         for operator in self._operators:
             if operator.needs_commit:
@@ -249,7 +253,7 @@ class Subtask:
     @property
     def has_ended_outputs(self) -> bool:
         """True once nothing can be emitted any more, a barrier neither."""
-        return self.phase in (Phase.DRAINING, Phase.ENDED)
+        return self.phase in (SubtaskPhase.DRAINING, SubtaskPhase.ENDED)
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
         """The coordinator starts a checkpoint here; it may have come from the producers already."""
@@ -309,7 +313,9 @@ class Subtask:
     @property
     def holds_back(self) -> bool:
         """True while operators or outputs may keep rows waiting for company, and nothing is to be done."""
-        return not self._is_flushed and self.phase is Phase.READING and not self._chain.is_busy
+        return (
+            not self._is_flushed and self.phase is SubtaskPhase.READING and not self._chain.is_busy
+        )
 
     def flush(self) -> Progress:
         """Sends all that is held back: nothing more is coming for now."""
@@ -336,7 +342,7 @@ class Subtask:
     def _on_timer(self, node: int, now_ms: int) -> None:
         if node == SOURCE:
             self._input.on_timer(now_ms)
-        elif self.phase is Phase.READING:
+        elif self.phase is SubtaskPhase.READING:
             self._chain.start_timer(node, now_ms)
 
     # -- end

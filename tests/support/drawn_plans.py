@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jobmanager.failover.regions import KeptPartition
+from jobmanager.failover.regions import KeptOutput
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import (
     EdgePlan,
@@ -65,12 +65,12 @@ def in_words(those: Iterable[SubtaskId]) -> str:
     return " ".join(f"{one.vertex}{one.subtask_index}" for one in sorted(those))
 
 
-def partition(text: str) -> KeptPartition:
+def partition(text: str) -> KeptOutput:
     """The partition of ``a>b/0``: what subtask 0 of ``a`` sends to ``b``."""
     edge, _, index = text.partition("/")
-    return KeptPartition(edge, SubtaskId(edge[0], int(index)))
+    return KeptOutput(edge, SubtaskId(edge[0], int(index)))
 
 
-def partitions(text: str) -> frozenset[KeptPartition]:
+def partitions(text: str) -> frozenset[KeptOutput]:
     """The partitions of ``a>b/0 a>b/1``."""
     return frozenset(map(partition, text.split()))

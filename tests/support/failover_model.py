@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jobmanager.failover.failover_strategy import FailoverView
-from jobmanager.failover.regions import KeptPartition
+from jobmanager.failover.regions import KeptOutput
 from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan
@@ -29,9 +29,9 @@ class Channel:
     consumer: SubtaskId
 
     @property
-    def partition(self) -> KeptPartition:
+    def partition(self) -> KeptOutput:
         """Which result partition it reads."""
-        return KeptPartition(self.edge.id, self.producer)
+        return KeptOutput(self.edge.id, self.producer)
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,15 @@ class Failure:
     failed: frozenset[SubtaskId]
     started: frozenset[SubtaskId]
     finished: frozenset[SubtaskId]
-    available: frozenset[KeptPartition]
-    missing: frozenset[KeptPartition]
+    available: frozenset[KeptOutput]
+    missing: frozenset[KeptOutput]
 
     @property
     def view(self) -> FailoverView:
         """The same for the real strategy."""
         return FailoverView(self.started, self.finished, self.available.__contains__)
 
-    def is_readable(self, partition: KeptPartition) -> bool:
+    def is_readable(self, partition: KeptOutput) -> bool:
         """Whether a consumer can read it again."""
         return partition in self.available and partition not in self.missing
 

@@ -203,7 +203,7 @@ class World:
 
     def _note_delivery(self, event: m.JobEvent) -> None:
         match event:
-            case m.TaskManagerLost(name):
+            case m.TaskManagerGone(name):
                 self.down.discard(name)
                 self.incarnations[name] += 1
                 self.free = [slot for slot in self.free if slot.taskmanager_id != name]
@@ -464,7 +464,7 @@ class World:
         self.lost |= gone
         self.held -= gone
         self.free = [slot for slot in self.free if slot.taskmanager_id != name]
-        self.inbox.append(m.TaskManagerLost(name, LOST))
+        self.inbox.append(m.TaskManagerGone(name, LOST))
 
     # ------------------------------------------------------------ effects
 
@@ -516,7 +516,7 @@ class World:
                     assert all(e.attempt <= self.master.attempt for e in due), "one is in force"
                 self.now_ms += delay_ms
                 self.timers.append(event)
-            case m.StoreCheckpoint():
+            case m.WriteManifest():
                 self._store(effect.stored)
             case c.DeleteFiles():
                 self.loose.append(c.FilesDeleted((), self.now_ms))

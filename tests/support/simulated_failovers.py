@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from jobmanager.failover.failover_strategy import FailoverStrategyName
-from jobmanager.failover.regions import KeptPartition
+from jobmanager.failover.regions import KeptOutput
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
@@ -56,7 +56,7 @@ class FailoverAudit:
             failover: Any,
             cause: Any,
             failed: Iterable[SubtaskId] | None,
-            missing: Iterable[KeptPartition],
+            missing: Iterable[KeptOutput],
             now_ms: int,
             *,
             joins: bool,
@@ -79,7 +79,7 @@ class FailoverAudit:
         self,
         recovery: Recovery,
         failed: frozenset[SubtaskId] | None,
-        missing: frozenset[KeptPartition],
+        missing: frozenset[KeptOutput],
         graph: ExecutionGraph,
         partitions: PartitionTracker,
     ) -> None:

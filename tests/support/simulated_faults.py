@@ -50,7 +50,7 @@ HANGING = (0.0, 0.0, 0.05)
 
 _POINTS = (
     ("step", 3000),
-    ("StoreCheckpoint", 5),
+    ("WriteManifest", 5),
     ("CheckpointStored", 5),
     ("checkpoint_acknowledged", 20),
     ("trigger_checkpoint", 20),

@@ -135,7 +135,7 @@ def test_a_failure_cancels_the_others_and_an_original_cause_replaces_a_consequen
     master.step(m.AttemptReported(KEYS[1], AttemptState.FAILED, CAUSE))
     assert master.failure == CAUSE
     master.step(m.AttemptReported(KEYS[0], AttemptState.CANCELED))
-    effects = master.step(m.TaskManagerLost("b", FailureCause("TaskManagerLost", "gone")))
+    effects = master.step(m.TaskManagerGone("b", FailureCause("TaskManagerLost", "gone")))
     assert effects == [m.PublishState(JobState.FAILED), m.FreeSlots(SLOTS[:1])]
     assert master.failure == CAUSE
 
@@ -239,7 +239,7 @@ def test_attempts_that_do_not_end_in_time_are_given_up() -> None:
 def test_a_lost_taskmanager_does_not_matter_to_a_job_that_has_nothing_there() -> None:
     master = JobMaster(PLAN)
     master.step(m.JobStarted())
-    lost = m.TaskManagerLost("a", FailureCause("TaskManagerLost", "gone"))
+    lost = m.TaskManagerGone("a", FailureCause("TaskManagerLost", "gone"))
     assert master.step(lost) == []
     # It comes back, and its new slots are freed in the end.
     master.step(m.SlotsGranted(SLOTS))
@@ -384,7 +384,7 @@ class _World:
         disturbances: list[m.JobEvent] = [
             m.CancelRequested(),
             m.FailureRequested(CAUSE),
-            m.TaskManagerLost(taskmanager_id, CAUSE),
+            m.TaskManagerGone(taskmanager_id, CAUSE),
             m.AttemptReported(key, AttemptState.FAILED, CAUSE),
             m.AttemptReported(key, AttemptState.RUNNING),
             m.AttemptReported(key, AttemptState.CREATED),
@@ -393,10 +393,10 @@ class _World:
         ]
         event = self.random.choice(disturbances)
         granted = self.granted and not any(isinstance(e, m.SlotsGranted) for e in self.pending)
-        gone = isinstance(event, m.TaskManagerLost) and not any(
+        gone = isinstance(event, m.TaskManagerGone) and not any(
             slot.taskmanager_id == event.taskmanager_id for slot in self.freed
         )
-        if isinstance(event, m.TaskManagerLost) and gone and granted and not self.master.ended:
+        if isinstance(event, m.TaskManagerGone) and gone and granted and not self.master.ended:
             self.lost.add(event.taskmanager_id)
         return event
 

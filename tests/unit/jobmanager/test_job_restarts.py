@@ -118,7 +118,7 @@ def test_a_failure_restarts_the_job_with_new_attempts_after_the_delay() -> None:
         m.AwaitCancellation(),
     ]
     # Consequences of it join the same restart.
-    lost = m.TaskManagerLost("b", FailureCause("TaskManagerLost", "gone"))
+    lost = m.TaskManagerGone("b", FailureCause("TaskManagerLost", "gone"))
     assert master.step(lost) == []
     assert master.step(m.AttemptReported(keys(0)[2], AttemptState.CANCELED)) == []
     assert master.restarts == 1
@@ -145,7 +145,7 @@ def test_attempts_are_limited_and_the_end_says_so() -> None:
     master = running(options(1))
     master.step(m.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    lost = m.TaskManagerLost("b", FailureCause("TaskManagerLost", "gone"))
+    lost = m.TaskManagerGone("b", FailureCause("TaskManagerLost", "gone"))
     assert master.step(lost) == []
     master.step(m.RestartDue(1))
     # Refused slots are a failure like others.

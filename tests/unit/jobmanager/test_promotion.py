@@ -37,7 +37,7 @@ PLAN = JobPlan(
     (EdgePlan("kept", "v0", "", Partitioning.FORWARD, Exchange.BLOCKING),),
 )
 SLOTS = (Slot("a-0", "a", "1"), Slot("b-0", "b", "1"))
-LOST = m.TaskManagerLost("a", FailureCause("TaskManagerLost", "gone"))
+LOST = m.TaskManagerGone("a", FailureCause("TaskManagerLost", "gone"))
 CAUSE = FailureCause("StoreTransient", "no inodes left")
 
 

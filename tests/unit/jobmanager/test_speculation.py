@@ -345,7 +345,7 @@ def test_nothing_that_becomes_of_a_rival_matters(end: str) -> None:
         "failed": m.AttemptReported(key, FAILED, CAUSE),
         "missing": m.AttemptReported(key, FAILED, CAUSE, missing),
         "cancelled": m.AttemptReported(key, AttemptState.CANCELED),
-        "lost": m.TaskManagerLost("x0", LOST),
+        "lost": m.TaskManagerGone("x0", LOST),
         "call": m.CallFailed("x0", CAUSE, story.master.attempt),
         "not started": m.RivalNotStarted(key, CAUSE),
     }[end]
@@ -414,7 +414,7 @@ def test_of_a_lost_taskmanager_only_what_has_no_rival_is_restarted() -> None:
     story.report("c0 c1 c2 c3")
     story.slow("a0 a1 a2", "a3", ends=True)
     story.look(100)
-    effects = story.do(m.TaskManagerLost("t3", LOST))
+    effects = story.do(m.TaskManagerGone("t3", LOST))
     assert fates(effects) == [m.RivalFate.WON]
     assert story.attempts("a3") == [1]
     assert story.master.graph.current_of(subtask("c3")).state is FAILED

@@ -16,7 +16,7 @@ from taskmanager.harness.manual_clock import ManualClock
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment, SlotServices
-from taskmanager.task.subtask import Phase
+from taskmanager.task.subtask import SubtaskPhase
 from tests.support.exchange_slots import (
     CACHING,
     Simulation,
@@ -90,7 +90,7 @@ def test_its_acknowledgement_holds_what_it_was_restored_with() -> None:
     parts.create_partitions(execution)
     parts.open_state(execution, lambda: None)
     subtask = parts.build(execution)
-    while subtask.phase is not Phase.DRAINING:
+    while subtask.phase is not SubtaskPhase.DRAINING:
         subtask.step()
     subtask.trigger(CheckpointBarrier(2, 0))
     (snapshot,) = acknowledged
@@ -139,7 +139,7 @@ def test_rows_that_its_producer_still_keeps_are_not_its_affair() -> None:
         positions=[checkpoint_pb2.ChannelPosition(edge_id="e1", index=0, rows=3)],
     )
     found = []
-    while subtask.phase is not Phase.ENDED:
+    while subtask.phase is not SubtaskPhase.ENDED:
         simulation.pass_time(10_000_000)
         subtask.step()
     simulation.pass_time(10_000_000)

@@ -35,7 +35,7 @@ from taskmanager.operators.operator import NOTHING, Operator
 from taskmanager.snapshot.subtask_snapshot import Alignment
 from taskmanager.task.inputs import EndedInput, Input
 from taskmanager.task.operator_chain import SOURCE, OperatorChain
-from taskmanager.task.subtask import Phase, Progress, Subtask
+from taskmanager.task.subtask import Progress, Subtask, SubtaskPhase
 
 
 def rows(*values: int) -> pa.RecordBatch:
@@ -336,7 +336,7 @@ def test_the_end_of_the_data_waits_for_a_last_checkpoint() -> None:
     assert task.sink.shown == [1, -1]
     task.output.is_read = False
     assert task.run() is Progress.IDLE
-    assert task.subtask.phase is Phase.DRAINING
+    assert task.subtask.phase is SubtaskPhase.DRAINING
     assert task.output.elements[-1] == EndOfPartition()
     task.output.is_read = True
     assert task.run() is Progress.ENDED
@@ -398,7 +398,7 @@ def test_a_trigger_after_the_end_of_the_outputs() -> None:
     task = Task(source, sink=False)
     task.output.is_read = False
     task.run()
-    assert task.subtask.phase is Phase.DRAINING
+    assert task.subtask.phase is SubtaskPhase.DRAINING
     before = list(task.output.elements)
     task.subtask.trigger(barrier(9))
     task.run()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint, RestoredRead
 from jobmanager.failover.adoption import Version, adopted, pinned
-from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning
 from tests.support.drawn_plans import drawn, in_words, partition, subtask, subtasks
@@ -125,7 +125,7 @@ def test_what_outlives_the_job_is_looked_for_too() -> None:
     plan = drawn("a:1 b:1", "a>b hash blocking")
     plan = JobPlan(plan.vertices, (*plan.edges, kept))
     restored = checkpoint("b0", "b0 a>b/0#3", finished="a0")
-    promised = (KeptPartition("a>", subtask("a0")), 3)
+    promised = (KeptOutput("a>", subtask("a0")), 3)
     assert pinned(RegionGraph(plan), restored) == held("a>b/0#3") | {promised}
     assert words(plan, restored, held("a>b/0#3")) == ""
     assert words(plan, restored, held("a>b/0#3") | {promised}) == "a0"

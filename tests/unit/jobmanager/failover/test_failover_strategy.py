@@ -17,7 +17,7 @@ from jobmanager.failover.failover_strategy import (
     strategy_problem,
     tasks_to_restart,
 )
-from jobmanager.failover.regions import KeptPartition, RegionGraph
+from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
 from tests.support.drawn_plans import drawn, in_words, partitions, subtasks
 
@@ -324,7 +324,7 @@ def test_a_partition_is_asked_for_twice_at_most_however_many_read_it(
     started = frozenset(subtask for region in graph.regions for subtask in region.subtasks)
     asked = []
 
-    def answer(part: KeptPartition) -> bool:
+    def answer(part: KeptOutput) -> bool:
         asked.append(part)
         return is_available
 
