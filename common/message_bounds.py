@@ -73,6 +73,7 @@ COUNTS: dict[str, int] = {
     "second_keys": 10_000,
     "key_columns": 10_000,
     "partition_by": 10_000,
+    "unread_columns": 100_000,
     "nulls": 10_000,
     "optional": 100_000,
     # of channels and snapshots

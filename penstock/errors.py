@@ -31,15 +31,26 @@ class TaskFailure(StreamError):
     Attributes:
         operator: name of the operator in the chain, "" where it is not known.
         row: the offending row as text, "" where there is none.
+        row_index: of that row in the batch that the operator was given, -1 where it is not known.
+        position: file and row, or rows, that were being processed, "" where that is not known.
         user_traceback: the traceback of the user's code, "" where there is none.
     """
 
     def __init__(
-        self, message: str, *, operator: str = "", row: str = "", user_traceback: str = ""
+        self,
+        message: str,
+        *,
+        operator: str = "",
+        row: str = "",
+        row_index: int = -1,
+        position: str = "",
+        user_traceback: str = "",
     ) -> None:
         super().__init__(message)
         self.operator = operator
         self.row = row
+        self.row_index = row_index
+        self.position = position
         self.user_traceback = user_traceback
 
 
@@ -81,6 +92,7 @@ class JobFailed(StreamError):
         subtask_index: the subtask of it, -1 where it belongs to none.
         operator: the operator it happened in, "" where it is not known.
         row: the offending row as text, "" where there is none.
+        position: file and row, or rows, that were being processed, "" where that is not known.
         user_traceback: the traceback of the user's code, "" where there is none.
     """
 
@@ -94,6 +106,7 @@ class JobFailed(StreamError):
         subtask_index: int = -1,
         operator: str = "",
         row: str = "",
+        position: str = "",
         user_traceback: str = "",
     ) -> None:
         super().__init__(message)
@@ -103,6 +116,7 @@ class JobFailed(StreamError):
         self.subtask_index = subtask_index
         self.operator = operator
         self.row = row
+        self.position = position
         self.user_traceback = user_traceback
 
 

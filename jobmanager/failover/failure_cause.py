@@ -18,6 +18,7 @@ class FailureCause:
         traceback: the user's traceback, "" where no user code raised.
         subtask_index: -1 where the failure belongs to no subtask.
         row: the offending row, printed.
+        position: file and row, or rows, that were being processed, "" where that is not known.
         timestamp_ms: when it was noticed.
         cause_chain: classes of what was raised and of what caused that, the outermost first: names of
             ``penstock.errors`` as they are, others with their module; () where nothing was raised.
@@ -34,6 +35,7 @@ class FailureCause:
     taskmanager_id: str = ""
     timestamp_ms: int = 0
     cause_chain: tuple[str, ...] = ()
+    position: str = ""
 
     @property
     def is_of_user(self) -> bool:

@@ -84,6 +84,7 @@ def details_fields(details: client_pb2.JobDetails) -> dict[str, Any]:
             "attempt": failure.attempt,
             "operator": failure.operator,
             "row": failure.row,
+            "position": failure.position,
             "traceback": failure.traceback,
             "taskmanager_id": failure.taskmanager_id,
             "timestamp_ms": failure.timestamp_ms,

@@ -48,6 +48,8 @@ def _lines(shown: JobException) -> list[str]:
     where = _where(cause)
     if where:
         lines.append(f"  at: {where}")
+    if cause.position:
+        lines.append(f"  position: {cause.position}")
     if cause.row:
         lines.append(f"  row: {cause.row}")
     if shown.labels:

@@ -127,6 +127,8 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
         has_failed = summary.state in (client_pb2.JOB_STATE_FAILING, client_pb2.JOB_STATE_FAILED)
         what = "failed" if has_failed else "last failure"
         echo(f"\n{what}: {failure.error_class}: {failure.message}")
+        if failure.position:
+            echo(f"position: {failure.position}")
         if failure.row:
             echo(f"row: {failure.row}")
         if failure.traceback:

@@ -88,6 +88,7 @@ _FIELD_NAMES: Final = (
     "subtask_index",
     "operator",
     "row",
+    "position",
     "checkpoint_id",
 )
 _MESSAGE_BYTES_MAX: Final = 4096

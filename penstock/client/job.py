@@ -330,6 +330,8 @@ def job_failed(details: client_pb2.JobDetails) -> JobFailed:
         names = [f" ({v.name})" for v in details.vertices if v.id == cause.vertex]
         vertex = f"vertex {cause.vertex}{''.join(names)}"
         lines.append(f"  at {where}{vertex}, subtask {cause.subtask_index}")
+    if cause.position:
+        lines.append(f"  position: {cause.position}")
     if cause.row:
         lines.append(f"  row: {cause.row}")
     if cause.traceback:
@@ -342,6 +344,7 @@ def job_failed(details: client_pb2.JobDetails) -> JobFailed:
         subtask_index=cause.subtask_index if cause.vertex else -1,
         operator=cause.operator,
         row=cause.row,
+        position=cause.position,
         user_traceback=cause.traceback,
     )
 

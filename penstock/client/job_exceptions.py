@@ -21,6 +21,7 @@ class Failure:
         attempt: execution attempt of that subtask.
         operator: that it happened in; "" = it is not known.
         row: the offending row as text; "" = there is none.
+        position: file and row, or rows, that were being processed; "" = it is not known.
         taskmanager_id: where it happened; "" = in the JobManager.
         timestamp_ms: milliseconds since the epoch.
     """
@@ -34,6 +35,7 @@ class Failure:
     attempt: int
     operator: str
     row: str
+    position: str
     taskmanager_id: str
     timestamp_ms: int
 
@@ -91,6 +93,7 @@ def failure_of(cause: client_pb2.FailureCause) -> Failure:
         attempt=cause.attempt,
         operator=cause.operator,
         row=cause.row,
+        position=cause.position,
         taskmanager_id=cause.taskmanager_id,
         timestamp_ms=cause.timestamp_ms,
     )

@@ -90,7 +90,13 @@ class SourceContext:
 
 
 class Reader(ABC):
-    """Reads one split. Called on the mailbox thread: it never waits."""
+    """Reads one split. Called on the mailbox thread: it never waits.
+
+    Attributes:
+        row_noun: what ``row_number`` counts.
+    """
+
+    row_noun: str = "row"
 
     @abstractmethod
     def read(self, max_rows: int) -> pa.RecordBatch | EndOfSplit | None:
@@ -99,6 +105,11 @@ class Reader(ABC):
     @abstractmethod
     def position(self) -> bytes:
         """Where to go on: a reader opened with it returns exactly the next row."""
+
+    def row_number(self, index: int) -> int | None:
+        """The number, from 1, that a person finds a row of the batch handed out last by in what the split is
+        a part of (a file's line); None = it is not known. Called for messages only, before the next ``read``."""
+        return None
 
     def next_read_at_ms(self) -> int | None:
         """After a None: the wall-clock millisecond to ask again at; None = ``ctx.wake`` will tell."""

@@ -46,8 +46,7 @@ class BadRow(BadRecord):
     """
 
     def __init__(self, message: str, *, row: str, row_index: int) -> None:
-        super().__init__(message, row=row)
-        self.row_index = row_index
+        super().__init__(message, row=row, row_index=row_index)
 
 
 class CompiledExpression:

@@ -23,7 +23,7 @@ import pyarrow.types as pt
 from penstock.errors import JobRejected
 from penstock.functions.functions import has_open
 from penstock.functions.row_access import class_attribute, columns_used
-from penstock.rows.column_values import ROW_CHARACTERS, record_as_dict, short_repr
+from penstock.rows.column_values import ROW_BYTES, record_as_dict, short_repr
 from penstock.rows.rows import Row, RowBuilder, RowMismatch, rows_of, schema_of, unknown_column
 from penstock.rows.schema import EVENT_TIME, optional, user_batch
 
@@ -185,7 +185,7 @@ def _sampled_schema(
         error, row = failure
         raise JobRejected(
             f"{shown} raised {type(error).__name__}: {unknown_column(error) or error} for the row "
-            f"{short_repr(row, ROW_CHARACTERS)}, and gave no result for any row of the sample that tells its "
+            f"{short_repr(row, ROW_BYTES)}, and gave no result for any row of the sample that tells its "
             f"columns; {advice}"
         ) from error
     if kind == "key":

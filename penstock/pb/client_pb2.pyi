@@ -294,6 +294,7 @@ class FailureCause(_message.Message):
     TASKMANAGER_ID_FIELD_NUMBER: _builtins.int
     TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     CAUSE_CHAIN_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     error_class: _builtins.str
     """Class of penstock.errors ("TaskFailure", "NoResourceAvailable", ...)."""
     message: _builtins.str
@@ -307,6 +308,8 @@ class FailureCause(_message.Message):
     """The offending row, printed and cut to a readable length."""
     taskmanager_id: _builtins.str
     timestamp_ms: _builtins.int
+    position: _builtins.str
+    """File and row, or rows, that were being processed; "" = not known."""
     @_builtins.property
     def cause_chain(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Classes of what was raised and of what caused that, the outermost first: names of penstock.errors as
@@ -327,10 +330,11 @@ class FailureCause(_message.Message):
         taskmanager_id: _builtins.str = ...,
         timestamp_ms: _builtins.int = ...,
         cause_chain: _abc.Iterable[_builtins.str] | None = ...,
+        position: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause_chain", b"cause_chain", "error_class", b"error_class", "message", b"message", "operator", b"operator", "row", b"row", "subtask_index", b"subtask_index", "taskmanager_id", b"taskmanager_id", "timestamp_ms", b"timestamp_ms", "traceback", b"traceback", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause_chain", b"cause_chain", "error_class", b"error_class", "message", b"message", "operator", b"operator", "position", b"position", "row", b"row", "subtask_index", b"subtask_index", "taskmanager_id", b"taskmanager_id", "timestamp_ms", b"timestamp_ms", "traceback", b"traceback", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -141,6 +141,9 @@ class Planner:
             deterministic=is_deterministic(node, whole_job=self._config.pipeline_deterministic),
         )
         output = specify(proto, node, given, self._needs[node.index, ""], self._config)
+        if node.inputs:
+            of_stream = input_schema(node.inputs[0]).names
+            proto.unread_columns.extend(name for name in of_stream if name not in given.names)
         inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
         if chained:
             return self._draft.append(

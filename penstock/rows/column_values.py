@@ -20,8 +20,8 @@ import pyarrow.types as pt
 
 _FIRST_DATETIME_US = -62_135_596_800_000_000
 _LAST_DATETIME_US = 253_402_300_799_999_999
-_SHOWN_CHARACTERS = 200
-ROW_CHARACTERS = 1000
+_SHOWN_BYTES = 200
+ROW_BYTES = 1000
 """As much of a row as an error shows."""
 
 
@@ -107,16 +107,26 @@ def encode(values: Sequence[object], field: pa.Field) -> pa.Array:
     return array
 
 
-def short_repr(value: object, limit: int = _SHOWN_CHARACTERS) -> str:
-    """``repr`` cut to a readable length; a value whose ``repr`` raises is named by its type."""
+def short_repr(value: object, limit: int = _SHOWN_BYTES) -> str:
+    """``repr`` cut to ``limit`` bytes; a value whose ``repr`` raises is named by its type."""
     try:
         text = repr(value)
     except Exception as e:  # noqa: BLE001 - a user's __repr__ may raise anything; it must not hide the real error
         text = f"<{type(value).__name__} whose repr raised {type(e).__name__}>"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return cut_text(text, limit)
 
 
-def row_text(batch: pa.RecordBatch, index: int, limit: int = ROW_CHARACTERS) -> str:
+def cut_text(text: str, limit: int = ROW_BYTES) -> str:
+    """The text, of which no more than ``limit`` bytes of UTF-8 are left, the last of them dots."""
+    if 4 * len(text) <= limit:
+        return text
+    encoded = text.encode("utf-8", "backslashreplace")
+    if len(encoded) <= limit:
+        return text
+    return encoded[: limit - 3].decode("utf-8", "ignore") + "..."
+
+
+def row_text(batch: pa.RecordBatch, index: int, limit: int = ROW_BYTES) -> str:
     """One row as a person reads it in an error, whatever is in it."""
     return short_repr({name: _shown(batch[name][index]) for name in batch.schema.names}, limit)
 

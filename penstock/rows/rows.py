@@ -23,7 +23,7 @@ from typing_extensions import override
 from penstock.errors import BadRecord
 from penstock.naming import nearest_hint
 from penstock.rows.column_values import (
-    ROW_CHARACTERS,
+    ROW_BYTES,
     ValueMismatch,
     decode,
     encode,
@@ -335,7 +335,7 @@ class RowBuilder:
             try:
                 arrays.append(encode(values, field))
             except ValueMismatch as e:
-                shown = short_repr(self._values[e.index], ROW_CHARACTERS) if e.index >= 0 else ""
+                shown = short_repr(self._values[e.index], ROW_BYTES) if e.index >= 0 else ""
                 raise RowMismatch(str(e), index=e.index, row=shown) from e
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         if not arrays:
@@ -406,7 +406,7 @@ class RowBuilder:
             f"the function must return a row of ({expected}), got {got}; return a dict with these "
             "keys, a dataclass instance or a tuple",
             index=index,
-            row=short_repr(value, ROW_CHARACTERS),
+            row=short_repr(value, ROW_BYTES),
         )
 
 

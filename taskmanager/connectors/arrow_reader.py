@@ -98,6 +98,14 @@ class ArrowBatches:
         self._map.close()
 
 
+def rows_before(batches: ArrowBatches, end: int) -> int:
+    """Rows in front of the batch of this number; closes the batches."""
+    try:
+        return sum(batch.num_rows for index in range(end) if (batch := batches.get(index)))
+    finally:
+        batches.close()
+
+
 class ArrowFileReader(Reader):
     """One IPC file, batch by batch."""
 
@@ -106,7 +114,7 @@ class ArrowFileReader(Reader):
         self._plan = plan
         self._batches = ArrowBatches(file, plan)
         self._cutter = BatchCutter()
-        self._rows_of_batch = 0
+        self._rows_of_batch = self._last_rows = 0
         self._next_batch = self._skip_rows = 0
         mark: FileMark | None = None
         if position is not None:
@@ -150,10 +158,17 @@ class ArrowFileReader(Reader):
             self._cutter.fill(self._plan.assemble(batch), self._skip_rows)
             self._skip_rows = 0
         rows = self._cutter.take(max_rows)
+        self._last_rows = rows.num_rows
         assert self._pieces is not None
         for piece in self._pieces.up_to(self._rows_of_batch - self._cutter.remaining_rows):
             self._checksum = fold(self._checksum, piece)
         return rows
+
+    @override
+    def row_number(self, index: int) -> int:
+        given = self._rows_of_batch - self._cutter.remaining_rows
+        before = rows_before(ArrowBatches(self._file, self._plan), self._next_batch - 1)
+        return before + given - self._last_rows + index + 1
 
     def _check_read(self) -> None:
         self._file.check_read(lambda: self._checksum, self._checksum_so_far)

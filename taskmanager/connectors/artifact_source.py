@@ -101,6 +101,7 @@ class _PieceReader(Reader):
             (0, 0, 0) if position is None else _POSITION.unpack(position)
         )
         self._batch: pa.RecordBatch | None = None
+        self._last_rows = 0
 
     @override
     def read(self, max_rows: int) -> pa.RecordBatch | EndOfSplit:
@@ -129,7 +130,13 @@ class _PieceReader(Reader):
         rows = -(-remaining // -(-remaining // max_rows))
         taken = self._batch if rows == self._batch.num_rows else self._batch.slice(self._row, rows)
         self._row += rows
+        self._last_rows = rows
         return taken
+
+    @override
+    def row_number(self, index: int) -> int:
+        before = sum(_rows(self._batches, number) for number in range(self._batch_index))
+        return before + self._row - self._last_rows + index + 1
 
     @override
     def position(self) -> bytes:

@@ -62,6 +62,7 @@ class _NumberedRowsReader(Reader):
         self._make = make
         self._cursor = cursor
         self._now_ms = now_ms
+        self._start = 0
 
     @override
     def read(self, max_rows: int) -> pa.RecordBatch | EndOfSplit | None:
@@ -73,7 +74,12 @@ class _NumberedRowsReader(Reader):
             return None
         batch = self._make(start, count)
         self._cursor.advance(count)
+        self._start = start
         return batch
+
+    @override
+    def row_number(self, index: int) -> int:
+        return self._start + index + 1
 
     @override
     def next_read_at_ms(self) -> int | None:

@@ -75,7 +75,7 @@ class ParquetReader(Reader):
         self._group_ends = list(accumulate(map(self._group_rows, self._groups)))
         times = min_event_times(self._file.metadata, event_time, self._groups)
         self._earliest_from = list(accumulate(reversed(times), _earlier))[::-1]
-        self._rows_read = 0
+        self._rows_read = self._last_rows = 0
         mark: FileMark | None = None
         if position is not None:
             mark, place = FileMark.decode(position, _POSITION.size)
@@ -141,12 +141,18 @@ class ParquetReader(Reader):
                 return END
             self._cutter.fill(self._plan.assemble(batch))
         piece = self._cutter.take(max_rows)
+        self._last_rows = piece.num_rows
         self._rows_read += piece.num_rows
         while self._summed_groups < self._begun_groups():
             index = self._groups[self._summed_groups]
             self._checksums.add(partial(self._group_checksum, index))
             self._summed_groups += 1
         return piece
+
+    @override
+    def row_number(self, index: int) -> int:
+        in_groups_before = sum(map(self._group_rows, range(self._groups.start)))
+        return in_groups_before + self._rows_read - self._last_rows + index + 1
 
     @override
     def min_event_time_ms(self) -> int | None:

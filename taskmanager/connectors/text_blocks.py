@@ -62,6 +62,8 @@ class ParsedBlock:
         batch: its good rows.
         bad: its malformed rows, and what is wrong behind it.
         given: rows that were handed out before.
+        text: starts with the block's.
+        good: stretches of its text without malformed rows, in their order; () = all of it.
     """
 
     start: Place
@@ -71,6 +73,8 @@ class ParsedBlock:
     batch: pa.RecordBatch
     bad: tuple[BadRow, ...] = ()
     given: int = 0
+    text: bytes = b""
+    good: tuple[tuple[int, int], ...] = ()
 
     def position(self, given: int) -> tuple[bytes, int]:
         """The place behind so many of its rows, and the checksum of what was read up to there."""
@@ -136,6 +140,7 @@ class TextBlocks:
         self._place = Place(self._first, line, 0, checksum)
         self._salvage_until = 0
         self._bad: list[BadRow] = []
+        self._good: list[tuple[int, int]] = []
 
     @property
     def place(self) -> Place:
@@ -200,6 +205,20 @@ class TextBlocks:
         self._bad = []
         return parsed
 
+    def line_of(self, block: ParsedBlock, row: int) -> int | None:
+        """The line that a row of the block's batch begins at; None where that cannot be told."""
+        text = block.text[: block.end - block.start.offset]
+        begins: list[int] = []
+        for start, end in block.good or ((0, len(text)),):
+            part = text[start:end]
+            for begin, stop in self._format.rows(part):
+                row_text = part[begin:stop]
+                if row_text.strip():
+                    begins.append(start + stop - len(row_text.lstrip()))
+        if len(begins) != block.batch.num_rows:
+            return None
+        return block.start.line + text.count(b"\n", 0, begins[row])
+
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
@@ -263,7 +282,8 @@ class TextBlocks:
             )
         self._place = Place(offset, line, row, checksum)
         bad = tuple(self._bad)
-        return ParsedBlock(start, end, end_checksum, self._place, batch, bad, given)
+        good, self._good = tuple(self._good), []
+        return ParsedBlock(start, end, end_checksum, self._place, batch, bad, given, data, good)
 
     def _behind(self, offset: int, checksum: int) -> tuple[int, int, bytes]:
         """The end of the text behind its rows, the checksum up to there, and what is not blank in it."""
@@ -296,6 +316,7 @@ class TextBlocks:
                 spans = self._format.rows(part)
             else:
                 good.append(self._plan.assemble(batch))
+                self._good.append((start, end))
                 good_rows += batch.num_rows
                 continue
             if len(spans) > 1:

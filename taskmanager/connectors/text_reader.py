@@ -22,12 +22,14 @@ from taskmanager.connectors.text_blocks import ParsedBlock, TextBlocks, place_po
 class TextReader(Reader):
     """Hands out the rows of blocks and reports what is malformed in them."""
 
+    row_noun = "line"
+
     def __init__(self, blocks: TextBlocks, context: SourceContext, position: bytes | None) -> None:
         self._blocks = blocks
         self._context = context
         self._cutter = BatchCutter()
         self._block: ParsedBlock | None = None
-        self._given = 0
+        self._given = self._last_rows = 0
         self._position = position or blocks.mark(place_position(blocks.place))
         self._next = self._submit(
             blocks.begin if position is None else lambda: blocks.resume(position)
@@ -51,8 +53,15 @@ class TextReader(Reader):
             if not self._cutter.remaining_rows:
                 return None
         piece = self._cutter.take(max_rows)
+        self._last_rows = piece.num_rows
         self._given += piece.num_rows
         return piece
+
+    @override
+    def row_number(self, index: int) -> int | None:
+        if self._block is None:
+            return None
+        return self._blocks.line_of(self._block, self._given - self._last_rows + index)
 
     def _take(self, block: ParsedBlock) -> None:
         self._block, self._given = block, block.given

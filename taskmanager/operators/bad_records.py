@@ -46,7 +46,9 @@ class BadRecordPolicy:
             failure: says what is wrong with it; not called where nobody would read it.
         """
         if self._action == graph_pb2.ERROR_ACTION_FAIL:
-            raise self._named(failure())
+            raised = self._named(failure())
+            raised.row_index = index if raised.row else -1  # without a row it is about them all
+            raise raised
         self._counters.bad_records += 1
         if self._action == graph_pb2.ERROR_ACTION_SIDE_OUTPUT:
             self._pending.append((index, str(failure())))

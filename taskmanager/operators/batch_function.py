@@ -17,12 +17,14 @@ from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_batch, user_schema
 from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.batch_results import result_columns
-from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.operator import NOTHING, Handling, Operator, OperatorContext
 from taskmanager.operators.user_function import UserFunctionHandle
 
 
 class BatchFunctionOperator(Operator):
     """Calls ``fn(RecordBatch) -> RecordBatch`` once per batch."""
+
+    handling = Handling.AT_ONCE
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._name = spec.name

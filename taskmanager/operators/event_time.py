@@ -37,13 +37,15 @@ from penstock.rows.column_values import row_text
 from penstock.rows.schema import schema_from_bytes, user_batch
 from taskmanager.alignment.watermark_generator import WatermarkGenerator
 from taskmanager.operators.bad_records import BadRecordPolicy
-from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.operator import NOTHING, Handling, Operator, OperatorContext
 
 _MS_PER_DAY = 86_400_000
 
 
 class EventTimeOperator(Operator):
     """Appends the event-time column and generates watermarks per origin."""
+
+    handling = Handling.ONE_TO_ONE
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._spec = spec.event_time

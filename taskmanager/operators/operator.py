@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -81,10 +82,19 @@ class OperatorContext:
     submit: Callable[[Callable[[], Any]], Future[Any]] = run_at_once
 
 
+class Handling(Enum):
+    """How ``process`` treats the rows it is given, for saying where a failing row stands in the input."""
+
+    HOLDS = auto()  # works on rows that may have come earlier
+    AT_ONCE = auto()  # all it does there is about the rows it was given
+    ONE_TO_ONE = auto()  # likewise, and it emits at most one row for each, in their order
+
+
 class Operator:
     """Base of all operators: passes everything through."""
 
     context: OperatorContext
+    handling: Handling = Handling.HOLDS
 
     @property
     def is_open(self) -> bool:

@@ -19,7 +19,7 @@ from penstock.processing.process_functions import BatchCollector
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_batch, user_schema
 from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.batch_results import result_columns
-from taskmanager.operators.operator import NOTHING, OperatorContext
+from taskmanager.operators.operator import NOTHING, Handling, OperatorContext
 from taskmanager.operators.process_base import StatefulOperator
 from taskmanager.operators.process_state import BatchKeys
 from taskmanager.operators.returned_rows import emit_returned
@@ -29,6 +29,8 @@ _FATAL = (StoreCorrupt, StoreNotFound, StoreTransient)
 
 class BatchProcessOperator(StatefulOperator):
     """Calls ``process_batch`` once per batch."""
+
+    handling = Handling.AT_ONCE
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         super().__init__(spec)

@@ -17,7 +17,7 @@ from penstock.errors import TaskFailure
 from penstock.functions.functions import Collector, as_mapping
 from penstock.pb import graph_pb2
 from penstock.processing.process_context import ProcessContext
-from penstock.rows.column_values import ROW_CHARACTERS, short_repr
+from penstock.rows.column_values import ROW_BYTES, short_repr
 from penstock.rows.rows import RowBuilder, RowMismatch
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from taskmanager.operators.bad_records import BadRecordPolicy
@@ -161,7 +161,7 @@ class ProcessOutput:
         rows: tuple[pa.RecordBatch, BadRecordPolicy] | None,
         index: int,
     ) -> TaskFailure:
-        shown = error.row if rows is None else short_repr(row_at(rows[0], index), ROW_CHARACTERS)
+        shown = error.row if rows is None else short_repr(row_at(rows[0], index), ROW_BYTES)
         return TaskFailure(
             f"operator {self._operator!r}: what {self._function} emitted does not fit: {error}",
             operator=self._operator,

@@ -28,7 +28,7 @@ from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.key_columns import KeyColumns
-from taskmanager.operators.operator import NOTHING, OperatorContext
+from taskmanager.operators.operator import NOTHING, Handling, OperatorContext
 from taskmanager.operators.process_base import TimerOperator
 from taskmanager.operators.returned_rows import emit_returned
 from taskmanager.operators.row_results import row_at
@@ -56,6 +56,8 @@ class _Input:
 
 class ProcessOperator(TimerOperator):
     """Runs a function of any kind but ``KeyedBatchFunction``."""
+
+    handling = Handling.AT_ONCE
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         super().__init__(spec)

@@ -14,11 +14,13 @@ from penstock.expressions import Expr, col
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from taskmanager.operators.bad_records import BadRecordPolicy
-from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.operator import NOTHING, Handling, Operator, OperatorContext
 
 
 class ProjectOperator(Operator):
     """Replaces the row by columns computed from it; the event time stays where it is carried."""
+
+    handling = Handling.ONE_TO_ONE
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         given = schema_from_bytes(spec.input_schema)
@@ -51,6 +53,8 @@ class ProjectOperator(Operator):
 
 class FilterOperator(Operator):
     """Keeps the rows for which a predicate is true; null drops the row."""
+
+    handling = Handling.ONE_TO_ONE
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         given = schema_from_bytes(spec.input_schema)

@@ -20,7 +20,7 @@ from penstock.pb import graph_pb2
 from penstock.rows.rows import Row, lazy_columns, make_row, row_class
 from penstock.rows.schema import schema_from_bytes
 from taskmanager.operators.bad_records import BadRecordPolicy
-from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.operator import NOTHING, Handling, Operator, OperatorContext
 from taskmanager.operators.row_results import RowResults, row_at
 from taskmanager.operators.time_slice import TimeSlice
 from taskmanager.operators.user_function import UserFunctionHandle
@@ -33,6 +33,8 @@ class RowFunctionOperator(Operator):
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._kind = spec.row_function.kind
+        is_flat_map = self._kind == graph_pb2.ROW_FUNCTION_KIND_FLAT_MAP
+        self.handling = Handling.AT_ONCE if is_flat_map else Handling.ONE_TO_ONE
         self._output_names = schema_from_bytes(spec.output_schema).names
         self._handle = UserFunctionHandle(spec.name, spec.row_function.function)
         self._policy = BadRecordPolicy(spec)
@@ -175,7 +177,9 @@ class RowFunctionOperator(Operator):
 
     def _raised(self, batch: pa.RecordBatch, index: int, error: Exception | SystemExit) -> None:
         if isinstance(error, SystemExit):  # asks for the end, not for the next row
-            raise self._handle.failure(error, row=row_at(batch, index)) from error
+            failure = self._handle.failure(error, row=row_at(batch, index))
+            failure.row_index = index
+            raise failure from error
         self._policy.handle(index, lambda: self._handle.failure(error, row=row_at(batch, index)))
 
 

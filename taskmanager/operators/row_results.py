@@ -10,7 +10,7 @@ import pyarrow as pa
 from common.elements import OperatorOutput
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
-from penstock.rows.column_values import ROW_CHARACTERS, ValueMismatch, encode, short_repr
+from penstock.rows.column_values import ROW_BYTES, ValueMismatch, encode, short_repr
 from penstock.rows.rows import RowBuilder, RowMismatch, rows_of
 from penstock.rows.schema import schema_from_bytes, user_schema
 from taskmanager.operators.bad_records import BadRecordPolicy
@@ -101,7 +101,7 @@ class RowResults:
         return TaskFailure(
             f"operator {self._operator!r}: the result of {self._function} does not fit: {error}",
             operator=self._operator,
-            row=short_repr(row_at(batch, index), ROW_CHARACTERS),
+            row=short_repr(row_at(batch, index), ROW_BYTES),
         )
 
 

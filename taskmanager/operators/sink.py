@@ -31,7 +31,7 @@ from penstock.pb import graph_pb2
 from penstock.rows.schema import user_batch
 from taskmanager.connectors.factory import build_sink_writer
 from taskmanager.connectors.sink_writer import SinkWriter
-from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.operator import NOTHING, Handling, Operator, OperatorContext
 from taskmanager.state.operator_state import UNION
 from taskmanager.user_code.user_failure import user_traceback
 
@@ -46,6 +46,8 @@ class SinkOperator(Operator):
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._spec = spec
+        if spec.sink.WhichOneof("kind") == "custom":
+            self.handling = Handling.AT_ONCE
         self._writer: SinkWriter | None = None
         self._prepared: dict[int, list[bytes]] = {}
         self._is_dirty = False

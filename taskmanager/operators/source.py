@@ -15,17 +15,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import pyarrow as pa
+import structlog
 
 from common.elements import OperatorOutput, OriginEnded, SideOutput
 from common.pb import internal_pb2
-from penstock.connectors.source import END, Reader, SourceContext, Split
+from penstock.connectors.source import END, PART_OF, Reader, SourceContext, Split
 from penstock.errors import BadRecord, TaskFailure
 from penstock.pb import checkpoint_pb2, graph_pb2
-from penstock.rows.column_values import ROW_CHARACTERS
+from penstock.rows.column_values import cut_text
 from penstock.rows.schema import schema_from_bytes
 from taskmanager.connectors.factory import build_source
 from taskmanager.operators.operator import NOTHING, OperatorContext
 from taskmanager.user_code.user_failure import user_traceback
+
+_log = structlog.get_logger()
 
 BAD_RECORD_SCHEMA = pa.schema(
     [("where", pa.string()), ("text", pa.string()), ("error", pa.string())]
@@ -219,13 +222,42 @@ class SourceOperator:
                 f"the source returned {_describe(batch.schema)}, its schema is"
                 f" {_describe(self._schema)}: {error}",
                 operator=self._spec.name,
+                position=self.position_of(batch.num_rows, None),
             ) from error
+
+    def position_of(self, rows: int, index: int | None) -> str:
+        """Where rows of the batch handed out last stand, as a person finds them.
+
+        Args:
+            rows: how many it had.
+            index: which of them it is about, None = any.
+        """
+        split, reader = self._split, self._reader
+        if split is None or reader is None:
+            return ""
+        whole = split.id.partition(PART_OF)[0]
+        where = whole if self._spec.source.HasField("files") else f"split {whole!r}"
+        first, last = (0, rows - 1) if index is None else (index, index)
+        try:
+            numbers = reader.row_number(first), reader.row_number(last)
+        except Exception as error:  # noqa: BLE001 - the failure to be described must not get lost
+            _log.warning("source.row_number_failed", reason=repr(error), split=split.id)
+            return where
+        if None in numbers:
+            return where
+        noun = reader.row_noun
+        if numbers[0] == numbers[1]:
+            return f"{where}, {noun} {numbers[0]}"
+        return f"{where}, {noun}s {numbers[0]} to {numbers[1]}"
 
     def _on_bad_record(self, where: str, text: str, error: str) -> None:
         action = self._spec.on_error.action
         if action == graph_pb2.ERROR_ACTION_FAIL:
             raise BadRecord(
-                f"{where}: {error}", operator=self._spec.name, row=text[:ROW_CHARACTERS]
+                f"{where}: {error}",
+                operator=self._spec.name,
+                row=cut_text(text),
+                position=where,
             )
         self._context.counters.bad_records += 1
         if action == graph_pb2.ERROR_ACTION_SIDE_OUTPUT:

@@ -227,12 +227,20 @@ class Deployment:
             for edge, partition in zip(self._deployment.outputs, self._partitions, strict=True)
         ]
         names = dict(enumerate((spec.name for spec in vertex.operators), start=-first))
-        chain = OperatorChain(operators, parents, outputs, names)
-        chain_input: Input
         if self._has_source:
             self.source = SourceOperator(
                 vertex.operators[0], _event_time_column(list(vertex.operators))
             )
+        chain = OperatorChain(
+            operators,
+            parents,
+            outputs,
+            names,
+            unread=[spec.unread_columns for spec in self._specs],
+            position_of=self.source.position_of if self.source is not None else None,
+        )
+        chain_input: Input
+        if self.source is not None:
             chain_input = SourceInput(self.source)
         else:
             chain_input = self._open_gate(execution)

@@ -461,6 +461,7 @@ class Execution:
             attempt=self.attempt.attempt,
             operator=error.operator if isinstance(error, TaskFailure) else "",
             row=_readable(error.row if isinstance(error, TaskFailure) else ""),
+            position=_readable(error.position if isinstance(error, TaskFailure) else ""),
             taskmanager_id=self._taskmanager_id,
             timestamp_ms=self._clock.now_ms(),
             cause_chain=map(_readable, cause_chain(error)),

@@ -31,11 +31,14 @@ from common.elements import (
     StreamStatus,
     Watermark,
 )
-from taskmanager.operators.operator import Operator
-from taskmanager.user_code.user_failure import failure_of_operator
+from taskmanager.operators.operator import Handling, Operator
+from taskmanager.user_code.user_failure import failure_of_operator, name_unread_columns
 
 SOURCE = -1
 """Node that stands for the chain's input."""
+
+
+_Call = tuple[int, Iterator[OperatorOutput], pa.RecordBatch | None]
 
 
 class Output(Protocol):
@@ -68,6 +71,9 @@ class OperatorChain:
             side output it reads ("" = main).
         outputs: (index of the feeding operator, side tag, where it goes).
         names: of the operators, for failures.
+        unread: per operator the columns of its stream that are not read, for failures.
+        position_of: of a source's chain: says where rows of the source's last batch stand, given how many
+            it had and which of them it is about, None = any of them.
 
     Example: a chain stops between two batches of one operator where its output is full.
         >>> class Twice(Operator):
@@ -89,9 +95,14 @@ class OperatorChain:
         parents: Sequence[tuple[int, str]],
         outputs: Sequence[tuple[int, str, Output]],
         names: Mapping[int, str] | None = None,
+        unread: Sequence[Sequence[str]] = (),
+        position_of: Callable[[int, int | None], str] | None = None,
     ) -> None:
         self._operators = operators
+        self._parents = parents
         self._names = names or {}
+        self._unread = unread
+        self._position_of = position_of
         nodes = range(SOURCE, len(operators))
         self._children: dict[int, list[int]] = {node: [] for node in nodes}
         self._side_children: dict[tuple[int, str], list[int]] = {}
@@ -121,8 +132,9 @@ class OperatorChain:
         self._idle_nodes = [
             node for node, operator in enumerate(operators) if _overrides(operator, "on_idle")
         ]
-        self._stack: list[tuple[int, Iterator[OperatorOutput]]] = []
-        self._later: deque[tuple[int, Iterator[OperatorOutput]]] = deque()
+        # With the batch that an operator was called with, None where it was called with something else.
+        self._stack: list[_Call] = []
+        self._later: deque[_Call] = deque()
 
     @property
     def is_busy(self) -> bool:
@@ -138,21 +150,21 @@ class OperatorChain:
 
     def start(self, node: int, elements: Iterable[OperatorOutput]) -> None:
         """Lets ``node`` emit the elements (``SOURCE`` = they enter the chain)."""
-        self._stack.append((node, iter(elements)))
+        self._stack.append((node, iter(elements), None))
 
     def start_timer(self, node: int, now_ms: int) -> None:
         """Lets an operator emit what its timer is due for."""
-        self._stack.append((node, _lazily(partial(self._operators[node].on_timer, now_ms))))
+        self._stack.append((node, _lazily(partial(self._operators[node].on_timer, now_ms)), None))
 
     def start_end_of_data(self) -> None:
         """Lets each operator emit what it still holds, upstream ones first."""
         for node, operator in enumerate(self._operators):
-            self._later.append((node, _lazily(operator.on_end_of_data)))
+            self._later.append((node, _lazily(operator.on_end_of_data), None))
 
     def start_idle(self) -> None:
         """Lets operators emit what they hold back while more is coming, upstream ones first."""
         for node in self._idle_nodes:
-            self._later.append((node, _lazily(self._operators[node].on_idle)))
+            self._later.append((node, _lazily(self._operators[node].on_idle), None))
 
     def run(self) -> ChainState:
         """Goes on until all has left the chain, an output is full, or an operator pauses.
@@ -168,7 +180,7 @@ class OperatorChain:
                 stack.append(self._later.popleft())
             if not self.can_emit():
                 return ChainState.BLOCKED
-            node, iterator = stack[-1]
+            node, iterator, _ = stack[-1]
             try:
                 element = next(iterator, None)
             except BaseException as error:  # noqa: BLE001 - raised again, with a name
@@ -201,19 +213,47 @@ class OperatorChain:
         for output in outputs:
             output.emit(batch)
         for child in reversed(children):
-            self._stack.append((child, _lazily(partial(self._operators[child].process, batch))))
+            process = partial(self._operators[child].process, batch)
+            self._stack.append((child, _lazily(process), batch))
 
     def _fail(self, node: int, error: BaseException) -> NoReturn:
         failure = failure_of_operator(error, self._names.get(node, ""))
+        if node != SOURCE and self._operators[node].handling is not Handling.HOLDS:
+            if self._unread:
+                name_unread_columns(failure, self._unread[node])
+            if not failure.position:
+                failure.position = self._position(node, failure.row_index)
         if failure is error:
             raise failure
         raise failure from error
+
+    def _position(self, node: int, row_index: int) -> str:
+        """Where the rows stand that an operator failed at, "" where that cannot be said: it must have been
+        called with rows of the source's batch, and so must all between it and the source."""
+        if self._position_of is None:
+            return ""
+        batches = {called: batch for called, _, batch in self._stack}
+        given = batches.get(node)
+        is_known = row_index >= 0
+        while given is not None:
+            parent, tag = self._parents[node]
+            if parent == SOURCE:
+                if tag or SOURCE not in batches:
+                    return ""
+                return self._position_of(given.num_rows, row_index if is_known else None)
+            handling, before = self._operators[parent].handling, batches.get(parent)
+            if handling is Handling.HOLDS or before is None:
+                return ""
+            is_whole = handling is Handling.ONE_TO_ONE and before.num_rows == given.num_rows
+            is_known = is_known and is_whole
+            node, given = parent, before
+        return ""
 
     def _deliver_control(self, node: int, element: ControlElement | OriginEnded) -> None:
         """Control elements take every way: main and side outputs alike."""
         for child in reversed(self._all_children[node]):
             handler = _handler(self._operators[child], element)
-            self._stack.append((child, _lazily(handler)))
+            self._stack.append((child, _lazily(handler), None))
         if not isinstance(element, OriginEnded):
             for output in self._all_outputs_of[node]:
                 output.emit_control(element)
@@ -222,7 +262,7 @@ class OperatorChain:
         """Drops what is under way; generators end where they stand. Returns what they raised."""
         errors: list[BaseException] = []
         while self._stack:
-            _, iterator = self._stack.pop()
+            _, iterator, _ = self._stack.pop()
             close = getattr(iterator, "close", None)
             try:
                 if close is not None:

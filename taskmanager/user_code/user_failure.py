@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 import penstock
 import taskmanager
 from penstock.errors import StreamError, TaskFailure
-from penstock.rows.column_values import ROW_CHARACTERS, short_repr
+from penstock.rows.column_values import ROW_BYTES, cut_text, short_repr
 
 _OWN_DIRECTORIES = tuple(
     f"{Path(p).resolve()}/" for m in (penstock, taskmanager) for p in m.__path__
@@ -27,13 +28,25 @@ def user_failure(error: BaseException, *, operator: str, function: str, row: obj
     """
     if isinstance(error, TaskFailure):
         return error
-    text = short_repr(row, ROW_CHARACTERS)
+    text = short_repr(row, ROW_BYTES)
     return TaskFailure(
         f"operator {operator!r}: {function} raised {type(error).__name__}: {error}",
         operator=operator,
         row=text,
         user_traceback=user_traceback(error),
     )
+
+
+_UNREAD_BYTES = 200
+
+
+def name_unread_columns(failure: TaskFailure, unread: Sequence[str]) -> None:
+    """Adds to the row of a failure which columns of it are not shown, since the job does not read them."""
+    if not failure.row or not unread:
+        return
+    note = cut_text(", ".join(unread), _UNREAD_BYTES)
+    note = f" (columns that the job does not read: {note})"
+    failure.row = cut_text(failure.row, ROW_BYTES - len(note.encode())) + note
 
 
 def failure_of_operator(error: BaseException, operator: str) -> TaskFailure:
