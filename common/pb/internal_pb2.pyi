@@ -264,6 +264,7 @@ class PromotedSet(_message.Message):
     PARTITION_COUNT_FIELD_NUMBER: _builtins.int
     PROMOTED_AT_MS_FIELD_NUMBER: _builtins.int
     CONFIRMED_FIELD_NUMBER: _builtins.int
+    UPDATES_OF_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     job_id: _builtins.str
     schema: _builtins.bytes
@@ -273,6 +274,8 @@ class PromotedSet(_message.Message):
     promoted_at_ms: _builtins.int
     confirmed: _builtins.bool
     """All TaskManagers have promoted their part: before one has been told so, there is no such set."""
+    updates_of: _builtins.str
+    """As of PersistSink."""
     def __init__(
         self,
         *,
@@ -282,10 +285,11 @@ class PromotedSet(_message.Message):
         partition_count: _builtins.int = ...,
         promoted_at_ms: _builtins.int = ...,
         confirmed: _builtins.bool = ...,
+        updates_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "job_id", b"job_id", "name", b"name", "partition_count", b"partition_count", "promoted_at_ms", b"promoted_at_ms", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "job_id", b"job_id", "name", b"name", "partition_count", b"partition_count", "promoted_at_ms", b"promoted_at_ms", "schema", b"schema", "updates_of", b"updates_of"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -113,6 +113,7 @@ class PromotionRunner:
                 schema=edge.schema,
                 partition_count=count,
                 promoted_at_ms=self._clock.now_ms(),
+                updates_of=sink.updates_of,
             ),
             sink.overwrite,
         )

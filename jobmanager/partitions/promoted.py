@@ -25,6 +25,7 @@ class PromotedSet:
         partition_count: of all TaskManagers.
         confirmed: all of them have been promoted; without that they are what a promotion that was broken
             off has left, or is just doing.
+        updates_of: they are updates, which this operator gave out; "" = rows.
     """
 
     name: str
@@ -33,6 +34,7 @@ class PromotedSet:
     partition_count: int
     promoted_at_ms: int
     confirmed: bool
+    updates_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

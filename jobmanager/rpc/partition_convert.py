@@ -25,6 +25,7 @@ def holdings_of(holdings: internal_pb2.Holdings) -> Holdings:
                 one.partition_count,
                 one.promoted_at_ms,
                 one.confirmed,
+                one.updates_of,
             )
             for one in holdings.promoted
         ),
@@ -42,6 +43,7 @@ def persisted_details(found: PromotedPartitions) -> client_pb2.PersistedDetails:
         rows=sum(part.rows for part in found.parts),
         size_bytes=sum(part.size_bytes for part in found.parts),
         persisted_at_ms=found.whole.promoted_at_ms,
+        updates_of=found.whole.updates_of,
     )
 
 

@@ -36,6 +36,7 @@ class ReadSource:
         function: the user's source object or generator function, pickled when the job is planned.
         is_single: it has one split, so one subtask reads it.
         sample: some rows of it while the job is being built, at most as many as asked for.
+        updates_of: they are updates, which this operator of an earlier job gave out; "" = rows.
     """
 
     spec: graph_pb2.SourceSpec
@@ -43,6 +44,7 @@ class ReadSource:
     function: object | None = None
     is_single: bool = False
     sample: Callable[[int], pa.RecordBatch | None] | None = None
+    updates_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1381,6 +1381,7 @@ class PersistedDetails(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     PERSISTED_AT_MS_FIELD_NUMBER: _builtins.int
+    UPDATES_OF_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     job_id: _builtins.str
     partition_count: _builtins.int
@@ -1389,6 +1390,8 @@ class PersistedDetails(_message.Message):
     rows: _builtins.int
     size_bytes: _builtins.int
     persisted_at_ms: _builtins.int
+    updates_of: _builtins.str
+    """They are updates, which this operator gave out; "" = rows."""
     def __init__(
         self,
         *,
@@ -1399,10 +1402,11 @@ class PersistedDetails(_message.Message):
         rows: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
         persisted_at_ms: _builtins.int = ...,
+        updates_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "name", b"name", "partition_count", b"partition_count", "persisted_at_ms", b"persisted_at_ms", "rows", b"rows", "schema", b"schema", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "name", b"name", "partition_count", b"partition_count", "persisted_at_ms", b"persisted_at_ms", "rows", b"rows", "schema", b"schema", "size_bytes", b"size_bytes", "updates_of", b"updates_of"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1228,18 +1228,22 @@ class PersistSink(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     OVERWRITE_FIELD_NUMBER: _builtins.int
+    UPDATES_OF_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     overwrite: _builtins.bool
     """What has the name goes."""
+    updates_of: _builtins.str
+    """What comes are updates: the operator that gives them out. "" = rows."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         overwrite: _builtins.bool = ...,
+        updates_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "overwrite", b"overwrite"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "overwrite", b"overwrite", "updates_of", b"updates_of"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

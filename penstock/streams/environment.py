@@ -339,7 +339,8 @@ class Environment:
             ),
             bounded=True,
         )
-        return self._read(ReadSource(spec), "read_persisted", schema_from_bytes(found.schema))
+        operation = ReadSource(spec, updates_of=found.updates_of)
+        return self._read(operation, "read_persisted", schema_from_bytes(found.schema))
 
     def _find_persisted(self, name: str) -> client_pb2.PersistedDetails:
         address = current_override().address or self._address

@@ -14,6 +14,7 @@ from penstock.graph.persisted import check_name
 from penstock.pb import graph_pb2
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.operator_properties import OperatorProperties
+from penstock.streams.updates import maker_of_updates
 from penstock.units import duration_ms, size_bytes
 
 if TYPE_CHECKING:
@@ -152,7 +153,9 @@ class StreamOutputs:
         check_name("persist", name)
         if not isinstance(overwrite, bool):
             raise JobRejected(f"persist: overwrite is {overwrite!r}; it must be True or False")
-        spec = graph_pb2.PersistSink(name=name, overwrite=overwrite)
+        spec = graph_pb2.PersistSink(
+            name=name, overwrite=overwrite, updates_of=maker_of_updates(self._source)
+        )
         return self._end(WriteSink(graph_pb2.SinkSpec(persist=spec)), "persist")
 
     def sink(self, sink: Sink) -> StreamSink:

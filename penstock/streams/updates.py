@@ -1,14 +1,23 @@
 """Which streams carry updates: values that replace earlier ones, and are no rows to be counted.
 
-A running aggregate gives out the new values of a key again and again, as often as batches happen to be cut. Whatever is
-made of these, row by row, are updates again. An aggregate or a window over them would take each for
+A running aggregate gives out the new values of a key again and again, as often as batches happen to be cut; a window
+with allowed lateness gives out its result again for rows that come late. Whatever is made of these, row by row, are
+updates again, in a later job that reads them persisted too. An aggregate or a window over them would take each for
 one more row, so it is refused until the user says that it is meant.
 """
 
 from __future__ import annotations
 
 from penstock.errors import JobRejected
-from penstock.graph.logical import Node, NodeInput, RunningAggregate
+from penstock.graph.logical import (
+    ApplyWindowFunction,
+    Node,
+    NodeInput,
+    Operation,
+    ReadSource,
+    RunningAggregate,
+    WindowAggregate,
+)
 
 
 def check_no_updates(call: str, source: NodeInput) -> None:
@@ -17,29 +26,67 @@ def check_no_updates(call: str, source: NodeInput) -> None:
     Raises:
         JobRejected: they are updates.
     """
-    maker = _maker_of_updates(source)
+    maker = _find_maker(source)
     if maker is None:
         return
     name = repr(maker.name)
+    match maker.operation:
+        case ReadSource(updates_of=operator, spec=spec):
+            why = (
+                f"an earlier job has persisted the updates of {operator!r} as {spec.persisted.name!r}, and "
+                "here each would count as one more row. Persist the results of windows in place of them, "
+                "or the rows that they were made of"
+            )
+        case RunningAggregate():
+            why = (
+                f"{name} gives out the new values of a key whenever they change, and here each would count "
+                f"as one more row. Aggregate the rows that {name} reads; or give {name} a window, "
+                ".window(...).aggregate(...), which has one result per key and window"
+            )
+        case _:
+            why = (
+                f"{name} gives out the result of a window again whenever a row comes within its "
+                "allowed_lateness, and here each would count as one more row. Leave allowed_lateness away, "
+                "with late_to for what comes too late"
+            )
     raise JobRejected(
-        f"{call}: what comes are updates, not rows: {name} gives out the new values of a key whenever they "
-        f"change, and here each would count as one more row. Aggregate the rows that {name} reads; or give "
-        f"{name} a window, .window(...).aggregate(...), which has one result per key and window; or, if "
-        f"updates are what is to be counted, call .as_rows() behind {name}"
+        f"{call}: what comes are updates, not rows: {why}; or, if updates are what is to be counted, call "
+        f".as_rows() behind {name}"
     )
 
 
-def _maker_of_updates(source: NodeInput) -> Node | None:
-    """The running aggregate whose updates, or what was made of them, come by an input; None = rows come."""
-    seen: set[int] = set()
+def maker_of_updates(source: NodeInput) -> str:
+    """The operator whose updates, or what was made of them, come by an input; "" = rows come."""
+    maker = _find_maker(source)
+    if maker is None:
+        return ""
+    operation = maker.operation
+    return operation.updates_of if isinstance(operation, ReadSource) else maker.name
+
+
+def _find_maker(source: NodeInput) -> Node | None:
+    seen: set[tuple[int, str]] = set()
     waiting = [source]
     while waiting:
         given = waiting.pop()
         node = given.node
-        if given.is_rows or node.index in seen:
+        if given.is_rows or (node.index, given.tag) in seen:
             continue
-        seen.add(node.index)
-        if isinstance(node.operation, RunningAggregate):
+        seen.add((node.index, given.tag))
+        if _makes_updates(node.operation, given.tag):
             return node
         waiting.extend(node.inputs)
     return None
+
+
+def _makes_updates(operation: Operation, tag: str) -> bool:
+    """Whether they come out of an operation where only rows go into it."""
+    match operation:
+        case RunningAggregate():
+            return True
+        case ReadSource(updates_of=operator):
+            return bool(operator)
+        case WindowAggregate(window=window) | ApplyWindowFunction(window=window):
+            return not tag and window.allowed_lateness_ms > 0
+        case _:
+            return False

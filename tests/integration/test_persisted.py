@@ -115,6 +115,30 @@ def test_other_jobs_read_it(cluster: DaemonCluster) -> None:
         env.read_persisted("numbers")
 
 
+def test_updates_are_updates_in_later_jobs_too(cluster: DaemonCluster) -> None:
+    with environment(cluster) as env:
+        sums = env.generate(numbers, rows=ROWS).key_by("key").aggregate(n=ps.sum("n")).name("sums")
+        sums.filter(col("n") >= 0).persist("updates")
+        sums.as_rows().persist("changes")
+        env.execute("persist updates")
+    with environment(cluster) as env:
+        updates = env.read_persisted("updates").filter(col("n") >= 0)
+        refusal = r"updates of 'sums' as 'updates'.*\.as_rows\(\) behind 'read_persisted'"
+        with pytest.raises(JobRejected, match=refusal):
+            updates.key_by("key").aggregate(n=ps.count())
+        with pytest.raises(JobRejected, match=refusal):
+            updates.window_all(ps.count_window(2)).aggregate(n=ps.count())
+        meant = updates.as_rows().key_by("key").aggregate(n=ps.count()).collect()
+        changes = env.read_persisted("changes").key_by("key").aggregate(n=ps.count()).collect()
+        updates.persist("copies")
+        env.execute("count")
+        assert {row["key"] for row in meant} == {row["key"] for row in changes} == set(range(KEYS))
+    with environment(cluster) as env, pytest.raises(JobRejected, match="updates of 'sums'"):
+        env.read_persisted("copies").key_by("key").aggregate(n=ps.count())
+    for name in ("updates", "changes", "copies"):
+        drop(cluster, name)
+
+
 def test_a_job_that_fails_or_is_cancelled_leaves_nothing(cluster: DaemonCluster) -> None:
     def fail(row: ps.Row) -> bool:
         if row.n == ROWS - 1:
