@@ -823,8 +823,8 @@ class JobMaster:
         """Begins again, when the delay is over and all attempts are."""
         if self._phase is not JobPhase.WAITING or not self._is_due:
             return
-        self._effects += self._partitions.release_replaced(self._moving)
         self.graph.begin_again(self._moving)
+        self._effects += self._partitions.release_replaced(self._moving)
         self._failover.count_regions(self._moving)
         self._prepare()
 

@@ -2,7 +2,7 @@
 
 A producer's attempt leaves one partition on each kept edge. A new attempt of it makes new ones. An old one
 on disk stays as long as a consumer that was left alone may read it; what an old one has left in its process
-goes at once, since all who read it read the new one.
+goes at once, since all who read it read the new one. Beyond that nothing is known of attempts that were replaced.
 
 Partitions that outlive the job have no consumers in it: they are needed to its end.
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.graph.execution_attempt import (
+    ON_TASKMANAGER,
     AttemptKey,
     AttemptState,
     ExecutionAttempt,
@@ -47,7 +48,7 @@ class PartitionTracker:
     Args:
         regions: of the job.
         graph: its attempts.
-        keeps_all: nothing is released before the job's end: checkpoints may refer to it.
+        keeps_all: nothing of current attempts is released before the job's end: checkpoints may refer to it.
     """
 
     def __init__(self, regions: RegionGraph, graph: ExecutionGraph, *, keeps_all: bool) -> None:
@@ -118,6 +119,10 @@ class PartitionTracker:
     def _producer(self, partition: KeptOutput) -> ExecutionAttempt:
         return self._graph.current_of(partition.producer)
 
+    def _is_outdated(self, version: tuple[KeptOutput, int]) -> bool:
+        partition, attempt = version
+        return attempt < self._producer(partition).key.attempt
+
     def _is_gone(self, partition: KeptOutput, producer: ExecutionAttempt) -> bool:
         version = (partition, producer.key.attempt)
         return version in self._missing or version in self._released
@@ -183,7 +188,8 @@ class PartitionTracker:
     def _lose(self, versions: Iterable[tuple[KeptOutput, int]]) -> None:
         for version in list(versions):
             del self._held[version]
-            self._missing.add(version)
+            if not self._is_outdated(version):
+                self._missing.add(version)
 
     def miss(self, partition: KeptOutput, attempt: int) -> bool:
         """A consumer could not read it.
@@ -192,7 +198,8 @@ class PartitionTracker:
             False where the producer has been replaced meanwhile, which says nothing of the new one.
         """
         version = (partition, attempt)
-        self._missing.add(version)
+        if not self._is_outdated(version):
+            self._missing.add(version)
         if version in self._held:
             self._missed[version] = self._held.pop(version)
         return attempt == self._producer(partition).key.attempt
@@ -221,30 +228,53 @@ class PartitionTracker:
             stopping: subtasks that begin again, even if they have finished.
         """
         if self._keeps_all:
-            return []
+            return self._release(self._unread())
         finished = self._graph.in_state(AttemptState.FINISHED) - stopping
         unneeded = {
             version: held
             for version, held in self._held.items()
             if not self._is_needed(version[0], finished)
         }
-        return self._release(unneeded)
+        return self._release(self._unread() | unneeded)
 
     def release_replaced(self, subtasks: Collection[SubtaskId]) -> list[m.JobEffect]:
-        """What finished attempts of these subtasks, which begin again, have left in processes that live on."""
+        """What finished attempts of these subtasks, which have new ones now, have left in processes that live
+        on, and on disk where nobody reads it."""
         replaced = {
             version: held
             for version, held in (self._held | self._missed).items()
             if version[0].producer in subtasks and not held.is_blocking
         }
-        return self._release(replaced)
+        released = self._release(replaced | self._unread())
+        for known in (self._missing, self._released):
+            known -= {version for version in known if self._is_outdated(version)}
+        return released
+
+    def _unread(self) -> dict[tuple[KeptOutput, int], _Held]:
+        """Of attempts that were replaced, what no consumer reads that began before."""
+        return {
+            version: held
+            for version, held in (self._held | self._missed).items()
+            if self._is_outdated(version) and not self._has_old_reader(version[0])
+        }
+
+    def _has_old_reader(self, partition: KeptOutput) -> bool:
+        newest = self._producer(partition).key.attempt
+        readers = map(self._graph.current_of, self._regions.consumers_of(partition))
+        return any(
+            reader.key.attempt < newest
+            and reader.state in ON_TASKMANAGER
+            and not reader.done_or_waiting
+            for reader in readers
+        )
 
     def _release(self, versions: Mapping[tuple[KeptOutput, int], _Held]) -> list[m.JobEffect]:
         by_taskmanager: dict[str, list[tuple[str, AttemptKey]]] = {}
         for (partition, attempt), held in versions.items():
             self._held.pop((partition, attempt), None)
             self._missed.pop((partition, attempt), None)
-            self._released.add((partition, attempt))
+            if not self._is_outdated((partition, attempt)):
+                self._released.add((partition, attempt))
             producer = partition.producer
             by_taskmanager.setdefault(held.taskmanager_id, []).append(
                 (partition.edge_id, AttemptKey(producer.vertex, producer.subtask_index, attempt))
