@@ -1,7 +1,9 @@
 """The execution attempts in one slot process and their last known states (pure).
 
 It decides which of a slot's reports go on to the JobManager, and what is reported for attempts that
-can no longer speak for themselves. Invariant: each attempt gets exactly one terminal event.
+can no longer speak for themselves. A process outlives many attempts: of those that have ended, only the newest
+of each subtask is kept; older ones are known by their numbers. Invariant: each attempt gets exactly one
+terminal event.
 """
 
 from __future__ import annotations
@@ -71,12 +73,21 @@ class AttemptTable:
 
     def __init__(self) -> None:
         self._records: dict[AttemptKey, _Record] = {}
+        self._newest: dict[tuple[str, str, int], int] = {}
+        """Subtask -> number of its newest attempt here."""
         self._has_ended = False
 
     def deployed(self, attempt: internal_pb2.AttemptId) -> bool:
         """Takes in an attempt; False when it is here already (a repeated call)."""
-        if key_of(attempt) in self._records:
+        if self.contains(attempt):
             return False
+        *subtask, number = key_of(attempt)
+        self._records = {
+            key: record
+            for key, record in self._records.items()
+            if [*key[:3]] != subtask or record.state not in TERMINAL
+        }
+        self._newest[key_of(attempt)[:3]] = number
         # A copy: the message it is part of would stay in memory with it.
         own = internal_pb2.AttemptId()
         own.CopyFrom(attempt)
@@ -101,12 +112,12 @@ class AttemptTable:
 
     def contains(self, attempt: internal_pb2.AttemptId) -> bool:
         """True when the attempt was deployed here, whatever its state."""
-        return key_of(attempt) in self._records
+        return attempt.attempt <= self._newest.get(key_of(attempt)[:3], -1)
 
     def is_terminal(self, attempt: internal_pb2.AttemptId) -> bool:
         """True when the attempt has ended."""
         record = self._records.get(key_of(attempt))
-        return record is not None and record.state in TERMINAL
+        return self.contains(attempt) if record is None else record.state in TERMINAL
 
     def observe(self, event: internal_pb2.TaskEvent) -> bool:
         """Takes in what the slot reports.
@@ -115,11 +126,11 @@ class AttemptTable:
             True when it goes on to the JobManager; what an unknown or ended attempt says does not,
             except that it has written a snapshot: somebody must know of the file.
         """
-        record = self._records.get(key_of(event.attempt))
-        if record is None:
+        if not self.contains(event.attempt):
             return False
         kind = event.WhichOneof("event")
-        if record.state in TERMINAL:
+        record = self._records.get(key_of(event.attempt))
+        if record is None or record.state in TERMINAL:
             return kind == "checkpoint_acknowledged"
         if kind == "state_changed":
             record.state = event.state_changed.state
@@ -177,7 +188,7 @@ class AttemptTable:
         return events
 
     def attempt_keys(self) -> tuple[AttemptKey, ...]:
-        """All attempts that were ever deployed here."""
+        """Attempts in the process, and the newest that have ended."""
         return tuple(self._records)
 
     def _open(self) -> Iterable[_Record]:

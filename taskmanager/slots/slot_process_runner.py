@@ -207,6 +207,12 @@ class SlotProcessRunner:
         if self.attempts.deployed(attempt):
             self._names[attempt.vertex] = deployment.job_name, deployment.vertex.name
             self._forget_metrics_of(attempt.vertex, attempt.subtask_index)
+            known = self.attempts.attempt_keys()
+            self.outputs = {
+                output
+                for output in self.outputs
+                if (self.job_id, output.vertex, output.subtask_index, output.attempt) in known
+            }
             self.outputs |= {
                 PartitionId(output.edge.id, attempt.vertex, attempt.subtask_index, attempt.attempt)
                 for output in deployment.outputs

@@ -147,3 +147,40 @@ def test_a_full_outbox_says_so() -> None:
 )
 def test_exit_statuses_are_told_in_words(status: int, text: str) -> None:
     assert describe_status(status) == text
+
+
+def test_a_process_that_outlives_many_attempts_knows_no_more_of_them() -> None:
+    table, sizes = AttemptTable(), {}
+    acknowledged = internal_pb2.CheckpointAcknowledged(checkpoint_id=1)
+    for number in range(200):
+        for subtask in range(3):
+            one = internal_pb2.AttemptId(
+                job_id="j", vertex="v", subtask_index=subtask, attempt=number
+            )
+            assert table.deployed(one)
+            assert table.observe(state_event(one, RUNNING))
+            assert not table.is_terminal(one)
+            assert table.observe(state_event(one, client_pb2.ATTEMPT_STATE_CANCELED))
+        sizes[number] = len(table.attempt_keys())
+    assert sizes[5] == sizes[199] == 3
+    first = internal_pb2.AttemptId(job_id="j", vertex="v", subtask_index=1, attempt=0)
+    assert table.contains(first)
+    assert table.is_terminal(first)
+    assert not table.deployed(first), "a call that comes again starts nothing"
+    assert not table.cancelled(first)
+    assert not table.observe(state_event(first, client_pb2.ATTEMPT_STATE_FAILED))
+    late = internal_pb2.TaskEvent(attempt=first, checkpoint_acknowledged=acknowledged)
+    assert table.observe(late), "somebody must know of the file"
+    assert len(table.attempt_keys()) == 3
+
+
+def test_an_attempt_that_has_not_ended_is_known_beside_newer_ones() -> None:
+    table = AttemptTable()
+    older = internal_pb2.AttemptId(job_id="j", vertex="v", attempt=1)
+    newer = internal_pb2.AttemptId(job_id="j", vertex="v", attempt=2)
+    assert table.deployed(older)
+    assert table.deployed(newer)
+    assert not table.is_terminal(older)
+    assert table.cancelled(older)
+    assert table.observe(state_event(older, client_pb2.ATTEMPT_STATE_CANCELED))
+    assert len(table.process_ended("it died", "tm", 5, is_asked_for=True)) == 1
