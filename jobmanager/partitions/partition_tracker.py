@@ -262,10 +262,7 @@ class PartitionTracker:
         newest = self._producer(partition).key.attempt
         readers = map(self._graph.current_of, self._regions.consumers_of(partition))
         return any(
-            reader.key.attempt < newest
-            and reader.state in ON_TASKMANAGER
-            and not reader.done_or_waiting
-            for reader in readers
+            reader.key.attempt < newest and reader.state in ON_TASKMANAGER for reader in readers
         )
 
     def _release(self, versions: Mapping[tuple[KeptOutput, int], _Held]) -> list[m.JobEffect]:
