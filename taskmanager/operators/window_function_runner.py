@@ -7,7 +7,7 @@ function has had its slice of time, each with how many windows are done: the own
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from penstock.rows.rows import (
     row_maker,
     rows_of,
 )
-from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
+from penstock.rows.schema import EVENT_TIME, is_optional, schema_from_bytes, user_schema
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.operators.returned_rows import emit_returned
@@ -185,10 +185,10 @@ class ReduceRunner(WindowFunctionRunner):
     def __init__(self, spec: graph_pb2.Operator) -> None:
         super().__init__(spec)
         names = tuple(self._input_schema.names)
-        self._make_row = _row_maker(names)
+        keys = set(self._keys.names)
+        self._make_row = _row_maker(self._input_schema, keys)
         self._builder = RowBuilder(self._input_schema)
         self._windows: list[int] = []
-        keys = set(self._keys.names)
         self._rest = [i for i, name in enumerate(names) if name not in keys]
 
     @override
@@ -237,13 +237,15 @@ def window_function_runner(spec: graph_pb2.Operator) -> WindowFunctionRunner:
     return ProcessRunner(spec)
 
 
-def _row_maker(names: Sequence[str]) -> Callable[[object, Row], Row]:
+def _row_maker(schema: pa.Schema, keys: Collection[str]) -> Callable[[object, Row], Row]:
     """A function that makes a row of what a reduce function returned.
 
-    Columns that the result does not have keep the value of the row before.
+    Keys may be left out: they are those of the window. Optional columns that are left out are null.
     """
+    names = tuple(schema.names)
     new_row = row_maker(names)
     known = frozenset(names)
+    needed = {f.name for f in schema if f.name not in keys and not is_optional(f)}
 
     def make(result: object, before: Row) -> Row:
         if isinstance(result, tuple) and not hasattr(result, "_fields"):
@@ -265,7 +267,18 @@ def _row_maker(names: Sequence[str]) -> Callable[[object, Row], Row]:
                 f"reduce returned the columns {', '.join(unknown)}, which its rows do not have; "
                 f"they have {', '.join(names)}"
             )
-        return new_row([record[name] if name in record else before[name] for name in names])
+        missing = [name for name in names if name in needed and name not in record]
+        if missing:
+            raise TypeError(
+                f"reduce returned no column {', '.join(missing)} (a null is given as None); its rows have "
+                f"{', '.join(names)}"
+            )
+        return new_row(
+            [
+                before[name] if name in keys and name not in record else record.get(name)
+                for name in names
+            ]
+        )
 
     return make
 

@@ -107,7 +107,9 @@ WINDOW = ps.tumbling("1s")
 OPERATORS: dict[str, Callable[[Any], Any]] = {
     "window": lambda s: s.key_by("k").window(WINDOW).process(Texts(), schema=SCHEMA),
     "all": lambda s: s.window(WINDOW).process(Texts(), schema=SCHEMA),
-    "reduce": lambda s: s.key_by("k").window(WINDOW).reduce(lambda a, b: {"text": a.text + b.text}),
+    "reduce": lambda s: (
+        s.key_by("k").window(WINDOW).reduce(lambda a, b: {"text": a.text + b.text, "tags": a.tags})
+    ),
     "session": lambda s: s.key_by("k").window(ps.session("1s")).process(Texts(), schema=SCHEMA),
     "count": lambda s: s.key_by("k").window(ps.count_window(40)).process(Texts(), schema=SCHEMA),
     "window join": lambda s: s.join(s.rename(text="other"), on="k", window=WINDOW),
