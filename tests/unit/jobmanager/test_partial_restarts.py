@@ -618,7 +618,7 @@ def test_what_a_stage_has_left_is_not_replaced_by_what_its_former_attempt_had() 
     assert deployed(story.due()) == "b0"
     story.run("b0")
     trigger(story)
-    [store] = [e for e in ack(story, "b0", 1) if isinstance(e, m.StoreCheckpoint)]
+    [store] = [e for e in ack(story, "b0", 1) if isinstance(e, m.WriteManifest)]
     assert store.stored.last == ((story.key("a0"), "of the second"),)
 
 
