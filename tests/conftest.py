@@ -8,6 +8,11 @@ import tempfile
 from functools import partial
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says what else runs on the machine.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:

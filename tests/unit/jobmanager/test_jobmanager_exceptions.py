@@ -61,10 +61,13 @@ async def exceptions(cluster: Any) -> list[JobException]:
 
 
 async def restarted(cluster: Any, restarts: int) -> None:
+    """Waits until all run again: where others go on, the job runs although what has failed is not there yet."""
     request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
     async for details in cluster.client.WatchJob(request, timeout=10):
+        states = {subtask.state for vertex in details.vertices for subtask in vertex.subtasks}
         is_running = details.summary.state == client_pb2.JOB_STATE_RUNNING
-        if is_running and details.summary.restarts == restarts:
+        has_all = states == {client_pb2.ATTEMPT_STATE_RUNNING}
+        if is_running and has_all and details.summary.restarts == restarts:
             return
 
 
