@@ -11,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says what else runs on the machine.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 

@@ -48,9 +48,18 @@ def test_windows_that_are_pre_aggregated_come_again_as_they_were():
     assert "has sent other rows than before" not in stories
 
 
-@pytest.mark.parametrize("seed", [7, 10, 18])
-def test_no_checkpoint_hides_that_rows_are_others_than_before(seed):
-    """A producer that lies fails, and checkpoints are asked for while its consumers compare what comes again."""
+def test_no_checkpoint_hides_that_rows_are_others_than_before():
+    """A producer that lies fails, and checkpoints are asked for while its consumers compare what comes again.
+
+    Where nothing is noticed nobody was told two things: the producer failed behind its snapshot, before it had sent
+    another row. Which seeds those are changes with the lengths of messages.
+    """
+    noticed = [_lie(seed) for seed in (0, 7, 9, 10, 12, 18)]
+    assert noticed.count(True) >= 3
+
+
+def _lie(seed: int) -> bool:
+    """Whether anybody noticed it, which is so exactly where somebody was told two things of one value."""
     draws = random.Random(seed)
     drawn = draw_run(seed, "hashmap", "moving_liar")
     settings = {
@@ -77,7 +86,10 @@ def test_no_checkpoint_hides_that_rows_are_others_than_before(seed):
     )
     cluster = simulate_run(run, seed)
     assert cluster.state is JobState.FINISHED
-    assert "has sent other rows than before" in "\n".join(cluster.story)
+    contradicted = [value for value, told in run.world.heard.items() if len(told) > 1]
+    is_noticed = "has sent other rows than before" in "\n".join(cluster.story)
+    assert is_noticed == bool(contradicted), f"seed {seed}: {contradicted}"
+    return is_noticed
 
 
 @pytest.mark.parametrize("job", ["mixed", "caching_memory"])

@@ -262,10 +262,16 @@ def declared(world: str, rows: int, rate: float | None, parallelism: int) -> Sim
 
 
 class KeepLies(ps.KeyedProcessFunction):
-    """Passes on what it reads, behind a keyed exchange."""
+    """Passes on what it reads, behind a keyed exchange, and says what it was told."""
+
+    def __init__(self, world: str) -> None:
+        self._world_name = world
 
     @override
     def process(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
+        from tests.support.simulated_world import World
+
+        World.of(self._world_name).heard.setdefault(row.value, set()).add(row.lie)
         out.emit(key=row.key, value=row.value, lie=row.lie)
 
 
@@ -285,7 +291,7 @@ def _liar(world: str, rows: int, rate: float | None, parallelism: int, name: str
     env = ps.Environment(parallelism=parallelism)
     mapped = row_source(env, rows, rate).map(lie, schema=LIES).deterministic(True)
     keyed = mapped.exchange("caching").key_by("key")
-    keyed.process(KeepLies(), schema=LIES).sink(RecordingSink(world))
+    keyed.process(KeepLies(world), schema=LIES).sink(RecordingSink(world))
     expected: Rows = collections.Counter((row["value"],) for row in input_rows(rows))
     return SimulatedJob(
         name,
