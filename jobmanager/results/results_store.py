@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 import pyarrow as pa
 
 from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Sequences, Verdict
-from jobmanager.results.spill_store import SpillStore
 from penstock.errors import (
     Fenced,
     JobRejected,
@@ -23,6 +22,7 @@ from penstock.errors import (
     Unrecoverable,
 )
 from penstock.pb import client_pb2
+from penstock.storage.spill_store import SpillStore
 
 BUFFER_BYTES_MAX = 16 * 1024 * 1024
 SPILL_BYTES_MAX = 1024 * 1024 * 1024

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, overload
 
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.client.arrived_rows import MEMORY_BYTES_MAX, SEEN_BY_A_LOOP, ArrivedRows
 from penstock.errors import JobRejected, StreamError
 
 FetchRows = Callable[[], Iterable[tuple[int, pa.RecordBatch]]]
 """The rows of one collect sink as (subtask index, batch), in order per subtask; ends with the job."""
 
 
-_KEPT_BYTES_MAX = 64 * 1024 * 1024
-
-
 class SubmittedJob(Protocol):
     """The job that was submitted for the sake of its rows."""
+
+    def leave_loop(self) -> bool:
+        """A loop was left before its end: ends the job, unless that would cut the output of its other sinks.
+
+        Returns:
+            Whether it goes on to its end, so that the rest of the rows must be taken.
+        """
 
     def cancel(self) -> None:
         """Begins to cancel it."""
 
-    def wait(self) -> object:
-        """Waits for its end, or until nothing more is wanted of it."""
+    def finish(self) -> None:
+        """All rows of a loop are here: waits for the job's end, unless it is endless and others want more of it."""
 
 
 class CollectedRow(dict[str, Any]):
@@ -46,16 +51,15 @@ class CollectedRows(Sequence[CollectedRow]):
     """The rows of a collect sink.
 
     Reading them before the job was submitted runs the job; reading them while it runs waits for its end,
-    or until there are as many as the limit says. A loop over them that is the first to read them is given
-    each as it comes, and keeps them for later only as long as they are few; where it has submitted the job, the job
-    ends with it.
+    or until there are as many as the limit says. A loop over them is given each as it comes, and keeps them for
+    later only as long as they are few; where a loop has submitted the job, the job ends with it.
 
     Args:
         collect_id: names the sink within its job.
         schema: of the rows.
         limit: rows at most, 0 = all.
         run: runs the job that the sink belongs to.
-        submit: submits it; None where it has done more than that.
+        submit: submits it, and tells its rows that it ends with their loops; or runs it.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class CollectedRows(Sequence[CollectedRow]):
         schema: pa.Schema,
         limit: int,
         run: Callable[[], object],
-        submit: Callable[[], SubmittedJob | None],
+        submit: Callable[[], object],
     ) -> None:
         self.collect_id = collect_id
         self.schema = schema
@@ -73,7 +77,8 @@ class CollectedRows(Sequence[CollectedRow]):
         self._submit = submit
         self._fetch: FetchRows | None = None
         self._drain_all: Callable[[], object] = bool
-        self._is_draining = False
+        self._own: SubmittedJob | None = None
+        self._arrived: ArrivedRows | None = None
         self._is_iterated = False
         self._is_cut = False
         self._check_ended: Callable[[], object] = bool
@@ -101,66 +106,70 @@ class CollectedRows(Sequence[CollectedRow]):
         """Says that their job was rejected: reading them raises this."""
         self._broken = error
 
-    @property
-    def is_drained(self) -> bool:
-        """Whether all rows are here."""
-        return self._table is not None
+    def end_with_loop(self, job: SubmittedJob) -> None:
+        """Says that a loop has submitted their job."""
+        self._own = job
 
-    @property
-    def is_iterated(self) -> bool:
-        """Whether a loop takes them, or has taken them, as they come."""
-        return self._is_iterated
+    def claim(self) -> bool:
+        """Whether nobody has begun to take the rows; the caller has to ``drain`` them then."""
+        with self._lock:
+            if self._is_iterated or self._table is not None or self._arrived is not None:
+                return False
+            self._arrived = ArrivedRows(self.collect_id)
+            return True
 
     def drain(self) -> None:
-        """Takes all rows; returns when the job has ended, or with as many as the limit says.
-
-        Harmless when it has been done.
+        """Takes all rows, once ``claim`` has said so; returns when the job has ended, or with as many as the limit says.
 
         Raises:
-            StreamError: they could not be fetched, now or before: what was taken is lost.
+            StreamError: they could not be fetched: what was taken is lost.
         """
-        with self._lock:
-            if self._table is not None:
-                return
-            fetch = self._begin()
-            self._is_draining = True
-            parts: dict[int, list[pa.RecordBatch]] = {}
-            rows = 0
-            try:
-                for subtask_index, batch in fetch():
-                    parts.setdefault(subtask_index, []).append(batch)
-                    rows += batch.num_rows
-                    if self._has_limit_at(rows):
-                        break  # the job may be endless, and no more rows of it are sent
-            except StreamError as error:
-                self._broken = error
-                raise
-            self._keep(parts)
+        arrived = self._arrived
+        assert arrived is not None, "claimed before"
+        rows = 0
+        try:
+            for subtask_index, received in self._begin()():
+                batch = self._cut(received, rows)
+                rows += batch.num_rows
+                arrived.put(subtask_index, batch)
+                if self._has_limit_at(rows):
+                    break  # the job may be endless, and no more rows of it are sent
+        except StreamError as error:
+            arrived.end(error)
+            raise
+        except BaseException:
+            arrived.end(StreamError(f"fetching the rows of {self.collect_id!r} broke off"))
+            raise
+        arrived.end()
+
+    def _cut(self, batch: pa.RecordBatch, rows_before: int) -> pa.RecordBatch:
+        return batch.slice(0, self.limit - rows_before) if self.limit else batch
 
     def _begin(self) -> FetchRows:
         if self._broken is not None:
             raise self._broken
-        if self._is_iterated:
-            raise JobRejected(
-                "a loop over these rows takes them as they come, or was left before their end: each is sent once. "
-                "Call to_pylist() or to_arrow() in its place to have them all"
-            )
         if self._fetch is None:
             raise JobRejected("these rows belong to no job that was submitted")
         return self._fetch
 
-    def _keep(self, parts: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
-        batches = [batch for index in sorted(parts) for batch in parts[index]]
-        table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else self.schema)
-        self._table = table.slice(0, self.limit) if self.limit else table
+    def _keep(self, batches: Sequence[pa.RecordBatch]) -> None:
+        self._table = pa.Table.from_batches(
+            batches, schema=batches[0].schema if batches else self.schema
+        )
 
     def to_arrow(self) -> pa.Table:
         """The rows as a table."""
-        if self._table is None and self._fetch is None and self._broken is None:
-            self._run()
-        if not self._is_iterated:
+        if self._table is None:
+            if self._fetch is None and self._broken is None:
+                self._run()
+            self._begin()
             self._drain_all()
-        self.drain()
+            if self._is_iterated:
+                raise JobRejected(SEEN_BY_A_LOOP)
+            assert self._arrived is not None, "all that no loop takes are drained"
+            self._arrived.wait()
+            self._keep(list(self._arrived))
+            self._arrived = None
         assert self._table is not None
         if not self._has_limit_at(self._table.num_rows):
             self._check_ended()
@@ -190,32 +199,52 @@ class CollectedRows(Sequence[CollectedRow]):
 
     @override
     def __iter__(self) -> Iterator[CollectedRow]:
-        is_small = (
-            self.limit and self._fetch is not None
-        )  # and a job that goes on: as before, subtask by subtask
-        if is_small or self._table is not None or self._is_draining or self._broken is not None:
+        if self._table is not None or self._broken is not None:
             return iter(self.to_pylist())
         return self._as_they_come()
 
     def _as_they_come(self) -> Iterator[CollectedRow]:
-        own = self._submit() if self._fetch is None else None
-        if self.is_drained or self._is_draining:
-            yield from self.to_pylist()
-            return
-        fetch = self._begin()
-        self._is_iterated = True
-        self._drain_all()  # of the others: the job would stand still without
+        if self._fetch is None:
+            self._submit()
+        batches = self._batches()
+        own = self._own
         try:
-            for batch in self._kept_while_few(fetch):
+            for batch in batches:
                 yield from map(CollectedRow, batch.to_pylist())
+        except GeneratorExit:
+            if own is not None and own.leave_loop():
+                for _ in batches:  # the job would stand still without
+                    pass
+                own.finish()
+            raise
         except BaseException:
             if own is not None:
                 own.cancel()
             raise
+        if own is not None:
+            own.finish()
         if not self._is_cut:
             self._check_ended()
-        elif own is not None:
-            own.wait()
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """The batches as they come, of whoever fetches them."""
+        fetch = self._begin()
+        with self._lock:
+            if self._is_iterated:
+                raise JobRejected(SEEN_BY_A_LOOP)
+            if self._table is not None:
+                return self._limited(self._table.to_batches())
+            arrived = self._arrived
+            self._is_iterated = arrived is None
+        self._drain_all()  # of the others: the job would stand still without
+        return self._limited(arrived) if arrived is not None else self._kept_while_few(fetch)
+
+    def _limited(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            self._is_cut = self._has_limit_at(rows)
+            yield batch
 
     def _kept_while_few(self, fetch: FetchRows) -> Iterator[pa.RecordBatch]:
         """The batches, cut at the limit; they stay readable where they are not too many."""
@@ -223,11 +252,10 @@ class CollectedRows(Sequence[CollectedRow]):
         rows = size_bytes = 0
         try:
             for subtask_index, received in fetch():
-                left = self.limit - rows if self.limit else received.num_rows
-                batch = received.slice(0, left)
+                batch = self._cut(received, rows)
                 rows += batch.num_rows
                 size_bytes += batch.nbytes
-                if size_bytes <= _KEPT_BYTES_MAX:
+                if size_bytes <= MEMORY_BYTES_MAX:
                     parts.setdefault(subtask_index, []).append(batch)
                 else:
                     parts.clear()
@@ -238,8 +266,8 @@ class CollectedRows(Sequence[CollectedRow]):
         except StreamError as error:
             self._broken = error
             raise
-        if size_bytes <= _KEPT_BYTES_MAX:
-            self._keep(parts)
+        if size_bytes <= MEMORY_BYTES_MAX:
+            self._keep([batch for index in sorted(parts) for batch in parts[index]])
             self._is_iterated = False
 
     @override

@@ -392,7 +392,7 @@ class _Drains:
                 target=self._drain, args=(rows,), name=f"drain-{rows.collect_id}", daemon=True
             )
             for rows in collected
-            if not (rows.is_drained or rows.is_iterated)
+            if rows.claim()
         ]
         for thread in self._threads:
             thread.start()

@@ -20,6 +20,7 @@ from penstock.client.job import (
     terminates_as_exception,
     wait_or_cancel,
 )
+from penstock.client.looped_job import LoopedJob
 from penstock.client.submission import PlanCollected, current_override
 from penstock.config import Configuration
 from penstock.connectors.source import Source
@@ -495,16 +496,17 @@ class Environment:
         override.results.append(result)
         return result
 
-    def _submit_for_rows(self) -> JobHandle | None:
-        """Submits the job for a loop over its rows; runs it where it has other sinks, which count on its end."""
-        if not self._builder.only_collects or current_override().detach:
+    def _submit_for_rows(self) -> None:
+        """Submits the job for a loop over its rows; a command that leaves its jobs runs it as any other."""
+        if current_override().detach:
             self.execute("collect")
-            return None
-        ends_with_rows = self._builder.is_limited
+            return
+        builder, collected = self._builder, self._builder.collected
+        is_endless, has_other_sinks = builder.is_endless, not builder.only_collects
         handle = self.submit("collect")
-        if ends_with_rows:
-            handle.end_with_rows()
-        return handle
+        job = LoopedJob(handle, is_endless, all(rows.limit for rows in collected), has_other_sinks)
+        for rows in collected:
+            rows.end_with_loop(job)
 
     def _plan(self, name: str) -> PlannedJob:
         _check_job_name(name)

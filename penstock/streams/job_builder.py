@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from penstock.client.collected import CollectedRows, SubmittedJob
+from penstock.client.collected import CollectedRows
 from penstock.errors import JobRejected, StreamError
 from penstock.graph.logical import Node, NodeInput, Operation, ReadSource, WriteSink
 from penstock.rows.column_types import check_column_types
@@ -17,13 +17,10 @@ class JobBuilder:
 
     Args:
         run: runs the job that has been built; called by rows that are read before it was.
-        submit: submits it where it has no other sinks, else runs it and returns None; called by rows that are read
-            as they come.
+        submit: submits it, to end with a loop; called by rows that are read as they come.
     """
 
-    def __init__(
-        self, run: Callable[[], object], submit: Callable[[], SubmittedJob | None]
-    ) -> None:
+    def __init__(self, run: Callable[[], object], submit: Callable[[], object]) -> None:
         self._run = run
         self._submit = submit
         self._node_count = 0

@@ -5,6 +5,7 @@ Method: endless and bounded jobs on a cluster; a script with an embedded one who
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.client import collected
+from penstock.client import arrived_rows, collected
 from penstock.client.client import Client
 from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
@@ -108,7 +109,7 @@ def test_a_loop_is_as_good_as_a_list(env: ps.Environment, monkeypatch: pytest.Mo
     assert looped == sorted(row.n for row in rows) == list(range(30_000)), "few are kept"
     assert len(rows) == 30_000
 
-    monkeypatch.setattr(collected, "_KEPT_BYTES_MAX", 1000)
+    monkeypatch.setattr(collected, "MEMORY_BYTES_MAX", 1000)
     many = env.from_arrow(table).collect()
     assert sum(1 for _ in many) == 30_000
     with pytest.raises(ps.JobRejected, match="as they come"):
@@ -131,6 +132,92 @@ def test_a_loop_over_the_rows_of_a_job_with_other_sinks(
     assert sum(len(path.read_text().splitlines()) for path in files) == 9
     first, second = stream.collect(limit=2), stream.collect()
     assert (sum(1 for _ in first), len(second)) == (2, 9)
+
+
+def test_a_loop_over_a_limit_of_a_submitted_job_has_rows_as_they_come(
+    env: ps.Environment,
+) -> None:
+    rows = endless(env).collect(limit=10_000_000)
+    handle = env.submit("endless")
+    assert len(list(zip(range(100), rows, strict=False))) == 100, "long before they are all there"
+    handle.cancel()
+    few = endless(env).collect(limit=300)
+    handle = env.submit("endless")
+    assert sum(1 for _ in few) == sum(1 for _ in few) == 300
+    assert handle.status() == "RUNNING", "who has submitted it ends it"
+    handle.cancel()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_rows_of_two_collects_in_either_order(
+    env: ps.Environment, order: tuple[int, int]
+) -> None:
+    wide = env.from_arrow(pa.table({"n": range(3000)})).map_batches(
+        lambda batch: batch.append_column("text", pa.array(["x" * 10_000] * batch.num_rows)),
+        schema={"n": "int64", "text": "string"},
+    )
+    both = wide.collect(), wide.select("n").collect()
+    for index in order:
+        assert sorted(row.n for row in both[index]) == list(range(3000))
+
+
+def test_loops_side_by_side_over_an_endless_stream(
+    env: ps.Environment, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrived_rows, "MEMORY_BYTES_MAX", 10_000)
+    stream = endless(env)
+    first, second = stream.collect(), stream.collect()
+    seen = sum(
+        len(a) + len(b) for a, b in itertools.islice(zip(first, second, strict=False), 50_000)
+    )
+    assert seen == 100_000
+    assert last_state(client) == "CANCELED"
+
+
+def test_rows_of_an_endless_job_with_other_sinks_come_as_they_are_made(
+    env: ps.Environment, client: Client, tmp_path: Path
+) -> None:
+    stream = endless(env)
+    stream.write_json(str(tmp_path / "out"))
+    assert sum(1 for _ in stream.collect(limit=5)) == 5
+    assert last_state(client) == "CANCELED"
+    stream.write_json(str(tmp_path / "more"))
+    for _ in stream.collect():
+        break
+    assert last_state(client) == "CANCELED"
+
+
+MEMORY = """
+import sys
+import pyarrow as pa
+import penstock as ps
+
+def rss_mb():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) >> 10
+
+def wide(start, count):
+    return pa.record_batch({"n": pa.array(range(start, start + count)), "text": ["x" * 10_000] * count})
+
+with ps.Environment(sys.argv[1], parallelism=2) as env:
+    stream = env.generate(wide, rows=25_000)
+    both = [stream.collect() for _ in range(2)]
+    before, most = rss_mb(), 0
+    for rows in both:
+        for seen, row in enumerate(rows, 1):
+            if not seen % 500:
+                most = max(most, rss_mb() - before)
+        assert seen == 25_000, seen
+    print("grown by", most)
+"""
+
+
+def test_a_loop_needs_bounded_memory(cluster: LocalCluster, place: Site) -> None:
+    script = place.directory / "memory.py"
+    script.write_text(MEMORY)
+    ended = place.start_python(str(script), cluster.address).wait(120)
+    assert ended.status == 0, ended.stderr
+    assert int(ended.stdout.split()[-1]) < 200, "of two times 250 MB"
 
 
 @pytest.fixture

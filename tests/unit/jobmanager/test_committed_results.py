@@ -15,12 +15,12 @@ from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict
 from jobmanager.results.results_store import ResultsOverflow, ResultsStore
-from jobmanager.results.spill_store import SpillStore
 from jobmanager.rpc.collect_convert import CollectSinks
 from jobmanager.rpc.restore_convert import restored_tasks
 from penstock.errors import Fenced, StoreNotFound
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
 from penstock.storage.memory_store import MemoryStore
+from penstock.storage.spill_store import SpillStore
 
 
 def ipc(values: list[int]) -> bytes:
@@ -196,7 +196,7 @@ def test_a_satisfied_sink_has_lost_nothing_at_a_restart() -> None:
 
 
 def test_spilled_bytes_come_back_and_files_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobmanager.results.spill_store.FILE_BYTES", 100)
+    monkeypatch.setattr("penstock.storage.spill_store.FILE_BYTES", 100)
     spill = SpillStore()
     where = [spill.put(bytes([number]) * 60) for number in range(6)]
     assert spill.size_bytes == 360

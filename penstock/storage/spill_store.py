@@ -1,7 +1,8 @@
-"""Collected rows that wait for a checkpoint, in temporary files that end with the process.
+"""Collected rows that wait, in temporary files that end with the process: for a checkpoint in the JobManager, for their
+reader in the client.
 
-Writes and reads go to the page cache for the most part, in pieces of about a megabyte: they are made on
-the event loop. Invariants: a file is given back when nothing in it is needed any more; all but the
+Writes and reads go to the page cache for the most part, in pieces of about a megabyte: the JobManager makes them on
+its event loop. Invariants: a file is given back when nothing in it is needed any more; all but the
 newest are at most a piece longer than ``FILE_BYTES``.
 """
 
@@ -58,11 +59,16 @@ class SpillStore:
         file.live_count += 1
         return where
 
-    def take(self, where: int, size_bytes: int) -> bytes:
-        """Bytes that were kept, for the last time."""
+    def read(self, where: int, size_bytes: int) -> bytes:
+        """Bytes that were kept."""
         number, offset = where >> _OFFSET_BITS, where & (1 << _OFFSET_BITS) - 1
         data = os.pread(self._files[number].file.fileno(), size_bytes, offset)
         assert len(data) == size_bytes, "what was written can be read"
+        return data
+
+    def take(self, where: int, size_bytes: int) -> bytes:
+        """Bytes that were kept, for the last time."""
+        data = self.read(where, size_bytes)
         self.drop(where)
         return data
 
