@@ -18,10 +18,11 @@ from penstock.connectors.inference import (
     SAMPLE_BYTES,
     SAMPLED_FILES_MAX,
     file_names,
+    first_csv_row,
 )
 from penstock.connectors.json_shape import JsonShape, detect_shape
 from penstock.connectors.listing import ListedFile
-from penstock.connectors.messages import name_list, nearest_name
+from penstock.connectors.messages import delimiter_hint, name_list, nearest_name
 from penstock.connectors.text_options import TextOptions, read_head
 from penstock.errors import JobRejected
 
@@ -62,15 +63,20 @@ def check_declared(
                 known.update(*sample)
                 rows += len(sample)
                 continue
+            if format == "csv" and not options.header and len(declared) > 1:
+                hint = delimiter_hint(first_csv_row(file.path, options), options.delimiter)
+                if hint:
+                    _log.warning("%s: %s", file.path, hint)
             names = file_names(format, file.path, options)
         except (JobRejected, pa.ArrowException, OSError, ValueError):
             # What cannot be read here is for the machines that run the tasks to say.
             continue
         missing = [name for name in wanted if names is not None and name not in names]
         if missing and names is not None:
+            hint = delimiter_hint(names, options.delimiter) if format == "csv" else ""
             raise JobRejected(
                 f'{file.path}: has no column "{missing[0]}"{nearest_name(missing[0], names)}; its '
-                f"columns: {name_list(names)}; every file of a source must have all its columns"
+                f"columns: {name_list(names)}; {hint or 'every file of a source must have all its columns'}"
             )
     if rows:
         given = options.optional.union(*(partitions(file.path) for file in files))

@@ -8,6 +8,7 @@ differences are refused here, where the user can still say ``schema=``, rather t
 from __future__ import annotations
 
 import csv
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +19,15 @@ import pyarrow as pa
 
 from penstock.connectors.json_shape import JsonShape, NotTabularJsonError, detect_shape
 from penstock.connectors.json_times import infer_json_schema
-from penstock.connectors.messages import name_list, os_reason, shorten
+from penstock.connectors.messages import delimiter_hint, name_list, os_reason, shorten
 from penstock.connectors.text_options import DEFAULTS, TextOptions, read_head
 from penstock.connectors.text_parsing import csv_convert_options, is_utf8
 from penstock.errors import JobRejected
 
 SAMPLED_FILES_MAX = 16
 """Files looked at: the schema of the others is checked when they are read."""
+
+_log = logging.getLogger("penstock")
 
 SAMPLE_BYTES = 4 << 20
 """Text looked at per file."""
@@ -73,6 +76,17 @@ def file_names(format: str, path: str, options: TextOptions) -> list[str] | None
     schema = _parquet_schema(path) if format == "parquet" else _arrow_schema(path)
     names: list[str] = schema.names
     return names
+
+
+def first_csv_row(path: str, options: TextOptions) -> list[str]:
+    """The fields of the first row of a CSV file; none where it is empty."""
+    from penstock.connectors.csv_structure import row_ends
+
+    text = read_head(path, SAMPLE_BYTES, options).removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+    ends = row_ends(text, options.delimiter)
+    line = text[: int(ends[0])] if len(ends) else text
+    rows = csv.reader([line.decode(errors="replace").rstrip("\r\n")], delimiter=options.delimiter)
+    return next(rows, [])
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
@@ -126,6 +140,10 @@ def _csv_schema(path: str, options: TextOptions) -> pa.Schema | None:
     text, names = _csv_head(path, text, options)
     if names is None:
         return None
+    first = names if options.header else first_csv_row(path, options)
+    hint = delimiter_hint(first, options.delimiter)
+    if hint:
+        _log.warning("%s: %s", path, hint)
     if not whole:
         ends = row_ends(text, options.delimiter)
         if not len(ends):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+_DELIMITERS = (";", "\t", "|", ",")
+
 
 def nearest_name(name: str, known: Sequence[str]) -> str:
     """`` (did you mean "x"?)`` where a known name is close, else nothing."""
@@ -17,6 +19,20 @@ def name_list(names: Iterable[str], *, limit: int = 20) -> str:
     names = list(names)
     shown = ", ".join(names[:limit])
     return f"{shown}, ... ({len(names)} in all)" if len(names) > limit else shown
+
+
+def delimiter_hint(fields: Sequence[str], delimiter: str) -> str:
+    """What to say of the first row of CSV where it has one field, which another delimiter would part; "" otherwise.
+
+    Args:
+        fields: of that row.
+        delimiter: that they were parted by.
+    """
+    found = [one for one in _DELIMITERS if one != delimiter and one in fields[0]] if fields else []
+    if len(fields) != 1 or not found:
+        return ""
+    likely = max(found, key=fields[0].count)
+    return f"the first row is one field, {shorten(fields[0], 60)!r}: if the delimiter is not {delimiter!r}, give delimiter={likely!r}"
 
 
 def os_reason(error: OSError) -> str:

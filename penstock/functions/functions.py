@@ -20,10 +20,12 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from penstock.errors import JobRejected
 from penstock.rows.column_values import record_as_dict
 from penstock.rows.rows import Row, RowBuilder
 
@@ -202,6 +204,22 @@ def close_function(function: object) -> None:
     hook = _hook(function, "close")
     if hook is not None:
         check_has_run(hook(), "close")
+
+
+def check_is_plain(call: str, function: object) -> None:
+    """Checks that calling the function does its work.
+
+    Raises:
+        JobRejected: it is asynchronous, and nobody would await what it returns.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004 - its code
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        raise JobRejected(
+            f"{call}: {name} is an async function, and nobody awaits what it returns: write def, not async def"
+        )
 
 
 def check_has_run(returned: object, what: str) -> None:

@@ -11,7 +11,7 @@ be kept (it then keeps its batch). The reserved event-time column is not visible
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, overload
@@ -377,6 +377,10 @@ class RowBuilder:
                 )
             return value
         record = record_as_dict(value)
+        if isinstance(value, Coroutine):
+            value.close()
+            got = "a coroutine, which nobody awaits (write def, not async def)"
+            raise self._bad(value, index, got)
         if record is None:
             raise self._bad(value, index, f"{short_repr(value)} ({type(value).__name__})")
         unknown = [str(k) for k in record if k not in names]

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from penstock.errors import JobRejected
 from penstock.expressions import Expr, col, lit
+from penstock.functions.functions import check_is_plain
 from penstock.graph.column_checks import (
     check_output_names,
     column_name,
@@ -408,12 +409,9 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         require_columns("with_event_time", [column], self.schema)
         kind = self.schema.field(column).type
         if not (pt.is_integer(kind) or pt.is_timestamp(kind) or pt.is_date(kind)):
-            is_number = pt.is_floating(kind) or pt.is_decimal(kind)
-            target = "int64" if is_number else "timestamp[ms]"
             raise JobRejected(
                 f"with_event_time: column {column!r} is {kind}; event time is an integer (milliseconds "
-                "since the epoch), a timestamp or a date. Convert it first, for example "
-                f".with_columns({column}=col({column!r}).cast({target!r}))"
+                f"since the epoch), a timestamp or a date.{_event_time_remedy(column, kind)}"
             )
         operation = AssignEventTime(
             column,
@@ -549,6 +547,20 @@ def _is_function(value: object) -> bool:
 def _check_callable(call: str, fn: object) -> None:
     if not _is_function(fn):
         raise JobRejected(f"{call}: {fn!r} is no function")
+    check_is_plain(call, fn)
+
+
+def _event_time_remedy(column: str, kind: pa.DataType) -> str:
+    """How a column of this type may become an event time, where that makes sense."""
+    if pt.is_floating(kind) or pt.is_decimal(kind):
+        target = "int64"
+    elif pt.is_string(kind) or pt.is_large_string(kind):
+        target = "timestamp[ms]"
+    else:
+        return " This type says no time of the clock: give another column"
+    return (
+        f" Convert it first, for example .with_columns({column}=col({column!r}).cast({target!r}))"
+    )
 
 
 def _error_policy(action: str) -> graph_pb2.ErrorPolicy:

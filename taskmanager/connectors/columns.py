@@ -67,8 +67,11 @@ class ColumnPlan:
         for field in self.file_schema:
             self._check_castable(field, file_schema.field(field.name).type)
 
-    def check_names(self, names: Sequence[str]) -> None:
+    def check_names(self, names: Sequence[str], hint: str = "") -> None:
         """Refuses a file that has columns of these names only, where a declared one is missing.
+
+        Args:
+            hint: what may be the reason.
 
         Raises:
             TaskFailure: names file, column and the nearest name.
@@ -77,7 +80,7 @@ class ColumnPlan:
             if name not in names and name not in self.options.optional:
                 raise TaskFailure(
                     f'{self._path}: has no column "{name}"{nearest_name(name, names)}; its columns: '
-                    f"{name_list(names)}; every file of a source must have all its columns"
+                    f"{name_list(names)}; {hint or 'every file of a source must have all its columns'}"
                 )
 
     def _check_castable(self, field: pa.Field, actual: pa.DataType) -> None:

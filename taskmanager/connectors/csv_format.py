@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from penstock.connectors.csv_structure import row_ends
 from penstock.connectors.inference import parse_csv_header
-from penstock.connectors.messages import shorten
+from penstock.connectors.messages import delimiter_hint, shorten
 from penstock.connectors.text_options import TextOptions
 from penstock.connectors.text_parsing import is_utf8, parse_csv
 from penstock.errors import JobRejected, TaskFailure
@@ -55,7 +55,7 @@ class CsvFormat(TextFormat):
             raise TaskFailure(str(error)) from error
         if names is None:
             return cls([], len(head), 1, plan.file_schema, plan.options)
-        plan.check_names(names)
+        plan.check_names(names, delimiter_hint(names, plan.options.delimiter))
         line = 1 + head.count(b"\n", 0, length)
         return cls(names, length, line, plan.file_schema, plan.options)
 

@@ -10,6 +10,7 @@ import csv
 import gzip
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -374,3 +375,21 @@ def test_what_is_parsed_ahead_is_bounded(harness: Any, tmp_path: Path, monkeypat
     reader.read(1)
     assert len(parsed) == 1, "one block goes out, one waits"
     reader.close()
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_another_delimiter_is_suspected(tmp_path: Path, caplog: Any, delimiter: str) -> None:
+    path = tmp_path / "f.csv"
+    path.write_text(f"a{delimiter}b\n1{delimiter}x\n")
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    words = f"give delimiter={delimiter!r}"
+    with pytest.raises(JobRejected, match=re.escape(words)):
+        file_source("csv", path, schema=schema)
+    file_source("csv", path)
+    assert words in caplog.text
+    caplog.clear()
+    file_source("csv", path, schema=schema, options=text_options(header=False))
+    assert words in caplog.text
+    caplog.clear()
+    file_source("csv", path, schema=schema, options=text_options(delimiter=delimiter))
+    assert caplog.text == ""

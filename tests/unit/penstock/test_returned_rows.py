@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -307,3 +308,41 @@ def test_an_asynchronous_generator_is_told_to_be_a_plain_one() -> None:
     h = pt.harness(Asynchronous(), schema=SCHEMA, output_schema=SCHEMA)
     with h, pytest.raises(ps.JobFailed, match=r"an async generator.*: write def, not async def"):
         h.push({"k": "a", "n": 1})
+
+
+async def asynchronous(row: Any) -> Any:
+    return row
+
+
+async def asynchronous_rows(row: Any) -> Any:
+    yield row
+
+
+class AsynchronousMap(ps.MapFunction):
+    async def __call__(self, row: Any) -> Any:  # type: ignore[override]
+        return row
+
+
+@pytest.mark.parametrize("call", ["map", "flat_map", "map_batches"])
+@pytest.mark.parametrize(
+    "function", [asynchronous, asynchronous_rows, AsynchronousMap(), partial(asynchronous)]
+)
+def test_asynchronous_functions_are_refused_with_the_remedy(call: str, function: Any) -> None:
+    stream = ps.Environment().from_rows([{"k": "a", "n": 1}])
+    with pytest.raises(ps.JobRejected, match=rf"^{call}: .*async function.*write def, not async"):
+        getattr(stream, call)(function, schema=SCHEMA)
+
+
+def test_a_coroutine_in_place_of_a_row_is_told_with_the_remedy() -> None:
+    h = pt.harness(
+        lambda s: s.map(lambda row: asynchronous(row.as_dict()), schema=SCHEMA), schema=SCHEMA
+    )
+    with h, pytest.raises(ps.JobFailed, match="write def, not async def"):
+        h.push({"k": "a", "n": 1})
+
+
+@pytest.mark.parametrize("kind", ["duration[ms]", "bool", "binary"])
+def test_an_event_time_of_a_type_that_no_cast_makes_one(kind: str) -> None:
+    with pytest.raises(ps.JobRejected, match="give another column") as told:
+        ps.Environment().from_rows([], schema={"t": kind}).with_event_time("t")
+    assert "cast" not in str(told.value)
