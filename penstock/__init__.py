@@ -20,6 +20,7 @@ from penstock.aggregates.aggregates import (
 from penstock.client.cluster import Cluster, connect
 from penstock.client.collected import CollectedRow, CollectedRows
 from penstock.client.job import JobHandle, JobResult
+from penstock.client.own_modules import set_apart_beside_script
 from penstock.connectors.sink import Sink, SinkContext, TwoPhaseSink
 from penstock.connectors.source import END, EndOfSplit, Reader, Source, SourceContext, Split
 from penstock.errors import (
@@ -77,6 +78,8 @@ from penstock.streams.restart_strategies import RestartStrategies
 from penstock.streams.stream import Stream
 from penstock.streams.stream_outputs import StreamSink
 from penstock.streams.windows import Window, count_window, session, sliding, tumbling
+
+set_apart_beside_script()  # before the script imports its own modules
 
 __version__ = "0.1.0"
 

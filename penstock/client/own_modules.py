@@ -16,7 +16,9 @@ import importlib
 import pkgutil
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import resolve_name
@@ -47,9 +49,10 @@ def set_apart(loaded: Iterable[str] = ()) -> None:
         loaded: packages of ours that this process needs, though it has not loaded them yet.
     """
     with _lock:
-        names = [name for name in PLAIN_NAMES if name not in _apart and _is_users(name)]
+        names = [name for name in PLAIN_NAMES if _is_to_part(name, loaded)]
         if not names:
             return
+        _apart.difference_update(names)  # while ours are loaded
         theirs = {
             name: module
             for name, module in list(sys.modules.items())
@@ -64,10 +67,40 @@ def set_apart(loaded: Iterable[str] = ()) -> None:
             if _is_defined(name):
                 del sys.modules[name]
         sys.modules.update(theirs)
-        if not _apart:
-            sys.meta_path.insert(0, _UsersFinder())
-            builtins.__import__ = _importing(builtins.__import__)
-        _apart.update(names)
+        _part(names)
+
+
+def set_apart_beside_script() -> None:
+    """Gives ``python job.py`` the packages without ``__init__`` that lie beside it and are called as ours are.
+
+    Python would take our packages, which have one, whatever the order of ``sys.path``.
+    """
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
+    if script is None or main.__spec__ is not None or sys.flags.safe_path:
+        return
+    directory = Path(script).resolve().parent
+    names = [
+        name
+        for name in PLAIN_NAMES
+        if name not in sys.modules and directory != _ROOT and _is_namespace(directory / name)
+    ]
+    if names:
+        with _lock:
+            _part(names)
+
+
+def _is_to_part(name: str, loaded: Iterable[str]) -> bool:
+    if name in _apart:
+        return name in loaded and name not in _ours
+    return _is_users(name)
+
+
+def _part(names: Iterable[str]) -> None:
+    if not any(isinstance(finder, _UsersFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _UsersFinder())
+        builtins.__import__ = _importing(builtins.__import__)
+    _apart.update(names)
 
 
 def own_module(name: str) -> ModuleType:
@@ -101,9 +134,35 @@ def _is_defined(name: str) -> bool:
         path = Path(location, *name.split("."))
         if path.with_name(f"{path.name}.py").is_file() or (path / "__init__.py").is_file():
             return True
-        if path.is_dir() and (any(path.glob("*.py")) or any(path.glob("*/*.py"))):
+        if _is_namespace(path) or _is_in_archive(location, "/".join(name.split("."))):
             return True
     return False
+
+
+def _is_in_archive(location: str, name: str) -> bool:
+    if not Path(location).is_file():
+        return False
+    files = _files_of_archive(location)
+    return f"{name}.py" in files or any(
+        file.startswith(f"{name}/") and file.endswith(".py") for file in files
+    )
+
+
+@cache
+def _files_of_archive(location: str) -> frozenset[str]:
+    """What a zip on ``sys.path`` holds; nothing where it is none."""
+    try:
+        with zipfile.ZipFile(location) as archive:
+            return frozenset(archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return frozenset()
+
+
+def _is_namespace(path: Path) -> bool:
+    """Whether it is a package without ``__init__``."""
+    if (path / "__init__.py").is_file() or path.with_name(f"{path.name}.py").is_file():
+        return False
+    return path.is_dir() and (any(path.glob("*.py")) or any(path.glob("*/*.py")))
 
 
 def _load_all(packages: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.machinery
 import json
 import os
 import select
@@ -22,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import yaml
@@ -231,7 +231,9 @@ class LocalCluster:
         Raises:
             ClusterError: a daemon ended or did not serve in time; the end of its log is in the message.
         """
-        _refuse_shadowing({**os.environ, **(environment or {})}.get("PYTHONPATH", ""))
+        given = {**os.environ, **(environment or {})}.get("PYTHONPATH", "")
+        if given:
+            environment = {**(environment or {}), "PYTHONPATH": _python_path(given)}
         with _told_where(self.directory):
             _make_directory(self.directory)
             make_private(self._run_directory)
@@ -450,23 +452,33 @@ def _open_terminal() -> int:
     return os.open(os.devnull, os.O_WRONLY)
 
 
-def _refuse_shadowing(python_path: str) -> None:
-    """Daemons inherit the environment; modules of the user's must not take the place of ours.
+def _python_path(given: str) -> str:
+    """``PYTHONPATH`` for daemons: where a directory has modules called as ours are, ours come first.
+
+    Slots give the user's modules their names back (``penstock.client.own_modules``).
 
     Raises:
-        ClusterError: a directory of ``PYTHONPATH`` has such a module.
+        ClusterError: one has a module called ``penstock``, which jobs import, or such a package without
+            ``__init__``, which would lose to ours in slots.
     """
     ours = Path(__file__).resolve().parents[2]
-    for directory in filter(None, python_path.split(os.pathsep)):
+    for directory in filter(None, given.split(os.pathsep)):
         if Path(directory).resolve() == ours:
-            return
-        for name in sorted(OWN_PACKAGES):
-            if importlib.machinery.PathFinder.find_spec(name, [directory]) is not None:
-                raise ClusterError(
-                    f"PYTHONPATH names {directory}, which has a module {name!r}: it would shadow "
-                    "Penstock's own package of that name in the daemons; rename it, or start the "
-                    "cluster with another PYTHONPATH"
-                )
+            return given
+        found = {name: PathFinder.find_spec(name, [directory]) for name in sorted(OWN_PACKAGES)}
+        names = [name for name, spec in found.items() if spec is not None]
+        without_init = [name for name in names if getattr(found[name], "loader", None) is None]
+        if "penstock" in names or without_init:
+            name, remedy = "penstock", "rename it"
+            if "penstock" not in names:
+                name, remedy = without_init[0], "give it an __init__.py, or rename it"
+            raise ClusterError(
+                f"PYTHONPATH names {directory}, which has a module {name!r}, as Penstock itself has; {remedy}, or "
+                "start the cluster with another PYTHONPATH"
+            )
+        if names:
+            return f"{ours}{os.pathsep}{given}"
+    return given
 
 
 def _make_directory(directory: Path) -> None:

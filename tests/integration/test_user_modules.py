@@ -6,6 +6,9 @@ with ``--py-files`` and with ``penstock.testing``; its functions say which modul
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shutil
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +163,89 @@ def test_modules_called_as_ours_beside_an_embedded_script(place: Site, backend: 
     project = write_project(place.directory / "project")
     assert_right(place.start_python("job.py", backend, directory=project).wait(90))
     assert (project / "failed").exists(), "the restart is part of the test"
+
+
+SMALL = """
+import penstock as ps
+import common.models
+
+env = ps.Environment(parallelism=1)
+n = {"n": "int64"}
+rows = env.from_rows([{"n": 1}]).map(common.models.add_one, schema=n).map(lambda row: common.models.add_one(row), schema=n)
+print("result", [row.n for row in rows.collect()])
+"""
+MODELS = "def add_one(row):\n    import common.more\n    return {'n': row['n'] + common.more.ONE}\n"
+
+
+def write_small(directory: Path) -> Path:
+    (directory / "common").mkdir(parents=True)
+    (directory / "common" / "models.py").write_text(MODELS)
+    (directory / "common" / "more.py").write_text("ONE = 1\n")
+    return directory
+
+
+def test_a_package_without_init_beside_a_plain_script(place: Site) -> None:
+    project = write_small(place.directory / "project")
+    (project / "job.py").write_text(SMALL)
+    ended = place.start_python("job.py", directory=project).wait(90)
+    assert "result [3]" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_the_testing_kit_beside_a_package_without_init(place: Site) -> None:
+    project = write_small(place.directory / "project")
+    (project / "try_it.py").write_text(
+        f"import penstock\nimport common.models\n{WARM_UP}print('done')"
+    )
+    ended = place.start_python("try_it.py", directory=project).wait(60)
+    assert ended.stdout.splitlines()[-1:] == ["done"], ended.stderr
+
+
+def test_modules_called_as_ours_on_the_python_path(place: Site) -> None:
+    library = write_small(place.directory / "library")
+    (library / "common" / "__init__.py").touch()
+    script = place.directory / "script"
+    script.mkdir()
+    (script / "job.py").write_text(SMALL)
+    place.environment["PYTHONPATH"] = str(library)
+    ended = place.start_python("job.py", directory=script).wait(90)
+    assert "result [3]" in ended.stdout, ended.stdout + ended.stderr
+    with _local_cluster(place) as address:
+        ended = place.penstock(
+            "run", "--jobmanager", address, "job.py", directory=script, seconds=60
+        )
+        assert "result [3]" in ended.stdout, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("init", [True, False])
+def test_modules_called_as_ours_in_archives(place: Site, init: bool) -> None:
+    library = write_small(place.directory / "library")
+    if init:
+        (library / "common" / "__init__.py").touch()
+    script = place.directory / "script"
+    script.mkdir()
+    (script / "job.py").write_text(SMALL)
+    archive = shutil.make_archive(str(place.directory / "archive"), "zip", library)
+    with _local_cluster(place) as address:
+        at = ("run", "--jobmanager", address, "--py-files", archive)
+        ended = place.penstock(*at, "job.py", directory=script, seconds=60)
+        assert "result [3]" in ended.stdout, ended.stdout + ended.stderr
+
+
+@contextlib.contextmanager
+def _local_cluster(place: Site) -> Iterator[str]:
+    local = str(place.directory / "local")
+    free_port = ("-D", "jobmanager.rpc.port=0")
+    started = place.penstock("cluster", "start", "--dir", local, *free_port, seconds=90)
+    assert started.status == 0, started.stderr
+    try:
+        yield _address(place, local)
+    finally:
+        place.penstock("cluster", "stop", "--dir", local, seconds=60)
+
+
+def _address(place: Site, directory: str) -> str:
+    told = place.penstock("cluster", "status", "--dir", directory, "--json", seconds=30)
+    return str(json.loads(told.stdout)["jobmanager"])
 
 
 def test_modules_called_as_ours_on_a_cluster(place: Site) -> None:

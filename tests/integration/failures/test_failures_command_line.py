@@ -288,15 +288,17 @@ def test_daemons_start_in_a_directory_with_modules_named_like_ours(own_site: Sit
     own_site.assert_nothing_left(2)
 
 
-def test_a_python_path_that_would_shadow_our_packages_is_refused(
+def test_a_python_path_that_would_shadow_penstock_is_refused(
     command: Run, own_site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (own_site.directory / "library" / "common").mkdir(parents=True)
-    monkeypatch.setenv("PYTHONPATH", str(own_site.directory / "library"))
-    ended = command("cluster", "start", "--dir", str(own_site.directory / "c"))
-    assert ended.status == 1
-    assert "'common'" in ended.stderr
-    assert "PYTHONPATH" in ended.stderr
+    for name in ("penstock", "common"):  # the latter without __init__
+        library = own_site.directory / f"library-{name}"
+        (library / name).mkdir(parents=True)
+        monkeypatch.setenv("PYTHONPATH", str(library))
+        ended = command("cluster", "start", "--dir", str(own_site.directory / "c"))
+        assert ended.status == 1
+        assert repr(name) in ended.stderr
+        assert "PYTHONPATH" in ended.stderr
     own_site.assert_nothing_left(2)
 
 
