@@ -441,12 +441,17 @@ class CheckpointStoreRunner:
         return c.FilesDeleted(tuple(left), self._now_ms())
 
     def discard(
-        self, *, must_exist: bool = False, emptied: Callable[[], None] = lambda: None
+        self,
+        *,
+        must_exist: bool = False,
+        is_emptied: bool = False,
+        emptied: Callable[[], None] = lambda: None,
     ) -> None:
         """The job is over for good: deletes everything. To be repeated after an error.
 
         Args:
-            must_exist: the job has had a HEAD, and nobody has begun to remove it.
+            must_exist: the job has had a HEAD.
+            is_emptied: ``emptied`` has been called; what is there now is HEAD, or came behind it.
             emptied: called when nothing but HEAD is left.
 
         HEAD is swapped to name nothing first, which only its owner can, and goes last: what it names is
@@ -456,6 +461,22 @@ class CheckpointStoreRunner:
             Fenced: another leader has the job.
             StreamError: something is left.
         """
+        if not is_emptied:
+            self._empty(must_exist)
+            emptied()
+        # HEAD also where it is not there: a swap that came too late has left its lock.
+        for path in (HEAD_PATH, *(found.path for found in self._store.list(""))):
+            self._store.delete(path)
+        if isinstance(self._store, LocalStore):
+            self._store.sweep_temporaries(0)
+            with contextlib.suppress(OSError):  # gone, or somebody has put something there
+                self._store.root.rmdir()
+        if left := self._store.list(""):
+            raise StoreTransient(
+                f"{left[0].path} in {self._store!r} was written while job {self._job_id} was deleted"
+            )
+
+    def _empty(self, must_exist: bool) -> None:
         claim = self._claimed(must_exist)
         self._claim = None
         empty = checkpoint_pb2.CheckpointHead()
@@ -465,12 +486,6 @@ class CheckpointStoreRunner:
         for found in self._store.list(""):
             if found.path != HEAD_PATH:
                 self._store.delete(found.path)
-        emptied()
-        self._store.delete(HEAD_PATH)
-        if isinstance(self._store, LocalStore):
-            self._store.sweep_temporaries(0)
-            with contextlib.suppress(OSError):  # somebody has put something there
-                self._store.root.rmdir()
 
 
 def _next_head(

@@ -41,6 +41,22 @@ class StoreCallsRunner:
         """Threads that were given up on and whose call has not returned yet."""
         self.given_up = 0
         """Calls that were given up on so far."""
+        self._none_hangs = asyncio.Event()
+        self._none_hangs.set()
+
+    async def wait_for_hanging(self, timeout_ms: int) -> None:
+        """Waits until all calls that were given up on have returned, so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._none_hangs.wait()
+
+    def _note_hanging(self, change: int) -> None:
+        self.hanging += change
+        if self.hanging:
+            self._none_hangs.clear()
+        else:
+            self._none_hangs.set()
+        self._changed()
 
     async def run(
         self,
@@ -69,8 +85,7 @@ class StoreCallsRunner:
 
         def take(result: _ResultT | None, error: BaseException | None) -> None:
             if is_given_up:
-                self.hanging -= 1
-                self._changed()
+                self._note_hanging(-1)
             elif error is not None:
                 answer.set_exception(error)
             else:
@@ -97,9 +112,8 @@ class StoreCallsRunner:
         finally:
             if not answer.done():
                 is_given_up = True
-                self.hanging += 1
                 self.given_up += 1
-                self._changed()
+                self._note_hanging(1)
         if is_given_up:
             raise StoreSilent(
                 f"storage has not answered: call {what!r} for {self._owner} was given up on (at the latest "

@@ -23,6 +23,7 @@ import structlog
 from common.clock import Clock
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.dispatcher.recovery import (
     JobEndedError,
     JobUnreadableError,
@@ -60,6 +61,7 @@ _METRICS_AFTER_END_MS = 60_000
 _OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
 _STOP_TIMEOUT_S = 2.0
 _ABANDON_TIMEOUT_S = 1.0
+_SLOT_KILL_MARGIN_S = 10.0
 _UNREADABLE_FIRST_PAUSE_S = 1.0
 _UNREADABLE_LAST_PAUSE_S = 60.0
 
@@ -178,7 +180,10 @@ class DispatcherRunner:
             record.end_cause = cause_of_end(end, now_ms)
             record.enter(end.state, now_ms)
             self._jobs[job_id] = _Job(record, None)
-            self._delete_checkpoints(job_id, graph, end.checkpoint_directory)
+            # Slots that it had under another JobManager may not know yet.
+            self._delete_checkpoints(
+                job_id, graph, end.checkpoint_directory, slots_end_s=self._slots_end_s
+            )
             self._log.warning("job.lost", job_id=job_id, state=end.state.name, reason=str(end))
             self._wake_watchers(before)
             return
@@ -221,13 +226,36 @@ class DispatcherRunner:
             self._recover(await asyncio.to_thread(self._store.read, job_id))
             self._count()
 
-    def _delete_checkpoints(self, job_id: str, graph: graph_pb2.JobGraph, directory: str) -> None:
+    @property
+    def _slots_end_s(self) -> float:
+        """How long slot processes may run on that this JobManager cannot end."""
+        silence_ms = (
+            self._config.heartbeat_timeout_ms + self._config.taskmanager_jobmanager_grace_ms
+        )
+        return silence_ms / 1000 + _SLOT_KILL_MARGIN_S
+
+    def _delete_checkpoints(
+        self,
+        job_id: str,
+        graph: graph_pb2.JobGraph,
+        directory: str,
+        writers: StoreCallsRunner | None = None,
+        slots_end_s: float = 0.0,
+    ) -> None:
         """The job's record goes once its checkpoints are gone; "" = there are none to delete."""
         if not directory and self._try_to_remove(job_id):
             return
         assert self._tasks is not None, "jobs end while the dispatcher runs"
         self._tasks.create_task(
-            delete_checkpoints(job_id, graph, directory, self._store, self._clock.now_ms)
+            delete_checkpoints(
+                job_id,
+                graph,
+                directory,
+                self._store,
+                self._clock.now_ms,
+                writers=writers,
+                slots_end_s=slots_end_s,
+            )
         )
 
     async def stop(self) -> None:
@@ -333,9 +361,12 @@ class DispatcherRunner:
             self._delete_checkpoints(job_id, job.graph, "")
         else:
             if self._jobs[job_id].record.ended:
-                left = runner.checkpoints.has_left_checkpoints
                 self._delete_checkpoints(
-                    job_id, job.graph, job.checkpoint_directory if left else ""
+                    job_id,
+                    job.graph,
+                    job.checkpoint_directory if runner.checkpoints.is_discarded else "",
+                    runner.checkpoints.calls,
+                    self._slots_end_s if runner.has_lost_slots else 0.0,
                 )
         finally:
             known = self._jobs[job_id]

@@ -2,6 +2,9 @@
 
 What cannot be deleted now (its storage is not mounted, or does not answer) is tried again after pauses that
 double up to a bound, by the next JobManager as well: the job's record stays until its checkpoints are gone.
+
+Who still writes may write behind a deletion, which is repeated then: when all calls of this JobManager that were
+given up on have returned, and when slot processes that it could not end have given up, too.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from penstock.storage.local_store import LocalStore
 _FIRST_PAUSE_S: Final = 1.0
 _LAST_PAUSE_S: Final = 300.0
 _CALL_TIMEOUT_MS: Final = 600_000
+_WRITERS_PATIENCE_MS: Final = 10_000
 
 
 async def delete_checkpoints(
@@ -33,15 +37,20 @@ async def delete_checkpoints(
     directory: str,
     jobs: JobStore,
     now_ms: Callable[[], int],
+    *,
+    writers: StoreCallsRunner | None = None,
+    slots_end_s: float = 0.0,
 ) -> None:
     """Returns when nothing is left of a job's checkpoints, and its record is gone.
 
     Args:
-        job_id: the job; nothing of it runs any more.
+        job_id: the job; no JobManager runs it any more.
         graph: its graph.
         directory: of its checkpoints; "" = it has none.
         jobs: has its record.
         now_ms: the wall clock.
+        writers: calls to the store that were made while it ran; None = there are none.
+        slots_end_s: for how long slot processes of it may still write; 0 = all are known to have ended.
     """
     log = structlog.get_logger(__name__).bind(job_id=job_id)
     calls = StoreCallsRunner(f"job {job_id}", _CALL_TIMEOUT_MS, lambda: None)
@@ -57,7 +66,15 @@ async def delete_checkpoints(
         )
         try:
             if directory:
-                await calls.run("discard", partial(discard, job_id, store, jobs))
+                late = writers if writers is not None and writers.hanging else None
+                await calls.run("discard", partial(_discard, job_id, store, jobs))
+                if late is not None:
+                    await late.wait_for_hanging(_WRITERS_PATIENCE_MS)
+                    continue
+                if slots_end_s:
+                    await asyncio.sleep(slots_end_s)
+                    slots_end_s = 0.0
+                    continue
             jobs.remove(job_id)
         except (StreamError, OSError) as error:
             log.warning("checkpoints.not_deleted", retry_s=pause_s, reason=str(error))
@@ -67,7 +84,7 @@ async def delete_checkpoints(
             return
 
 
-def discard(job_id: str, store: CheckpointStoreRunner, jobs: JobStore) -> None:
+def _discard(job_id: str, store: CheckpointStoreRunner, jobs: JobStore) -> None:
     """Tries once; blocks.
 
     HEAD goes last, and that nothing but HEAD is left is noted before: that it is missing means otherwise that
@@ -76,5 +93,8 @@ def discard(job_id: str, store: CheckpointStoreRunner, jobs: JobStore) -> None:
     Raises:
         StreamError: something is left.
     """
-    must_exist = jobs.has_checkpoints(job_id) and not jobs.is_emptied(job_id)
-    store.discard(must_exist=must_exist, emptied=partial(jobs.note_emptied, job_id))
+    store.discard(
+        must_exist=jobs.has_checkpoints(job_id),
+        is_emptied=jobs.is_emptied(job_id),
+        emptied=partial(jobs.note_emptied, job_id),
+    )

@@ -37,7 +37,6 @@ from jobmanager.failover.rebuilt_regions import rebuilt_vertices
 from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
-from jobmanager.job.ended_checkpoints_runner import discard
 from jobmanager.messages import job_messages as m
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.collect_convert import CollectSinks
@@ -125,7 +124,7 @@ class JobCheckpointsRunner:
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
         self.gauges = CheckpointGauges()
         self._record_thread = ThreadPoolExecutor(1, f"record-{job_id[:8]}")
-        self._calls = StoreCallsRunner(f"job {job_id}", timeout_ms, self._note_calls)
+        self.calls = StoreCallsRunner(f"job {job_id}", timeout_ms, self._note_calls)
         self._patience_s = min(_STORE_PATIENCE_S, timeout_ms / 1000)
         self._storing = 0
         """The checkpoint that is being stored; 0 = none is, or it is settled."""
@@ -145,8 +144,8 @@ class JobCheckpointsRunner:
         """Why the job cannot be gone on with yet."""
         self.repeated: deque[RepeatedOutput] = deque(maxlen=_REPEATED_MAX)
         """Output that may be there twice, the newest last."""
-        self.has_left_checkpoints = False
-        """Its checkpoints are to be deleted, and could not be."""
+        self.is_discarded = False
+        """The job has ended, and its checkpoints are to be deleted once nobody writes any."""
 
     def restored(self, subtask: SubtaskId) -> internal_pb2.RestoredTask | None:
         """What the next attempt of a subtask starts from; None = from nothing."""
@@ -216,8 +215,7 @@ class JobCheckpointsRunner:
                 self._given_up = asyncio.get_running_loop().create_future()
                 self._in_order(_STORE_LANE, lambda: self._store_checkpoint(effect))
             case m.DiscardCheckpoints():
-                if self._store is not None:
-                    self._in_order(_STORE_LANE, self._discard)
+                self.is_discarded = True
             case c.SettleCheckpoint():
                 self._log.warning(
                     "checkpoint.unsettled",
@@ -359,12 +357,12 @@ class JobCheckpointsRunner:
         no_longer = asyncio.get_running_loop().create_future()
         self._until_end.add(no_longer)
         try:
-            return await self._calls.run(what, work, no_longer)
+            return await self.calls.run(what, work, no_longer)
         finally:
             self._until_end.remove(no_longer)
 
     def _note_calls(self) -> None:
-        self.gauges.note_calls(self._calls.given_up, self._calls.hanging)
+        self.gauges.note_calls(self.calls.given_up, self.calls.hanging)
 
     async def _reserve(self, attempt: int) -> None:
         try:
@@ -398,7 +396,7 @@ class JobCheckpointsRunner:
         store = self._store
         states = self._collects.last_states(key.subtask for key in effect.stored.finished)
         try:
-            event = await self._calls.run(
+            event = await self.calls.run(
                 "store",
                 lambda: store.store(effect.stored, effect.done_splits, states),
                 self._given_up,
@@ -467,18 +465,6 @@ class JobCheckpointsRunner:
             self._log.warning("checkpoint.not_deleted", reason=str(error))
             event = c.FilesDeleted(effect.paths, self._clock.now_ms())
         self._post(event)
-
-    async def _discard(self) -> None:
-        assert self._store is not None, "checked by the caller"
-        store, jobs = self._store, self._jobs
-        try:
-            if jobs is None:
-                await self._calls.run("discard", store.discard)
-            else:
-                await self._calls.run("discard", lambda: discard(self._job_id, store, jobs))
-        except StreamError as error:
-            self.has_left_checkpoints = jobs is not None
-            self._log.warning("checkpoint.not_discarded", reason=str(error))
 
     def _fenced(self, error: Fenced) -> FailureCause:
         return cause_of_error(

@@ -150,6 +150,8 @@ class JobMasterRunner:
         self._locating: asyncio.Task[None] | None = None
         self._overdue_timer: asyncio.TimerHandle | None = None
         self._later: set[asyncio.TimerHandle] = set()
+        self.has_lost_slots = False
+        """Slot processes of it may run that it could not end."""
         self._rivals = RivalRunner(
             job,
             cluster,
@@ -223,6 +225,7 @@ class JobMasterRunner:
 
     async def _step(self, event: m.JobEvent) -> None:
         if isinstance(event, m.TaskManagerGone):
+            self.has_lost_slots = True
             lost = self._persisted_inputs.loss(self.master.graph)
             if lost is not None:
                 cause = cause_of_error(lost, self._clock.now_ms(), event.taskmanager_id)
@@ -446,7 +449,8 @@ class JobMasterRunner:
             )
 
     async def _free(self, slots: tuple[Slot, ...]) -> None:
-        await free_slots(self._cluster, self._job.job_id, slots, self._log)
+        if not await free_slots(self._cluster, self._job.job_id, slots, self._log):
+            self.has_lost_slots = True
 
     def story(self) -> list[str]:
         """The last events, for the log."""
@@ -458,11 +462,14 @@ async def free_slots(
     job_id: str,
     slots: tuple[Slot, ...],
     log: structlog.typing.FilteringBoundLogger,
-) -> None:
+) -> bool:
     """Ends slot processes of one TaskManager, then gives the slots back to the pool.
 
     A TaskManager that does not answer may still hold them: it is asked again when its heartbeat names
     them, and they are the pool's when it does not.
+
+    Returns:
+        Whether their processes are known to have ended.
     """
     taskmanager_id = slots[0].taskmanager_id
     try:
@@ -471,8 +478,9 @@ async def free_slots(
     except StreamError as error:
         log.warning("slots.not_freed", taskmanager_id=taskmanager_id, reason=str(error))
         cluster.take_back_later(job_id, slots)
-    else:
-        cluster.take_back(job_id, slots)
+        return False
+    cluster.take_back(job_id, slots)
+    return True
 
 
 def quarantine_cause(error: BaseException, now_ms: int) -> FailureCause:

@@ -48,6 +48,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.on_probe: Callable[[], Awaitable[object]] | None = None
         self.on_command: Callable[[internal_pb2.TaskCommand], Any] | None = None
         self.on_deploy: Callable[[internal_pb2.TaskDeployment], Any] = self.run_to_running
+        self.on_free: Callable[[], Awaitable[object]] | None = None
         self.all_freed = asyncio.Event()
         self.held: list[internal_pb2.HeldPartition] = []
         self.promoted: list[internal_pb2.PromotedSet] = []
@@ -197,6 +198,8 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
     async def FreeSlots(self, request: Any, context: Any) -> Any:
         if self.refuse_freeing:
             raise RuntimeError("too busy")
+        if self.on_free is not None:
+            await self.on_free()
         self.freed += request.slot_ids
         if set(self.freed) >= set(self.allocated):
             self.all_freed.set()

@@ -16,6 +16,7 @@ import pytest
 from typing_extensions import override
 
 from jobmanager.checkpoint import checkpoint_store_runner
+from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job.job_description import JobDescription
 from jobmanager.metrics import build_registry
 from penstock.client.grpc_errors import error_from_rpc
@@ -26,6 +27,7 @@ from penstock.storage.local_store import LocalStore
 from penstock.storage.object_store import ObjectInfo
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
+    STATES,
     Checkpointed,
     restarted,
     run,
@@ -42,17 +44,25 @@ class Breakable(LocalStore):
     lost: ClassVar[set[str]] = set()
     hangs: ClassVar[set[str]] = set()
     go_on = threading.Event()
+    hanging_calls: ClassVar[list[str]] = []
+    written: ClassVar[list[str]] = []
+    """What hung first."""
 
     def _enter(self, call: str) -> None:
         if call in self.hangs:
+            self.hanging_calls.append(call)
             assert self.go_on.wait(20)
         if call in self.broken:
             raise StoreTransient(f"{call}: no answer")
 
     @override
     def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        is_late = "put" in self.hangs
         self._enter("put")
-        return super().put(path, chunks)
+        size_bytes = super().put(path, chunks)
+        if is_late:
+            self.written.append(path)
+        return size_bytes
 
     @override
     def get(self, path: str) -> bytes:
@@ -78,6 +88,8 @@ def broken_store(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The class of all stores: what is set on it holds for each."""
     for name in ("broken", "lost", "hangs"):
         monkeypatch.setattr(Breakable, name, set())
+    for name in ("hanging_calls", "written"):
+        monkeypatch.setattr(Breakable, name, [])
     monkeypatch.setattr(Breakable, "go_on", threading.Event())
     monkeypatch.setattr(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.001)
     monkeypatch.setattr(
@@ -231,5 +243,83 @@ def test_threads_that_hang_are_bounded(
             broken_store.hangs.clear()
             broken_store.go_on.set()
             await cluster.wait_for(JOB, "RUNNING")
+
+    run(scenario)
+
+
+def test_a_checkpoint_that_is_being_stored_when_its_job_ends_leaves_nothing(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, broken_store: Any
+) -> None:
+    """What the job had before is deleted while the call hangs; what that writes goes once it has returned."""
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster, asyncio.TaskGroup() as tasks:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await take_checkpoint(cluster) == 1
+            broken_store.hangs.add("put")
+            asked = tasks.create_task(refused(cluster))
+            while not broken_store.hanging_calls:  # noqa: ASYNC110 - a thread begins to hang
+                await asyncio.sleep(0.01)
+            for attempt in fake.attempts.values():
+                fake.taskmanager.report_state(attempt, STATES.ATTEMPT_STATE_FINISHED)
+            await cluster.wait_for(JOB, "FINISHED")
+            await asked
+            directory = tmp_path / "checkpoints" / JOB
+            while directory.exists():  # noqa: ASYNC110 - a thread removes it
+                await asyncio.sleep(0.01)
+            broken_store.go_on.set()
+            while list((tmp_path / "jobmanager" / "jobs").iterdir()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert broken_store.written == ["chk-2/manifest-1"]
+            assert not directory.exists()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("end", ["FINISHED", "CANCELED"])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_upload_that_ends_after_its_job_is_deleted(
+    cluster_of: Any,
+    make_graph: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    is_lost: bool,
+) -> None:
+    """Slot processes write until they have ended; of those that cannot be asked, nobody knows when."""
+    monkeypatch.setattr(DispatcherRunner, "_slots_end_s", 0.5)
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await take_checkpoint(cluster) == 1
+            directory = tmp_path / "checkpoints" / JOB
+            may_end = asyncio.Event()
+
+            async def end_slots() -> None:
+                await may_end.wait()
+                LocalStore(directory).put("shared/late", [b"x"])
+                if is_lost:
+                    raise RuntimeError("no answer")
+
+            fake.taskmanager.on_free = end_slots
+            if end == "CANCELED":
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            else:
+                for attempt in fake.attempts.values():
+                    fake.taskmanager.report_state(attempt, STATES.ATTEMPT_STATE_FINISHED)
+            await cluster.wait_for(JOB, end)
+            may_end.set()
+            if is_lost:
+                while directory.exists():  # noqa: ASYNC110 - a thread removes it
+                    await asyncio.sleep(0.01)
+                LocalStore(directory).put("shared/later", [b"x"])
+            while list((tmp_path / "jobmanager" / "jobs").iterdir()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert not directory.exists()
 
     run(scenario)

@@ -17,6 +17,7 @@ from common.clock import SystemClock
 from common.pb import internal_pb2
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.dispatcher import dispatcher_runner
+from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.main import serving
 from jobmanager.metrics import build_registry
 from penstock import errors
@@ -342,8 +343,10 @@ def test_checkpointing_that_was_asked_for_needs_a_directory(
 
 
 def test_a_job_that_was_cancelled_is_not_run_again(
-    make_graph: Any, cluster_of: Any, tmp_path: Path
+    make_graph: Any, cluster_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(DispatcherRunner, "_slots_end_s", 0.02)
+
     async def scenario() -> None:
         async with cluster_of(settings(tmp_path)) as cluster:
             taskmanager = await cluster.add("tm1")
@@ -378,6 +381,7 @@ def test_a_jobmanager_killed_while_it_deletes_checkpoints_leaves_that_to_the_nex
     end: str,
 ) -> None:
     """It neither runs the job again nor leaves its checkpoints for ever."""
+    monkeypatch.setattr(DispatcherRunner, "_slots_end_s", 0.02)
     jobs, kept = tmp_path / "jobmanager" / "jobs", {}
 
     def is_killed(_: CheckpointStoreRunner, **options: object) -> None:

@@ -28,6 +28,7 @@ from tests.unit.jobmanager.test_jobmanager_checkpoints import (
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher_runner.DispatcherRunner, "_slots_end_s", 0.02)
     monkeypatch.setattr(dispatcher_runner, "_UNREADABLE_FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(dispatcher_runner, "_UNREADABLE_LAST_PAUSE_S", 0.02)
     monkeypatch.setattr(ended_checkpoints_runner, "_FIRST_PAUSE_S", 0.02)
