@@ -135,6 +135,18 @@ def await_running(handle: ps.JobHandle, restarts: int = 0, *, may_wait: bool = F
         handle.wait(DEADLINE_S, on_progress=look)
 
 
+def await_checkpoint(handle: ps.JobHandle) -> None:
+    """Takes one as soon as the side has been read."""
+    while True:
+        try:
+            handle.checkpoint()
+        except StreamError as error:
+            waits = ("load_first", "not all tasks of the job are running")
+            assert any(words in str(error) for words in waits)  # noqa: PT017 - until it has been loaded
+        else:
+            return
+
+
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("exchange", ["pipelined", "caching", "blocking"])
 @pytest.mark.parametrize(("mode", "load_first"), [("streaming", True), ("batch", None)])
@@ -227,12 +239,7 @@ def test_no_checkpoint_while_loading_and_nothing_is_read_again(
         assert not read.exists(), "the source that waits is not read"
     assert handle.checkpoints() == []
     gate.touch()
-    while True:
-        try:
-            handle.checkpoint()
-            break
-        except StreamError as error:
-            assert "load_first" in str(error)  # noqa: PT017 - until it has been loaded
+    await_checkpoint(handle)
     loaded = lines(side_read)
     second.touch()
     assert handle.wait(DEADLINE_S).status == "FINISHED"
@@ -242,22 +249,41 @@ def test_no_checkpoint_while_loading_and_nothing_is_read_again(
     assert all(entry.status != "failed" for entry in handle.checkpoints()), handle.checkpoints()
 
 
+@pytest.mark.parametrize("strategy", ["region", "full"])
 def test_no_checkpoint_while_a_blocking_exchange_leads_to_the_side(
-    new_env: NewEnvironment, tmp_path: Path
+    new_env: NewEnvironment, tmp_path: Path, strategy: str
 ) -> None:
-    gate = tmp_path / "gate"
-    env = new_env(2, config=restarting(tmp_path))
+    """After a full restart what it keeps is made again, and not handed on again."""
+    gate, second, failed = tmp_path / "gate", tmp_path / "second", tmp_path / "failed"
+    config = restarting(tmp_path)
+    config["jobmanager.execution.failover-strategy"] = strategy
+    env = new_env(2, config=config)
+
+    class Once(Name):
+        def process(self, row: Any, ctx: Any, out: Any) -> None:
+            assert len(self.names) == len(CODES), "the side is not whole"
+            super().process(row, ctx, out)
+
+        def process_broadcast(self, row: Any, ctx: Any, out: Any) -> None:
+            assert row.code not in self.names, "the side is read again"
+            super().process_broadcast(row, ctx, out)
+
     side = env.source(airports(tmp_path / "a", {150: gate})).exchange("blocking").rebalance()
     other = side.filter(ps.col("name").is_valid()).broadcast(load_first=True)
-    main = env.source(flights(tmp_path / "f"))
-    rows = main.connect(other).process(Name(), schema=NAMED).collect()
+    main = env.source(flights(tmp_path / "f", {2_000: second}))
+    rows = main.connect(other).process(Once((4_500, failed)), schema=NAMED).collect()
     handle = env.submit("blocking in front")
     await_running(handle, may_wait=True)
     with pytest.raises(StreamError, match="load_first"):
         handle.checkpoint()
     assert handle.checkpoints() == []
     gate.touch()
+    await_checkpoint(handle)
+    made = lines(tmp_path / "a")
+    second.touch()
     assert handle.wait(DEADLINE_S).status == "FINISHED"
+    assert failed.exists()
+    assert (lines(tmp_path / "a") > made) == (strategy == "full")
     check(list(rows))
 
 
