@@ -37,7 +37,7 @@ from taskmanager.rpc.jobmanager_client import JobManagerClient
 from taskmanager.rpc.registration_runner import RegistrationRunner
 from taskmanager.rpc.result_forwarder_runner import ResultForwarder
 from taskmanager.rpc.taskmanager_servicer import TaskManagerServicer
-from taskmanager.slots.artifact_store import ArtifactStore
+from taskmanager.slots.artifact_cache_store import ArtifactCache
 from taskmanager.slots.slot_supervisor_runner import SlotEnvironment, SlotSupervisor
 from taskmanager.slots.slot_table import SlotTable
 
@@ -224,7 +224,7 @@ class TaskManagerAssembly:
             ),
             table=self._table,
             forkserver=self._forkserver,
-            artifacts=ArtifactStore(site.work, self._client.download_artifact, background),
+            artifacts=ArtifactCache(site.work, self._client.download_artifact, background),
             background=background,
             clock=self._clock,
             report_event=lambda event: self._registered().report(event),

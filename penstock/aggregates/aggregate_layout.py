@@ -41,7 +41,7 @@ class SlotKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class AccumulatorSlot:
     """One number per group.
 
     Attributes:
@@ -96,7 +96,7 @@ class AggregateLayout:
         results: a ``SlotResult``, or the index of a group column.
     """
 
-    slots: tuple[Slot, ...]
+    slots: tuple[AccumulatorSlot, ...]
     group_columns: tuple[GroupColumnSpec, ...]
     results: tuple[SlotResult | int, ...]
 
@@ -109,7 +109,7 @@ def aggregate_layout(
     Raises:
         ExpressionError: an aggregate does not fit the schema.
     """
-    slots: dict[Slot, int] = {}
+    slots: dict[AccumulatorSlot, int] = {}
     group_columns: list[GroupColumnSpec] = []
     results: list[SlotResult | int] = []
     for name, aggregate in aggregates.items():
@@ -140,16 +140,16 @@ def _slot_result(
     kind: pa.DataType | None,
     nullable: bool,
     output_type: pa.DataType,
-    slots: dict[Slot, int],
+    slots: dict[AccumulatorSlot, int],
 ) -> SlotResult:
-    def index_of(slot: Slot) -> int:
+    def index_of(slot: AccumulatorSlot) -> int:
         return slots.setdefault(slot, len(slots))
 
     column = aggregate.input_column
-    counted = Slot(SlotKind.COUNT, column if nullable else None)
+    counted = AccumulatorSlot(SlotKind.COUNT, column if nullable else None)
     if aggregate.function == "count" or kind is None:
         return SlotResult(name, index_of(counted), -1, output_type)
-    slot = index_of(Slot(_slot_kind(aggregate.function, plain_type(kind)), column))
+    slot = index_of(AccumulatorSlot(_slot_kind(aggregate.function, plain_type(kind)), column))
     divisor = index_of(counted) if aggregate.function == "mean" else -1
     return SlotResult(name, slot, divisor, output_type)
 

@@ -18,7 +18,7 @@ from penstock.errors import BadRecord, ExpressionError
 from penstock.expressions import calls
 from penstock.expressions.casting import cast_kernel
 from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
-from penstock.expressions.conditionals import Conditional, Rows, needed_parts
+from penstock.expressions.conditionals import Conditional, ReadColumns, needed_parts
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
 from penstock.expressions.literals import adopt, literal_scalar
 from penstock.expressions.operators import OPERATORS, Apply, item_kernel, operator_kernel
@@ -26,7 +26,7 @@ from penstock.naming import nearest_hint
 from penstock.rows.column_values import row_text
 from penstock.rows.schema import user_batch, user_schema
 
-Evaluate = Callable[[Rows], Any]
+Evaluate = Callable[[ReadColumns], Any]
 """Rows in, array of their length or scalar out."""
 
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError)

@@ -23,7 +23,7 @@ Kernel = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
 
 
-class Rows(Protocol):
+class ReadColumns(Protocol):
     """What expressions read: columns by position, all of one length."""
 
     @property
@@ -42,7 +42,7 @@ class Part(Protocol):
         """Type of its values."""
 
     @property
-    def evaluate(self) -> Callable[[Rows], Any]:
+    def evaluate(self) -> Callable[[ReadColumns], Any]:
         """Its values for rows: an array of their length, or a scalar."""
 
     @property
@@ -58,7 +58,7 @@ class Part(Protocol):
         """How it computes them."""
 
 
-NeededParts = Callable[[Sequence[Part], Rows], list[Any]]
+NeededParts = Callable[[Sequence[Part], ReadColumns], list[Any]]
 """Arguments of a conditional in, their values out: null on rows that do not need them."""
 
 
@@ -87,7 +87,7 @@ class Conditional:
         self._failures = failures
         self._has_failed = False
 
-    def __call__(self, rows: Rows) -> Any:
+    def __call__(self, rows: ReadColumns) -> Any:
         """The values, an array with one per row."""
         if not self._has_failed:
             try:
@@ -102,7 +102,7 @@ class _Selection:
 
     __slots__ = ("_columns", "_indices", "_rows", "num_rows")
 
-    def __init__(self, rows: Rows, indices: np.ndarray) -> None:
+    def __init__(self, rows: ReadColumns, indices: np.ndarray) -> None:
         self._rows = rows
         self._indices = pa.array(indices)
         self._columns: dict[int, pa.Array] = {}
@@ -116,7 +116,7 @@ class _Selection:
         return column
 
 
-def _where(part: Part, rows: Rows, mask: np.ndarray) -> Any:
+def _where(part: Part, rows: ReadColumns, mask: np.ndarray) -> Any:
     """The values of a part where a mask (bool[n]) is true, null elsewhere."""
     if part.constant is not None:
         return part.constant
@@ -128,7 +128,7 @@ def _where(part: Part, rows: Rows, mask: np.ndarray) -> Any:
     return values.take(pa.array(np.cumsum(mask) - 1, mask=~mask))
 
 
-def _mask(condition: Any, rows: Rows, *, null_is: bool = False) -> np.ndarray:
+def _mask(condition: Any, rows: ReadColumns, *, null_is: bool = False) -> np.ndarray:
     """A condition as bool[n]."""
     if isinstance(condition, pa.Scalar):
         truth = condition.as_py()
@@ -137,11 +137,11 @@ def _mask(condition: Any, rows: Rows, *, null_is: bool = False) -> np.ndarray:
     return filled.cast(pa.bool_()).to_numpy(zero_copy_only=False)
 
 
-def _all(rows: Rows) -> np.ndarray:
+def _all(rows: ReadColumns) -> np.ndarray:
     return np.ones(rows.num_rows, np.bool_)
 
 
-def _if_else(parts: Sequence[Part], rows: Rows) -> list[Any]:
+def _if_else(parts: Sequence[Part], rows: ReadColumns) -> list[Any]:
     condition, then, otherwise = parts
     values = condition.evaluate(rows)
     true = _mask(values, rows)
@@ -149,7 +149,7 @@ def _if_else(parts: Sequence[Part], rows: Rows) -> list[Any]:
     return [values, _where(then, rows, true), _where(otherwise, rows, false)]
 
 
-def _coalesce(parts: Sequence[Part], rows: Rows) -> list[Any]:
+def _coalesce(parts: Sequence[Part], rows: ReadColumns) -> list[Any]:
     missing = _all(rows)
     values = []
     for part in parts:
@@ -158,19 +158,19 @@ def _coalesce(parts: Sequence[Part], rows: Rows) -> list[Any]:
     return values
 
 
-def _and(parts: Sequence[Part], rows: Rows) -> list[Any]:
+def _and(parts: Sequence[Part], rows: ReadColumns) -> list[Any]:
     left, right = parts
     values = left.evaluate(rows)
     return [values, _where(right, rows, _mask(values, rows, null_is=True))]
 
 
-def _or(parts: Sequence[Part], rows: Rows) -> list[Any]:
+def _or(parts: Sequence[Part], rows: ReadColumns) -> list[Any]:
     left, right = parts
     values = left.evaluate(rows)
     return [values, _where(right, rows, ~_mask(values, rows))]
 
 
-def _case_when(parts: Sequence[Part], rows: Rows) -> list[Any]:
+def _case_when(parts: Sequence[Part], rows: ReadColumns) -> list[Any]:
     choice, *values = parts
     conditions: list[Any] = []
     chosen: list[Any] = []
@@ -187,7 +187,7 @@ def _case_when(parts: Sequence[Part], rows: Rows) -> list[Any]:
     return [choice.evaluate(rows), *chosen]
 
 
-def _conditions(choice: Part, rows: Rows) -> list[Callable[[np.ndarray], Any]]:
+def _conditions(choice: Part, rows: ReadColumns) -> list[Callable[[np.ndarray], Any]]:
     """The conditions of a case, each to be asked for the rows that no one before was true for."""
     if choice.parts:
         return [partial(_where, part, rows) for part in choice.parts]
@@ -200,7 +200,7 @@ def _known(values: Any, _: np.ndarray) -> Any:
     return values
 
 
-def _choose(parts: Sequence[Part], rows: Rows) -> list[Any]:
+def _choose(parts: Sequence[Part], rows: ReadColumns) -> list[Any]:
     choice, *values = parts
     indices = choice.evaluate(rows)
     chosen = (_mask(pc.equal(indices, i), rows) for i in range(len(values)))

@@ -16,7 +16,7 @@ HeldRow = tuple[str, PartitionId, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPartitions:
+class HeldPartitionsReport:
     """What is held at a time.
 
     Attributes:
@@ -50,7 +50,7 @@ def summarize(
     sets: Iterable[internal_pb2.PromotedSet] = (),
     *,
     version: int = 0,
-) -> HeldPartitions:
+) -> HeldPartitionsReport:
     """What is held.
 
     Args:
@@ -63,7 +63,7 @@ def summarize(
     listed = [held_message(row, name) for name, row in named]
     listed += [held_message(row) for row in own]
     sizes = {(row[0], row[1]): row[3] for row in (*own, *(row for _, row in named))}
-    return HeldPartitions(
+    return HeldPartitionsReport(
         tuple(listed[:LISTED_MAX]), len(sizes), sum(sizes.values()), tuple(sets), version
     )
 

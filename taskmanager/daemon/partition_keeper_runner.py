@@ -19,7 +19,7 @@ from penstock.errors import StoreTransient
 from penstock.partition_id import PartitionId
 from taskmanager.daemon.grace_period import GracePeriod
 from taskmanager.daemon.held_partitions import (
-    HeldPartitions,
+    HeldPartitionsReport,
     HeldRow,
     partition_id_of,
     summarize,
@@ -79,7 +79,7 @@ class PartitionKeeper:
         self._writing = writing
         self._lock = asyncio.Lock()  # the stores are used by one thread at a time
         self._log = get_logger(__name__)
-        self.held = HeldPartitions()
+        self.held = HeldPartitionsReport()
         """As of the last look; replaced as a whole, so that any thread may read it."""
         self.spill_bytes = 0
         """Of all files under the directory, as of the last look."""

@@ -44,7 +44,7 @@ STATE_ARENA_USED: Final = 5
 STATE_ARENA_DEAD: Final = 6
 """Bytes of those that belong to removed keys."""
 STATE_MULTIPLIER: Final = 7
-"""What keys are multiplied with to find their home: odd, and another one in each table (``SlotTable``)."""
+"""What keys are multiplied with to find their home: odd, and another one in each table (``KeyRecords``)."""
 STATE_WORDS: Final = 8
 
 ARENA_HEADER_BYTES: Final = 8

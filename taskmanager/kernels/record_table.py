@@ -34,7 +34,7 @@ from taskmanager.kernels.record_versions import (
     RecordPiece,
     RecordVersions,
 )
-from taskmanager.kernels.slot_table import NO_NULLS, ByteSlotTable, FixedSlotTable
+from taskmanager.kernels.slot_table import NO_NULLS, ByteKeyRecords, FixedKeyRecords
 
 SEEN_BITS: Final = 63
 """Accumulators that share one word of seen bits."""
@@ -117,7 +117,7 @@ class RecordTable:
     ) -> None:
         self.kinds = tuple(accumulators)
         self._kernels = kernels or process_kernels()
-        table_class = FixedSlotTable if is_fixed_key(key_types) else ByteSlotTable
+        table_class = FixedKeyRecords if is_fixed_key(key_types) else ByteKeyRecords
         index_column = table_class.key_words if with_index else -1
         version_column = table_class.key_words + int(with_index)
         self._first = version_column + int(with_versions)

@@ -28,7 +28,7 @@ import numpy as np
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import ByteArray, Int64Array
 from taskmanager.kernels.fair_lock import FairLock
-from taskmanager.kernels.slot_table import SlotTable
+from taskmanager.kernels.slot_table import KeyRecords
 
 NO_VERSION: Final = -1
 RESTORED_VERSION: Final = 0
@@ -77,7 +77,7 @@ class RecordVersions:
         current: the version that is being written.
     """
 
-    def __init__(self, slots: SlotTable, column: int) -> None:
+    def __init__(self, slots: KeyRecords, column: int) -> None:
         self.lock = FairLock()
         self.current = FIRST_VERSION
         self._slots = slots

@@ -1,6 +1,6 @@
 """Open-addressing tables from keys to slots, each slot one row of an int64 matrix.
 
-``SlotTable`` owns the matrix (key words, then whatever its owner keeps beside the key), grows it and
+``KeyRecords`` owns the matrix (key words, then whatever its owner keeps beside the key), grows it and
 gives out slots; what lies in the other columns is the owner's. Slots are valid until the next
 insertion, removal or ``clear``.
 
@@ -53,7 +53,7 @@ NO_NULLS: BoolArray = np.empty(0, dtype=np.bool_)
 CACHE_LINE_BYTES: Final = 64
 
 
-class SlotTable(ABC):
+class KeyRecords(ABC):
     """Maps keys to rows of ``records``."""
 
     key_words: int
@@ -257,7 +257,7 @@ class SlotTable(ABC):
     def _used(self, records: Int64Array) -> BoolArray: ...
 
 
-class FixedSlotTable(SlotTable):
+class FixedKeyRecords(KeyRecords):
     """Keys of one int64 word."""
 
     key_words = 1
@@ -321,7 +321,7 @@ class FixedSlotTable(SlotTable):
         return used
 
 
-class ByteSlotTable(SlotTable):
+class ByteKeyRecords(KeyRecords):
     """Keys of bytes: a record holds the key's hash and where the key lies in the arena."""
 
     key_words = 2

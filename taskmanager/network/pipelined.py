@@ -1,6 +1,6 @@
 """One subpartition of a pipelined result partition: what one consumer reads (pure).
 
-Slices for the consumer are collected (``batch_collector``). Cut batches and control elements wait in
+Slices for the consumer are collected (``batch_builder``). Cut batches and control elements wait in
 order until the reader (the consumer's end: a connection's channel, or the input channel of a gate in
 the same process) has credit for them.
 
@@ -29,7 +29,7 @@ from common.elements import (
     Watermark,
 )
 from penstock.errors import PartitionUnavailable
-from taskmanager.network.batch_collector import BatchCollector
+from taskmanager.network.batch_builder import BatchBuilder
 from taskmanager.network.subpartition import (
     PreparedBatch,
     Refusal,
@@ -78,7 +78,7 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         waits_for_reader: bool = False,
     ) -> None:
         self.index = index
-        self._collector = BatchCollector(
+        self._collector = BatchBuilder(
             batch_rows, batch_bytes_max, self._put_batch, self._put_control
         )
         self._load = load

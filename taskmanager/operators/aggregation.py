@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.aggregates.aggregate_layout import (
+    AccumulatorSlot,
     GroupColumnSpec,
-    Slot,
     SlotKind,
     SlotResult,
     aggregate_layout,
@@ -176,7 +176,7 @@ class Aggregation:
             valid.append(None if nulls is None else ~nulls)
         return AggregateInputs(values, valid, [], np.empty(0, np.int64), True)
 
-    def _numbers(self, slot: Slot, array: pa.Array) -> Values:
+    def _numbers(self, slot: AccumulatorSlot, array: pa.Array) -> Values:
         if slot.kind in _FLOATING:
             if not pt.is_float64(array.type):
                 array = array.cast(pa.float64(), safe=False)

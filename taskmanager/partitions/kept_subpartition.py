@@ -28,7 +28,7 @@ from common.elements import (
     Watermark,
 )
 from penstock.errors import PartitionUnavailable, StreamError
-from taskmanager.network.batch_collector import BatchCollector
+from taskmanager.network.batch_builder import BatchBuilder
 from taskmanager.network.pipelined import PartitionLoad
 from taskmanager.network.subpartition import Refusal, Subpartition
 from taskmanager.partitions.exchange_cache import CacheMember, ExchangeCache, WrittenFiles
@@ -102,7 +102,7 @@ class KeptSubpartition(Subpartition, CacheMember):
         self.disk_bytes = 0
         self.barrier_row = first_row
         """Rows emitted before the last barrier."""
-        self._collector = BatchCollector(*collector_limits, self._put_batch, self._put_control)
+        self._collector = BatchBuilder(*collector_limits, self._put_batch, self._put_control)
         self._cache = cache
         self._files = files
         self._load = load

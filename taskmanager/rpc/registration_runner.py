@@ -29,7 +29,7 @@ from penstock.errors import (
     StreamError,
     Unauthenticated,
 )
-from taskmanager.daemon.held_partitions import HeldPartitions
+from taskmanager.daemon.held_partitions import HeldPartitionsReport
 from taskmanager.daemon.identity import TaskManagerIdentity
 from taskmanager.processes.memory_usage import memory_bytes
 from taskmanager.rpc.event_outbox import EventOutbox
@@ -86,7 +86,7 @@ class RegistrationRunner:
         new_incarnation: Callable[[], str],
         metrics: Callable[[], Sequence[internal_pb2.AttemptMetrics]],
         held_slots: Callable[[], Sequence[internal_pb2.HeldSlot]],
-        held_partitions: Callable[[], HeldPartitions],
+        held_partitions: Callable[[], HeldPartitionsReport],
         spill_bytes: Callable[[], int] = int,
         follow: Callable[[str, int], Awaitable[None]],
         drop_all: Callable[[str], Awaitable[None]],

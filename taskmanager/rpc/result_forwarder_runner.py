@@ -18,14 +18,14 @@ from common.pb import internal_pb2
 from penstock.errors import Fenced, StreamError
 from taskmanager.processes.background import Background, BackgroundWork
 from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
-from taskmanager.slots.attempt_table import AttemptKey, key_of
+from taskmanager.slots.attempt_table import JobAttemptKey, key_of
 from taskmanager.slots.slot_process_runner import SlotProcessRunner
 
 _QUEUED_MAX = 64
 _PUSH_TIMEOUT_S = 60.0
 _RETRY_S = 0.2
 
-_CollectKey = tuple[AttemptKey, str]
+_CollectKey = tuple[JobAttemptKey, str]
 
 
 class ResultForwarder:

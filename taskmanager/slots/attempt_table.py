@@ -22,11 +22,11 @@ from penstock.pb.client_pb2 import (
 )
 from taskmanager.task.lifecycle import TERMINAL
 
-AttemptKey = tuple[str, str, int, int]
+JobAttemptKey = tuple[str, str, int, int]
 """Job, vertex, subtask index, attempt."""
 
 
-def key_of(attempt: internal_pb2.AttemptId) -> AttemptKey:
+def key_of(attempt: internal_pb2.AttemptId) -> JobAttemptKey:
     """The attempt's id as a key of mappings."""
     return (attempt.job_id, attempt.vertex, attempt.subtask_index, attempt.attempt)
 
@@ -72,7 +72,7 @@ class AttemptTable:
     """
 
     def __init__(self) -> None:
-        self._records: dict[AttemptKey, _Record] = {}
+        self._records: dict[JobAttemptKey, _Record] = {}
         self._newest: dict[tuple[str, str, int], int] = {}
         """Subtask -> number of its newest attempt here."""
         self._has_ended = False
@@ -187,7 +187,7 @@ class AttemptTable:
             events.append(state_event(record.attempt, record.state, failure))
         return events
 
-    def attempt_keys(self) -> tuple[AttemptKey, ...]:
+    def attempt_keys(self) -> tuple[JobAttemptKey, ...]:
         """Attempts in the process, and the newest that have ended."""
         return tuple(self._records)
 

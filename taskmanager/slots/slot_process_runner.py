@@ -20,7 +20,7 @@ from penstock.partition_id import PartitionId
 from taskmanager.processes.exit_cause import likely_cause, log_tail
 from taskmanager.processes.forkserver_runner import ForkedChild, ForkserverRunner
 from taskmanager.processes.slot_channel import SlotChannel
-from taskmanager.slots.attempt_table import AttemptKey, AttemptTable, describe, key_of
+from taskmanager.slots.attempt_table import AttemptTable, JobAttemptKey, describe, key_of
 
 _DRAIN_TIMEOUT_S = 1.0
 _END_AFTER_LINE_S = 3.0
@@ -62,7 +62,7 @@ class SlotProcessRunner:
         self.slot_id = slot_id
         self.job_id = job_id
         self.attempts = AttemptTable()
-        self.metrics: dict[AttemptKey, internal_pb2.AttemptMetrics] = {}
+        self.metrics: dict[JobAttemptKey, internal_pb2.AttemptMetrics] = {}
         """Of the newest attempt of each subtask that was deployed here."""
         self._names: dict[str, tuple[str, str]] = {}
         """Vertex -> name of its job, and of its operators."""

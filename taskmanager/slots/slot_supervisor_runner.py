@@ -30,8 +30,8 @@ from taskmanager.processes.background import Background, BackgroundWork
 from taskmanager.processes.forkserver_runner import ForkserverRunner
 from taskmanager.processes.memory_usage import memory_bytes
 from taskmanager.processes.slot_channel import SlotChannel
-from taskmanager.slots.artifact_store import ArtifactStore, JobFiles
-from taskmanager.slots.attempt_table import AttemptKey, key_of, state_event
+from taskmanager.slots.artifact_cache_store import ArtifactCache, JobFiles
+from taskmanager.slots.attempt_table import JobAttemptKey, key_of, state_event
 from taskmanager.slots.names import require_name
 from taskmanager.slots.requirements import check_requirements
 from taskmanager.slots.slot_process_runner import ReportEvent, SlotProcessRunner, TakeResults
@@ -101,7 +101,7 @@ class SlotSupervisor:
         environment: SlotEnvironment,
         table: SlotTable,
         forkserver: ForkserverRunner,
-        artifacts: ArtifactStore,
+        artifacts: ArtifactCache,
         background: Background,
         clock: Clock,
         report_event: ReportEvent,
@@ -117,7 +117,7 @@ class SlotSupervisor:
         self._take_results = take_results
         self._slots: dict[str, _Slot] = {}
         self._last_causes: dict[str, str] = {}
-        self._closed: OrderedDict[AttemptKey, None] = OrderedDict()
+        self._closed: OrderedDict[JobAttemptKey, None] = OrderedDict()
         self._process_count = 0
         self._spilling = Spilling.ALLOWED
         self._log = get_logger(__name__)
@@ -397,7 +397,7 @@ class SlotSupervisor:
         )
         self._report_event(state_event(attempt, ATTEMPT_STATE_FAILED, failure))
 
-    def _close_attempt(self, key: AttemptKey) -> None:
+    def _close_attempt(self, key: JobAttemptKey) -> None:
         self._closed[key] = None
         while len(self._closed) > _CLOSED_ATTEMPTS_MAX:
             self._closed.popitem(last=False)

@@ -34,8 +34,8 @@ from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.persisted import reads_partitions
 from taskmanager.operators.process_base import StatefulOperator
 from taskmanager.operators.source import SourceOperator
-from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
 from taskmanager.snapshot.local_copies_store import LocalCopies
+from taskmanager.snapshot.snapshot_files_store import SnapshotFiles
 from taskmanager.snapshot.subtask_snapshot import (
     Alignment,
     ChannelPositions,
@@ -120,7 +120,7 @@ class Deployment:
             operator.operator_uid: operator for operator in deployment.restore.operators
         }
         directory = deployment.checkpoint_directory
-        self._files = CheckpointFiles(
+        self._files = SnapshotFiles(
             services.open_store(directory) if directory else None,
             deployment.attempt,
             services.config.state_inline_max_bytes,

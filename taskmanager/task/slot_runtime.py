@@ -35,7 +35,7 @@ class ExecutionFactory(Protocol):
         """A new execution; ``schedule`` (any thread) asks for a step."""
 
 
-class Exchange(Protocol):
+class SlotExchange(Protocol):
     """The part of the data exchange that the loop drives: its waits, and what attempts leave behind."""
 
     @property
@@ -59,7 +59,7 @@ class SlotRuntime:
         self,
         clock: Clock,
         mailbox: Mailbox,
-        exchange: Exchange,
+        exchange: SlotExchange,
         build_execution: ExecutionFactory,
         report: Callable[[internal_pb2.SlotReport], None],
     ) -> None:

@@ -17,7 +17,7 @@ from common.elements import (
     Watermark,
 )
 from penstock.rows.schema import EVENT_TIME
-from taskmanager.network.batch_collector import keeps_lateness
+from taskmanager.network.batch_builder import keeps_lateness
 from taskmanager.network.pipelined import PartitionLoad, PipelinedSubpartition
 from tests.support.exchange_slots import numbers, rows_of
 from tests.support.subpartition_readers import RecordingReader

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 import penstock.aggregates.aggregates as agg
-from penstock.aggregates.aggregate_layout import Slot, SlotKind, aggregate_layout
+from penstock.aggregates.aggregate_layout import AccumulatorSlot, SlotKind, aggregate_layout
 from penstock.errors import ExpressionError, JobRejected
 from penstock.expressions import col
 from penstock.graph.window_schemas import (
@@ -154,11 +154,11 @@ def test_equal_slots_are_shared() -> None:
         "n_price": agg.count("price"),
     }
     assert aggregate_layout(aggregates, SCHEMA).slots == (
-        Slot(SlotKind.COUNT, None),
-        Slot(SlotKind.SUM_INT64, "id"),
-        Slot(SlotKind.SUM_FLOAT64, "id"),
-        Slot(SlotKind.SUM_FLOAT64, "price"),
-        Slot(SlotKind.COUNT, "price"),
+        AccumulatorSlot(SlotKind.COUNT, None),
+        AccumulatorSlot(SlotKind.SUM_INT64, "id"),
+        AccumulatorSlot(SlotKind.SUM_FLOAT64, "id"),
+        AccumulatorSlot(SlotKind.SUM_FLOAT64, "price"),
+        AccumulatorSlot(SlotKind.COUNT, "price"),
     )
 
 

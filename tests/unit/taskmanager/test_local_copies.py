@@ -18,8 +18,8 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob
 from penstock.storage.memory_store import MemoryStore
 from taskmanager.operators.metrics import SubtaskCounters
-from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
 from taskmanager.snapshot.local_copies_store import LocalCopies
+from taskmanager.snapshot.snapshot_files_store import SnapshotFiles
 from tests.support.two_threads import Interrupted
 
 LIMIT_BYTES = 1 << 20
@@ -36,7 +36,7 @@ class Attempt:
     def __init__(self, root: Path, store: MemoryStore) -> None:
         self.counters = SubtaskCounters()
         self.copies = LocalCopies([root], "job")
-        self.files = CheckpointFiles(
+        self.files = SnapshotFiles(
             store, ATTEMPT, 0, backups=self.copies, local=self.copies, counters=self.counters
         )
 

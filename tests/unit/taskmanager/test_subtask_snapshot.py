@@ -34,7 +34,7 @@ from penstock.storage.snapshot_files import (
 from taskmanager.harness.manual_clock import ManualClock
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator
-from taskmanager.snapshot.checkpoint_files_store import CheckpointFiles
+from taskmanager.snapshot.snapshot_files_store import SnapshotFiles
 from taskmanager.snapshot.subtask_snapshot import (
     Alignment,
     ChannelPositions,
@@ -276,7 +276,7 @@ def test_lists_that_the_jobmanager_may_read_stay_inline_whatever_the_threshold()
 def test_large_lists_come_back(tmp_path: Path) -> None:
     item = bytes(LARGE_LIST)
     attempt = internal_pb2.AttemptId(vertex="v1", subtask_index=3, attempt=2)
-    files = CheckpointFiles(LocalStore(tmp_path), attempt, INLINE_MAX)
+    files = SnapshotFiles(LocalStore(tmp_path), attempt, INLINE_MAX)
     subtask = Subtask(item=item, new_writer=files.writer)
     subtask.take(9)
     found = subtask.run()
@@ -295,7 +295,7 @@ def test_large_lists_come_back(tmp_path: Path) -> None:
 
 def test_without_a_directory_all_is_inline_up_to_a_bound() -> None:
     attempt = internal_pb2.AttemptId(vertex="v1")
-    files = CheckpointFiles(None, attempt, INLINE_MAX, 1000)
+    files = SnapshotFiles(None, attempt, INLINE_MAX, 1000)
     subtask = Subtask(item=bytes(400), content=b"x" * 300, new_writer=files.writer)
     subtask.take()
     found = subtask.run()

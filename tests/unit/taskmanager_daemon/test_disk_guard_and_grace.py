@@ -21,7 +21,7 @@ from taskmanager.daemon.disk_guard_runner import DiskFullError, DiskGuardRunner
 from taskmanager.daemon.grace_period import GracePeriod
 from taskmanager.daemon.held_partitions import (
     LISTED_MAX,
-    HeldPartitions,
+    HeldPartitionsReport,
     partition_id_of,
     summarize,
 )
@@ -93,7 +93,7 @@ def test_a_grace_ends_once_per_absence(
 
 def test_what_is_held_is_counted_once_and_listed_up_to_a_bound() -> None:
     one, two = PartitionId("e0", "v0", 0, 1), PartitionId("e0", "v0", 1, 1)
-    assert summarize([], []) == HeldPartitions()
+    assert summarize([], []) == HeldPartitionsReport()
     held = summarize([("job", one, 5, 50), ("job", two, 3, 30)], [("name", ("job", one, 5, 50))])
     assert (held.count, held.size_bytes) == (2, 80)
     assert [(partition_id_of(p.partition), p.promoted_as) for p in held.listed] == [

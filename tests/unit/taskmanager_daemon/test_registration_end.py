@@ -14,7 +14,7 @@ import pytest
 
 from common.clock import SystemClock
 from common.pb import internal_pb2
-from taskmanager.daemon.held_partitions import HeldPartitions
+from taskmanager.daemon.held_partitions import HeldPartitionsReport
 from taskmanager.daemon.identity import TaskManagerIdentity
 from taskmanager.rpc.registration_runner import RegistrationRunner
 
@@ -66,7 +66,7 @@ def registration_with(jobmanager: ForgetfulJobManager) -> RegistrationRunner:
         new_incarnation=lambda: "i",
         metrics=list,
         held_slots=list,
-        held_partitions=HeldPartitions,
+        held_partitions=HeldPartitionsReport,
         follow=ignore,
         drop_all=ignore,
     )

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import AccumulatorKind, encode_keys
-from taskmanager.kernels.slot_table import ByteSlotTable
+from taskmanager.kernels.slot_table import ByteKeyRecords
 from taskmanager.operators.aggregation import AggregateInputs
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.hashmap.store import HashMapStateBackend
@@ -30,17 +30,17 @@ def test_keys_of_a_dropped_window_stay_as_they_were(monkeypatch: pytest.MonkeyPa
     backend = HashMapStateBackend(environment(files))
     add(backend, 1, "old")
     writing = Writing(backend.snapshot(1), files)
-    original = ByteSlotTable.keys_of
+    original = ByteKeyRecords.keys_of
     switched = []
 
-    def keys_of(self: ByteSlotTable, *piece: object) -> KeyBatch:
+    def keys_of(self: ByteKeyRecords, *piece: object) -> KeyBatch:
         if not switched:  # here the interpreter may switch to the mailbox thread
             switched.append(True)
             backend.drop("slices", 1)
             add(backend, 2, "new")
         return original(self, *piece)
 
-    monkeypatch.setattr(ByteSlotTable, "keys_of", keys_of)
+    monkeypatch.setattr(ByteKeyRecords, "keys_of", keys_of)
     described = writing.finish()
     monkeypatch.undo()
     assert switched

@@ -26,7 +26,7 @@ SLICE_METADATA = b"penstock.slice_ms"
 SLICE_COLUMN = "__slice"
 
 
-class BatchCollector:
+class BatchBuilder:
     """The batch that is being collected.
 
     Args:

@@ -42,7 +42,7 @@ class JobFiles:
     artifact_paths: dict[str, str]
 
 
-class ArtifactStore:
+class ArtifactCache:
     """The artifacts of one TaskManager.
 
     Args:

@@ -29,7 +29,7 @@ from taskmanager.state.operator_state import with_items
 _log = structlog.get_logger()
 
 
-class CheckpointFiles:
+class SnapshotFiles:
     """Makes writers for the checkpoints of one attempt, and reads what earlier attempts wrote.
 
     Args:
