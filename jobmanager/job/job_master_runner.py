@@ -49,6 +49,8 @@ from penstock.partition_id import PartitionId
 
 _REPORTS_MAX = 1024
 _CANCELLATION_MARGIN_MS = 5_000
+_SWEEP_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+"""Between tries to have hidden output removed; the last failure ends them."""
 _PROMOTION = "promotion"
 """Lane of work that concerns several TaskManagers."""
 
@@ -427,14 +429,26 @@ class JobMasterRunner:
             begin(taskmanager.taskmanager_id)
 
     async def _sweep_on(self, taskmanager_id: str, sinks: list[internal_pb2.SweptSink]) -> None:
-        try:
-            client = self._cluster.client(taskmanager_id)
-            count = await client.sweep_output(self._job.job_id, sinks)
-        except StreamError as error:
-            self._log.warning("output.not_swept", taskmanager_id=taskmanager_id, reason=str(error))
-        else:
-            if count:
-                self._log.info("output.swept", taskmanager_id=taskmanager_id, count=count)
+        pauses_s = iter(_SWEEP_PAUSES_S)
+        while True:
+            try:
+                client = self._cluster.client(taskmanager_id)
+                count = await client.sweep_output(self._job.job_id, sinks)
+            except StreamError as error:
+                pause_s = next(pauses_s, None)
+                self._log.warning(
+                    "output.not_swept",
+                    taskmanager_id=taskmanager_id,
+                    retry_s=pause_s,
+                    reason=str(error),
+                )
+                if pause_s is None:
+                    return
+                await asyncio.sleep(pause_s)
+            else:
+                if count:
+                    self._log.info("output.swept", taskmanager_id=taskmanager_id, count=count)
+                return
 
     async def _release(
         self, taskmanager_id: str, partitions: list[internal_pb2.PartitionId]

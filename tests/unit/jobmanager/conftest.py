@@ -48,6 +48,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.on_probe: Callable[[], Awaitable[object]] | None = None
         self.on_command: Callable[[internal_pb2.TaskCommand], Any] | None = None
         self.on_deploy: Callable[[internal_pb2.TaskDeployment], Any] = self.run_to_running
+        self.on_sweep: Callable[[Any, Any], Awaitable[Any]] | None = None
         self.on_free: Callable[[], Awaitable[object]] | None = None
         self.all_freed = asyncio.Event()
         self.held: list[internal_pb2.HeldPartition] = []
@@ -204,6 +205,12 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         if set(self.freed) >= set(self.allocated):
             self.all_freed.set()
         return internal_pb2.FreeSlotsResponse()
+
+    @override
+    async def SweepOutput(self, request: Any, context: Any) -> Any:
+        if self.on_sweep is None:
+            return internal_pb2.SweepOutputResponse()
+        return await self.on_sweep(request, context)
 
     @override
     async def ReleasePartitions(self, request: Any, context: Any) -> Any:
