@@ -20,7 +20,7 @@ from types import MappingProxyType
 import structlog
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.repeated_output import RepeatedOutput, repeated_output
+from jobmanager.checkpoint.repeated_output import RepeatedOutput, note_files, repeated_output
 from jobmanager.checkpoint.snapshot_convert import completed_of, finished_snapshot, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from penstock.errors import (
@@ -216,13 +216,15 @@ class CheckpointStoreRunner:
         head: checkpoint_pb2.CheckpointHead,
         newest: checkpoint_pb2.CheckpointManifest,
     ) -> RepeatedOutput | None:
-        damaged: list[tuple[int, checkpoint_pb2.CheckpointManifest | None]] = []
+        damaged: list[
+            tuple[checkpoint_pb2.RetainedCheckpoint, checkpoint_pb2.CheckpointManifest | None]
+        ] = []
         for retained in head.retained:
             if retained.checkpoint_id > newest.checkpoint_id:
                 manifest, path = None, retained.manifest_path
                 with contextlib.suppress(StoreCorrupt, StoreNotFound):
                     manifest = decode_manifest(self._store.get(path), path)
-                damaged.append((retained.checkpoint_id, manifest))
+                damaged.append((retained, manifest))
         if not damaged:
             return None
         return repeated_output(self._graph, newest, damaged, StoreSnapshotReader(self._store))
@@ -324,7 +326,9 @@ class CheckpointStoreRunner:
         manifest = self._manifest(wanted, done_splits, last_states, now_ms)
         try:
             self._store.put(path, [encode_manifest(manifest)])
-            self._swap(claim, _next_head(claim.head, wanted, path, now_ms))
+            head = _next_head(claim.head, wanted, path, now_ms)
+            note_files(head.retained[-1], self._graph, manifest)
+            self._swap(claim, head)
         except HeadOutcomeUnknown:
             self._void(claim)
             raise

@@ -5,7 +5,8 @@ an older one is gone on from, what they had covered has been committed, or is ab
 again under other names.
 
 Invariant: the files named are those that a damaged checkpoint lets commit and the one gone on from does not.
-Where a damaged manifest does not tell them, the place where they lie is named.
+Where a damaged manifest cannot be read, HEAD tells the names of not too many; where it does not tell all of them, the
+place where they lie is named.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.snapshot_files import StoreSnapshotReader
 
 FILES_NAMED_MAX: Final = 1_000
+HEAD_FILES_MAX: Final = 200
+"""HEAD is written whole with each checkpoint."""
+
 _STATE: Final = "committables"
 _OWNER_BYTES: Final = 4
 
@@ -61,28 +65,27 @@ class RepeatedOutput:
 def repeated_output(
     graph: graph_pb2.JobGraph,
     restored: checkpoint_pb2.CheckpointManifest,
-    damaged: Iterable[tuple[int, checkpoint_pb2.CheckpointManifest | None]],
+    damaged: Iterable[
+        tuple[checkpoint_pb2.RetainedCheckpoint, checkpoint_pb2.CheckpointManifest | None]
+    ],
     reader: StoreSnapshotReader,
 ) -> RepeatedOutput | None:
     """What is written again; None where no sink of the job has committed anything.
 
     Args:
         restored: what the job goes on from.
-        damaged: newer checkpoints, the oldest first; None = the manifest cannot be read.
+        damaged: newer checkpoints as HEAD names them, the oldest first; None = the manifest cannot be read.
     """
-    sinks = {
-        operator.uid: operator
-        for vertex in graph.vertices
-        for operator in vertex.operators
-        if operator.WhichOneof("spec") == "sink" and operator.sink.WhichOneof("kind") != "discard"
-    }
+    sinks = _sinks(graph)
     newest, places = 0, dict[str, None]()
     files: dict[str, None] = {}
     covered = _files(restored, sinks, reader, lambda _: None)
-    for checkpoint_id, manifest in damaged:
-        newest = checkpoint_id
+    for retained, manifest in damaged:
+        newest = retained.checkpoint_id
         if manifest is None:
-            places.update(dict.fromkeys(map(_place, sinks.values())))
+            files.update((name, None) for name in retained.files if name not in covered)
+            if retained.has_more_files:
+                places.update(dict.fromkeys(map(_place, sinks.values())))
             continue
         found = _files(
             manifest, sinks, reader, lambda uid: places.setdefault(_place(sinks[uid]), None)
@@ -100,13 +103,39 @@ def repeated_output(
     )
 
 
+def note_files(
+    retained: checkpoint_pb2.RetainedCheckpoint,
+    graph: graph_pb2.JobGraph,
+    manifest: checkpoint_pb2.CheckpointManifest,
+) -> None:
+    """Notes in HEAD's entry of a checkpoint which files are committed with it."""
+    untold: set[str] = set()
+    found = list(_files(manifest, _sinks(graph), None, untold.add))
+    retained.files.extend(found[:HEAD_FILES_MAX])
+    retained.has_more_files = len(found) > HEAD_FILES_MAX or bool(untold)
+
+
+def _sinks(graph: graph_pb2.JobGraph) -> dict[str, graph_pb2.Operator]:
+    return {
+        operator.uid: operator
+        for vertex in graph.vertices
+        for operator in vertex.operators
+        if operator.WhichOneof("spec") == "sink" and operator.sink.WhichOneof("kind") != "discard"
+    }
+
+
 def _files(
     manifest: checkpoint_pb2.CheckpointManifest,
     sinks: dict[str, graph_pb2.Operator],
-    reader: StoreSnapshotReader,
-    untold: Callable[[str], None],
+    reader: StoreSnapshotReader | None,
+    untold: Callable[[str], object],
 ) -> dict[str, None]:
-    """Final names of the files that are committed with a checkpoint."""
+    """Final names of the files that are committed with a checkpoint.
+
+    Args:
+        reader: of lists that are not in the manifest; None = they are not read.
+        untold: called with each sink whose names are not known.
+    """
     files: dict[str, None] = {}
     for subtask in manifest.subtasks:
         for operator in subtask.operators:
@@ -116,9 +145,12 @@ def _files(
             for held in operator.lists:
                 if held.name != _STATE:
                     continue
+                if reader is None and held.HasField("handle"):
+                    untold(operator.operator_uid)
+                    continue
                 try:
                     items = list(held.items)
-                    if held.HasField("handle"):
+                    if reader is not None and held.HasField("handle"):
                         content = reader.read(held.handle)
                         items = list(checkpoint_pb2.OperatorStateItems.FromString(content).items)
                     for item in items:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from google.protobuf.message import DecodeError
+
 from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.failover.exceptions_history import ExceptionEntry
 from jobmanager.rpc.graph_convert import cause_message
@@ -29,6 +31,29 @@ def repeated_message(repeated: RepeatedOutput) -> client_pb2.RepeatedOutput:
         places=repeated.places,
         message=str(repeated),
     )
+
+
+def encode_repeated(repeated: Iterable[RepeatedOutput]) -> bytes:
+    """As it is kept for the next JobManager."""
+    return exceptions_of((), repeated).SerializeToString()
+
+
+def decode_repeated(content: bytes) -> list[RepeatedOutput]:
+    """Inverse of ``encode_repeated``; nothing of what is damaged: the job goes on without it."""
+    try:
+        kept = client_pb2.ListExceptionsResponse.FromString(content)
+    except DecodeError:
+        return []
+    return [
+        RepeatedOutput(
+            one.from_checkpoint_id,
+            one.to_checkpoint_id,
+            tuple(one.files),
+            one.file_count,
+            tuple(one.places),
+        )
+        for one in kept.repeated_output
+    ]
 
 
 def _shown(entry: ExceptionEntry) -> client_pb2.ExceptionEntry:

@@ -37,6 +37,7 @@ from jobmanager.failover.rebuilt_regions import rebuilt_vertices
 from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
+from jobmanager.job.exception_views import decode_repeated, encode_repeated
 from jobmanager.messages import job_messages as m
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.collect_convert import CollectSinks
@@ -144,6 +145,7 @@ class JobCheckpointsRunner:
         """Why the job cannot be gone on with yet."""
         self.repeated: deque[RepeatedOutput] = deque(maxlen=_REPEATED_MAX)
         """Output that may be there twice, the newest last."""
+        self._has_read_repeated = False
         self.is_discarded = False
         """The job has ended, and its checkpoints are to be deleted once nobody writes any."""
 
@@ -296,8 +298,7 @@ class JobCheckpointsRunner:
         await self._wait_for_storing()
         found = await self._found(self._store, effect)
         restored = None
-        if found.repeated is not None:
-            self._note_repeated(found.repeated)
+        await self._note_repeated(found.repeated)
         if found.newest is not None:
             self._restored = restored_tasks(
                 found.newest, self._graph, effect.subtasks, self._rebuilt
@@ -305,10 +306,20 @@ class JobCheckpointsRunner:
             restored = restored_checkpoint(found.newest.checkpoint_id, self._restored, self._graph)
         return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
 
-    def _note_repeated(self, repeated: RepeatedOutput) -> None:
+    async def _note_repeated(self, repeated: RepeatedOutput | None) -> None:
+        jobs, job_id = self._jobs, self._job_id
+        if jobs is not None and not self._has_read_repeated:
+            known = await self._in_record(lambda: jobs.repeated(job_id))
+            for each in decode_repeated(known):
+                self.repeated.append(each)
+                self.gauges.note_repeated()
+            self._has_read_repeated = True
         newest = self.repeated[-1] if self.repeated else None
-        if repeated == newest:
+        if repeated is None or repeated == newest:
             return  # another restart before the next checkpoint: nothing more was committed
+        if jobs is not None:
+            content = encode_repeated([*self.repeated, repeated])
+            await self._in_record(lambda: jobs.note_repeated(job_id, content))
         self.repeated.append(repeated)
         self.gauges.note_repeated()
         self._log.error(

@@ -131,6 +131,30 @@ class JobStore:
         """Whether that was noted."""
         return self._emptied_path(job_id).exists()
 
+    def note_repeated(self, job_id: str, content: bytes) -> None:
+        """What of the job's output may be there twice.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        path = self._repeated_path(job_id)
+        try:
+            _write(path, content)
+        except OSError as error:
+            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
+    def repeated(self, job_id: str) -> bytes:
+        """What was noted of it last, b"" = nothing.
+
+        Raises:
+            StoreTransient: it cannot be read now.
+        """
+        path = self._repeated_path(job_id)
+        try:
+            return path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise StoreTransient(f"{path} cannot be read: {error.strerror}") from error
+
     def note_cancellation(self, job_id: str) -> None:
         """The job is not to be run again, however this JobManager ends.
 
@@ -186,6 +210,7 @@ class JobStore:
             self._commit_path(job_id),
             self._end_path(job_id),
             self._emptied_path(job_id),
+            self._repeated_path(job_id),
         )
         try:
             for path in paths:
@@ -248,6 +273,9 @@ class JobStore:
 
     def _emptied_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.emptied"
+
+    def _repeated_path(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.repeated"
 
     def _cancelled_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.cancelled"

@@ -623,12 +623,20 @@ class RetainedCheckpoint(_message.Message):
     TRIGGERED_AT_MS_FIELD_NUMBER: _builtins.int
     COMPLETED_AT_MS_FIELD_NUMBER: _builtins.int
     STATE_BYTES_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FILES_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
     manifest_path: _builtins.str
     triggered_at_ms: _builtins.int
     completed_at_ms: _builtins.int
     state_bytes: _builtins.int
     """Size of all state it refers to."""
+    has_more_files: _builtins.bool
+    """There are others, or some whose names are not known."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Final names of the files that sinks commit with it, the first ones: known where the manifest cannot be read."""
+
     def __init__(
         self,
         *,
@@ -637,10 +645,12 @@ class RetainedCheckpoint(_message.Message):
         triggered_at_ms: _builtins.int = ...,
         completed_at_ms: _builtins.int = ...,
         state_bytes: _builtins.int = ...,
+        files: _abc.Iterable[_builtins.str] | None = ...,
+        has_more_files: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "completed_at_ms", b"completed_at_ms", "manifest_path", b"manifest_path", "state_bytes", b"state_bytes", "triggered_at_ms", b"triggered_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "completed_at_ms", b"completed_at_ms", "files", b"files", "has_more_files", b"has_more_files", "manifest_path", b"manifest_path", "state_bytes", b"state_bytes", "triggered_at_ms", b"triggered_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from common.pb import internal_pb2
+from jobmanager.checkpoint import repeated_output
 from jobmanager.metrics import build_registry
 from penstock.cli.main import main
 from penstock.pb import checkpoint_pb2, client_pb2
@@ -59,10 +60,16 @@ class WithFiles(Checkpointed):
         )
 
 
-@pytest.mark.parametrize("damage", ["state", "manifest"])
+@pytest.mark.parametrize("damage", ["state", "manifest", "manifest of many files"])
 def test_output_that_may_be_there_twice_is_named(
-    cluster_of: Any, make_graph: Any, tmp_path: Path, damage: str
+    cluster_of: Any,
+    make_graph: Any,
+    tmp_path: Path,
+    damage: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if damage == "manifest of many files":
+        monkeypatch.setattr(repeated_output, "HEAD_FILES_MAX", 2)
     more = {"execution.checkpointing.num-retained": 3}
     store = LocalStore(tmp_path / "checkpoints" / JOB)
 
@@ -89,12 +96,12 @@ def test_output_that_may_be_there_twice_is_named(
             [repeated] = details.repeated_output
             assert (repeated.from_checkpoint_id, repeated.to_checkpoint_id) == (1, 3)
             named = [f"/out/part-{subtask}-{number}" for subtask in (0, 1) for number in (2, 3)]
-            if damage == "state":
+            if damage == "manifest of many files":
+                assert set(repeated.files) < set(named)
+                assert list(repeated.places) == ["sink 'snk' in /out"]
+            else:
                 assert list(repeated.files) == named
                 assert not repeated.places
-            else:
-                assert not repeated.files
-                assert list(repeated.places) == ["sink 'snk' in /out"]
             # Another restart from the same checkpoint commits nothing more.
             fake.fail()
             details = await restarted(cluster, 2)
