@@ -35,7 +35,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_files import CheckpointFiles, FileReleased
 from jobmanager.checkpoint.completed import CompletedCheckpoints
 from jobmanager.checkpoint.failure_policy import FailurePolicy
@@ -77,12 +77,12 @@ class CheckpointCoordinator:
 
     Example: an interval after the tasks run, those without producers are told to begin.
         >>> reader, counter = AttemptKey("read", 0, 0), AttemptKey("count", 0, 0)
-        >>> tasks = (m.TaskView(reader, ()), m.TaskView(counter, (reader,)))
+        >>> tasks = (c.TaskView(reader, ()), c.TaskView(counter, (reader,)))
         >>> settings = CheckpointSettings(interval_ms=100)
         >>> coordinator = CheckpointCoordinator(settings, retained=(), next_checkpoint_id=1)
-        >>> coordinator.step(m.TasksStarted(tasks, now_ms=0))
+        >>> coordinator.step(c.TasksStarted(tasks, now_ms=0))
         [CallAt(at_ms=100)]
-        >>> [trigger] = [e for e in coordinator.step(m.TimeReached(100)) if isinstance(e, m.TriggerTasks)]
+        >>> [trigger] = [e for e in coordinator.step(c.TimeReached(100)) if isinstance(e, c.TriggerTasks)]
         >>> trigger.checkpoint_id, [str(key) for key in trigger.keys]
         (1, ['read/0 (attempt 0)'])
     """
@@ -91,7 +91,7 @@ class CheckpointCoordinator:
         self,
         settings: CheckpointSettings,
         *,
-        retained: tuple[m.CompletedCheckpoint, ...],
+        retained: tuple[c.CompletedCheckpoint, ...],
         next_checkpoint_id: int,
     ) -> None:
         self.dropped_events = 0
@@ -108,16 +108,16 @@ class CheckpointCoordinator:
         self._now = 0
         self._wall_now = 0
         self._safe_since = 0
-        self._tasks: dict[AttemptKey, m.TaskView] = {}
+        self._tasks: dict[AttemptKey, c.TaskView] = {}
         self._finished: set[AttemptKey] = set()
-        self._last: dict[AttemptKey, m.LastState] = {}
+        self._last: dict[AttemptKey, c.LastState] = {}
         self._loading: set[AttemptKey] = set()
         self._active = False
         self._pending: dict[int, PendingCheckpoint] = {}
         self._ready: deque[int] = deque()
         self._storing: int | None = None
         self._asked_at: int | None = None
-        self._effects: list[m.CoordinatorEffect] = []
+        self._effects: list[c.CoordinatorEffect] = []
         for checkpoint in self._completed.kept:
             self._files.register(checkpoint)
         latest = self._completed.latest
@@ -134,12 +134,12 @@ class CheckpointCoordinator:
         return self._active
 
     @property
-    def latest_completed(self) -> m.CompletedCheckpoint | None:
+    def latest_completed(self) -> c.CompletedCheckpoint | None:
         """The newest checkpoint that can be restored from."""
         return self._completed.latest
 
     @property
-    def retained(self) -> tuple[m.CompletedCheckpoint, ...]:
+    def retained(self) -> tuple[c.CompletedCheckpoint, ...]:
         """All checkpoints that can be restored from, newest last."""
         return self._completed.kept
 
@@ -189,13 +189,13 @@ class CheckpointCoordinator:
         """Files that nothing refers to and that are not deleted yet."""
         return self._files.deletions.path_count
 
-    def shared_count(self, identity: m.SharedKey | m.FileRange) -> int:
+    def shared_count(self, identity: c.SharedKey | c.FileRange) -> int:
         """How many completed checkpoints name a shared file, or a range without a key."""
         return self._files.registry.count(identity)
 
     # ------------------------------------------------------------ what it decides
 
-    def step(self, event: m.CoordinatorEvent) -> list[m.CoordinatorEffect]:
+    def step(self, event: c.CoordinatorEvent) -> list[c.CoordinatorEffect]:
         """Takes one event and returns what is to be done, in order.
 
         Raises:
@@ -214,35 +214,35 @@ class CheckpointCoordinator:
         except InvariantViolation as error:
             raise InvariantViolation(f"{error}; story: {' | '.join(self.story)}") from error
         if paths := self._files.deletions.start(self._now):
-            self._effects.append(m.DeleteFiles(paths))
+            self._effects.append(c.DeleteFiles(paths))
         self._call_at()
         return self._effects
 
-    def _handle(self, event: m.CoordinatorEvent) -> None:
+    def _handle(self, event: c.CoordinatorEvent) -> None:
         match event:
-            case m.TasksStarted():
+            case c.TasksStarted():
                 self._start(event.tasks)
-            case m.TasksStopped():
+            case c.TasksStopped():
                 self._stop()
-            case m.TaskFinished():
+            case c.TaskFinished():
                 self._finish_task(event.key, event.last)
-            case m.TaskLoaded():
+            case c.TaskLoaded():
                 self._loading.discard(event.key)
-            case m.TimeReached():
+            case c.TimeReached():
                 self._asked_at = None
-            case m.CheckpointRequested():
+            case c.CheckpointRequested():
                 self._request(event)
-            case m.AckReceived():
+            case c.AckReceived():
                 self._take_ack(event)
-            case m.DeclineReceived():
+            case c.DeclineReceived():
                 self._take_decline(event)
-            case m.CheckpointStored():
+            case c.CheckpointStored():
                 self._complete(event)
-            case m.CheckpointNotStored():
+            case c.CheckpointNotStored():
                 self._take_not_stored(event)
-            case m.StoreOutcomeUnknown():
+            case c.StoreOutcomeUnknown():
                 self._take_unknown(event)
-            case m.FilesDeleted():
+            case c.FilesDeleted():
                 if not self._files.deletions.finished(event.left, self._now):
                     self.dropped_events += 1
             case _:
@@ -250,7 +250,7 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------ tasks
 
-    def _start(self, tasks: tuple[m.TaskView, ...]) -> None:
+    def _start(self, tasks: tuple[c.TaskView, ...]) -> None:
         if self._active:
             self._stop()
         self._tasks = {task.key: task for task in tasks}
@@ -271,13 +271,13 @@ class CheckpointCoordinator:
         self._active = False
         for pending in list(self._pending.values()):
             if pending.checkpoint_id != self._storing:
-                self._abort(pending, m.AbortReason.TASKS_STOPPED, m.AbortReason.TASKS_STOPPED.value)
+                self._abort(pending, c.AbortReason.TASKS_STOPPED, c.AbortReason.TASKS_STOPPED.value)
         self._refuse_queued("the job's tasks were stopped")
 
-    def _last_references(self, keys: Iterable[AttemptKey]) -> list[m.FileReference]:
+    def _last_references(self, keys: Iterable[AttemptKey]) -> list[c.FileReference]:
         return [file for key in keys if key in self._last for file in self._last[key].references]
 
-    def _finish_task(self, key: AttemptKey, last: m.LastState | None) -> None:
+    def _finish_task(self, key: AttemptKey, last: c.LastState | None) -> None:
         if key not in self._tasks or key in self._finished:
             self.dropped_events += 1
             return
@@ -290,7 +290,7 @@ class CheckpointCoordinator:
             if pending.waits_for(key):
                 self._abort(
                     pending,
-                    m.AbortReason.TASK_FINISHED,
+                    c.AbortReason.TASK_FINISHED,
                     f"{key} finished before its barrier came; it is taken again without it",
                 )
             else:
@@ -308,7 +308,7 @@ class CheckpointCoordinator:
         )
         if targets:
             self._effects.append(
-                m.TriggerTasks(pending.checkpoint_id, pending.triggered_at_ms, targets)
+                c.TriggerTasks(pending.checkpoint_id, pending.triggered_at_ms, targets)
             )
 
     @property
@@ -326,20 +326,20 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------ requests and triggers
 
-    def _request(self, event: m.CheckpointRequested) -> None:
+    def _request(self, event: c.CheckpointRequested) -> None:
         request = Request(Kind.FINAL if event.is_final else Kind.ON_DEMAND, event.request_id)
         known = {*self._policy.queued, *(pending.request for pending in self._pending.values())}
         if request in known:
             self.dropped_events += 1
         elif not self._active:
-            self._refuse(request, m.RequestRefused.NOT_RUNNING)
+            self._refuse(request, c.RequestRefused.NOT_RUNNING)
         elif (unsettled := self._unsettled) is not None:
-            self._refuse(request, m.RequestRefused.UNSETTLED, unsettled.unsettled)
+            self._refuse(request, c.RequestRefused.UNSETTLED, unsettled.unsettled)
         elif self._loading:
             named = ", ".join(map(str, sorted(self._loading)[:_NAMED_TASKS_MAX]))
             more = ", ..." if len(self._loading) > _NAMED_TASKS_MAX else ""
-            detail = f"{m.RequestRefused.LOADING.value}: {named}{more}"
-            self._refuse(request, m.RequestRefused.LOADING, detail)
+            detail = f"{c.RequestRefused.LOADING.value}: {named}{more}"
+            self._refuse(request, c.RequestRefused.LOADING, detail)
         elif (refused := self._policy.add(request)) is not None:
             self._refuse(request, refused)
 
@@ -372,18 +372,18 @@ class CheckpointCoordinator:
         )
         self._policy.started(self._now)
         self._statistics.triggered(checkpoint_id, self._wall_now, len(running))
-        self._effects.append(m.TriggerTasks(checkpoint_id, self._wall_now, targets))
+        self._effects.append(c.TriggerTasks(checkpoint_id, self._wall_now, targets))
 
-    def _refuse(self, request: Request, refused: m.RequestRefused, detail: str = "") -> None:
+    def _refuse(self, request: Request, refused: c.RequestRefused, detail: str = "") -> None:
         self._answer(request, 0, refused, detail or refused.value)
 
     def _refuse_queued(self, detail: str) -> None:
         for request in self._policy.stop():
-            self._refuse(request, m.RequestRefused.NOT_RUNNING, detail)
+            self._refuse(request, c.RequestRefused.NOT_RUNNING, detail)
 
     # ------------------------------------------------------------ acks
 
-    def _take_ack(self, event: m.AckReceived) -> None:
+    def _take_ack(self, event: c.AckReceived) -> None:
         pending = self._pending.get(event.checkpoint_id)
         if pending is None or not pending.waits_for(event.key):
             self.dropped_events += 1
@@ -392,22 +392,22 @@ class CheckpointCoordinator:
         try:
             claims = self._files.claim(event.checkpoint_id, event.references)
         except SharedFileMismatch as error:
-            self._abort(pending, m.AbortReason.STORE_FAILED, f"{event.key}: {error}")
+            self._abort(pending, c.AbortReason.STORE_FAILED, f"{event.key}: {error}")
             return
         except FileReleased as error:
-            self._abort(pending, m.AbortReason.DECLINED, f"{event.key} {error}")
+            self._abort(pending, c.AbortReason.DECLINED, f"{event.key} {error}")
             return
         pending.acknowledge(event.key, Ack(event.snapshot, claims, event.summary))
         self._statistics.acknowledged(event.checkpoint_id, event.summary)
         if pending.phase is CheckpointPhase.READY:
             self._ready.append(event.checkpoint_id)
 
-    def _take_decline(self, event: m.DeclineReceived) -> None:
+    def _take_decline(self, event: c.DeclineReceived) -> None:
         pending = self._pending.get(event.checkpoint_id)
         if pending is None or not pending.waits_for(event.key):
             self.dropped_events += 1
             return
-        reason = m.AbortReason.COMPARING if event.is_comparing else m.AbortReason.DECLINED
+        reason = c.AbortReason.COMPARING if event.is_comparing else c.AbortReason.DECLINED
         self._abort(pending, reason, f"{event.key} declined it: {event.reason}")
 
     def _expire(self) -> None:
@@ -421,14 +421,14 @@ class CheckpointCoordinator:
                 continue
             if pending.phase is CheckpointPhase.READY:
                 waits = f"it was acknowledged by all tasks and waits for checkpoint {self._storing} to be"
-                self._abort(pending, m.AbortReason.EXPIRED, f"{late}: {waits} stored")
+                self._abort(pending, c.AbortReason.EXPIRED, f"{late}: {waits} stored")
                 continue
             missing = pending.missing()
             named = ", ".join(str(key) for key in missing[:_NAMED_TASKS_MAX])
             more = ", ..." if len(missing) > _NAMED_TASKS_MAX else ""
             self._abort(
                 pending,
-                m.AbortReason.EXPIRED,
+                c.AbortReason.EXPIRED,
                 f"{late}: {len(missing)} of {len(pending.participants)} tasks have not acknowledged it: "
                 f"{named}{more}",
             )
@@ -448,12 +448,12 @@ class CheckpointCoordinator:
                     ]
                 )
             except SharedFileMismatch as error:
-                self._abort(pending, m.AbortReason.STORE_FAILED, str(error))
+                self._abort(pending, c.AbortReason.STORE_FAILED, str(error))
                 continue
             pending.become(CheckpointPhase.STORING)
             self._storing = pending.checkpoint_id
             self._effects.append(
-                m.StoreCheckpoint(
+                c.StoreCheckpoint(
                     checkpoint_id=pending.checkpoint_id,
                     triggered_at_ms=pending.triggered_at_ms,
                     snapshots=tuple((key, ack.snapshot) for key, ack in acks),
@@ -471,16 +471,16 @@ class CheckpointCoordinator:
                 )
             )
 
-    def _take_not_stored(self, event: m.CheckpointNotStored) -> None:
+    def _take_not_stored(self, event: c.CheckpointNotStored) -> None:
         if self._storing != event.checkpoint_id:
             self.dropped_events += 1
             return
         self._storing = None
         too_large = event.is_too_large
-        reason = m.AbortReason.TOO_LARGE if too_large else m.AbortReason.STORE_FAILED
+        reason = c.AbortReason.TOO_LARGE if too_large else c.AbortReason.STORE_FAILED
         self._abort(self._pending[event.checkpoint_id], reason, event.error)
 
-    def _take_unknown(self, event: m.StoreOutcomeUnknown) -> None:
+    def _take_unknown(self, event: c.StoreOutcomeUnknown) -> None:
         if self._storing != event.checkpoint_id:
             self.dropped_events += 1
         elif self._unsettled is None:
@@ -492,11 +492,11 @@ class CheckpointCoordinator:
         pending.unsettled = (
             f"whether checkpoint {pending.checkpoint_id} is stored is not known yet: {reason}"
         )
-        self._effects.append(m.SettleCheckpoint(pending.checkpoint_id, reason))
+        self._effects.append(c.SettleCheckpoint(pending.checkpoint_id, reason))
         for request in (pending.give_up_request(), *self._policy.stop()):
-            self._refuse(request, m.RequestRefused.UNSETTLED, pending.unsettled)
+            self._refuse(request, c.RequestRefused.UNSETTLED, pending.unsettled)
 
-    def _complete(self, event: m.CheckpointStored) -> None:
+    def _complete(self, event: c.CheckpointStored) -> None:
         if self._storing != event.checkpoint_id:
             self.dropped_events += 1
             return
@@ -504,7 +504,7 @@ class CheckpointCoordinator:
         pending = self._pending.pop(event.checkpoint_id)
         pending.become(CheckpointPhase.COMPLETED)
         summary = pending.summary()
-        checkpoint = m.CompletedCheckpoint(
+        checkpoint = c.CompletedCheckpoint(
             checkpoint_id=event.checkpoint_id,
             triggered_at_ms=pending.triggered_at_ms,
             completed_at_ms=event.now_ms,
@@ -519,13 +519,13 @@ class CheckpointCoordinator:
         self._policy.completed(self._now)
         self._safe_since = self._now
         if keys := self._running(pending.participants):
-            self._effects.append(m.NotifyCompleted(event.checkpoint_id, keys))
+            self._effects.append(c.NotifyCompleted(event.checkpoint_id, keys))
         self._answer(pending.request, event.checkpoint_id)
-        self._effects.append(m.ReportCompleted(checkpoint, summary, self._now - pending.started_ms))
+        self._effects.append(c.ReportCompleted(checkpoint, summary, self._now - pending.started_ms))
         for older in [other for other in self._pending if other < event.checkpoint_id]:
             self._abort(
                 self._pending[older],
-                m.AbortReason.SUBSUMED,
+                c.AbortReason.SUBSUMED,
                 f"checkpoint {event.checkpoint_id} completed first",
                 instead=event.checkpoint_id,
             )
@@ -541,7 +541,7 @@ class CheckpointCoordinator:
     def _abort(
         self,
         pending: PendingCheckpoint,
-        reason: m.AbortReason,
+        reason: c.AbortReason,
         detail: str,
         instead: int | None = None,
     ) -> None:
@@ -554,31 +554,31 @@ class CheckpointCoordinator:
         self._policy.aborted(verdict.failed_in_a_row if reason.counts else 0, self._now)
         self._statistics.failed(checkpoint_id, detail, self._wall_now)
         if keys := self._running(pending.participants):
-            self._effects.append(m.NotifyAborted(checkpoint_id, keys))
-        if reason is m.AbortReason.TASK_FINISHED:
+            self._effects.append(c.NotifyAborted(checkpoint_id, keys))
+        if reason is c.AbortReason.TASK_FINISHED:
             self._policy.add_again(pending.request)
         elif instead is not None:
             self._answer(pending.request, instead)
         else:
-            self._answer(pending.request, checkpoint_id, m.RequestRefused.ABORTED, detail)
+            self._answer(pending.request, checkpoint_id, c.RequestRefused.ABORTED, detail)
         at_risk_ms = self._now - self._safe_since
         self._effects.append(
-            m.ReportAborted(checkpoint_id, reason, detail, verdict.failed_in_a_row, at_risk_ms)
+            c.ReportAborted(checkpoint_id, reason, detail, verdict.failed_in_a_row, at_risk_ms)
         )
         if verdict.fails_job and self._active:
-            self._effects.append(m.FailJob(_too_many(verdict.failed_in_a_row, detail)))
+            self._effects.append(c.FailJob(_too_many(verdict.failed_in_a_row, detail)))
         self._files.end(checkpoint_id)
 
     def _answer(
         self,
         request: Request,
         checkpoint_id: int,
-        refused: m.RequestRefused | None = None,
+        refused: c.RequestRefused | None = None,
         detail: str = "",
     ) -> None:
         if request.kind is not Kind.PERIODIC:
             self._effects.append(
-                m.AnswerRequest(request.request_id, checkpoint_id, refused, detail)
+                c.AnswerRequest(request.request_id, checkpoint_id, refused, detail)
             )
 
     def _running(self, keys: Iterable[AttemptKey]) -> tuple[AttemptKey, ...]:
@@ -597,7 +597,7 @@ class CheckpointCoordinator:
         at_ms = self._time.wall(max(due, self._now))
         if at_ms != self._asked_at:
             self._asked_at = at_ms
-            self._effects.append(m.CallAt(at_ms))
+            self._effects.append(c.CallAt(at_ms))
 
     # ------------------------------------------------------------ check
 
@@ -657,7 +657,7 @@ def _too_many(failed_in_a_row: int, detail: str) -> str:
     )
 
 
-def _told(event: m.CoordinatorEvent) -> str:
+def _told(event: c.CoordinatorEvent) -> str:
     words = [type(event).__name__]
     words += [
         str(getattr(event, name))

@@ -19,7 +19,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from common.elements import CheckpointBarrier
-from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.snapshot_convert import references_of, summary_of, with_replaced
 from jobmanager.checkpoint.state_assignment import KeyedPart, assign_keyed
 from jobmanager.graph.execution_attempt import AttemptKey
@@ -227,13 +227,13 @@ class Subtask:
         files = sent.operators[0].keyed.files
         self.rules.acknowledged(checkpoint_id, files, self._written[checkpoint_id])
         summary = summary_of(sent.metrics)
-        ack = m.AckReceived(self.key, checkpoint_id, sent, references_of(sent), summary, 0)
+        ack = c.AckReceived(self.key, checkpoint_id, sent, references_of(sent), summary, 0)
         self._job.step(ack)
 
     def decline(self, checkpoint_id: int, reason: str) -> None:
         """See ``SnapshotListener``."""
         self._job.declined.append(reason)
-        self._job.step(m.DeclineReceived(self.key, checkpoint_id, reason, 0))
+        self._job.step(c.DeclineReceived(self.key, checkpoint_id, reason, 0))
 
     def fail_later(self, error: BaseException) -> None:
         """See ``SnapshotListener``: no test expects that."""
@@ -290,7 +290,7 @@ class BackendJob:
     writings: list[Writing] = field(default_factory=list)
     manifests: dict[int, Manifest] = field(default_factory=dict)
     declined: list[str] = field(default_factory=list)
-    notices: list[m.NotifyCompleted | m.NotifyAborted] = field(default_factory=list)
+    notices: list[c.NotifyCompleted | c.NotifyAborted] = field(default_factory=list)
     is_deaf: bool = False
     fails_to_store: bool = False
     fails_to_write: bool = False
@@ -308,13 +308,13 @@ class BackendJob:
     def start(self, parallelism: int, checkpoint_id: int | None = None) -> None:
         """Starts the subtasks, from a retained checkpoint; those before are killed."""
         if self.subtasks:
-            self.step(m.TasksStopped(0))
+            self.step(c.TasksStopped(0))
         self.notices.clear()
         self._attempt += 1
         manifest = [] if checkpoint_id is None else self.manifests[checkpoint_id]
         self.subtasks = {kind: self._start(kind, parallelism, manifest) for kind in BACKENDS}
         keys = [subtask.key for kind in BACKENDS for subtask in self.subtasks[kind]]
-        self.step(m.TasksStarted(tuple(m.TaskView(key, ()) for key in keys), 0))
+        self.step(c.TasksStarted(tuple(c.TaskView(key, ()) for key in keys), 0))
 
     def _start(self, kind: str, parallelism: int, manifest: Manifest) -> list[Subtask]:
         keyed = [s.operators[0].keyed for s in manifest if s.vertex == kind]
@@ -355,10 +355,10 @@ class BackendJob:
         """A task declines the oldest checkpoint that is under way."""
         for pending in self._driver.machine.pending[:1]:
             for subtask in self.subtasks[BACKENDS[0]]:
-                decline = m.DeclineReceived(subtask.key, pending.checkpoint_id, "a test", 0)
+                decline = c.DeclineReceived(subtask.key, pending.checkpoint_id, "a test", 0)
                 self.step(decline)
 
-    def step(self, event: m.CoordinatorEvent) -> None:
+    def step(self, event: c.CoordinatorEvent) -> None:
         """An event for the coordinator, and what follows from it."""
         self._run(self._driver.step(event))
 
@@ -370,7 +370,7 @@ class BackendJob:
                 for subtask in subtasks:
                     if subtask.key not in notice.keys:
                         continue
-                    if isinstance(notice, m.NotifyCompleted):
+                    if isinstance(notice, c.NotifyCompleted):
                         stored = self._stored[notice.checkpoint_id, subtask.key]
                         subtask.rules.completed(notice.checkpoint_id, stored)
                         subtask.backend.checkpoint_completed(notice.checkpoint_id)
@@ -391,24 +391,24 @@ class BackendJob:
         self.subtasks = {}
         self.bury()
 
-    def _run(self, effects: Iterable[m.CoordinatorEffect]) -> None:
+    def _run(self, effects: Iterable[c.CoordinatorEffect]) -> None:
         for effect in effects:
             match effect:
-                case m.TriggerTasks():
+                case c.TriggerTasks():
                     self._trigger(effect)
-                case m.StoreCheckpoint():
+                case c.StoreCheckpoint():
                     self._store(effect)
-                case m.DeleteFiles():
+                case c.DeleteFiles():
                     for path in effect.paths:
                         self.store.delete(path)
-                    self.step(m.FilesDeleted((), 0))
-                case m.NotifyCompleted() | m.NotifyAborted():
+                    self.step(c.FilesDeleted((), 0))
+                case c.NotifyCompleted() | c.NotifyAborted():
                     self.notices.append(effect)
                 case _:
                     pass
         self.listen()
 
-    def _trigger(self, effect: m.TriggerTasks) -> None:
+    def _trigger(self, effect: c.TriggerTasks) -> None:
         self.listen()
         asked = [s for subtasks in self.subtasks.values() for s in subtasks]
         self.frozen(effect.checkpoint_id)
@@ -416,10 +416,10 @@ class BackendJob:
             if subtask.key in effect.keys:
                 subtask.trigger(effect.checkpoint_id)
 
-    def _store(self, effect: m.StoreCheckpoint) -> None:
+    def _store(self, effect: c.StoreCheckpoint) -> None:
         if self.fails_to_store:
             self.fails_to_store = False
-            self.step(m.CheckpointNotStored(effect.checkpoint_id, "the disk is full", 0))
+            self.step(c.CheckpointNotStored(effect.checkpoint_id, "the disk is full", 0))
             return
         replaced = dict(effect.replaced)
         acknowledged: Any = effect.snapshots
@@ -436,5 +436,5 @@ class BackendJob:
             i: self.manifests[i] for i in sorted(effect.retained) if i in self.manifests
         }
         self.step(
-            m.CheckpointStored(effect.checkpoint_id, f"chk-{effect.checkpoint_id}/manifest", 0)
+            c.CheckpointStored(effect.checkpoint_id, f"chk-{effect.checkpoint_id}/manifest", 0)
         )

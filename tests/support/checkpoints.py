@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.graph.execution_attempt import AttemptKey
@@ -16,22 +16,22 @@ SOURCE = AttemptKey("source", 0, 0)
 MIDDLE = AttemptKey("middle", 0, 0)
 SINK = AttemptKey("sink", 0, 0)
 CHAIN = (
-    m.TaskView(SOURCE, ()),
-    m.TaskView(MIDDLE, (SOURCE,)),
-    m.TaskView(SINK, (MIDDLE,)),
+    c.TaskView(SOURCE, ()),
+    c.TaskView(MIDDLE, (SOURCE,)),
+    c.TaskView(SINK, (MIDDLE,)),
 )
-ONE_TASK = (m.TaskView(SOURCE, ()),)
+ONE_TASK = (c.TaskView(SOURCE, ()),)
 
 
-def shared(name: str, path: str, *, size: int = 10, checksum: int = 1) -> m.FileReference:
+def shared(name: str, path: str, *, size: int = 10, checksum: int = 1) -> c.FileReference:
     """A reference to a shared file of one backend instance."""
-    key = m.SharedKey("operator-2", 1, "instance-1", name)
-    return m.FileReference(key, m.FileRange(path, 0, size, checksum))
+    key = c.SharedKey("operator-2", 1, "instance-1", name)
+    return c.FileReference(key, c.FileRange(path, 0, size, checksum))
 
 
-def private(path: str, offset: int = 0) -> m.FileReference:
+def private(path: str, offset: int = 0) -> c.FileReference:
     """A reference to a range that no other checkpoint may name."""
-    return m.FileReference(None, m.FileRange(path, offset, 10, 7))
+    return c.FileReference(None, c.FileRange(path, offset, 10, 7))
 
 
 def of_type(effects: Iterable[object], kind: type[E]) -> list[E]:
@@ -47,9 +47,9 @@ class Driver:
 
     def __init__(
         self,
-        tasks: tuple[m.TaskView, ...] = CHAIN,
+        tasks: tuple[c.TaskView, ...] = CHAIN,
         *,
-        retained: tuple[m.CompletedCheckpoint, ...] = (),
+        retained: tuple[c.CompletedCheckpoint, ...] = (),
         next_checkpoint_id: int = 1,
         start: bool = True,
         interval_ms: int | None = 1_000,
@@ -74,94 +74,94 @@ class Driver:
         self.tasks = tasks
         self.requests = 0
         if start:
-            self.step(m.TasksStarted(tasks, self.now_ms))
+            self.step(c.TasksStarted(tasks, self.now_ms))
 
-    def step(self, event: m.CoordinatorEvent) -> list[m.CoordinatorEffect]:
+    def step(self, event: c.CoordinatorEvent) -> list[c.CoordinatorEffect]:
         """One step with its check."""
         effects = self.machine.step(event)
         self.machine.check()
-        assert len(of_type(effects, m.TriggerTasks)) <= 1
-        assert all(call.at_ms >= event.now_ms for call in of_type(effects, m.CallAt))
+        assert len(of_type(effects, c.TriggerTasks)) <= 1
+        assert all(call.at_ms >= event.now_ms for call in of_type(effects, c.CallAt))
         return effects
 
-    def at(self, now_ms: int) -> list[m.CoordinatorEffect]:
+    def at(self, now_ms: int) -> list[c.CoordinatorEffect]:
         """Time passes, relative to the start of the test."""
         self.now_ms = 100_000 + now_ms
-        return self.step(m.TimeReached(self.now_ms))
+        return self.step(c.TimeReached(self.now_ms))
 
-    def request(self, *, is_final: bool = False) -> list[m.CoordinatorEffect]:
+    def request(self, *, is_final: bool = False) -> list[c.CoordinatorEffect]:
         """A request; its id is r1, r2, ..."""
         self.requests += 1
-        return self.step(m.CheckpointRequested(f"r{self.requests}", self.now_ms, is_final))
+        return self.step(c.CheckpointRequested(f"r{self.requests}", self.now_ms, is_final))
 
     def trigger(self) -> int:
         """Takes a checkpoint on demand, which must start at once; its id."""
-        [trigger] = of_type(self.request(), m.TriggerTasks)
+        [trigger] = of_type(self.request(), c.TriggerTasks)
         return trigger.checkpoint_id
 
     def ack(
         self,
         checkpoint_id: int,
         key: AttemptKey = SOURCE,
-        *references: m.FileReference,
+        *references: c.FileReference,
         state_bytes: int = 0,
-    ) -> list[m.CoordinatorEffect]:
+    ) -> list[c.CoordinatorEffect]:
         """One ack; the snapshot is a text that names task and checkpoint."""
         return self.step(
-            m.AckReceived(
+            c.AckReceived(
                 key,
                 checkpoint_id,
                 f"{key.vertex}@{checkpoint_id}",
                 references,
-                m.SnapshotSummary(state_bytes=state_bytes),
+                c.SnapshotSummary(state_bytes=state_bytes),
                 self.now_ms,
             )
         )
 
     def ack_all(
-        self, checkpoint_id: int, *references: m.FileReference
-    ) -> list[m.CoordinatorEffect]:
+        self, checkpoint_id: int, *references: c.FileReference
+    ) -> list[c.CoordinatorEffect]:
         """Acks of all tasks, the references in the first one; effects of the last one."""
-        effects: list[m.CoordinatorEffect] = []
+        effects: list[c.CoordinatorEffect] = []
         for index, task in enumerate(self.tasks):
             effects = self.ack(checkpoint_id, task.key, *(references if index == 0 else ()))
         return effects
 
-    def stored(self, checkpoint_id: int) -> list[m.CoordinatorEffect]:
+    def stored(self, checkpoint_id: int) -> list[c.CoordinatorEffect]:
         """The store has done its work."""
         return self.step(
-            m.CheckpointStored(checkpoint_id, f"chk-{checkpoint_id}/manifest", self.now_ms)
+            c.CheckpointStored(checkpoint_id, f"chk-{checkpoint_id}/manifest", self.now_ms)
         )
 
     def not_stored(
         self, checkpoint_id: int, *, too_large: bool = False
-    ) -> list[m.CoordinatorEffect]:
+    ) -> list[c.CoordinatorEffect]:
         """The store has failed."""
-        return self.step(m.CheckpointNotStored(checkpoint_id, "disk full", self.now_ms, too_large))
+        return self.step(c.CheckpointNotStored(checkpoint_id, "disk full", self.now_ms, too_large))
 
-    def deleted(self, *left: str) -> list[m.CoordinatorEffect]:
+    def deleted(self, *left: str) -> list[c.CoordinatorEffect]:
         """A deletion has come to its end."""
-        return self.step(m.FilesDeleted(left, self.now_ms))
+        return self.step(c.FilesDeleted(left, self.now_ms))
 
-    def finish(self, key: AttemptKey) -> list[m.CoordinatorEffect]:
+    def finish(self, key: AttemptKey) -> list[c.CoordinatorEffect]:
         """An attempt finishes."""
-        return self.step(m.TaskFinished(key, self.now_ms))
+        return self.step(c.TaskFinished(key, self.now_ms))
 
-    def stop(self) -> list[m.CoordinatorEffect]:
+    def stop(self) -> list[c.CoordinatorEffect]:
         """All tasks stop."""
-        return self.step(m.TasksStopped(self.now_ms))
+        return self.step(c.TasksStopped(self.now_ms))
 
-    def restart(self, tasks: tuple[m.TaskView, ...] | None = None) -> list[m.CoordinatorEffect]:
+    def restart(self, tasks: tuple[c.TaskView, ...] | None = None) -> list[c.CoordinatorEffect]:
         """All tasks start."""
-        return self.step(m.TasksStarted(tasks or self.tasks, self.now_ms))
+        return self.step(c.TasksStarted(tasks or self.tasks, self.now_ms))
 
-    def complete(self, *references: m.FileReference) -> list[m.CoordinatorEffect]:
+    def complete(self, *references: c.FileReference) -> list[c.CoordinatorEffect]:
         """A whole checkpoint on demand; effects of its last step."""
         checkpoint_id = self.trigger()
-        assert of_type(self.ack_all(checkpoint_id, *references), m.StoreCheckpoint)
+        assert of_type(self.ack_all(checkpoint_id, *references), c.StoreCheckpoint)
         return self.stored(checkpoint_id)
 
 
 def deletions(effects: Iterable[object]) -> set[str]:
     """All paths that effects delete."""
-    return {path for effect in of_type(effects, m.DeleteFiles) for path in effect.paths}
+    return {path for effect in of_type(effects, c.DeleteFiles) for path in effect.paths}

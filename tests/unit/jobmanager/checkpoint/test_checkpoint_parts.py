@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.deletion_queue import (
     BATCH_PATHS_MAX,
     FIRST_RETRY_MS,
@@ -30,20 +30,20 @@ from tests.support.checkpoints import private, shared
 
 def test_only_what_tells_of_the_health_of_checkpoints_counts() -> None:
     counting = {
-        reason for reason in m.AbortReason if FailurePolicy(-1).aborted(reason).failed_in_a_row
+        reason for reason in c.AbortReason if FailurePolicy(-1).aborted(reason).failed_in_a_row
     }
     assert counting == {
-        m.AbortReason.EXPIRED,
-        m.AbortReason.DECLINED,
-        m.AbortReason.STORE_FAILED,
-        m.AbortReason.TOO_LARGE,
+        c.AbortReason.EXPIRED,
+        c.AbortReason.DECLINED,
+        c.AbortReason.STORE_FAILED,
+        c.AbortReason.TOO_LARGE,
     }
 
 
 def test_no_failure_tolerated() -> None:
     policy = FailurePolicy(0)
-    assert not policy.aborted(m.AbortReason.SUBSUMED).fails_job
-    assert policy.aborted(m.AbortReason.EXPIRED).fails_job
+    assert not policy.aborted(c.AbortReason.SUBSUMED).fails_job
+    assert policy.aborted(c.AbortReason.EXPIRED).fails_job
 
 
 @given(st.lists(st.integers(-10_000, 10_000), min_size=1))
@@ -129,10 +129,10 @@ def test_deletions_go_in_batches_and_back_off() -> None:
 
 def test_summary_takes_maxima_of_times_and_sums_of_bytes() -> None:
     summaries = [
-        m.SnapshotSummary(1, 9, 2.5, 3, 10, 100, 6),
-        m.SnapshotSummary(5, 4, 0.5, 7, 20, 200, 1),
+        c.SnapshotSummary(1, 9, 2.5, 3, 10, 100, 6),
+        c.SnapshotSummary(5, 4, 0.5, 7, 20, 200, 1),
     ]
-    assert summarize(summaries) == m.SnapshotSummary(5, 9, 2.5, 7, 30, 300, 7)
+    assert summarize(summaries) == c.SnapshotSummary(5, 9, 2.5, 7, 30, 300, 7)
 
 
 def test_history_keeps_the_last_ones_and_all_that_are_pending() -> None:
@@ -140,13 +140,13 @@ def test_history_keeps_the_last_ones_and_all_that_are_pending() -> None:
     statistics.triggered(1, 10, 4)
     for number in range(2, 2 * HISTORY_MAX):
         statistics.triggered(number, 10, 4)
-        statistics.acknowledged(number, m.SnapshotSummary(sync_ms=2.0, state_bytes=3))
+        statistics.acknowledged(number, c.SnapshotSummary(sync_ms=2.0, state_bytes=3))
         statistics.failed(number, "why", 20)
         statistics.check()
     records = statistics.records({3})
     assert len(records) == HISTORY_MAX
     assert records[-1].checkpoint_id == 1
     assert records[-1].status is CheckpointStatus.PENDING
-    assert records[0].summary == m.SnapshotSummary(sync_ms=2.0, state_bytes=3)
+    assert records[0].summary == c.SnapshotSummary(sync_ms=2.0, state_bytes=3)
     with pytest.raises(InvariantViolation, match="twice"):
         statistics.failed(2 * HISTORY_MAX - 1, "again", 30)

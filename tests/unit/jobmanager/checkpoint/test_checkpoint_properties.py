@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
 
-from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.graph.execution_attempt import AttemptKey
@@ -33,9 +33,9 @@ class ModelCheckpoint:
 
     participants: set[AttemptKey]
     finished: set[AttemptKey]
-    acks: dict[AttemptKey, tuple[m.FileReference, ...]] = field(default_factory=dict)
+    acks: dict[AttemptKey, tuple[c.FileReference, ...]] = field(default_factory=dict)
     resolved: set[str] = field(default_factory=set)
-    final: tuple[m.FileReference, ...] = ()
+    final: tuple[c.FileReference, ...] = ()
 
 
 @dataclass
@@ -43,8 +43,8 @@ class ModelTask:
     """A running subtask and what its backend believes to be confirmed."""
 
     finished: bool
-    confirmed: dict[m.SharedKey, m.FileRange]
-    acked: dict[int, dict[m.SharedKey, m.FileRange]] = field(default_factory=dict)
+    confirmed: dict[c.SharedKey, c.FileRange]
+    acked: dict[int, dict[c.SharedKey, c.FileRange]] = field(default_factory=dict)
     notices: list[int] = field(default_factory=list)
 
 
@@ -70,7 +70,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.pending: dict[int, ModelCheckpoint] = {}
         self.storing: int | None = None
         self.is_unsettled = False
-        self.kept: dict[int, tuple[m.FileReference, ...]] = {}
+        self.kept: dict[int, tuple[c.FileReference, ...]] = {}
         self.ever_completed: set[int] = set()
         self.deleting: tuple[str, ...] = ()
         self.open_requests: set[str] = set()
@@ -79,52 +79,52 @@ class CoordinatorModel(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ the world
 
-    def send(self, event: m.CoordinatorEvent) -> list[m.CoordinatorEffect]:
+    def send(self, event: c.CoordinatorEvent) -> list[c.CoordinatorEffect]:
         effects = self.machine.step(event)
         self.machine.check()
-        for kind in (m.StoreCheckpoint, m.DeleteFiles, m.CallAt, m.NotifyCompleted):
+        for kind in (c.StoreCheckpoint, c.DeleteFiles, c.CallAt, c.NotifyCompleted):
             assert len(of_type(effects, kind)) <= 1
         for effect in effects:
             self.apply(effect)
         return effects
 
-    def apply(self, effect: m.CoordinatorEffect) -> None:
+    def apply(self, effect: c.CoordinatorEffect) -> None:
         match effect:
-            case m.TriggerTasks():
+            case c.TriggerTasks():
                 self.apply_trigger(effect)
-            case m.StoreCheckpoint():
+            case c.StoreCheckpoint():
                 self.apply_store(effect)
-            case m.NotifyCompleted():
+            case c.NotifyCompleted():
                 for task in self.known(effect.keys):
                     assert not task.finished
                     task.notices.append(effect.checkpoint_id)
-            case m.NotifyAborted():
+            case c.NotifyAborted():
                 assert all(not task.finished for task in self.known(effect.keys))
-            case m.ReportAborted():
+            case c.ReportAborted():
                 del self.pending[effect.checkpoint_id]
                 if self.storing == effect.checkpoint_id:
                     self.storing, self.is_unsettled = None, False
                 assert effect.at_risk_ms >= 0
-            case m.AnswerRequest():
+            case c.AnswerRequest():
                 self.open_requests.remove(effect.request_id)
-            case m.DeleteFiles():
+            case c.DeleteFiles():
                 assert not self.deleting
                 assert not self.referred() & set(effect.paths)
                 self.deleting = effect.paths
-            case m.SettleCheckpoint():
+            case c.SettleCheckpoint():
                 assert effect.checkpoint_id == self.storing
                 assert not self.is_unsettled
                 self.is_unsettled = True
-            case m.CallAt():
+            case c.CallAt():
                 assert effect.at_ms >= self.now_ms
-            case m.ReportCompleted():
+            case c.ReportCompleted():
                 assert effect.duration_ms >= 0
-            case m.FailJob():
+            case c.FailJob():
                 assert self.settings.tolerable_failed >= 0
             case _:
                 assert_never(effect)
 
-    def apply_trigger(self, effect: m.TriggerTasks) -> None:
+    def apply_trigger(self, effect: c.TriggerTasks) -> None:
         running = set(self.running())
         done = set(self.tasks) - running
         vertices_done = {key.vertex for key in done}
@@ -141,7 +141,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.pending[effect.checkpoint_id] = ModelCheckpoint(running, done)
         assert len(self.pending) <= self.settings.max_concurrent
 
-    def apply_store(self, effect: m.StoreCheckpoint) -> None:
+    def apply_store(self, effect: c.StoreCheckpoint) -> None:
         checkpoint = self.pending[effect.checkpoint_id]
         assert self.storing is None
         assert not self.is_unsettled
@@ -159,12 +159,12 @@ class CoordinatorModel(RuleBasedStateMachine):
                     location = replaced.get(key, location)
                     assert location.checksum == reference.location.checksum
                     assert location == self.locations().get(key, location)
-                final[key or location] = m.FileReference(key, location)
+                final[key or location] = c.FileReference(key, location)
         checkpoint.final = tuple(final.values())
         assert {reference.location.path for reference in checkpoint.final} <= self.disk
         self.storing = effect.checkpoint_id
 
-    def locations(self) -> dict[m.SharedKey, m.FileRange]:
+    def locations(self) -> dict[c.SharedKey, c.FileRange]:
         """Where shared files of kept checkpoints lie."""
         return {
             reference.key: reference.location
@@ -200,15 +200,15 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.disk.add(path)
         return path
 
-    def snapshot(self, key: AttemptKey, names: set[str]) -> tuple[m.FileReference, ...]:
+    def snapshot(self, key: AttemptKey, names: set[str]) -> tuple[c.FileReference, ...]:
         """What a backend hands in: confirmed files by reference, the others in one new packed file."""
         task = self.tasks[key]
         packed = self.upload()
-        references = [m.FileReference(None, m.FileRange(packed, 0, 5, 5))]
+        references = [c.FileReference(None, c.FileRange(packed, 0, 5, 5))]
         for offset, name in enumerate(sorted(names), start=1):
-            shared_key = m.SharedKey(key.vertex, 0, "instance", name)
-            new = m.FileRange(packed, 10 * offset, 10, NAMES.index(name))
-            references.append(m.FileReference(shared_key, task.confirmed.get(shared_key, new)))
+            shared_key = c.SharedKey(key.vertex, 0, "instance", name)
+            new = c.FileRange(packed, 10 * offset, 10, NAMES.index(name))
+            references.append(c.FileReference(shared_key, task.confirmed.get(shared_key, new)))
         return tuple(references)
 
     # ------------------------------------------------------------ tasks
@@ -232,15 +232,15 @@ class CoordinatorModel(RuleBasedStateMachine):
             }
             self.tasks[key] = ModelTask(finished=False, confirmed=confirmed)
             feeds = tuple(AttemptKey(producer, 0, self.attempt) for producer in producers)
-            views.append(m.TaskView(key, feeds))
-        self.send(m.TasksStarted(tuple(views), self.now_ms))
+            views.append(c.TaskView(key, feeds))
+        self.send(c.TasksStarted(tuple(views), self.now_ms))
 
     @precondition(lambda self: self.tasks and self.seldom())
     @rule()
     def stop_tasks(self) -> None:
         self.old_keys += self.tasks
         self.tasks = {}
-        self.send(m.TasksStopped(self.now_ms))
+        self.send(c.TasksStopped(self.now_ms))
         assert set(self.pending) <= {self.storing}
 
     @precondition(lambda self: self.running() and self.seldom())
@@ -248,7 +248,7 @@ class CoordinatorModel(RuleBasedStateMachine):
     def finish_task(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(self.running()))
         self.tasks[key].finished = True
-        self.send(m.TaskFinished(key, self.now_ms))
+        self.send(c.TaskFinished(key, self.now_ms))
         for checkpoint in self.pending.values():
             assert key not in checkpoint.participants or key in checkpoint.acks
 
@@ -272,7 +272,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.requests += 1
         request_id = f"r{self.requests}"
         self.open_requests.add(request_id)
-        self.send(m.CheckpointRequested(request_id, self.now_ms, is_final))
+        self.send(c.CheckpointRequested(request_id, self.now_ms, is_final))
 
     @precondition(lambda self: any(self.missing(number) for number in self.pending))
     @rule(data=st.data())
@@ -318,12 +318,12 @@ class CoordinatorModel(RuleBasedStateMachine):
         checkpoint.resolved |= resolved
         self.tasks[key].acked[checkpoint_id] = {r.key: r.location for r in references if r.key}
         effects = self.send(
-            m.AckReceived(
-                key, checkpoint_id, object(), references, m.SnapshotSummary(), self.now_ms
+            c.AckReceived(
+                key, checkpoint_id, object(), references, c.SnapshotSummary(), self.now_ms
             )
         )
-        aborted = {r.checkpoint_id: r.reason for r in of_type(effects, m.ReportAborted)}
-        if aborted.get(checkpoint_id) is m.AbortReason.DECLINED:
+        aborted = {r.checkpoint_id: r.reason for r in of_type(effects, c.ReportAborted)}
+        if aborted.get(checkpoint_id) is c.AbortReason.DECLINED:
             # Only where the task refers to something old that is nobody's any more.
             new = {r.location.path for r in references if r.key is None}
             assert resolved - new - in_use
@@ -337,14 +337,14 @@ class CoordinatorModel(RuleBasedStateMachine):
         if checkpoint and key in checkpoint.participants and key not in checkpoint.acks:
             return
         dropped = self.machine.dropped_events
-        references: tuple[m.FileReference, ...] = (
-            m.FileReference(None, m.FileRange(self.upload(), 0, 1, 1)),
+        references: tuple[c.FileReference, ...] = (
+            c.FileReference(None, c.FileRange(self.upload(), 0, 1, 1)),
         )
         if self.kept:
             references += data.draw(st.sampled_from(list(self.kept.values())))
         self.send(
-            m.AckReceived(
-                key, checkpoint_id, object(), references, m.SnapshotSummary(), self.now_ms
+            c.AckReceived(
+                key, checkpoint_id, object(), references, c.SnapshotSummary(), self.now_ms
             )
         )
         assert self.machine.dropped_events == dropped + 1
@@ -357,20 +357,20 @@ class CoordinatorModel(RuleBasedStateMachine):
         if not missing:
             return
         key = data.draw(st.sampled_from(sorted(self.locations(), key=str)))
-        wrong = m.FileReference(key, m.FileRange(self.upload(), 0, 10, 99))
+        wrong = c.FileReference(key, c.FileRange(self.upload(), 0, 10, 99))
         effects = self.send(
-            m.AckReceived(
-                missing[0], checkpoint_id, object(), (wrong,), m.SnapshotSummary(), self.now_ms
+            c.AckReceived(
+                missing[0], checkpoint_id, object(), (wrong,), c.SnapshotSummary(), self.now_ms
             )
         )
-        reports = {r.checkpoint_id: r.reason for r in of_type(effects, m.ReportAborted)}
-        assert reports[checkpoint_id] is m.AbortReason.STORE_FAILED
+        reports = {r.checkpoint_id: r.reason for r in of_type(effects, c.ReportAborted)}
+        assert reports[checkpoint_id] is c.AbortReason.STORE_FAILED
 
     @precondition(lambda self: self.tasks and self.seldom())
     @rule(data=st.data(), checkpoint_id=st.integers(0, 12))
     def decline(self, data: st.DataObject, checkpoint_id: int) -> None:
         key = data.draw(st.sampled_from(sorted(self.tasks)))
-        self.send(m.DeclineReceived(key, checkpoint_id, "no", self.now_ms))
+        self.send(c.DeclineReceived(key, checkpoint_id, "no", self.now_ms))
 
     @precondition(lambda self: self.storing is not None)
     @rule()
@@ -386,8 +386,8 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.kept[checkpoint_id] = final
         for old in sorted(self.kept)[: -self.settings.retained_max]:
             del self.kept[old]
-        effects = self.send(m.CheckpointStored(checkpoint_id, manifest, self.now_ms))
-        [report] = of_type(effects, m.ReportCompleted)
+        effects = self.send(c.CheckpointStored(checkpoint_id, manifest, self.now_ms))
+        [report] = of_type(effects, c.ReportCompleted)
         assert set(report.checkpoint.references) == set(final)
         assert min(self.pending, default=checkpoint_id + 1) > checkpoint_id
 
@@ -395,13 +395,13 @@ class CoordinatorModel(RuleBasedStateMachine):
     @rule(is_too_large=st.booleans())
     def fail_store(self, is_too_large: bool) -> None:
         assert self.storing is not None
-        self.send(m.CheckpointNotStored(self.storing, "full", self.now_ms, is_too_large))
+        self.send(c.CheckpointNotStored(self.storing, "full", self.now_ms, is_too_large))
 
     @precondition(lambda self: self.storing is not None and self.seldom())
     @rule()
     def lose_outcome(self) -> None:
         assert self.storing is not None
-        self.send(m.StoreOutcomeUnknown(self.storing, "no answer", self.now_ms))
+        self.send(c.StoreOutcomeUnknown(self.storing, "no answer", self.now_ms))
         assert self.is_unsettled
         if len(self.pending) == 1:
             assert not self.open_requests, "who waits is told so at once"
@@ -410,16 +410,16 @@ class CoordinatorModel(RuleBasedStateMachine):
     @rule(checkpoint_id=st.integers(0, 12))
     def stray_store(self, checkpoint_id: int) -> None:
         if checkpoint_id != self.storing:
-            self.send(m.CheckpointStored(checkpoint_id, "chk/x", self.now_ms))
-            self.send(m.CheckpointNotStored(checkpoint_id, "full", self.now_ms))
-            self.send(m.StoreOutcomeUnknown(checkpoint_id, "no answer", self.now_ms))
+            self.send(c.CheckpointStored(checkpoint_id, "chk/x", self.now_ms))
+            self.send(c.CheckpointNotStored(checkpoint_id, "full", self.now_ms))
+            self.send(c.StoreOutcomeUnknown(checkpoint_id, "no answer", self.now_ms))
 
     # ------------------------------------------------------------ time and files
 
     @rule(passed_ms=st.sampled_from([0, 1, 1_000, 3_000, 30_000, -1, -40_000]))
     def time_passes(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
-        self.send(m.TimeReached(self.now_ms))
+        self.send(c.TimeReached(self.now_ms))
 
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
@@ -431,7 +431,7 @@ class CoordinatorModel(RuleBasedStateMachine):
     def finish_deletion(self, left: tuple[str, ...]) -> None:
         self.disk -= set(self.deleting) - set(left)
         self.deleting = ()
-        self.send(m.FilesDeleted(left, self.now_ms))
+        self.send(c.FilesDeleted(left, self.now_ms))
 
     # ------------------------------------------------------------ what holds always
 
@@ -439,7 +439,7 @@ class CoordinatorModel(RuleBasedStateMachine):
     def counts_are_what_completed_checkpoints_name(self) -> None:
         for vertex in VERTICES:
             for name in NAMES:
-                key = m.SharedKey(vertex, 0, "instance", name)
+                key = c.SharedKey(vertex, 0, "instance", name)
                 named = [references for references in self.kept.values() if key in keys(references)]
                 assert self.machine.shared_count(key) == len(named)
 
@@ -482,7 +482,7 @@ class CoordinatorModel(RuleBasedStateMachine):
             assert again.shared_count(key) == self.machine.shared_count(key)
 
 
-def keys(references: tuple[m.FileReference, ...]) -> set[m.SharedKey | None]:
+def keys(references: tuple[c.FileReference, ...]) -> set[c.SharedKey | None]:
     return {reference.key for reference in references}
 
 

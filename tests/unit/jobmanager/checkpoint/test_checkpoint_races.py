@@ -5,7 +5,7 @@ Method: each rule as a short history of one task with two checkpoints under way.
 
 from __future__ import annotations
 
-from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint import messages as c
 from tests.support.checkpoints import (
     CHAIN,
     MIDDLE,
@@ -30,7 +30,7 @@ def test_first_confirmed_copy_wins_and_later_ones_are_rewritten() -> None:
     driver.ack(one, SOURCE, shared("sst-1", "chk-1/x"))
     [store] = of_type(
         [*driver.ack(two, SOURCE, shared("sst-1", "chk-2/x")), *driver.stored(one)],
-        m.StoreCheckpoint,
+        c.StoreCheckpoint,
     )
     kept, copy = shared("sst-1", "chk-1/x"), shared("sst-1", "chk-2/x")
     assert kept.key is not None
@@ -50,13 +50,13 @@ def test_confirmation_order_decides_not_the_order_of_triggers() -> None:
     driver.ack(two, SOURCE, shared("sst-1", "chk-2/x"))
     effects = driver.stored(two)
     # The later one completes first: it subsumes the earlier, whose ack is then late.
-    [report] = of_type(effects, m.ReportAborted)
-    assert (report.checkpoint_id, report.reason) == (one, m.AbortReason.SUBSUMED)
+    [report] = of_type(effects, c.ReportAborted)
+    assert (report.checkpoint_id, report.reason) == (one, c.AbortReason.SUBSUMED)
     assert report.failed_in_a_row == 0
     late = driver.ack(one, SOURCE, shared("sst-1", "chk-1/x"))
     assert deletions(late) == {"chk-1/x"}
     assert driver.machine.dropped_events == 1
-    answers = of_type(effects, m.AnswerRequest)
+    answers = of_type(effects, c.AnswerRequest)
     # Who asked for the earlier one gets the later one.
     assert [(a.request_id, a.checkpoint_id, a.refused) for a in answers] == [
         ("r2", two, None),
@@ -71,7 +71,7 @@ def test_a_reference_by_key_to_a_copy_that_is_gone_leads_to_the_one_that_counts(
     driver.stored(one)
     assert deletions(driver.stored(two)) == {"chk-1/manifest", "chk-2/x"}
     three = driver.trigger()
-    [store] = of_type(driver.ack(three, SOURCE, shared("sst-1", "chk-2/x")), m.StoreCheckpoint)
+    [store] = of_type(driver.ack(three, SOURCE, shared("sst-1", "chk-2/x")), c.StoreCheckpoint)
     assert [location.path for _, location in store.replaced] == ["chk-1/x"]
     driver.stored(three)
     assert deletions(driver.deleted()) == {"chk-2/manifest"}
@@ -90,7 +90,7 @@ def test_what_a_key_led_to_when_the_ack_came_stays_until_it_is_stored() -> None:
     # The third one does not name the file, so its key is forgotten; the fourth one still needs it.
     effects = driver.stored(three)
     assert deletions(effects) == {"chk-2/manifest"}
-    [store] = of_type(effects, m.StoreCheckpoint)
+    [store] = of_type(effects, c.StoreCheckpoint)
     assert [location.path for _, location in store.replaced] == ["chk-1/x"]
     driver.stored(four)
     driver.deleted()
@@ -104,12 +104,12 @@ def test_an_aborted_checkpoint_deletes_its_own_uploads_only() -> None:
     two = driver.trigger()
     driver.ack(two, SOURCE, shared("sst-1", "chk-1/x"), shared("sst-2", "chk-2/x"))
     driver.ack(two, MIDDLE, private("chk-2/p"))
-    effects = driver.step(m.DeclineReceived(SINK, two, "no memory", driver.now_ms))
+    effects = driver.step(c.DeclineReceived(SINK, two, "no memory", driver.now_ms))
     assert deletions(effects) == {"chk-2/x", "chk-2/p"}
-    [report] = of_type(effects, m.ReportAborted)
-    assert report.reason is m.AbortReason.DECLINED
+    [report] = of_type(effects, c.ReportAborted)
+    assert report.reason is c.AbortReason.DECLINED
     assert "no memory" in report.detail
-    [notify] = of_type(effects, m.NotifyAborted)
+    [notify] = of_type(effects, c.NotifyAborted)
     assert notify.keys == (SOURCE, MIDDLE, SINK)
     # The ack of the sink comes all the same: what it has uploaded goes, what is shared stays.
     driver.deleted()
@@ -151,10 +151,10 @@ def test_an_ack_that_names_a_released_file_aborts_its_checkpoint() -> None:
     driver.deleted()
     three = driver.trigger()
     effects = driver.ack(three, SOURCE, shared("run-1", "chk-1/x"), shared("run-3", "chk-3/x"))
-    [report] = of_type(effects, m.ReportAborted)
+    [report] = of_type(effects, c.ReportAborted)
     assert "chk-1/x" in report.detail
     assert deletions(effects) == {"chk-3/x"}
-    assert not of_type(effects, m.StoreCheckpoint)
+    assert not of_type(effects, c.StoreCheckpoint)
 
 
 def test_a_key_with_other_bytes_aborts_with_a_clear_detail() -> None:
@@ -162,8 +162,8 @@ def test_a_key_with_other_bytes_aborts_with_a_clear_detail() -> None:
     driver.complete(shared("sst-1", "chk-1/x", checksum=1))
     two = driver.trigger()
     effects = driver.ack(two, SOURCE, shared("sst-1", "chk-2/x", checksum=2))
-    [report] = of_type(effects, m.ReportAborted)
-    assert report.reason is m.AbortReason.STORE_FAILED
+    [report] = of_type(effects, c.ReportAborted)
+    assert report.reason is c.AbortReason.STORE_FAILED
     for word in ("sst-1", "operator-2", "instance-1", "chk-1/x", "chk-2/x", "0x00000002"):
         assert word in report.detail
     assert deletions(effects) == {"chk-2/x"}
@@ -174,16 +174,16 @@ def test_a_key_with_another_size_from_a_concurrent_checkpoint_is_found_at_regist
     driver.ack(one, SOURCE, shared("sst-1", "chk-1/x", size=10))
     driver.ack(two, SOURCE, shared("sst-1", "chk-2/x", size=11))
     effects = driver.stored(one)
-    [report] = of_type(effects, m.ReportAborted)
-    assert (report.checkpoint_id, report.reason) == (two, m.AbortReason.STORE_FAILED)
+    [report] = of_type(effects, c.ReportAborted)
+    assert (report.checkpoint_id, report.reason) == (two, c.AbortReason.STORE_FAILED)
     assert "11 bytes" in report.detail
-    assert not of_type(effects, m.StoreCheckpoint)
+    assert not of_type(effects, c.StoreCheckpoint)
     assert deletions(effects) == {"chk-2/x"}
 
 
 def test_ranges_of_one_file_go_with_the_last_of_them() -> None:
     packed = [
-        m.FileReference(shared(name, "").key, m.FileRange("chk-1/pack", offset, 10, 1))
+        c.FileReference(shared(name, "").key, c.FileRange("chk-1/pack", offset, 10, 1))
         for offset, name in ((0, "run-1"), (10, "run-2"))
     ]
     driver = Driver(ONE_TASK)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobmanager.checkpoint import messages as m
+from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.failure_policy import pause_after_failures_ms
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.trigger_policy import (
@@ -85,7 +85,7 @@ def test_the_queue_is_bounded_but_a_final_one_is_never_refused() -> None:
     policy = TriggerPolicy(CheckpointSettings(1_000))
     for number in range(REQUESTS_MAX):
         assert policy.add(Request(Kind.ON_DEMAND, str(number))) is None
-    assert policy.add(ON_DEMAND) is m.RequestRefused.QUEUE_FULL
+    assert policy.add(ON_DEMAND) is c.RequestRefused.QUEUE_FULL
     assert policy.add(FINAL) is None
 
 
@@ -123,12 +123,12 @@ def test_a_final_one_waits_for_what_can_complete_and_goes_ahead_of_all_else() ->
     one = driver.trigger()
     driver.request()
     effects = driver.request(is_final=True)
-    assert not of_type(effects, m.ReportAborted)
-    assert not of_type(effects, m.TriggerTasks)
+    assert not of_type(effects, c.ReportAborted)
+    assert not of_type(effects, c.TriggerTasks)
     driver.ack(one)
-    [trigger] = of_type(driver.stored(one), m.TriggerTasks)
+    [trigger] = of_type(driver.stored(one), c.TriggerTasks)
     driver.ack(trigger.checkpoint_id)
-    [answer] = of_type(driver.stored(trigger.checkpoint_id), m.AnswerRequest)
+    [answer] = of_type(driver.stored(trigger.checkpoint_id), c.AnswerRequest)
     assert answer.request_id == "r3"
 
 
@@ -136,38 +136,38 @@ def test_requests_beyond_the_bound_are_refused() -> None:
     driver = Driver(ONE_TASK)
     driver.trigger()
     for _ in range(REQUESTS_MAX):
-        assert not of_type(driver.request(), m.AnswerRequest)
-    [answer] = of_type(driver.request(), m.AnswerRequest)
-    assert answer.refused is m.RequestRefused.QUEUE_FULL
+        assert not of_type(driver.request(), c.AnswerRequest)
+    [answer] = of_type(driver.request(), c.AnswerRequest)
+    assert answer.refused is c.RequestRefused.QUEUE_FULL
     assert answer.detail
 
 
 def test_the_same_request_again_is_answered_once() -> None:
     driver = Driver(ONE_TASK)
     one = driver.trigger()
-    assert not driver.step(m.CheckpointRequested("r1", driver.now_ms))
+    assert not driver.step(c.CheckpointRequested("r1", driver.now_ms))
     driver.ack(one)
-    assert len(of_type(driver.stored(one), m.AnswerRequest)) == 1
+    assert len(of_type(driver.stored(one), c.AnswerRequest)) == 1
 
 
 def test_an_interval_that_was_missed_starts_as_soon_as_there_is_room() -> None:
     driver = Driver(ONE_TASK)
     driver.at(1_000)
-    assert not of_type(driver.at(5_000), m.TriggerTasks)
+    assert not of_type(driver.at(5_000), c.TriggerTasks)
     driver.ack(1)
-    assert [t.checkpoint_id for t in of_type(driver.stored(1), m.TriggerTasks)] == [2]
+    assert [t.checkpoint_id for t in of_type(driver.stored(1), c.TriggerTasks)] == [2]
 
 
 def test_periodic_ones_keep_going() -> None:
     driver = Driver(ONE_TASK, min_pause_ms=200)
     starts = []
     for now in range(0, 10_000, 100):
-        for trigger in of_type(driver.at(now), m.TriggerTasks):
+        for trigger in of_type(driver.at(now), c.TriggerTasks):
             starts.append(now)
             driver.now_ms += 50
             driver.step(
-                m.AckReceived(
-                    SOURCE, trigger.checkpoint_id, None, (), m.SnapshotSummary(), driver.now_ms
+                c.AckReceived(
+                    SOURCE, trigger.checkpoint_id, None, (), c.SnapshotSummary(), driver.now_ms
                 )
             )
             driver.stored(trigger.checkpoint_id)
