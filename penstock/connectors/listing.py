@@ -29,12 +29,13 @@ _WILDCARDS = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """One file: absolute path, size, the time of its last change and its inode."""
+    """One file: absolute path, size, when its text and when anything of it last changed, its inode."""
 
     path: str
     size_bytes: int
     modified_ns: int
     inode: int = 0
+    changed_ns: int = 0
 
 
 def is_glob(path: str) -> bool:
@@ -76,7 +77,7 @@ def list_files(path: str, on_circle: Callable[[str], None] = lambda _: None) -> 
         return sorted(_list_tree(path, on_circle), key=lambda file: file.path)
     status = Path(path).stat()
     _check_is_file(path, status)
-    return [ListedFile(path, status.st_size, status.st_mtime_ns, status.st_ino)]
+    return [_listed(path, status)]
 
 
 def _glob_matches(pattern: str, on_circle: Callable[[str], None]) -> list[str]:
@@ -141,7 +142,13 @@ def _stat(path: str, on_circle: Callable[[str], None]) -> list[ListedFile]:
         on_circle(path)
         return []
     _check_is_file(path, status)
-    return [ListedFile(path, status.st_size, status.st_mtime_ns, status.st_ino)]
+    return [_listed(path, status)]
+
+
+def _listed(path: str, status: os.stat_result) -> ListedFile:
+    return ListedFile(
+        path, status.st_size, status.st_mtime_ns, status.st_ino, changed_ns=status.st_ctime_ns
+    )
 
 
 def _check_name(path: str) -> None:

@@ -1,7 +1,7 @@
 """Whether a file is still the one that its rows were read from.
 
-A position carries a mark: which version of the file was read (time of the last change and inode), and a
-checksum of what was read before it. Another version is no proof: each host may have a copy of its own,
+A position carries a mark: which version of the file was read (times of the last changes and inode; the
+second time cannot be set back), and a checksum of what was read before it. Another version is no proof: each host may have a copy of its own,
 and a file may have been touched or have grown. Then the checksum decides. It is also asked at the end of a
 split whose file changed while it was read, so that the rows of a split are rows of one content.
 """
@@ -9,6 +9,7 @@ split whose file changed while it was read, so that the rows of a split are rows
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import zlib
 from collections import deque
@@ -22,6 +23,9 @@ from penstock.connectors.messages import os_reason
 from penstock.errors import TaskFailure, Unrecoverable
 
 CHUNK_BYTES = 1 << 20
+
+_NS_PER_MS = 1_000_000
+_CLOCK_SKEW_MS = 1_000
 
 _MARK = struct.Struct("<IH")
 _PENDING_MAX = 16
@@ -56,9 +60,9 @@ class FileMark:
         return FileMark(position[_MARK.size : end].decode(), checksum), position[end:]
 
 
-def file_version(modified_ns: int, inode: int) -> str:
+def file_version(modified_ns: int, changed_ns: int, inode: int) -> str:
     """The version of a file."""
-    return f"{modified_ns}:{inode}"
+    return f"{modified_ns}:{changed_ns}:{inode}"
 
 
 class OpenedFile:
@@ -80,7 +84,7 @@ class OpenedFile:
 
     def _version_now(self) -> str:
         status = os.fstat(self._file.fileno())
-        return file_version(status.st_mtime_ns, status.st_ino)
+        return file_version(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
     def is_another_file(self, version: str) -> bool:
         """Whether it is not the file of that version, changed or not."""
@@ -125,6 +129,29 @@ class OpenedFile:
             return
         if checksum() != mark.checksum:
             raise replaced(self.path)
+
+    def check_part(self, version: str, host: str, found_ms: int) -> None:
+        """Refuses to read a part of a file, without a checksum of that part, in another file.
+
+        What was read of the other parts cannot be compared here. So it must be the file that was
+        found, or another host's copy of it that has not changed since.
+
+        Args:
+            version: of the file that was found.
+            host: where it was found.
+            found_ms: when.
+
+        Raises:
+            Unrecoverable: it may be another content.
+        """
+        if version == self.version:
+            return
+        changed_ms = os.fstat(self._file.fileno()).st_ctime_ns // _NS_PER_MS
+        if host == this_host() or changed_ms > found_ms - _CLOCK_SKEW_MS:
+            raise replaced(
+                self.path,
+                "it is read in parts, and whether what was read of the others is still in it cannot be told",
+            )
 
     def check_read(self, expected: Callable[[], int], checksum: Callable[[], int]) -> None:
         """As ``check_resumed``, for what has been read of it while it was open."""
@@ -176,10 +203,17 @@ class PieceChecksums:
         return self._folded
 
 
-def replaced(path: str) -> Unrecoverable:
+def this_host() -> str:
+    """The name of the host that this process runs on."""
+    return socket.gethostname()
+
+
+def replaced(
+    path: str,
+    why: str = "what was read of it before is not in it any more, so the rest would not belong to it",
+) -> Unrecoverable:
     """The error of a file that is not what was read before."""
     return Unrecoverable(
-        f"{path}: was replaced or changed while the job read it: what was read of it before is not in it "
-        "any more, so the rest would not belong to it; put the file back as it was, or run the job anew. "
+        f"{path}: was replaced or changed while the job read it: {why}; put the file back as it was, or run the job anew. "
         "Files that are read must not change: write new ones under new names"
     )

@@ -113,7 +113,7 @@ class FileSource(Source):
 
     def _splits(self, file: ListedFile, ctx: SourceContext) -> list[Split]:
         if self._format == "parquet":
-            return parquet_splits(file, self._event_time_in(file.path, ctx))
+            return parquet_splits(file, self._event_time_in(file.path, ctx), ctx.now_ms())
         if self._format == "arrow" or self._options.of_file(file.path):
             return [whole_file_split(file)]
         return text_splits(file, self._plan(file.path), self._open_format)

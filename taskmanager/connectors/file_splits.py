@@ -20,7 +20,7 @@ from penstock.connectors.listing import ListedFile
 from penstock.connectors.messages import os_reason, shorten
 from penstock.connectors.source import PART_OF, Split
 from penstock.errors import TaskFailure
-from taskmanager.connectors.file_identity import OpenedFile, file_version
+from taskmanager.connectors.file_identity import OpenedFile, file_version, this_host
 
 SPLIT_BYTES = 4 << 20
 """A Parquet file is cut between row groups into splits of about this size."""
@@ -45,6 +45,8 @@ class FileSplit:
         end_byte: behind a piece of text, -1 = all of the file.
         first_line: number of the piece's first line, 0 = as the header says.
         piece_checksum: CRC-32 of header and piece, -1 of what is no piece.
+        host: where the file was found, of a part without a checksum.
+        found_ms: when, in ms since the epoch.
     """
 
     path: str
@@ -57,6 +59,8 @@ class FileSplit:
     end_byte: int = -1
     first_line: int = 0
     piece_checksum: int = -1
+    host: str = ""
+    found_ms: int = 0
 
     def encode(self) -> bytes:
         """As bytes for ``Split.payload``."""
@@ -75,16 +79,17 @@ def part_id(path: str, content: str, part: str) -> str:
 
 def whole_file_split(file: ListedFile) -> Split:
     """The file as one split."""
-    version = file_version(file.modified_ns, file.inode)
+    version = file_version(file.modified_ns, file.changed_ns, file.inode)
     payload = FileSplit(file.path, file.size_bytes, version=version).encode()
     return Split(id=file.path, payload=payload, size=file.size_bytes)
 
 
-def parquet_splits(file: ListedFile, event_time: pa.Field | None) -> list[Split]:
+def parquet_splits(file: ListedFile, event_time: pa.Field | None, now_ms: int) -> list[Split]:
     """The file cut between row groups, with the lower bound of event times its statistics give.
 
     Args:
         event_time: the declared column that event time is taken from, None = it is no column of the file.
+        now_ms: since the epoch.
 
     Raises:
         TaskFailure: the file cannot be read or is no Parquet file.
@@ -109,7 +114,14 @@ def parquet_splits(file: ListedFile, event_time: pa.Field | None) -> list[Split]
     for first, end in groups:
         whole = len(groups) == 1
         payload = FileSplit(
-            file.path, file.size_bytes, first, -1 if whole else end, opened.version, footer
+            file.path,
+            file.size_bytes,
+            first,
+            -1 if whole else end,
+            opened.version,
+            footer,
+            host=this_host(),
+            found_ms=now_ms,
         )
         splits.append(
             Split(

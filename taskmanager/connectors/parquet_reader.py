@@ -62,6 +62,8 @@ class ParquetReader(Reader):
             if split.footer_checksum:
                 found = FileMark(split.version, split.footer_checksum)
                 file.check_resumed(found, lambda: footer_checksum(file))
+            if split.end_row_group >= 0:
+                file.check_part(split.version, split.host, split.found_ms)
         except (pa.ArrowException, OSError) as error:
             self._handle.close()
             raise TaskFailure(

@@ -155,15 +155,20 @@ class TextBlocks:
 
     def begin(self) -> ParsedBlock | None:
         """The first block of a split that was not read before."""
+        self._check_piece()
+        return self.next()
+
+    def _check_piece(self) -> None:
+        """A piece is compared as a whole, wherever it is read on: others are read of the same file."""
         if self._split.piece_checksum >= 0:
             found = FileMark(self._split.version, self._split.piece_checksum)
             self._file.check_resumed(found, lambda: self._checksum_to(self._split.end_byte))
-        return self.next()
 
     def resume(self, position: bytes) -> ParsedBlock | None:
         """The block that a position is in, or the next one where it is behind all rows of a block."""
         mark, packed = FileMark.decode(position, _POSITION.size)
         offset, end, given, line, row = _POSITION.unpack(packed)
+        self._check_piece()
         self._file.check_resumed(mark, lambda: self._checksum_to(end))
         checksum = mark.checksum if mark is not None else self._checksum_to(end)
         self._place = Place(offset, line, row, checksum)

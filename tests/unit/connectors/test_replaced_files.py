@@ -7,6 +7,7 @@ discovery, opening and two reads, at every position.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from penstock.connectors import file_source
 from penstock.connectors.source import END
 from penstock.errors import Unrecoverable
-from taskmanager.connectors import arrow_reader, parquet_reader
+from taskmanager.connectors import arrow_reader, file_identity, file_splits, parquet_reader
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
 ROWS = 40
@@ -257,3 +258,75 @@ def test_each_byte_of_the_rows_read_from_one_large_arrow_batch_counts(
             refused.append(changed)
     assert set(refused) >= set(range(1, given))
     assert max(refused) < given + 2 * 16, "what is left is none of what was read"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_overwritten_with_its_old_time_is_noticed(
+    harness: Any, tmp_path: Path, format: str
+) -> None:
+    file = Replaced(harness, tmp_path / "data", format)
+    before = file.path.stat()
+    _, position = file.read(2)
+    while file.path.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of files has ticks
+        file.path.write_bytes(file.new)
+        os.utime(file.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.path.stat().st_mtime_ns == before.st_mtime_ns
+    with pytest.raises(Unrecoverable, match=r"data: was replaced or changed while"):
+        file.read(position=position)
+
+
+class ParquetParts:
+    """A Parquet file of several splits, and another content with the same footer."""
+
+    def __init__(self, harness: Any, path: Path) -> None:
+        self.harness, self.path = harness, path
+        self.old, self.new = content(path, "parquet", 200), b""
+        found = self.old.index(bytes([210, 0, 0, 0, 0, 0, 0, 0]))
+        self.new = self.old[:found] + bytes([211]) + self.old[found + 1 :]
+        path.write_bytes(self.old)
+        self.source = harness.start(*file_source("parquet", path, schema=SCHEMA))
+        self.first, *self.others = harness.discover(self.source)
+        assert self.others
+
+    def numbers(self, split: Any) -> list[int]:
+        batches, _ = self.harness.read_split(self.source, split)
+        return [value for batch in batches for value in batch.column("a").to_pylist()]
+
+
+@pytest.fixture
+def parts(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ParquetParts:
+    monkeypatch.setattr(file_splits, "SPLIT_BYTES", 1)
+    harness.now = time.time_ns() // 1_000_000 + 60_000
+    return ParquetParts(harness, tmp_path / "data")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_unread_part_of_a_parquet_file_with_the_same_footer_is_refused(
+    parts: ParquetParts, change: Callable[[Path, bytes], None]
+) -> None:
+    assert parts.numbers(parts.first)
+    change(parts.path, parts.new)
+    for part in parts.others:
+        with pytest.raises(Unrecoverable, match=r"data: was replaced or changed while .* in parts"):
+            parts.numbers(part)
+
+
+def test_the_parts_of_another_hosts_copy_are_read(
+    parts: ParquetParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move_over(parts.path, parts.old)  # as it lies on the other host, since before the job
+    monkeypatch.setattr(file_identity, "this_host", lambda: "another")
+    found = [n for split in (parts.first, *parts.others) for n in parts.numbers(split)]
+    assert len(found) == ROWS
+
+
+def test_a_copy_that_came_to_another_host_while_the_job_ran_is_refused(
+    parts: ParquetParts, harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.now -= 120_000
+    source = harness.start(*file_source("parquet", parts.path, schema=SCHEMA))
+    part = harness.discover(source)[1]
+    move_over(parts.path, parts.old)
+    monkeypatch.setattr(file_identity, "this_host", lambda: "another")
+    with pytest.raises(Unrecoverable, match=r"data: was replaced or changed while .* in parts"):
+        harness.read_split(source, part)
