@@ -1,12 +1,16 @@
 """Aim: a job that is restarted in the middle of its files gives each row once, or says which file is another.
 
-Method: jobs with checkpoints; their function fails once behind a checkpoint, having changed the file or not.
+Method: jobs with checkpoints; their function fails, or kills its slot, once behind a checkpoint, having
+changed the file or not. What was read is numbered, so the oracle needs no reader.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +142,118 @@ def test_a_copy_of_the_file_in_its_place_is_read_on(
     run(checkpointed)
     assert not copy.exists(), "the job was to fail once"
     assert sorted(row["n"] for row in written(tmp_path / "out")) == list(range(ROWS))
+
+
+# ---------------------------------------------------------------- files in parts, at parallelism 2
+
+PARTS = {".csv", ".jsonl", ".parquet", ".arrow"}
+PACKED = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+}
+LARGE_ROWS = 400_000
+TEXT = 'said ""so"",\n' * 14
+"""Makes files of this many rows larger than 64 MB; CSV has it in quotes."""
+
+
+def write_large(path: Path, old: int) -> None:
+    """A file that is read in several parts (but Arrow); its size is the same for both values of ``old``."""
+    numbers = range(LARGE_ROWS)
+    if path.suffix == ".csv":
+        lines = (f'{n},{old},"{TEXT}"\n' for n in numbers)
+        path.write_text("n,old,text\n" + "".join(lines))
+        assert path.stat().st_size > 64 << 20
+    elif path.suffix == ".jsonl":
+        path.write_text(
+            "".join(f'{{"n":{n},"old":{old},"text":{json.dumps(TEXT)}}}\n' for n in numbers)
+        )
+        assert path.stat().st_size > 64 << 20
+    else:
+        columns = {"n": pa.array(numbers, pa.int64()), "old": pa.repeat(old, LARGE_ROWS)}
+        table = pa.table({**columns, "text": pa.repeat(TEXT, LARGE_ROWS)})
+        if path.suffix == ".parquet":
+            pq.write_table(
+                table, path, row_group_size=20_000, use_dictionary=False, compression="none"
+            )
+        else:
+            with pa.ipc.new_file(path, table.schema) as writer:
+                writer.write_table(table, max_chunksize=5_000)
+
+
+class KilledOnce(FailsOnce):
+    """As ``FailsOnce``; its process is killed, by whichever subtask is first."""
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        self.rows += 1
+        if self.covered and self.source.exists():
+            try:
+                os.replace(self.source, self.target)  # noqa: PTH105
+            except FileNotFoundError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        out.emit(n=row.n, old=row.old)
+
+
+def kill_in_the_middle(
+    new_env: NewEnvironment, tmp_path: Path, path: Path, source: Path, target: Path
+) -> None:
+    """Runs a job over a file that loses a slot behind a checkpoint with rows of it."""
+    config = {
+        "execution.checkpointing.interval": "50ms",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": 2,
+        "restart-strategy.fixed-delay.delay": "0s",
+    }
+    env = new_env(2, config)
+    kind = next(s[1:] for s in path.suffixes if s[1:] in READERS)
+    rows = READERS[kind](env, path, schema=SCHEMA)
+    rows.process(KilledOnce(source, target), schema=SCHEMA).write_parquet(tmp_path / "out")
+    env.submit("killed").wait(120.0)
+
+
+def numbers_written(out: Path) -> list[int]:
+    return sorted(pq.read_table(out).column("n").to_pylist())
+
+
+@pytest.mark.parametrize("suffix", sorted(PARTS))
+def test_every_row_once_where_a_slot_is_killed_inside_a_large_file(
+    new_env: NewEnvironment, tmp_path: Path, suffix: str
+) -> None:
+    path, marker = tmp_path / f"data{suffix}", tmp_path / "marker"
+    write_large(path, 1)
+    marker.touch()
+    kill_in_the_middle(new_env, tmp_path, path, marker, tmp_path / "done")
+    assert not marker.exists(), "a slot was to be killed"
+    assert numbers_written(tmp_path / "out") == list(range(LARGE_ROWS))
+
+
+@pytest.mark.parametrize("suffix", sorted(PARTS))
+def test_a_large_file_that_is_replaced_as_a_slot_is_killed_ends_the_job(
+    new_env: NewEnvironment, tmp_path: Path, suffix: str
+) -> None:
+    path, other = tmp_path / f"data{suffix}", tmp_path / f"other{suffix}"
+    write_large(path, 1)
+    write_large(other, 2)
+    assert path.stat().st_size == other.stat().st_size
+    with pytest.raises(ps.JobFailed, match="was replaced or changed while the job read it"):
+        kill_in_the_middle(new_env, tmp_path, path, other, path)
+    files = (tmp_path / "out").glob("*.parquet")
+    assert {n for p in files for n in pq.read_table(p).column("old").to_pylist()} <= {1}
+
+
+@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_every_row_once_where_a_slot_is_killed_inside_a_compressed_file(
+    new_env: NewEnvironment, tmp_path: Path, kind: str, packing: str
+) -> None:
+    plain, marker = tmp_path / f"plain.{kind}", tmp_path / "marker"
+    write(plain, 1)
+    path = tmp_path / f"data.{kind}.{packing}"
+    path.write_bytes(PACKED[packing](plain.read_bytes()))
+    marker.touch()
+    kill_in_the_middle(new_env, tmp_path, path, marker, tmp_path / "done")
+    assert not marker.exists(), "a slot was to be killed"
+    assert numbers_written(tmp_path / "out") == list(range(ROWS))
