@@ -9,6 +9,7 @@ memory is dropped while they still come, so that an endless stream needs bounded
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import pyarrow as pa
 
 from penstock.errors import JobRejected, StoreTransient, StreamError
 from penstock.storage.spill_store import SpillStore
+
+_log = logging.getLogger("penstock")
 
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
 SPILLED_BYTES_MAX = 8 * 1024 * 1024 * 1024
@@ -62,11 +65,6 @@ class ArrivedRows:
         """What lies in memory."""
         return self._memory_bytes
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether no more will come."""
-        return self._has_ended
-
     def wait(self) -> None:
         """Waits until no more will come.
 
@@ -91,7 +89,9 @@ class ArrivedRows:
                 try:
                     self._to_file(entry)
                 except StoreTransient as error:
-                    self._break(JobRejected(f"{error}. {self._remedy()}"))
+                    told = f"{error}. {self._remedy()}"
+                    _log.warning("%s", told)
+                    self._break(JobRejected(told))
                     return
             self._entries[self._next] = entry
             self._next += 1
