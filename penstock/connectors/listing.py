@@ -13,7 +13,6 @@ what has a name that is not UTF-8 is refused by name.
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import stat
 from collections.abc import Callable
@@ -21,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from penstock.connectors.globs import glob_matches, has_wildcard, is_circle, is_hidden
+
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """Directory value that stands for null."""
-
-_WILDCARDS = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +39,7 @@ class ListedFile:
 
 def is_glob(path: str) -> bool:
     """Whether the path is a pattern: it has a wildcard and is not itself a file or directory."""
-    return not _WILDCARDS.isdisjoint(path) and not Path(path).exists()
-
-
-def is_hidden(name: str) -> bool:
-    """Whether readers skip a file or directory of this name."""
-    return name.startswith(("_", "."))
+    return has_wildcard(path) and not Path(path).exists()
 
 
 class EntryRefusedError(ValueError):
@@ -67,7 +61,7 @@ def list_files(path: str, on_circle: Callable[[str], None] = lambda _: None) -> 
     _check_name(path)
     if is_glob(path):
         found: list[ListedFile] = []
-        for match in _glob_matches(path, on_circle):
+        for match in glob_matches(path, on_circle):
             if Path(match).is_dir():
                 found.extend(_list_tree(match, on_circle))
             else:
@@ -80,28 +74,6 @@ def list_files(path: str, on_circle: Callable[[str], None] = lambda _: None) -> 
     return [_listed(path, status)]
 
 
-def _glob_matches(pattern: str, on_circle: Callable[[str], None]) -> list[str]:
-    first_wildcard = next(i for i, letter in enumerate(pattern) if letter in _WILDCARDS)
-    fixed = Path(pattern[:first_wildcard] + "x").parent
-    circles: dict[Path, bool] = {}
-
-    def is_circle(place: Path) -> bool:
-        if place not in circles:
-            circles[place] = place.is_symlink() and _is_circle(str(place))
-            if circles[place]:
-                on_circle(str(place))
-        return circles[place]
-
-    def is_on_circle(match: str) -> bool:
-        """Outermost first: a place behind a circle is not looked at."""
-        places = [place for place in reversed(Path(match).parents) if fixed in place.parents]
-        return any(is_circle(place) for place in [*places, Path(match)])
-
-    # Path.glob would need the part before the first wildcard; glob keeps hidden names out.
-    matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
-    return [m for m in matches if not is_hidden(Path(m).name) and not is_on_circle(m)]
-
-
 def _list_tree(directory: str, on_circle: Callable[[str], None]) -> list[ListedFile]:
     found: list[ListedFile] = []
     pending = [directory]
@@ -110,23 +82,13 @@ def _list_tree(directory: str, on_circle: Callable[[str], None]) -> list[ListedF
             for entry in entries:
                 if is_hidden(entry.name):
                     continue
-                if entry.is_symlink() and _is_circle(entry.path):
+                if entry.is_symlink() and is_circle(entry.path):
                     on_circle(entry.path)
                 elif entry.is_dir():
                     pending.append(entry.path)
                 else:
                     found.extend(_stat(entry.path, on_circle))
     return found
-
-
-def _is_circle(link: str) -> bool:
-    """Whether the link leads to itself or to a directory that it is in."""
-    try:
-        target = os.path.realpath(link, strict=True)
-    except OSError as error:
-        return error.errno == errno.ELOOP
-    parent = os.path.realpath(Path(link).parent)
-    return Path(parent).is_relative_to(target)
 
 
 def _stat(path: str, on_circle: Callable[[str], None]) -> list[ListedFile]:

@@ -53,6 +53,18 @@ def test_links_in_circles_are_left_out(
         assert "loop: the link leads round in a circle" in caplog.text
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("pattern", ["**", "**/*", "**/*.csv", "*/*", "*/loop/*"])
+def test_several_links_in_circles_are_no_maze(harness: Any, directory: Path, pattern: str) -> None:
+    # Forty levels of three ways each, for who follows them.
+    for name in ("x", "y", "z"):
+        (directory / name).mkdir()
+        (directory / name / "loop").symlink_to("..")
+    rows = harness.rows(file_source("csv", directory / pattern)) if "loop" not in pattern else []
+    expected = {"*/*": [2], "*/loop/*": []}.get(pattern, [1, 2])
+    assert sorted(row["a"] for row in rows) == expected
+
+
 def test_links_elsewhere_are_followed(harness: Any, directory: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

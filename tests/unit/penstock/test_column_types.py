@@ -182,7 +182,11 @@ def test_what_is_not_refused_runs(name: str, backend: Any, tmp_path: Path) -> No
     schema = pa.schema([("i", pa.int64()), ("v", RUNS[name].type)])
     rows = pa.RecordBatch.from_arrays([pa.array([1, 2]), RUNS[name]], schema=schema)
     ran = []
-    for use, build in uses(tmp_path).items():
+    place = list(RUNS).index(name)
+    for number, (use, build) in enumerate(uses(tmp_path).items()):
+        # A database for each use of each type would take minutes: each use meets two types, each type all kinds.
+        if backend == "rocksdb" and (number + place) % 4:
+            continue
         try:
             h = pt.harness(build, schema=schema, backend=backend)
         except StreamError:
@@ -197,7 +201,8 @@ def test_what_is_not_refused_runs(name: str, backend: Any, tmp_path: Path) -> No
         except Exception as error:
             raise AssertionError(f"{use} of {name}") from error
         ran.append(use)
-    assert {"filter", "map", "process", "window column"} <= set(ran)
+    assert len(ran) > 5
+    assert backend == "rocksdb" or {"filter", "map", "process", "window column"} <= set(ran)
 
 
 @pytest.mark.parametrize("name", REFUSED)
