@@ -15,7 +15,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
-from jobmanager.rpc.restore_convert import restored_checkpoint, restored_tasks
+from jobmanager.job.restored_tasks import restored_checkpoint, restored_tasks
 from penstock.errors import Fenced, StoreTransient, Unrecoverable
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HEAD_PATH, HeadOutcomeUnknown, HeadStore
