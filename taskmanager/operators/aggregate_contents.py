@@ -29,6 +29,7 @@ from taskmanager.operators.window_contents import (
 from taskmanager.state.backend import AggregateDescriptor, KeyedStateBackend
 from taskmanager.state.group_table import GroupTable, TableRows
 from taskmanager.state.instances import InstanceState, InstanceTable
+from taskmanager.state.wide_columns import narrow_batches
 
 _SLICES = "slices"
 _FIRING = "firing"
@@ -76,14 +77,15 @@ class BoundAggregation:
             inputs = aggregation.inputs(batch)
         return AggregateRows(self.keys.encode(batch), inputs)
 
-    def result(
+    def results(
         self, rows: TableRows, window: list[pa.Array], event_times: pa.Array | None
-    ) -> pa.RecordBatch:
-        """The output batch of some keys: keys, window columns, aggregates, event times."""
+    ) -> Iterator[pa.RecordBatch]:
+        """The output of some keys: keys, window columns, aggregates, event times; one batch, or as many as text
+        and lists of more than 2 GiB take."""
         arrays = [*self.keys.outputs(rows.keys), *window, *self.aggregation.results(rows)]
         if event_times is not None:
             arrays.append(event_times)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return narrow_batches(arrays, self.schema)
 
 
 class AggregateSlices(SliceContents[AggregateRows]):
@@ -141,7 +143,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
     @override
     def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
         for rows in self._table(_FIRING, end).chunks(self.context.config.batch_rows):
-            yield self._result(rows, start, end)
+            yield from self._results(rows, start, end)
         self.context.state.drop(_FIRING, end)
 
     @override
@@ -160,7 +162,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
         for slice_start in slices:
             self._merge(merged, self._table(_SLICES, slice_start), touched.key_batch())
         for chunk in merged.chunks(self.context.config.batch_rows):
-            yield self._result(chunk, start, end)
+            yield from self._results(chunk, start, end)
 
     @override
     def drop(self, start: int) -> None:
@@ -175,13 +177,13 @@ class AggregateSlices(SliceContents[AggregateRows]):
         except AccumulatorOverflowError as error:
             raise self._bound.aggregation.overflow(error, source.keys(only)) from error
 
-    def _result(self, rows: TableRows, start: int, end: int) -> pa.RecordBatch:
+    def _results(self, rows: TableRows, start: int, end: int) -> Iterator[pa.RecordBatch]:
         count = len(rows.keys[0])
         window = [constant_time(start, count), constant_time(end, count)]
         event_times = None
         if self._bound.has_event_time:
             event_times = pa.repeat(pa.scalar(result_time(end), pa.int64()), count)
-        return self._bound.result(rows, window, event_times)
+        return self._bound.results(rows, window, event_times)
 
 
 class AggregateInstances(InstanceContents[InstanceTable]):
@@ -233,8 +235,10 @@ class AggregateInstances(InstanceContents[InstanceTable]):
             event_times = None
             if self._bound.has_event_time and part.event_times is not None:
                 event_times = pa.array(part.event_times)
-            result = self._bound.result(rows, part.window_columns(), event_times)
-            yield start + len(part), result
+            done = start
+            for result in self._bound.results(rows, part.window_columns(), event_times):
+                done += result.num_rows
+                yield done, result
 
     @override
     def clear(self, instances: Int64Array) -> None:

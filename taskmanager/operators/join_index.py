@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from taskmanager.state.row_table import concatenated
-from taskmanager.state.wide_columns import OFFSET_BYTES_MAX
+from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, widest_row_bytes
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
@@ -125,11 +125,15 @@ class BucketIndex:
 
     Args:
         epoch: of the table whose rows these are (``RowTable.epoch``).
+
+    Attributes:
+        widest_row_bytes: see there, of all its rows.
     """
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
         self.runs: list[Run] = []
+        self.widest_row_bytes = 0
         self._loaded = np.empty(0, np.uint64)
         self._sequence = np.empty(64, np.int64)
         self._chunks: list[pa.RecordBatch] = []
@@ -169,6 +173,7 @@ class BucketIndex:
         self._sequence[self._length : stop] = sequence
         order = np.lexsort((times, hashes))
         self.runs.append(Run(hashes[order], times[order], self._length + order))
+        self.widest_row_bytes = max(self.widest_row_bytes, widest_row_bytes(batch))
         self._chunks.append(batch)
         self._starts.append(self._length)
         self._length += batch.num_rows

@@ -49,6 +49,7 @@ from taskmanager.operators.operator_progress import ArrivalCounter, WatermarkSta
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.operator_state import UNION
 from taskmanager.state.row_table import RowDescriptor, RowPiece, RowTable, concatenated
+from taskmanager.state.wide_columns import widest_row_bytes
 
 _NAMES = ("left", "right")
 _BUCKET_MIN_MS = 1000
@@ -184,10 +185,14 @@ class IntervalJoinOperator(Operator):
         counts = np.zeros(len(order), np.int64)
         for each in found:
             counts[each.rows] += each.counts
+        of_partner = max(each.bucket.widest_row_bytes for each in found)
+        rows_max = self._joined.rows_max(
+            widest_row_bytes(arrived.batch), of_partner, self._batch_rows
+        )
         for start, stop in pieces(counts, self._batch_rows):
             rows, partners = _partners(found, start, stop)
-            for at in range(0, len(rows), self._batch_rows):
-                few = slice(at, at + self._batch_rows)
+            for at in range(0, len(rows), rows_max):
+                few = slice(at, at + rows_max)
                 output = self._output(index, arrived, rows[few], partners.take(few))
                 if output.num_rows:
                     yield output

@@ -38,6 +38,7 @@ from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.row_table import RowDescriptor, RowTable, part_rows
 from taskmanager.state.value_log import GroupedLog
+from taskmanager.state.wide_columns import widest_row_bytes
 
 _SLICES = ("left_slices", "right_slices")
 _FIRING = ("left_firing", "right_firing")
@@ -132,7 +133,10 @@ class JoinSlices(SliceContents[_SidedRows]):
         self, left: pa.RecordBatch, right: pa.RecordBatch, start: int, end: int
     ) -> Iterator[OperatorOutput]:
         """What rows of a window make; both sides have all rows of the same keys."""
-        for of_left, of_right in joined_pairs(*self._ids(left, right), self._how, self._batch_rows):
+        rows_max = self._joined.rows_max(
+            widest_row_bytes(left), widest_row_bytes(right), self._batch_rows
+        )
+        for of_left, of_right in joined_pairs(*self._ids(left, right), self._how, rows_max):
             rows = len(of_left)
             window = [constant_time(start, rows), constant_time(end, rows)]
             event_times = np.full(rows, result_time(end), np.int64)
@@ -216,12 +220,15 @@ class JoinSessions(InstanceContents[GroupedLog]):
         sides, sessions, ids = [], [], []
         for side, mine in enumerate((~is_right, is_right)):
             rows = values.field(side + 1).filter(pa.array(mine))
-            batch = pa.RecordBatch.from_struct_array(rows).cast(self._joined.side(side).schema)
+            batch = pa.RecordBatch.from_struct_array(rows)
             sides.append(batch)
             sessions.append(session_of[mine])
             has_key = self._joined.side(side).has_key(batch)
             ids.append(np.where(has_key, session_of[mine], NO_ROW))
-        for of_left, of_right in joined_pairs(ids[0], ids[1], self._how, self._batch_rows):
+        rows_max = self._joined.rows_max(
+            widest_row_bytes(sides[0]), widest_row_bytes(sides[1]), self._batch_rows
+        )
+        for of_left, of_right in joined_pairs(ids[0], ids[1], self._how, rows_max):
             has_left = of_left >= 0
             session = np.empty(len(of_left), np.int64)
             session[has_left] = sessions[0][of_left[has_left]]

@@ -17,6 +17,7 @@ from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from taskmanager.operators.join_pairs import Int64Array
 from taskmanager.operators.key_columns import KeyColumns, as_type
+from taskmanager.state import wide_columns
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -67,6 +68,16 @@ class JoinedRows:
     def side(self, index: int) -> JoinSide:
         """The input of that number."""
         return self.right if index else self.left
+
+    def rows_max(self, left_row_bytes: int, right_row_bytes: int, rows_max: int) -> int:
+        """How many pairs go into one batch, so that its columns stay within what offsets reach.
+
+        Args:
+            left_row_bytes: the most that a left row has (``widest_row_bytes``).
+            rows_max: never more than these.
+        """
+        pair_bytes = max(left_row_bytes + right_row_bytes, 1)
+        return max(1, min(rows_max, wide_columns.OFFSET_BYTES_MAX // pair_bytes))
 
     def build(
         self,

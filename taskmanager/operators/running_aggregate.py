@@ -64,7 +64,7 @@ class RunningAggregateOperator(Operator):
         event_times = None
         if bound.has_event_time:
             event_times = batch.column(EVENT_TIME).take(pa.array(rows))
-        return (bound.result(table.rows(prepared.keys.take(rows)), [], event_times),)
+        return tuple(bound.results(table.rows(prepared.keys.take(rows)), [], event_times))
 
 
 def running_aggregate_operator(spec: graph_pb2.Operator) -> Operator:

@@ -148,7 +148,8 @@ class DistinctCount(GroupColumn):
             lengths = bounds[rows + 1] - bounds[rows]
             picked = values.take(by_group[ranges_of(bounds[rows], lengths)])
             offsets = pa.array(bounds_of(lengths), pa.int32())
-            return pa.ListArray.from_arrays(offsets, picked, type=self.state_type)
+            item = self.state_type.value_field.with_type(picked.type)
+            return pa.ListArray.from_arrays(offsets, picked, type=pa.list_(item))
 
         return states
 

@@ -16,6 +16,7 @@ from penstock.errors import BadRecord
 from taskmanager.state.distinct_count import DistinctCount
 from taskmanager.state.group_column import GroupColumn, valid_rows
 from taskmanager.state.value_log import FrozenStates, GroupedLog, ValueLog
+from taskmanager.state.wide_columns import wide_type
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -58,10 +59,8 @@ class _SlotColumn(GroupColumn):
     @override
     def results(self, groups: Int64Array) -> pa.Array:
         self._reserve(groups)
-        values = self._log.take(self._position[groups])
-        return (
-            values if values.type == self.spec.output_type else values.cast(self.spec.output_type)
-        )
+        values, kind = self._log.take(self._position[groups]), self.spec.output_type
+        return values if values.type in (kind, wide_type(kind)) else values.cast(kind)
 
     @property
     @override
@@ -145,8 +144,9 @@ class FirstOrLast(_SlotColumn):
 
         def states(rows: Int64Array) -> pa.Array:
             parts = [values.take(positions[rows]), pa.array(sequence[rows])]
+            fields = [kind.field(0).with_type(parts[0].type), kind.field(1)]
             missing = pa.array(positions[rows] < 0)
-            return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
+            return pa.StructArray.from_arrays(parts, fields=fields, mask=missing)
 
         return states
 
@@ -242,7 +242,7 @@ class Folded(_SlotColumn):
         return self._checked_cast(values, self.spec.output_type)
 
     def _checked_cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
-        if values.type == kind:
+        if values.type in (kind, wide_type(kind)):
             return values
         try:
             return values.cast(kind)
@@ -286,9 +286,9 @@ class CollectedList(GroupColumn):
         counts, _, values = self._log.gather(groups)
         offsets = np.zeros(len(groups) + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
-        value_type = self.spec.output_type.value_type
-        values = values if values.type == value_type else values.cast(value_type)
-        return pa.ListArray.from_arrays(pa.array(offsets), values).cast(self.spec.output_type)
+        lists = pa.ListArray.from_arrays(pa.array(offsets), values)
+        is_wide = values.type != self.spec.input_type
+        return lists if is_wide else lists.cast(self.spec.output_type)
 
     @property
     @override

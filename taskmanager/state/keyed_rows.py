@@ -19,6 +19,7 @@ from penstock.storage.key_groups import key_group_of
 from taskmanager.kernels import RecordTable
 from taskmanager.state.run_format import DELETED, KEY_GROUP
 from taskmanager.state.value_log import FrozenStates
+from taskmanager.state.wide_columns import narrow_batches
 
 Int64Array = npt.NDArray[np.int64]
 MakeColumns = Callable[[Int64Array], list[pa.Array]]
@@ -100,7 +101,7 @@ class SealedKeyedRows:
                 *(column.take(indices) for column in identity),
                 *content(rows),
             ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+            yield from narrow_batches(arrays, self._schema)
 
     def release(self) -> None:
         """Gives everything back."""

@@ -21,7 +21,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 FrozenStates = Callable[[Int64Array], pa.Array]
 """States of some groups as they were when they were frozen, readable on any thread: takes indices of
-those groups, int64[n], and gives n states."""
+those groups, int64[n], and gives n states; of wider types where they are more than offsets reach."""
 
 _CHUNK_ROWS_MAX = 1 << 20
 _COMPACT_ABOVE = 1 << 15
@@ -170,16 +170,14 @@ class GroupedLog:
             lengths = bounds[rows + 1] - bounds[rows]
             picked = ranges_of(bounds[rows], lengths)
             taken = values.take(by_group[picked])
+            of_item = kind.value_type
             items = pa.StructArray.from_arrays(
-                [
-                    pa.array(sequence_by_group[picked]),
-                    taken if taken.type == self._type else taken.cast(self._type),
-                ],
-                fields=list(kind.value_type),
+                [pa.array(sequence_by_group[picked]), taken],
+                fields=[of_item.field(0), of_item.field(1).with_type(taken.type)],
             )
-            return pa.ListArray.from_arrays(
-                pa.array(bounds_of(lengths), pa.int32()), items, type=kind
-            )
+            item = kind.value_field.with_type(items.type)
+            offsets = pa.array(bounds_of(lengths), pa.int32())
+            return pa.ListArray.from_arrays(offsets, items, type=pa.list_(item))
 
         return [states]
 

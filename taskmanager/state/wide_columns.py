@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
+
+from penstock.errors import Unrecoverable
+
+Int64Array = npt.NDArray[np.int64]
 
 OFFSET_BYTES_MAX = (1 << 31) - 1
 
@@ -33,6 +39,76 @@ def narrow_pieces(
     half = len(array) // 2
     yield from narrow_pieces(array.slice(0, half), kind, bytes_max)
     yield from narrow_pieces(array.slice(half), kind, bytes_max)
+
+
+def narrow_batches(arrays: Sequence[pa.Array], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of columns of which some may have wider types than the schema's, in as many batches as it takes.
+
+    Raises:
+        Unrecoverable: one value is larger than its type can say.
+    """
+    pairs = list(zip(arrays, schema, strict=True))
+    wide = [(array, field) for array, field in pairs if array.type != field.type]
+    if not wide:
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return
+    rows = len(arrays[0])
+    if rows > 1 and any(array.nbytes > OFFSET_BYTES_MAX for array, _ in wide):
+        for start, stop in ((0, rows // 2), (rows // 2, rows)):
+            yield from narrow_batches([a.slice(start, stop - start) for a in arrays], schema)
+        return
+    narrow = []
+    for array, field in pairs:
+        try:
+            narrow.append(array if array.type == field.type else array.cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise Unrecoverable(
+                f"column {field.name!r}: what one key has there takes {array.nbytes >> 20} MB, and a value of type "
+                f"{field.type} may have {OFFSET_BYTES_MAX >> 20} MB: use smaller windows, or fewer rows per key"
+            ) from error
+    yield pa.RecordBatch.from_arrays(narrow, schema=schema)
+
+
+def widest_row_bytes(batch: pa.RecordBatch) -> int:
+    """The most bytes of text, bytes and lists that a row has."""
+    starts = np.arange(batch.num_rows, dtype=np.int64)
+    total = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        total += _bytes_between(column, starts, starts + 1)
+    return int(total.max(initial=0))
+
+
+def _bytes_between(array: pa.Array, starts: Int64Array, stops: Int64Array) -> Int64Array:
+    """What the values ``starts[i] .. stops[i] - 1`` have in buffers behind offsets; int64[n]."""
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _bytes_between(array.storage, starts, stops)
+    if pt.is_struct(kind):
+        found = np.zeros(len(starts), np.int64)
+        for index in range(kind.num_fields):
+            found += _bytes_between(array.field(index), starts, stops)
+        return found
+    if pt.is_string(kind) or pt.is_binary(kind):
+        offsets = _offsets(array, np.int32)
+        return offsets[stops] - offsets[starts]
+    if pt.is_large_string(kind) or pt.is_large_binary(kind):
+        offsets = _offsets(array, np.int64)
+        return offsets[stops] - offsets[starts]
+    if pt.is_list(kind) or pt.is_map(kind) or pt.is_large_list(kind):
+        offsets = _offsets(array, np.int64 if pt.is_large_list(kind) else np.int32)
+        first, last = offsets[starts], offsets[stops]
+        found = last - first
+        for items in [array.keys, array.items] if pt.is_map(kind) else [array.values]:
+            found = found + _bytes_between(items, first, last)
+        return found
+    return np.zeros(len(starts), np.int64)
+
+
+def _offsets(array: pa.Array, width: type[np.int32 | np.int64]) -> Int64Array:
+    if not len(array):
+        return np.zeros(1, np.int64)
+    offsets = np.frombuffer(array.buffers()[1], width)
+    return offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
 
 
 def wide_type(kind: pa.DataType) -> pa.DataType:

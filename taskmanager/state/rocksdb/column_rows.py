@@ -23,6 +23,7 @@ from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
 from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.database_store import parts_of_values
 from taskmanager.state.rocksdb.entry_keys import (
     decoded_keys,
     entry_keys,
@@ -237,9 +238,12 @@ class StoredColumnTable(GroupTable):
         return part
 
     def _put(self, table: GroupTable, names: list[bytes], values: list[bytes]) -> None:
-        batch = keyed_batch(self.schema(), self._plain_types, names, values, with_numbers=False)
+        batches = [
+            keyed_batch(self.schema(), self._plain_types, *part, with_numbers=False)
+            for part in parts_of_values(names, values)
+        ]
         groups = range(self._home.max_parallelism)
-        GroupTable.load(table, [batch], RestoredPart(groups, 0, 1, len(names)))
+        GroupTable.load(table, batches, RestoredPart(groups, 0, 1, len(names)))
 
     def _account(self) -> None:
         size = self.memory_bytes()

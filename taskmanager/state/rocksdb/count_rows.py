@@ -23,6 +23,7 @@ from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.database_store import parts_of_values
 from taskmanager.state.rocksdb.entry_keys import (
     decoded_keys,
     entry_keys,
@@ -143,14 +144,12 @@ class StoredCountTable(CountTable):
         values = self._home.reader.get_many(names)
         found = [(n, v) for n, v in zip(names, values, strict=True) if v is not None]
         if found:
-            batch = keyed_batch(
-                self.schema(),
-                self._plain_types,
-                [name for name, _ in found],
-                [value for _, value in found],
-                with_numbers=False,
-            )
-            self.load([batch], RestoredPart(range(limit), 0, 1, len(found)))
+            parts = parts_of_values([name for name, _ in found], [value for _, value in found])
+            batches = [
+                keyed_batch(self.schema(), self._plain_types, *part, with_numbers=False)
+                for part in parts
+            ]
+            self.load(batches, RestoredPart(range(limit), 0, 1, len(found)))
 
     def _account(self) -> None:
         size = self.memory_bytes()

@@ -28,12 +28,17 @@ from rocksdict import (
     WriteOptions,
 )
 
-from penstock.errors import StoreFull, StoreTransient
+from penstock.errors import StoreFull, StoreTransient, Unrecoverable
 from penstock.storage.key_encoding import KeyLoops
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
 from taskmanager.state.rocksdb.sst_file import SstEntries, sst_file
 
 SCAN_ROWS: Final = 8192
+SCAN_BYTES: Final = 64 << 20
+"""About so many bytes of values are read at once, or one value."""
+VALUE_BYTES_MAX: Final = (1 << 31) - 1
+"""RocksDB can hold twice as much; Arrow, as which values come back, cannot."""
+_SCAN_STEP: Final = 64
 
 _NO_SPACE: Final = "No space left"
 
@@ -112,18 +117,24 @@ class Database:
         """
         names: list[bytes] = []
         values: list[bytes] = []
+        size_bytes = 0
         try:
             entries = self._rocks.iter()
             for prefix in prefixes:
                 entries.seek(prefix)
                 while entries.valid() and (name := entries.key()).startswith(prefix):
+                    value = entries.value()
+                    if names and size_bytes + len(value) > SCAN_BYTES:
+                        yield names, values
+                        names, values, size_bytes = [], [], 0
                     names.append(name)
-                    values.append(entries.value())
+                    values.append(value)
+                    size_bytes += len(value)
                     entries.next()
                 entries.status()  # raises where the end is an error
                 if len(names) >= rows_max:
                     yield names, values
-                    names, values = [], []
+                    names, values, size_bytes = [], [], 0
         except Exception as error:
             raise _unreadable(self._directory, error) from error
         if names:
@@ -135,7 +146,15 @@ class Database:
         Raises:
             StoreFull: the disk is full.
             StoreTransient: they cannot be written.
+            Unrecoverable: a value is larger than can be kept.
         """
+        largest = int(entries.values.lengths().max(initial=0))
+        if largest > VALUE_BYTES_MAX:
+            raise Unrecoverable(
+                f"what one key or row holds takes {largest >> 20} MB; RocksDB keeps values of at most "
+                f"{VALUE_BYTES_MAX >> 20} MB: use smaller windows or fewer values per key, or "
+                "state.backend.type: hashmap"
+            )
         path = self._ingest_directory / f"{next(self._file_numbers)}.sst"
         try:
             with self._writing(), path.open("wb") as file:
@@ -222,13 +241,36 @@ def _scan(
     options.set_iterate_upper_bound(end)
     items = rocks.items(from_key=begin, read_opt=options)
     while True:
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        size_bytes = 0
         try:
-            part = list(islice(items, rows_max))
+            while len(keys) < rows_max and size_bytes < SCAN_BYTES:
+                part = list(islice(items, min(_SCAN_STEP, rows_max - len(keys))))
+                if not part:
+                    break
+                keys += [key for key, _ in part]
+                few = [value for _, value in part]
+                values += few
+                size_bytes += sum(map(len, few))
         except Exception as error:
             raise _unreadable(directory, error) from error
-        if not part:
+        if not keys:
             return
-        yield [key for key, _ in part], [value for _, value in part]
+        yield from parts_of_values(keys, values)
+
+
+def parts_of_values(
+    keys: list[bytes], values: list[bytes]
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """The same in parts of about ``SCAN_BYTES``, or of one value."""
+    start = size_bytes = 0
+    for place, value in enumerate(values):
+        if place > start and size_bytes + len(value) > 2 * SCAN_BYTES:
+            yield keys[start:place], values[start:place]
+            start, size_bytes = place, 0
+        size_bytes += len(value)
+    yield keys[start:], values[start:]
 
 
 def _unreadable(directory: Path, error: Exception) -> StoreTransient:

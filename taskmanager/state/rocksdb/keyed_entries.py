@@ -6,7 +6,7 @@ such that their order is that of the numbers); its value is the rest of the row 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,8 @@ from taskmanager.state.rocksdb.row_values import decoded_values, encoded_values
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 
 NUMBER_BYTES: Final = 8
+PART_BYTES: Final = 256 << 20
+"""Of the rows whose entries are sorted and written together; more only where one batch has more."""
 _SIGN: Final = np.uint64(1 << 63)
 
 
@@ -114,9 +116,8 @@ class FrozenKeyedRows:
         self._with_numbers = with_numbers
 
     def entries(self) -> list[SstEntries]:
-        """What is to be written, sorted."""
-        batches = list(self._sealed.batches())
-        return [self.entries_of(batches)] if batches else []
+        """What is to be written, in parts that are each sorted; of one key the last counts."""
+        return [self.entries_of(batches) for batches in in_parts(self._sealed.batches())]
 
     def entries_of(self, batches: list[pa.RecordBatch]) -> SstEntries:
         """The entries of at least one batch."""
@@ -138,6 +139,20 @@ class FrozenKeyedRows:
     def release(self) -> None:
         """Nothing of it will be written (any more); repeatable."""
         self._sealed.release()
+
+
+def in_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """The batches, as many at a time as are sorted and written together."""
+    part: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        if part and size_bytes + batch.nbytes > PART_BYTES:
+            yield part
+            part, size_bytes = [], 0
+        part.append(batch)
+        size_bytes += batch.nbytes
+    if part:
+        yield part
 
 
 def _joined(batches: list[pa.RecordBatch], place: int) -> Any:

@@ -39,7 +39,12 @@ from taskmanager.state.rocksdb.entry_keys import (
     entry_order,
     partition_bounds,
 )
-from taskmanager.state.rocksdb.keyed_entries import FrozenKeyedRows, keyed_batch, split_numbers
+from taskmanager.state.rocksdb.keyed_entries import (
+    FrozenKeyedRows,
+    in_parts,
+    keyed_batch,
+    split_numbers,
+)
 from taskmanager.state.rocksdb.row_values import check_storable
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
@@ -304,9 +309,12 @@ class FrozenSessions:
 
     def entries(self) -> list[SstEntries]:
         """What is to be written: sessions, and when they end."""
-        batches = list(self._sealed.batches())
-        if not batches:
-            return []
+        parts: list[SstEntries] = []
+        for batches in in_parts(self._sealed.batches()):
+            parts += self._entries_of(batches)
+        return parts
+
+    def _entries_of(self, batches: list[pa.RecordBatch]) -> list[SstEntries]:
         parts = [self._rows.entries_of(batches)]
         living = [batch for batch in batches if not batch.column(1).true_count]
         if living:

@@ -34,7 +34,8 @@ from taskmanager.state.row_table import KeyedRows, RowDescriptor, RowPiece, RowT
 PART_ROWS: Final = 1 << 13
 """About so many rows are handed out at once."""
 _WRITTEN_ROWS: Final = 1 << 17
-"""Rows that are sorted at once when they are written."""
+_WRITTEN_BYTES: Final = 256 << 20
+"""What is sorted at once when it is written; more only where one batch has more."""
 
 
 @dataclass(slots=True)
@@ -317,14 +318,18 @@ class FrozenWindowRows:
     def entries(self) -> list[SstEntries]:
         """What is to be written, in parts that are each sorted."""
         parts: list[SstEntries] = []
-        start = rows = 0
+        last = len(self._batches) - 1
+        start = rows = size_bytes = 0
         for place, batch in enumerate(self._batches):
             rows += batch.num_rows
-            if rows >= _WRITTEN_ROWS or place == len(self._batches) - 1:
+            size_bytes += batch.nbytes
+            following = 0 if place == last else self._batches[place + 1].nbytes
+            is_full = rows >= _WRITTEN_ROWS or size_bytes + following > _WRITTEN_BYTES
+            if is_full or place == last:
                 chosen = slice(start, place + 1)
                 part = self._table.entries_of(self._batches[chosen], self._sequences[chosen])
                 parts.append(part)
-                start, rows = place + 1, 0
+                start, rows, size_bytes = place + 1, 0, 0
         return parts
 
     def written(self) -> None:

@@ -17,6 +17,7 @@ from typing_extensions import override
 import penstock as ps
 import penstock.testing as pt
 from taskmanager.state import row_table, value_log, wide_columns
+from taskmanager.state.rocksdb import database_store, keyed_entries, memory_shares, window_rows
 from taskmanager.state.row_table import concatenated
 from taskmanager.state.value_log import GroupedLog, ValueLog
 from taskmanager.state.wide_columns import concatenated_array, narrow_pieces
@@ -91,6 +92,7 @@ def small_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
         (ValueLog.__init__, 100),
     ):
         monkeypatch.setattr(function, "__defaults__", (default,))
+    monkeypatch.setattr(wide_columns, "OFFSET_BYTES_MAX", 100)
     assert row_table.concatenated is concatenated
     assert value_log.ValueLog is ValueLog
     assert wide_columns.concatenated_array is concatenated_array
@@ -112,19 +114,30 @@ OPERATORS: dict[str, Callable[[Any], Any]] = {
     ),
     "session": lambda s: s.key_by("k").window(ps.session("1s")).process(Texts(), schema=SCHEMA),
     "count": lambda s: s.key_by("k").window(ps.count_window(40)).process(Texts(), schema=SCHEMA),
+    "lists": lambda s: s.key_by("k").window(WINDOW).aggregate(all=ps.collect_list("text")),
+    "lists of lists": lambda s: s.key_by("k").window(WINDOW).aggregate(all=ps.collect_list("tags")),
+    "lists of sessions": lambda s: (
+        s.key_by("text").window(ps.session("1s")).aggregate(all=ps.collect_list("k"))
+    ),
+    "running lists": lambda s: s.key_by("k").aggregate(all=ps.collect_list("text")),
+    "different": lambda s: s.key_by("k").window(WINDOW).aggregate(n=ps.count_distinct("text")),
+    "last": lambda s: s.key_by("text").window(WINDOW).aggregate(text2=ps.last("k")),
+    "largest": lambda s: s.key_by("k").window(WINDOW).aggregate(text=ps.max("text")),
     "window join": lambda s: s.join(s.rename(text="other"), on="k", window=WINDOW),
     "interval join": lambda s: s.join(s.rename(text="other"), on="k", within=("-1ms", "1ms")),
     "session join": lambda s: s.join(s.rename(text="other"), on="k", window=ps.session("1s")),
 }
 
 
-def outcome(build: Callable[[Any], Any], backend: Any) -> list[Any]:
+def outcome(
+    build: Callable[[Any], Any], backend: Any, config: dict[str, str] | None = None
+) -> list[Any]:
     rows = [{"k": f"key-{n % 2}", "text": f"{n:05}" * 5, "tags": ["t", str(n)]} for n in range(80)]
-    with pt.harness(build, schema=SCHEMA, backend=backend) as h:
+    with pt.harness(build, schema=SCHEMA, backend=backend, config=config) as h:
         for start in range(0, 40, 8):
             h.push_many(rows[start : start + 8], list(range(start, start + 8)))
         snapshot = h.snapshot()
-    with pt.harness(build, schema=SCHEMA, backend=backend, restore=snapshot) as h:
+    with pt.harness(build, schema=SCHEMA, backend=backend, config=config, restore=snapshot) as h:
         for start in range(40, 80, 8):
             h.push_many(rows[start : start + 8], list(range(start, start + 8)))
         h.end()
@@ -140,3 +153,57 @@ def test_windows_and_joins_give_out_the_same_beyond_the_limit(
     assert expected
     request.getfixturevalue("small_offsets")
     assert outcome(OPERATORS[name], backend) == expected
+
+
+@pytest.mark.parametrize("name", ["window join", "interval join", "session join", "lists"])
+def test_results_leave_in_batches_that_offsets_reach(
+    name: str, small_offsets: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide_columns, "OFFSET_BYTES_MAX", 2_000)
+    column = "all" if name == "lists" else "text"
+    keys = 5 if name == "lists" else 1
+    rows = [{"k": str(n % keys), "text": f"{n:0150}", "tags": []} for n in range(20)]
+    with pt.harness(OPERATORS[name], schema=SCHEMA) as h:
+        for start in range(0, 20, 2):
+            h.push_many(rows[start : start + 2], [5, 5])
+        h.end()
+        sizes = [batch.column(column).nbytes for batch in h._runner.batches]
+        assert len(h.output) == (5 if name == "lists" else 400)
+    assert len(sizes) > 1
+    assert max(sizes) <= 2_100
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_parts_of_a_database_are_as_small_as_they_must_be(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything is written and read again a few bytes at a time."""
+    expected = outcome(OPERATORS[name], "hashmap")
+    monkeypatch.setattr(database_store, "SCAN_BYTES", 100)
+    monkeypatch.setattr(keyed_entries, "PART_BYTES", 100)
+    monkeypatch.setattr(window_rows, "_WRITTEN_BYTES", 100)
+    monkeypatch.setattr(memory_shares, "CACHE_BYTES_MIN", 1 << 12)
+    assert (
+        outcome(OPERATORS[name], "rocksdb", {"taskmanager.memory.managed.size": "16kb"}) == expected
+    )
+
+
+def test_a_value_that_is_too_large_for_a_database_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(database_store, "VALUE_BYTES_MAX", 100)
+    monkeypatch.setattr(memory_shares, "CACHE_BYTES_MIN", 1 << 12)
+    config = {"taskmanager.memory.managed.size": "16kb"}
+    rows = [{"k": "one", "text": "x" * 200, "tags": []} for _ in range(400)]
+    for name in ("window", "lists", "session", "window join"):
+        with (
+            pt.harness(OPERATORS[name], schema=SCHEMA, backend="rocksdb", config=config) as h,
+            pytest.raises(ps.JobFailed, match="RocksDB keeps values of at most"),
+        ):
+            push_and_end(h, rows)
+
+
+def push_and_end(h: pt.Harness, rows: list[dict[str, Any]]) -> None:
+    for start in range(0, len(rows), 50):
+        h.push_many(rows[start : start + 50], [5] * 50)
+    h.end()
