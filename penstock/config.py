@@ -385,6 +385,12 @@ class Configuration(BaseModel):
         alias="jobmanager.metrics.port",
         description="Port of Prometheus' endpoint; 0 takes a free one, -1 is off.",
     )
+    jobmanager_taskmanagers_max: int = Field(
+        1000,
+        ge=1,
+        alias="jobmanager.taskmanagers.max",
+        description="TaskManagers that may be registered at a time; one more is refused, and ends.",
+    )
     jobmanager_retained_jobs: int = Field(
         100, ge=1, alias="jobmanager.retained-jobs", description="Ended jobs that stay visible."
     )

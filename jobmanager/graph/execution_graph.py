@@ -20,6 +20,7 @@ from jobmanager.graph.execution_attempt import (
     SubtaskId,
 )
 from jobmanager.graph.job_plan import JobPlan, VertexPlan
+from penstock.errors import require_invariant
 
 
 class ExecutionGraph:
@@ -233,15 +234,34 @@ class ExecutionGraph:
         """Whether any slow attempt has a second one beside it."""
         return bool(self._rivals)
 
+    def check_step(self, subtask: SubtaskId) -> None:
+        """The part of ``check`` that is about one subtask: run after each step that is about it.
+
+        Raises:
+            InvariantViolation: it does not hold.
+        """
+        current = self._attempts.get(subtask)
+        if current is None:
+            return  # of another job, or none at all
+        require_invariant(
+            current.key.subtask == subtask and current.key.attempt <= self.attempt,
+            "a subtask has an attempt of its own, which is numbered",
+        )
+        rival = self._rivals.get(subtask)
+        if rival is None:
+            return
+        require_invariant(
+            current.key.attempt < rival.key.attempt <= self.attempt,
+            "a rival is newer than the attempt that it may replace",
+        )
+        for attempt in (current, rival):
+            require_invariant(
+                not attempt.terminal and not attempt.reached_end_of_data,
+                "a subtask whose attempt has ended or is done has no rival",
+            )
+
     def check(self) -> None:
         """Asserts the invariants named at the head of the file."""
-        for subtask, attempt in self._attempts.items():
-            assert attempt.key.subtask == subtask
-            assert attempt.key.attempt <= self.attempt, subtask
-        for subtask, rival in self._rivals.items():
-            current = self._attempts[subtask]
-            assert current.key.attempt < rival.key.attempt <= self.attempt, subtask
-            assert not current.terminal, "who has ended has no rival"
-            assert not current.reached_end_of_data, "who is done has no rival"
-            assert not rival.terminal, "who has ended is no rival"
-            assert not rival.reached_end_of_data, "who is done is no rival"
+        for subtask in self._attempts:
+            self.check_step(subtask)
+        assert self._rivals.keys() <= self._attempts.keys()

@@ -204,6 +204,9 @@ class JobMaster:
             self._handle(event)
             self._effects += self.speculation.settle()
             self.check_step()
+            key = getattr(event, "key", None)
+            if key is not None:
+                self.graph.check_step(key.subtask)
         except InvariantViolation as error:
             raise InvariantViolation(f"{error}; story: {' | '.join(self.story)}") from error
         return self._effects

@@ -28,6 +28,7 @@ from jobmanager.graph.execution_attempt import (
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
 from jobmanager.messages import job_messages as m
+from penstock.errors import require_invariant
 
 _GONE = frozenset({AttemptState.FAILED, AttemptState.CANCELED})
 
@@ -140,6 +141,7 @@ class PartitionTracker:
             if is_blocking or attempt.terminal:
                 self._holders.add(attempt.taskmanager_id)
                 self._held[version] = _Held(attempt.taskmanager_id, attempt.slot_id, is_blocking)
+                self._check_version(version)
 
     def adopt(self, attempt: ExecutionAttempt, held: Mapping[KeptOutput, str]) -> None:
         """An attempt of an earlier JobManager has done its work.
@@ -156,6 +158,7 @@ class PartitionTracker:
                 self._held[version] = _Held(held[partition], "", is_blocking=True)
             else:
                 self._missing.add(version)
+            self._check_version(version)
 
     def lose_taskmanager(self, taskmanager_id: str) -> None:
         """Whatever it held is gone."""
@@ -190,6 +193,7 @@ class PartitionTracker:
             del self._held[version]
             if not self._is_outdated(version):
                 self._missing.add(version)
+            self._check_version(version)
 
     def miss(self, partition: KeptOutput, attempt: int) -> bool:
         """A consumer could not read it.
@@ -202,6 +206,7 @@ class PartitionTracker:
             self._missing.add(version)
         if version in self._held:
             self._missed[version] = self._held.pop(version)
+        self._check_version(version)
         return attempt == self._producer(partition).key.attempt
 
     def gone_with(self, partition: KeptOutput, reader: SubtaskId) -> list[KeptOutput]:
@@ -272,6 +277,7 @@ class PartitionTracker:
             self._missed.pop((partition, attempt), None)
             if not self._is_outdated((partition, attempt)):
                 self._released.add((partition, attempt))
+            self._check_version((partition, attempt))
             producer = partition.producer
             by_taskmanager.setdefault(held.taskmanager_id, []).append(
                 (partition.edge_id, AttemptKey(producer.vertex, producer.subtask_index, attempt))
@@ -312,6 +318,18 @@ class PartitionTracker:
         self._held.clear()
         self._missed.clear()
         return [m.ReleasePartitions(taskmanager_id) for taskmanager_id in sorted(holders)]
+
+    def _check_version(self, version: tuple[KeptOutput, int]) -> None:
+        """The part of ``check`` that is about one partition: run when something becomes of it.
+
+        Raises:
+            InvariantViolation: it does not hold.
+        """
+        require_invariant(
+            version not in self._held
+            or (version not in self._released and version not in self._missing),
+            "a partition that was lost or released is not held",
+        )
 
     def check(self) -> None:
         """Asserts the invariants named at the head of the file."""

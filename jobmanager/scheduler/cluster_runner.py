@@ -154,7 +154,8 @@ class ClusterRunner:
         """A TaskManager has come, or has come back.
 
         Raises:
-            JobRejected: it says nothing that could be used, or a living one elsewhere has its id.
+            JobRejected: it says nothing that could be used, a living one elsewhere has its id, or there are as many
+                as there may be.
         """
         named = (request.taskmanager_id, request.incarnation, request.rpc_address)
         if not all(named) or request.slots < 1:
@@ -180,6 +181,12 @@ class ClusterRunner:
                     f"{known.pid}): give the TaskManager at {request.rpc_address} another one"
                 )
             self._lose(request.taskmanager_id, LossReason.RESTARTED, "it was restarted")
+        elif len(self._taskmanagers) >= self._config.jobmanager_taskmanagers_max:
+            raise JobRejected(
+                f"TaskManager {request.taskmanager_id} at {request.rpc_address} is one too many: "
+                f"{len(self._taskmanagers)} are registered, which is jobmanager.taskmanagers.max; raise it and "
+                "restart the JobManager, or stop others"
+            )
         client = self._connect(request.taskmanager_id, request.rpc_address, request.incarnation)
         if request.HasField("partition_endpoint"):
             client.note_partition_endpoint(request.partition_endpoint)

@@ -133,20 +133,14 @@ class SlotPool:
     def __init__(self) -> None:
         self._taskmanagers: dict[str, _TaskManager] = {}
         self._queue: dict[str, SlotsRequested] = {}
+        self.total = 0
+        """Slots of all TaskManagers."""
+        self.free = 0
+        """Slots that nobody has."""
         self.dropped_events = 0
         """Frees of slots that the job does not hold, and other events that come too late."""
 
     # ------------------------------------------------------------ what it says
-
-    @property
-    def total(self) -> int:
-        """Slots of all TaskManagers."""
-        return sum(taskmanager.total for taskmanager in self._taskmanagers.values())
-
-    @property
-    def free(self) -> int:
-        """Slots that nobody has."""
-        return sum(len(taskmanager.free) for taskmanager in self._taskmanagers.values())
 
     @property
     def waiting_jobs(self) -> tuple[str, ...]:
@@ -208,7 +202,7 @@ class SlotPool:
             case TaskManagerAdded():
                 self._add(event)
             case TaskManagerRemoved():
-                if self._taskmanagers.pop(event.taskmanager_id, None) is None:
+                if not self._remove(event.taskmanager_id):
                     self.dropped_events += 1
             case SlotsRequested():
                 assert event.count >= 1, "a job needs at least one slot"
@@ -245,6 +239,9 @@ class SlotPool:
         known = self._taskmanagers.get(event.taskmanager_id)
         if known is not None and known.incarnation == event.incarnation:
             return
+        self._remove(event.taskmanager_id)
+        self.total += event.slot_count
+        self.free += event.slot_count
         self._taskmanagers[event.taskmanager_id] = _TaskManager(
             event.incarnation,
             free=[
@@ -253,12 +250,22 @@ class SlotPool:
             ],
         )
 
+    def _remove(self, taskmanager_id: str) -> bool:
+        """Forgets a TaskManager and its slots; False = it is unknown."""
+        taskmanager = self._taskmanagers.pop(taskmanager_id, None)
+        if taskmanager is None:
+            return False
+        self.total -= taskmanager.total
+        self.free -= len(taskmanager.free)
+        return True
+
     def _free(self, job_id: str, slot: Slot) -> None:
         taskmanager = self._taskmanagers.get(slot.taskmanager_id)
         if taskmanager is None or taskmanager.holder.get(slot) != job_id:
             self.dropped_events += 1
             return
         del taskmanager.holder[slot]
+        self.free += 1
         taskmanager.free.append(slot)
         taskmanager.free.sort(key=lambda free: free.slot_id)
 
@@ -285,6 +292,7 @@ class SlotPool:
 
         taskmanager = self._taskmanagers[min(candidates, key=load)]
         slot = taskmanager.free.pop(0)
+        self.free -= 1
         taskmanager.holder[slot] = job_id
         return slot
 
@@ -302,11 +310,14 @@ class SlotPool:
         return [*effects, *self._grant()] if overdue else effects
 
     def check_step(self) -> None:
-        """The part of ``check`` that costs as much as there are TaskManagers, not slots: run after each step.
+        """The part of ``check`` that costs the same whatever the size of the cluster: run after each step.
 
         Raises:
             InvariantViolation: it does not hold.
         """
+        require_invariant(
+            0 <= self.free <= self.total, "as many slots are free as there are, or fewer"
+        )
         head = next(iter(self._queue.values()), None)
         require_invariant(
             head is None or head.count > self.free,
@@ -321,6 +332,9 @@ class SlotPool:
             for slot in (*taskmanager.free, *taskmanager.holder)
         )
         assert all(count == 1 for count in everywhere.values()), "a slot is in one place"
+        assert self.total == len(everywhere), "each slot is counted"
+        free = sum(len(taskmanager.free) for taskmanager in self._taskmanagers.values())
+        assert self.free == free, "each free slot is counted"
         for taskmanager_id, taskmanager in self._taskmanagers.items():
             for slot in (*taskmanager.free, *taskmanager.holder):
                 assert slot.taskmanager_id == taskmanager_id

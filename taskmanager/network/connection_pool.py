@@ -1,13 +1,12 @@
 """The connections of one process of the data exchange: who it listens to, and whom it has reached.
 
 There is one connection per pair of processes, opened by whichever side is the first to need the
-other; channels go over it in both directions. Handshakes and requests for partitions have deadlines;
-the mailbox loop calls ``tick`` at ``next_deadline_ns``.
+other; channels go over it in both directions. Answers to greetings and requests for partitions have deadlines;
+the mailbox loop calls ``tick`` at ``next_deadline_ns``. For the greetings of those who connect the transport has its own.
 """
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 
 from typing_extensions import override
@@ -16,7 +15,9 @@ from common.clock import Clock
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from taskmanager.network.endpoint_names import endpoint_name, endpoint_of
-from taskmanager.network.handshake import SlotIdentity
+from taskmanager.network.frames import FrameKind, encode_frame
+from taskmanager.network.handshake import SlotIdentity, hello_of
+from taskmanager.network.messages import encode_message
 from taskmanager.network.peer_connection import ConnectionOwner, PeerConnection
 from taskmanager.network.remote_channel import PartitionProvider
 from taskmanager.network.transport import Address, Link, LinkHandler, Post, Transport
@@ -27,10 +28,6 @@ PARTITION_WAIT_MS = 600_000
 Both are deployed at once, but a slot answers between two pieces of its own work, and a user function
 may take minutes to open. A producer that has died is noticed at once, by its connection or its daemon.
 """
-
-
-_STRANGERS_SHARE = 2
-"""Of the process's descriptors, at most every second one is for connections whose peer has said nothing."""
 
 OnUnreachable = Callable[[internal_pb2.DataEndpoint, str], None]
 
@@ -51,7 +48,7 @@ class ConnectionPool(ConnectionOwner):
         transport: carries the frames.
         on_unreachable: called with the endpoint of a process that the connection to is lost, or could not be
             made, and why; once, until it has been reached again.
-        partition_wait_ms: how long a handshake may take, and a request wait for its partition.
+        partition_wait_ms: how long a peer may take to answer, and a request wait for its partition.
     """
 
     def __init__(
@@ -76,9 +73,6 @@ class ConnectionPool(ConnectionOwner):
         self._endpoint = endpoint_name(internal_pb2.DataEndpoint(slot_id=slot.slot_id))
         self._by_endpoint: dict[str, PeerConnection] = {}
         self._connections: set[PeerConnection] = set()
-        self._strangers: dict[PeerConnection, None] = {}
-        """Accepted, and not identified yet: those that came first are the first to be closed."""
-        self._strangers_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _STRANGERS_SHARE
         self._on_unreachable = on_unreachable
         self._reported: set[str] = set()
         """Endpoints that have been called unreachable since they were reached last."""
@@ -118,7 +112,6 @@ class ConnectionPool(ConnectionOwner):
             self._is_closed = True
             self._transport.close()
             self._connections.clear()
-            self._strangers.clear()
             self._by_endpoint.clear()
 
     @property
@@ -150,20 +143,23 @@ class ConnectionPool(ConnectionOwner):
         is_local = peer.host_id == self.slot.host_id and self._config.taskmanager_local_sockets
         address = Address(peer.unix_path if is_local else "", peer.tcp_host, peer.tcp_port)
         connection = PeerConnection(
-            self, f"slot {peer.slot_id} at {address}", name, self.request_deadline_ns()
+            self, f"slot {peer.slot_id} at {address}", name, address, self.request_deadline_ns()
         )
         self._by_endpoint[name] = connection
         self._connections.add(connection)
-        connection.bind(self._transport.connect(address, connection))
+        self.connect(connection, address)
         return connection
 
+    @override
+    def connect(self, connection: PeerConnection, address: Address) -> None:
+        hello = hello_of(self.slot, self._endpoint)
+        greeting = encode_frame(FrameKind.HELLO, 0, encode_message(hello))
+        connection.bind(self._transport.connect(address, connection, greeting))
+
     def _accept(self, link: Link) -> LinkHandler:
-        connection = PeerConnection(self, "an unknown peer", "", self.request_deadline_ns())
+        connection = PeerConnection(self, "an unknown peer")
         self._connections.add(connection)
         connection.bind(link)
-        self._strangers[connection] = None
-        if len(self._strangers) > self._strangers_max:
-            next(iter(self._strangers)).link.close("too many have not said who they are")
         return connection
 
     @property
@@ -181,14 +177,12 @@ class ConnectionPool(ConnectionOwner):
 
     @override
     def connection_established(self, connection: PeerConnection) -> None:
-        self._strangers.pop(connection, None)
         self._by_endpoint.setdefault(connection.peer_endpoint, connection)
         self._reported.discard(connection.peer_endpoint)
 
     @override
     def connection_closed(self, connection: PeerConnection, reason: str) -> None:
         self._connections.discard(connection)
-        self._strangers.pop(connection, None)
         name = connection.peer_endpoint
         if self._by_endpoint.get(name) is connection:
             del self._by_endpoint[name]

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
+import resource
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -28,19 +31,36 @@ PORT_TRIES = 256
 _UNIX_BUFFER_BYTES = 4 << 20
 _BACKLOG = 1024
 _RETRY_S = 0.005
+GREETING_TIMEOUT_S = 10.0
+"""Who has connected says who it is before that: the I/O thread of a peer does it, whatever its other threads do."""
+_ACCEPT_PAUSE_S = 0.5
+"""Without descriptors nothing is accepted for so long: a listener that has somebody waiting is always readable."""
+_STRANGERS_SHARE = 2
+"""Of the process's descriptors, at most every second one is for peers that have not been let in."""
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _JOIN_TIMEOUT_S = 10.0
 
 
 class SocketTransport(Transport):
-    """Links over Unix sockets and TCP, served by one thread."""
+    """Links over Unix sockets and TCP, served by one thread.
 
-    def __init__(self) -> None:
+    Args:
+        greeting_timeout_s: for the first frame of whoever connects.
+        strangers_max: connections whose peers have not been let in; those that came first are closed for new ones.
+            None = a share of the process's descriptors.
+    """
+
+    def __init__(
+        self, greeting_timeout_s: float = GREETING_TIMEOUT_S, strangers_max: int | None = None
+    ) -> None:
         self._post: Post | None = None
         self._accept: Callable[[Link], LinkHandler] | None = None
         self._thread: threading.Thread | None = None
         self._unix_path: Path | None = None
         self._listeners: list[socket.socket] = []
-        self._loop = _Loop()
+        if strangers_max is None:
+            strangers_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _STRANGERS_SHARE
+        self._loop = _Loop(greeting_timeout_s, strangers_max)
 
     @override
     def start(self, post: Post, accept: Callable[[Link], LinkHandler]) -> None:
@@ -62,10 +82,10 @@ class SocketTransport(Transport):
         return port
 
     @override
-    def connect(self, address: Address, handler: LinkHandler) -> Link:
+    def connect(self, address: Address, handler: LinkHandler, greeting: bytes) -> Link:
         link = SocketLink(self._loop, self._post_of_start())
         link.handler = handler
-        self._loop.submit(lambda: self._loop.connect(link, address))
+        self._loop.submit(lambda: self._loop.connect(link, address, greeting))
         return link
 
     @override
@@ -107,24 +127,34 @@ class SocketTransport(Transport):
         self._loop.submit(lambda: self._loop.watch_listener(listener, self._accepted))
 
     def _accepted(self, sock: socket.socket) -> None:
-        """A connection has come in (I/O thread): the mailbox thread names its handler first."""
-        link = SocketLink(self._loop, self._post_of_start())
+        """A connection has come in (I/O thread): the mailbox thread names its handler before frames come."""
+        link = SocketLink(self._loop, self._post_of_start(), is_accepted=True)
         _prepare(sock)
         link.socket = sock
-        self._loop.adopt(link)
 
         def introduce() -> None:
             if self._accept is not None:
                 link.handler = self._accept(link)
-                self._loop.submit(lambda: self._loop.watch(link))
 
         self._post_of_start()(introduce)
+        self._loop.admit(link)
 
 
 class _Loop(LinkRunner):
-    """The selector and what runs on its thread."""
+    """The selector and what runs on its thread.
 
-    def __init__(self) -> None:
+    Invariants: a stranger (accepted, not let in yet) is read until its first frame is whole, which must be before its
+    deadline; there are at most ``strangers_max``.
+    """
+
+    def __init__(self, greeting_timeout_s: float, strangers_max: int) -> None:
+        self._greeting_timeout_s = greeting_timeout_s
+        self._strangers_max = strangers_max
+        self._strangers: dict[SocketLink, None] = {}
+        self._silent: dict[SocketLink, float] = {}
+        """Strangers that have not greeted, and until when they may, the first one first."""
+        self._paused: list[tuple[float, Callable[[], None]]] = []
+        """When listeners accept again, and what has them do it, the first one first."""
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._requests: deque[Callable[[], None]] = deque()
@@ -144,7 +174,7 @@ class _Loop(LinkRunner):
     def run(self) -> None:
         """Serves until ``stop``."""
         while not self._is_stopping:
-            for key, events in self._selector.select(_RETRY_S if self._retries else None):
+            for key, events in self._selector.select(self._patience_s()):
                 if isinstance(key.data, SocketLink):
                     self._serve(key.data, events)
                 else:
@@ -152,8 +182,26 @@ class _Loop(LinkRunner):
             retries, self._retries = self._retries, []
             for retry in retries:
                 retry()
+            # What has come was read first: whoever was held up itself blames nobody.
+            self._end_waits(time.monotonic())
         for link in list(self._links):
             self.discard(link)
+
+    def _patience_s(self) -> float | None:
+        """How long nothing has to be done unless something comes."""
+        due = [*itertools.islice(self._silent.values(), 1), *(at for at, _ in self._paused[:1])]
+        if due:
+            patience_s = max(0.0, min(due) - time.monotonic())
+            return min(patience_s, _RETRY_S) if self._retries else patience_s
+        return _RETRY_S if self._retries else None
+
+    def _end_waits(self, now_s: float) -> None:
+        for link, deadline_s in list(self._silent.items()):
+            if now_s < deadline_s:
+                break
+            link.fail("it did not say who it is in time")
+        while self._paused and self._paused[0][0] <= now_s:
+            self._paused.pop(0)[1]()
 
     def stop(self) -> None:
         """Ends ``run``."""
@@ -179,25 +227,40 @@ class _Loop(LinkRunner):
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                if error.errno not in _NO_DESCRIPTORS:
                     raise
-                # Out of descriptors: the connection waits in the backlog; its peer has a deadline.
+                # The connection waits in the backlog; its peer has a deadline.
+                self._selector.unregister(listener)
+                self._paused.append((time.monotonic() + _ACCEPT_PAUSE_S, watch))
                 return
             accepted(sock)
 
-        self._selector.register(listener, selectors.EVENT_READ, accept)
+        def watch() -> None:
+            self._selector.register(listener, selectors.EVENT_READ, accept)
 
-    def adopt(self, link: SocketLink) -> None:
-        """Takes care of an accepted link, which is not read from yet."""
+        watch()
+
+    def admit(self, link: SocketLink) -> None:
+        """Waits for the greeting of an accepted link."""
+        if len(self._strangers) >= self._strangers_max:
+            next(iter(self._strangers)).fail("too many have not said who they are")
         self._links.add(link)
+        self._strangers[link] = None
+        self._silent[link] = time.monotonic() + self._greeting_timeout_s
+        self._watch(link, selectors.EVENT_READ)
 
-    def watch(self, link: SocketLink) -> None:
-        """Reads from a link from now on."""
-        if link.socket is not None and not link.is_gone:
-            self._selector.register(link.socket, selectors.EVENT_READ, link)
-            link.read()
+    @override
+    def pause(self, link: SocketLink) -> None:
+        self._silent.pop(link, None)
+        if link.socket is not None:
+            self._selector.unregister(link.socket)
 
-    def connect(self, link: SocketLink, address: Address) -> None:
+    @override
+    def resume(self, link: SocketLink) -> None:
+        self._strangers.pop(link, None)
+        self._watch(link, selectors.EVENT_READ)
+
+    def connect(self, link: SocketLink, address: Address, greeting: bytes) -> None:
         """Begins to connect."""
         try:
             family, target = _target_of(address)
@@ -214,30 +277,28 @@ class _Loop(LinkRunner):
             # The listener's backlog is full.
             link.socket = None
             sock.close()
-            self._retries.append(lambda: self._connect_again(link, address))
+            self._retries.append(lambda: self._connect_again(link, address, greeting))
         elif code == errno.EINPROGRESS:
             self._selector.register(
-                sock, selectors.EVENT_WRITE, lambda: self._connected(link, address)
+                sock, selectors.EVENT_WRITE, lambda: self._connected(link, address, greeting)
             )
         elif code:
             link.fail(f"{address} cannot be reached: {os.strerror(code)}")
         else:
-            self._selector.register(sock, selectors.EVENT_READ, link)
-            link.connected()
+            link.connected(greeting)
 
-    def _connect_again(self, link: SocketLink, address: Address) -> None:
+    def _connect_again(self, link: SocketLink, address: Address, greeting: bytes) -> None:
         if not link.is_gone:
-            self.connect(link, address)
+            self.connect(link, address, greeting)
 
-    def _connected(self, link: SocketLink, address: Address) -> None:
+    def _connected(self, link: SocketLink, address: Address, greeting: bytes) -> None:
         sock = link.socket
         assert sock is not None, "a link without a socket became writable"
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             link.fail(f"{address} cannot be reached: {os.strerror(code)}")
             return
-        self._selector.modify(sock, selectors.EVENT_READ, link)
-        link.connected()
+        link.connected(greeting)
 
     @override
     def watch_writable(self, link: SocketLink) -> None:
@@ -250,6 +311,8 @@ class _Loop(LinkRunner):
     @override
     def discard(self, link: SocketLink) -> None:
         self._links.discard(link)
+        self._strangers.pop(link, None)
+        self._silent.pop(link, None)
         sock = link.socket
         if sock is None:
             return
@@ -261,8 +324,12 @@ class _Loop(LinkRunner):
         self._shut_down.append(sock)
 
     def _watch(self, link: SocketLink, events: int) -> None:
-        if link.socket is not None and not link.is_gone:
+        if link.socket is None or link.is_gone:
+            return
+        try:
             self._selector.modify(link.socket, events, link)
+        except KeyError:  # nothing was waited for
+            self._selector.register(link.socket, events, link)
 
     def _serve(self, link: SocketLink, events: int) -> None:
         if events & selectors.EVENT_WRITE:

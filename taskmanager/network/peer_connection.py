@@ -28,7 +28,7 @@ from taskmanager.network.frames import (
     FrameKind,
     encode_frame,
 )
-from taskmanager.network.handshake import SlotIdentity, hello_of, mismatch_of, refusal_of
+from taskmanager.network.handshake import SlotIdentity, mismatch_of, refusal_of
 from taskmanager.network.input_channel import InputChannel
 from taskmanager.network.messages import (
     ChannelError,
@@ -49,7 +49,7 @@ from taskmanager.network.remote_channel import (
     RemoteReader,
     RemoteUpstream,
 )
-from taskmanager.network.transport import Link, LinkHandler
+from taskmanager.network.transport import Address, Link, LinkHandler
 
 _log = structlog.get_logger()
 
@@ -66,6 +66,9 @@ class ConnectionOwner(Protocol):
 
     def request_deadline_ns(self) -> int:
         """Until when a request that comes now may wait for its partition."""
+
+    def connect(self, connection: PeerConnection, address: Address) -> None:
+        """Begins to open the link of a connection."""
 
     def connection_established(self, connection: PeerConnection) -> None:
         """The peer has identified itself."""
@@ -84,18 +87,27 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         owner: the exchange.
         peer: how messages call the other side until it has said who it is.
         expected_endpoint: who must answer (connecting side), "" on the accepting side.
-        deadline_ns: until when the handshake must be done.
+        address: where it is (connecting side).
+        deadline_ns: until when it must answer (connecting side).
     """
 
     def __init__(
-        self, owner: ConnectionOwner, peer: str, expected_endpoint: str, deadline_ns: int
+        self,
+        owner: ConnectionOwner,
+        peer: str,
+        expected_endpoint: str = "",
+        address: Address | None = None,
+        deadline_ns: int | None = None,
     ) -> None:
         self._owner = owner
+        self._address = address
+        self._has_greeted = False
+        self._may_greet_again = False
         self.is_outbound = bool(expected_endpoint)
         self.peer = peer
         self.peer_endpoint = expected_endpoint
         self._peer_job_id = owner.slot.job_id
-        self.deadline_ns: int | None = deadline_ns
+        self.deadline_ns = deadline_ns
         self.is_established = False
         self.is_closed = False
         self._link: Link | None = None
@@ -159,17 +171,22 @@ class PeerConnection(LinkHandler, ChannelCarrier):
         self._outputs.pop(channel_id, None)
 
     def expire(self) -> None:
-        """The handshake has not been done in time."""
-        self.link.close("it did not answer in time")
+        """The peer has not answered in time."""
+        self._close("it did not answer in time")
+
+    def _close(self, reason: str) -> None:
+        """Ends the connection from this side."""
+        self._may_greet_again = False
+        self.link.close(reason)
 
     # ------------------------------------------------------------ the link's events
 
     @override
     def link_opened(self) -> None:
-        """Says who we are; whoever answers at the address asked for may send large frames."""
+        """Whoever answers at the address asked for may send large frames."""
         self.link.open_limits()
-        hello = hello_of(self._owner.slot, self._owner.endpoint)
-        self.send(FrameKind.HELLO, 0, encode_message(hello))
+        self._may_greet_again = not self._has_greeted
+        self._has_greeted = True
 
     @override
     def frames_arrived(self, frames: Sequence[Frame]) -> None:
@@ -183,15 +200,20 @@ class PeerConnection(LinkHandler, ChannelCarrier):
                 else:
                     self._handshake_frame(frame)
         except (FrameError, CreditError) as error:
-            self.link.close(f"it broke the protocol: {error}")
+            self._close(f"it broke the protocol: {error}")
         except Exception as error:  # noqa: BLE001 - the boundary of a connection
             _log.error("connection.crashed", peer=self.peer, exc_info=error)
-            self.link.close(f"what it sent could not be handled: {error!r}")
+            self._close(f"what it sent could not be handled: {error!r}")
 
     @override
     def link_closed(self, reason: str) -> None:
         """Tells what is read through the connection, detaches what is served through it."""
         if self.is_closed:
+            return
+        if self._may_greet_again and self._address is not None and not self.is_established:
+            # This process may have been held up between connecting and greeting, and have been given up for it.
+            self._may_greet_again = False
+            self._owner.connect(self, self._address)
             return
         self.is_closed = True
         self.deadline_ns = None
@@ -232,13 +254,13 @@ class PeerConnection(LinkHandler, ChannelCarrier):
     def _answer_arrived(self, frame: Frame) -> None:
         if frame.kind is FrameKind.REFUSED:
             refused = decode_message(Refused, frame.payload)
-            self.link.close(f"it refused this slot: {refused.reason}")
+            self._close(f"it refused this slot: {refused.reason}")
             return
         if frame.kind is not FrameKind.HELLO_OK:
             raise FrameError(f"a {frame.kind.name} frame where HELLO_OK was expected")
         mismatch = mismatch_of(self.peer_endpoint, decode_message(HelloOk, frame.payload))
         if mismatch is not None:
-            self.link.close(mismatch)
+            self._close(mismatch)
             return
         self._established()
 

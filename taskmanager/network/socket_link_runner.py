@@ -42,18 +42,29 @@ class LinkRunner(Protocol):
     def unwatch_writable(self, link: SocketLink) -> None:
         """Ends it (I/O thread)."""
 
+    def pause(self, link: SocketLink) -> None:
+        """An accepted link has greeted: it is read on from ``resume`` (I/O thread)."""
+
+    def resume(self, link: SocketLink) -> None:
+        """Reads on from an accepted link, whose peer has been let in (I/O thread)."""
+
     def discard(self, link: SocketLink) -> None:
         """Forgets the link and shuts its socket down (I/O thread)."""
 
 
 class SocketLink(Link):
-    """A connected stream socket, or one that is being connected."""
+    """A connected stream socket, or one that is being connected.
 
-    def __init__(self, runner: LinkRunner, post: Post) -> None:
+    Args:
+        is_accepted: the other side has connected: nothing behind its first frames is read before it is let in.
+    """
+
+    def __init__(self, runner: LinkRunner, post: Post, *, is_accepted: bool = False) -> None:
         self.handler: LinkHandler | None = None
         self.socket: socket.socket | None = None
         self._runner = runner
         self._post = post
+        self._is_stranger = is_accepted
         self._decoder = FrameDecoder()
         self._lock = threading.Lock()
         self._io_writes = False
@@ -90,6 +101,9 @@ class SocketLink(Link):
     @override
     def open_limits(self) -> None:
         self._decoder.open_limits()
+        if self._is_stranger:
+            self._is_stranger = False
+            self._runner.submit(lambda: self._runner.resume(self))
 
     @override
     def close(self, reason: str, *, drain: bool = False) -> None:
@@ -147,9 +161,12 @@ class SocketLink(Link):
         """True once the socket is shut down for good."""
         return self._is_gone
 
-    def connected(self) -> None:
-        """The socket is connected: the handler hears of it."""
+    def connected(self, greeting: bytes) -> None:
+        """The socket is connected: greets, before anybody else writes, and the handler hears of it."""
+        self._queue.append((greeting,))
+        self._io_writes = True
         self._post(self._opened)
+        self._begin_writing()
 
     def read(self) -> None:
         """The socket has bytes: cuts them into frames and posts these."""
@@ -179,6 +196,9 @@ class SocketLink(Link):
                 if not self._has_mail:
                     self._has_mail = True
                     self._post(self._deliver)
+                if self._is_stranger:
+                    self._runner.pause(self)
+                    return
 
     def write_queued(self) -> None:
         """The socket takes bytes: writes what is queued."""

@@ -36,7 +36,7 @@ class LinkHandler(Protocol):
     """What happens on a link."""
 
     def link_opened(self) -> None:
-        """The link that was asked for with ``connect`` is there."""
+        """The link that was asked for with ``connect`` is there, and the greeting is on its way."""
 
     def frames_arrived(self, frames: Sequence[Frame]) -> None:
         """Frames in the order they were sent (urgent ones ahead of others)."""
@@ -55,14 +55,18 @@ class Link(Protocol):
         """True while frames are queued here."""
 
     def open_limits(self) -> None:
-        """The peer has identified itself: large frames are allowed."""
+        """The peer has identified itself: it is read on, and large frames are allowed."""
 
     def close(self, reason: str, *, drain: bool = False) -> None:
         """Ends the link, with ``drain`` once what is queued has gone; the handler hears of it."""
 
 
 class Transport(Protocol):
-    """Opens links and accepts them."""
+    """Opens links and accepts them.
+
+    Who connects says who it is at once, however long its mailbox thread is busy; who accepts reads nothing behind
+    that greeting before it has let the peer in, and need not wait long for it.
+    """
 
     def start(self, post: Post, accept: Callable[[Link], LinkHandler]) -> None:
         """Called once before all else; ``accept`` names the handler of an accepted link."""
@@ -70,8 +74,8 @@ class Transport(Protocol):
     def listen(self, unix_path: str, tcp_host: str, tcp_port: int) -> int:
         """Begins to accept; "" leaves one of the two out. Returns the TCP port, 0 for none."""
 
-    def connect(self, address: Address, handler: LinkHandler) -> Link:
-        """Begins to open a link; the handler hears how it ends."""
+    def connect(self, address: Address, handler: LinkHandler, greeting: bytes) -> Link:
+        """Begins to open a link, whose first frame is the greeting; the handler hears how it ends."""
 
     def close(self) -> None:
         """Ends all links and listeners and every thread; handlers hear nothing any more."""

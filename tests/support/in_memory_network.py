@@ -128,7 +128,7 @@ class InMemoryTransport(Transport):
         return port
 
     @override
-    def connect(self, address: Address, handler: LinkHandler) -> Link:
+    def connect(self, address: Address, handler: LinkHandler, greeting: bytes) -> Link:
         link = self._new_link()
         link.handler = handler
 
@@ -143,6 +143,7 @@ class InMemoryTransport(Transport):
             link.other, other.other = other, link
             other.handler = target._accept(other)
             link.run(link.opened)
+            link.send((greeting,))
 
         self._network.call_later(self._network.delay_ns(), arrive)
         return link

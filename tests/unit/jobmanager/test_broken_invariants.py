@@ -15,10 +15,15 @@ import structlog
 
 from common.elements import CheckpointBarrier
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.failover.restart_settings import FixedDelay, RestartSettings
 from jobmanager.failover.restart_strategy import RestartStrategy
+from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
 from jobmanager.messages.job_state import JobState
 from jobmanager.metrics import build_registry
+from jobmanager.partitions.partition_tracker import PartitionTracker
 from jobmanager.scheduler import slots as s
 from penstock.errors import InvariantViolation
 from penstock.storage.head import HeadStore
@@ -45,7 +50,12 @@ def damage_checkpoints(master: Any) -> None:
     master.coordinator._storing = 77
 
 
-@pytest.mark.parametrize("damage", [damage_job, damage_checkpoints])
+def damage_graph(master: Any) -> None:
+    """Its attempts have numbers that were never given out."""
+    master.graph.attempt = -1
+
+
+@pytest.mark.parametrize("damage", [damage_job, damage_checkpoints, damage_graph])
 def test_a_broken_invariant_fails_its_job_and_keeps_its_state(
     cluster_of: Any, make_graph: Any, tmp_path: Path, damage: Any
 ) -> None:
@@ -110,6 +120,32 @@ def test_what_is_dropped_is_shown(cluster_of: Any, make_graph: Any) -> None:
             assert value(name, {"part": "slots"}) == 1
 
     run(scenario)
+
+
+def test_partitions_that_are_held_although_they_were_released_are_noticed() -> None:
+    plan = JobPlan(
+        (VertexPlan("v0", 1), VertexPlan("v1", 1)),
+        (EdgePlan("e0", "v0", "v1", Partitioning.HASH, Exchange.BLOCKING),),
+    )
+    graph = ExecutionGraph(plan)
+    tracker = PartitionTracker(RegionGraph(plan), graph, keeps_all=False)
+    producer = SubtaskId("v0", 0)
+    attempt = graph.adopt(producer, 0, "tm1")
+    tracker.produced(attempt)
+    tracker.check()
+    tracker._released.add((KeptOutput("e0", producer), 0))
+    with pytest.raises(InvariantViolation, match="lost or released is not held"):
+        tracker.produced(attempt)
+
+
+def test_slots_that_are_counted_wrongly_are_noticed() -> None:
+    pool = s.SlotPool()
+    pool.step(s.TaskManagerAdded("tm1", "i", 2))
+    pool.free = 3
+    with pytest.raises(
+        InvariantViolation, match="as many slots are free as there are, or fewer, after TimePassed"
+    ):
+        pool.step(s.TimePassed(0))
 
 
 def test_machines_of_taskmanagers_check_themselves() -> None:

@@ -77,6 +77,27 @@ def test_a_registration_that_cannot_be_used_is_refused_and_harms_nobody(
     run(scenario)
 
 
+def test_taskmanagers_are_bounded(cluster_of: Any, make_graph: Any) -> None:
+    async def scenario() -> None:
+        async with cluster_of({"jobmanager.taskmanagers.max": "2"}) as cluster:
+            internal = internal_pb2_grpc.JobManagerInternalStub(cluster.channel)
+            first = await cluster.add("tm1")
+            await cluster.add("tm2")
+            error = await raised(internal.RegisterTaskManager(registration()))
+            assert isinstance(error, errors.JobRejected)
+            assert "jobmanager.taskmanagers.max" in str(error)
+            # Those that are in may come back, and one that leaves makes room.
+            first.incarnation = "tm1-2"
+            await first.register()
+            await first.jobmanager.Goodbye(
+                internal_pb2.GoodbyeRequest(taskmanager_id="tm1", incarnation="tm1-2")
+            )
+            await cluster.add("tm3", slots=4)
+            await cluster.wait_for(await cluster.submit(make_graph()), "RUNNING")
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("host", ["tm-1..example.org", "does-not-exist.invalid"])
 def test_a_host_that_cannot_be_resolved_is_unreachable(host: str) -> None:
     async def scenario() -> None:

@@ -7,6 +7,7 @@ every attack a proper consumer reads its rows.
 
 from __future__ import annotations
 
+import errno
 import random
 import re
 import select
@@ -14,7 +15,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ import pytest
 
 from common.clock import SystemClock
 from penstock.partition_id import PartitionId
+from taskmanager.network import connection_runner
 from taskmanager.network.connection_pool import ConnectionPool
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.endpoint_names import endpoint_name, endpoint_of
 from taskmanager.network.frames import (
     BATCH_PAYLOAD_MAX,
+    Frame,
     FrameDecoder,
     FrameError,
     FrameKind,
@@ -35,6 +38,7 @@ from taskmanager.network.frames import (
     encode_header,
 )
 from taskmanager.network.messages import Hello, Subscribe, encode_message
+from taskmanager.network.peer_connection import PeerConnection
 from taskmanager.partitions.server import PartitionShelf
 from taskmanager.processes.mailbox import Mailbox
 from tests.support.exchange_slots import (
@@ -53,7 +57,7 @@ from tests.support.exchange_slots import (
 from tests.support.sealed_partitions import seal_rows
 
 A = attempt_id("v0")
-HELLO = Hello(2, "job", "x", "x|h|/x|:0", 7, "")
+HELLO = Hello(2, "job", "x", "x|h|/x|:0", 7, "t")
 SUBSCRIBE = Subscribe("job", "e0", "v0", 0, 0, 0, 1 << 20, "c", 0, 0)
 
 
@@ -134,9 +138,9 @@ def is_settled(slot: ThreadedSlot) -> bool:
     return not slot.exchange._connections._connections
 
 
-def attack(draw: random.Random) -> list[bytes]:
+def attack(draw: random.Random) -> bytes:
     """What one hostile connection sends: proper frames, some of them damaged, and noise."""
-    frames = [hello()]
+    frames = []
     for _ in range(draw.randrange(4)):
         kind = draw.choice(list(FrameKind))
         payload = draw.choice(
@@ -167,14 +171,14 @@ def attack(draw: random.Random) -> list[bytes]:
             frames.append(subscribe(**{field: number}))
         except OverflowError:
             continue
-    if draw.random() < 0.3:
-        frames[0] = draw.randbytes(draw.randrange(200))
+    if draw.random() < 0.1:
+        frames.append(draw.randbytes(draw.randrange(200)))
     data = bytearray(b"".join(frames))
     for _ in range(draw.choice([0, 0, 1, 3])):
         data[draw.randrange(len(data)) if data else 0 :][:1] = draw.randbytes(1)
     if data and draw.random() < 0.3:
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    return [bytes(data)]
+    return bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_names_lead_to_nothing_outside_the_spill_directory(
     server = PartitionServer(spill)
     try:
         with connect(server.path) as sock:
-            sock.sendall(hello(token="t"))
+            sock.sendall(hello())
             answer_of(server, sock)
             sock.sendall(subscribe(job_id=job_id, edge_id=edge_id))
             assert re.search(b"is not held here|cannot be read", answer_of(server, sock))
@@ -265,82 +269,220 @@ def proper_read(slot: ThreadedSlot, directory: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_frames_end_their_own_connection_only(
-    slot: ThreadedSlot, server: PartitionServer, directory: Path, seed: int
+    slot: ThreadedSlot,
+    server: PartitionServer,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
 ) -> None:
-    draw = random.Random(seed)
-    for _ in range(150):
-        pieces = attack(draw)
-        for path in (str(directory / "p"), server.path):
-            send(path, *pieces)
+    seen: dict[str, set[FrameKind]] = {"p": set(), "partitions": set()}
+    handle = PeerConnection._channel_frame
+
+    def noting(connection: PeerConnection, frame: Frame) -> None:
+        seen[connection._owner.slot.slot_id].add(frame.kind)
+        handle(connection, frame)
+
+    monkeypatch.setattr(PeerConnection, "_channel_frame", noting)
+
+    def run() -> None:
         server.run()
         run_until((slot,), lambda: True)
+
+    draw = random.Random(seed)
+    each_kind = [encode_frame(kind, 0, draw.randbytes(draw.randrange(64))) for kind in FrameKind]
+    for data in [*each_kind, *(attack(draw) for _ in range(150))]:
+        for path in (str(directory / "p"), server.path):
+            if data not in each_kind and draw.random() < 0.3:
+                send(path, hello() + data)  # it does not wait to be let in
+            else:
+                send_when_let_in(path, data, run)
+        run()
     run_until((slot,), lambda: is_settled(slot))
+    # Frames of every kind have got past the handshake, at either port.
+    assert all(kinds == set(FrameKind) for kinds in seen.values())
+    monkeypatch.undo()
     proper_read(slot, directory)
 
 
-def test_a_connection_that_says_nothing_ends_by_a_deadline(directory: Path) -> None:
-    mailbox, clock = Mailbox(), SystemClock()
-    pool = ConnectionPool(
+def send_when_let_in(path: str, data: bytes, run: Callable[[], None]) -> None:
+    """Greets as it should, and then sends this."""
+    with connect(path) as sock:
+        sock.sendall(hello())
+        while not select.select([sock], [], [], 0.001)[0]:
+            run()
+        assert FrameDecoder().feed(sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
+        try:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            while True:
+                run()
+                if select.select([sock], [], [], 0.001)[0] and not sock.recv(1 << 16):
+                    return
+        except OSError:
+            return  # it was sent away, as it should be
+
+
+def pool_of(
+    directory: Path, transport: SocketTransport, mailbox: Mailbox, slot_id: str = "p"
+) -> ConnectionPool:
+    return ConnectionPool(
         configuration(),
-        identity("p"),
+        identity(slot_id),
         PartitionShelf(directory),
         mailbox.post,
-        clock,
-        SocketTransport(),
-        partition_wait_ms=50,
+        SystemClock(),
+        transport,
     )
+
+
+@pytest.mark.parametrize("said", [b"", hello()[:10], hello()[:-1]])
+def test_who_does_not_greet_in_time_is_sent_away_also_while_the_mailbox_is_busy(
+    directory: Path, said: bytes
+) -> None:
+    # Nobody takes the mail: the slot's own work goes on all the while.
+    pool = pool_of(directory, SocketTransport(greeting_timeout_s=0.05), Mailbox())
     path = str(directory / "p")
     pool.listen(path, "", "")
     with connect(path) as sock:
-        mail = mailbox.wait(10)
-        assert mail is not None
-        mail()
-        deadline_ns = pool.next_deadline_ns
-        assert deadline_ns is not None
-        pool.tick(deadline_ns)
+        sock.sendall(said)
         assert sock.recv(1) == b""
     pool.close()
 
 
-def test_connections_that_say_nothing_are_bounded(directory: Path) -> None:
+def test_who_has_greeted_waits_as_long_as_the_mailbox_is_busy(directory: Path) -> None:
     mailbox = Mailbox()
-    pool = ConnectionPool(
+    pool = pool_of(directory, SocketTransport(greeting_timeout_s=0.05), mailbox)
+    path = str(directory / "p")
+    pool.listen(path, "", "")
+    with connect(path) as greeted, connect(path) as silent:
+        # What it says behind the greeting is not even read before it has been let in.
+        greeted.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            greeted.sendall(hello() * 500_000)
+        assert silent.recv(1) == b"", "time has passed"
+        (link,) = pool._transport._loop._links  # type: ignore[attr-defined]
+        assert sum(map(len, link._inbox)) < 1_000
+        greeted.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            greeted.recv(1)
+        while not (answers := select.select([greeted], [], [], 0)[0]):
+            mail = mailbox.wait(10)
+            assert mail is not None
+            mail()
+        assert answers
+    pool.close()
+
+
+def test_a_consumer_greets_while_its_mailbox_is_busy(directory: Path) -> None:
+    consumer = ConnectionPool(
         configuration(),
-        identity("p"),
+        identity("c"),
+        PartitionShelf(directory),
+        Mailbox().post,  # nobody takes the mail
+        SystemClock(),
+        SocketTransport(),
+    )
+    path = str(directory / "p")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.settimeout(10)
+        consumer.connection_to(endpoint_of(f"p|{identity('c').host_id}|{path}|:0"))
+        peer, _ = listener.accept()
+        with peer:
+            peer.settimeout(10)
+            said = peer.recv(1 << 16)
+            assert FrameDecoder().feed(said)[0].kind is FrameKind.HELLO
+    consumer.close()
+
+
+def test_a_consumer_that_was_sent_away_for_being_held_up_greets_again_once(directory: Path) -> None:
+    mailbox = Mailbox()
+    lost: list[str] = []
+    consumer = ConnectionPool(
+        configuration(),
+        identity("c"),
         PartitionShelf(directory),
         mailbox.post,
         SystemClock(),
         SocketTransport(),
+        on_unreachable=lambda peer, reason: lost.append(reason),
     )
-    pool._strangers_max = 4
+    path = str(directory / "p")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.settimeout(10)
+        consumer.connection_to(endpoint_of(f"p|{identity('c').host_id}|{path}|:0"))
+        for _ in range(2):
+            assert not lost
+            select_and_run(mailbox, listener)
+            peer, _ = listener.accept()
+            peer.close()
+        while not lost:
+            mail = mailbox.wait(10)
+            assert mail is not None
+            mail()
+    consumer.close()
+
+
+def select_and_run(mailbox: Mailbox, listener: socket.socket) -> None:
+    """Handles mail until somebody connects."""
+    while not select.select([listener], [], [], 0.01)[0]:
+        while (mail := mailbox.take()) is not None:
+            mail()
+
+
+def test_connections_that_say_nothing_are_bounded(directory: Path) -> None:
+    pool = pool_of(directory, SocketTransport(strangers_max=4), Mailbox())
     path = str(directory / "p")
     pool.listen(path, "", "")
     socks = [connect(path) for _ in range(6)]
     try:
-        for sock in socks[:2]:
+        # Those that came first are sent away, however busy the mailbox is.
+        assert [sock.recv(1) for sock in socks[:2]] == [b"", b""]
+        for sock in socks[2:]:
             sock.setblocking(False)
-        ended = 0
-        while ended < 2:
-            mail = mailbox.wait(10)
-            assert mail is not None
-            mail()
-            ended = 6 - len(pool._connections) if len(pool._connections) <= 4 else 0
-            ended = ended if _all_accepted(pool, socks) else 0
+            with pytest.raises(BlockingIOError):
+                sock.recv(1)
     finally:
         for sock in socks:
             sock.close()
         pool.close()
 
 
-def _all_accepted(pool: ConnectionPool, socks: list[socket.socket]) -> bool:
-    """The two that came first have been sent away."""
-    for sock in socks[:2]:
-        try:
-            if sock.recv(1) != b"":
-                return False
-        except BlockingIOError:
-            return False
-    return len(pool._strangers) == 4
+def test_without_descriptors_nothing_spins_and_who_waits_is_let_in_later(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, room = 0, threading.Event()
+    accept = socket.socket.accept
+
+    def without_descriptors(listener: socket.socket) -> Any:
+        nonlocal tries
+        tries += 1
+        if not room.is_set():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(connection_runner, "_ACCEPT_PAUSE_S", 0.1)
+    monkeypatch.setattr(socket.socket, "accept", without_descriptors)
+    mailbox = Mailbox()
+    pool = pool_of(directory, SocketTransport(), mailbox)
+    path = str(directory / "p")
+    pool.listen(path, "", "")
+    with connect(path) as sock:
+        sock.sendall(hello())
+        begun = SystemClock().monotonic_ns()
+        assert mailbox.wait(0.5) is None
+        waited_s = (SystemClock().monotonic_ns() - begun) / 1e9
+        assert 1 <= tries <= waited_s / 0.1 + 2
+        room.set()
+        while not select.select([sock], [], [], 0)[0]:
+            mail = mailbox.wait(10)
+            assert mail is not None
+            mail()
+        assert FrameDecoder().feed(sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
+    pool.close()
 
 
 def test_a_length_that_is_only_announced_takes_no_memory() -> None:
