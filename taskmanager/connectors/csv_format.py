@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.csv_structure import row_ends
+from penstock.connectors.csv_structure import last_row_end, row_ends
 from penstock.connectors.inference import parse_csv_header
 from penstock.connectors.messages import delimiter_hint, shorten
 from penstock.connectors.text_options import TextOptions
@@ -65,8 +65,7 @@ class CsvFormat(TextFormat):
             return Block(len(text))
         if b'"' not in text:
             return Block(text.rfind(b"\n") + 1)
-        ends = row_ends(text, self._delimiter)
-        return Block(int(ends[-1]) if len(ends) else 0, structure=_CLOSED)
+        return Block(last_row_end(text, self._delimiter), structure=_CLOSED)
 
     @override
     def parse(self, text: bytes, structure: Any = None) -> pa.RecordBatch:
@@ -107,8 +106,7 @@ class CsvFormat(TextFormat):
 def _is_closed(text: bytes, delimiter: str) -> bool:
     """Whether the text does not end inside a quoted field."""
     whole = text if text.endswith(b"\n") else text + b"\n"
-    ends = row_ends(whole, delimiter)
-    return len(ends) > 0 and int(ends[-1]) == len(whole)
+    return last_row_end(whole, delimiter) == len(whole)
 
 
 def _reason(error: pa.ArrowInvalid) -> str:

@@ -6,10 +6,11 @@ import csv
 import io
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.connectors.csv_structure import row_ends
+from penstock.connectors.csv_structure import last_row_end, row_ends
 from penstock.connectors.json_structure import elements_as_lines, scan_array
 
 CELLS = st.text(alphabet='ab",\n\r é', max_size=6)
@@ -52,6 +53,15 @@ def _oracle(text: bytes) -> list[int]:
 @given(st.text(alphabet='a",\n', max_size=30).map(str.encode))
 def test_csv_rows_of_any_text_end_as_the_grammar_says(text: bytes) -> None:
     assert row_ends(text).tolist() == _oracle(text)
+    assert last_row_end(text) == max(_oracle(text), default=0)
+
+
+@pytest.mark.parametrize("fields", [1, 63, 64, 65, 200])
+def test_the_last_end_before_an_unfinished_row_of_quoted_lines(fields: int) -> None:
+    row = b",".join([b'"a\n""b""\n"'] * fields)
+    assert last_row_end(b"x,1\n" + row) == 4
+    assert last_row_end(b"x,1\n" + row + b"\n" + row) == 5 + len(row)
+    assert last_row_end(row) == 0
 
 
 JSON = st.recursive(
