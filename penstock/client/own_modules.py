@@ -103,11 +103,6 @@ def _part(names: Iterable[str]) -> None:
     _apart.update(names)
 
 
-def own_module(name: str) -> ModuleType:
-    """A module of ours, loaded where that has not been done."""
-    return _ours.get(name) or importlib.import_module(name)
-
-
 def _top(name: str) -> str:
     return name.partition(".")[0]
 

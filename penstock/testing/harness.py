@@ -9,7 +9,6 @@ from typing import Any, Literal, Self, overload
 
 import pyarrow as pa
 
-from penstock.client.own_modules import PLAIN_NAMES, own_module, set_apart
 from penstock.config import Configuration
 from penstock.connectors.memory import rows_to_table
 from penstock.errors import JobRejected
@@ -24,6 +23,7 @@ from penstock.testing.pipeline import (
     input_count,
     row_schema,
 )
+from penstock.testing.runtime import run_graph
 from penstock.units import duration_ms
 
 Row = dict[str, Any]
@@ -125,14 +125,8 @@ class Harness:
         subtask: int,
     ) -> None:
         snapshots = [restore] if isinstance(restore, bytes) else list(restore or ())
-        # The runtime is above this package: it is asked for when a test needs it, and nowhere else.
-        set_apart(loaded=PLAIN_NAMES)
-        runtime: Any = own_module("taskmanager.harness.harness_runner")
-        inspection: Any = own_module("taskmanager.harness.inspection")
-        assignment: Any = own_module("jobmanager.checkpoint.state_assignment")
         self._pipeline = pipeline
-        self._no_key = inspection.NO_KEY
-        self._runner = runtime.HarnessRunner(
+        self._runner = run_graph(
             pipeline.graph,
             inputs=INPUT_UIDS[: len(pipeline.inputs)],
             output=OUTPUT_UID if pipeline.has_output else "",
@@ -140,7 +134,6 @@ class Harness:
             now_ms=now,
             subtask_index=subtask,
             snapshots=snapshots,
-            assignment=assignment,
         )
         self._close = weakref.finalize(self, self._runner.close)
 
@@ -314,22 +307,22 @@ class Harness:
     @property
     def watermark_ms(self) -> int:
         """The last watermark that has come out; ``ps.MIN_WATERMARK`` before there is one."""
-        return int(self._runner.watermark_ms)
+        return self._runner.watermark_ms
 
     @property
     def now(self) -> int:
         """The clock, in ms since the epoch."""
-        return int(self._runner.clock.now_ms())
+        return self._runner.clock.now_ms()
 
     @property
     def late_rows(self) -> int:
         """Rows that came too late for their windows, dropped or sent to a side output."""
-        return int(self._runner.count("late_records"))
+        return self._runner.count("late_records")
 
     @property
     def bad_rows(self) -> int:
         """Rows that the error policy has dealt with (``.on_error``)."""
-        return int(self._runner.count("bad_records"))
+        return self._runner.count("bad_records")
 
     # ------------------------------------------------------------ state
 
@@ -345,7 +338,7 @@ class Harness:
         Returns:
             The value (or the default), a list, or a dict. Looking renews no TTL.
         """
-        return self._runner.state(name, self._key(key), operator)
+        return self._runner.state(name, key, operator)
 
     def timers(
         self,
@@ -361,11 +354,7 @@ class Harness:
             domain: "event" or "processing".
             operator: name or uid, where several functions have timers.
         """
-        found: list[int] = self._runner.timers(domain, self._key(key), operator)
-        return found
-
-    def _key(self, key: Any) -> Any:
-        return self._no_key if key is ... else key
+        return self._runner.timers(domain, key, operator)
 
     def snapshot(self, *, complete: bool = True) -> bytes:
         """Takes a checkpoint; ``harness(..., restore=...)`` starts from what is returned.
@@ -374,8 +363,7 @@ class Harness:
             complete: everybody is told that the checkpoint is complete, so that sinks commit; False: the
                 job has "failed" right before that.
         """
-        content: bytes = self._runner.snapshot(is_completed=complete)
-        return content
+        return self._runner.snapshot(is_completed=complete)
 
 
 def _times(values: Sequence[Any]) -> pa.Array:

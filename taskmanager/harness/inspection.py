@@ -26,16 +26,13 @@ from taskmanager.operators.process_base import StatefulOperator, TimerOperator
 
 Opened = Iterable[tuple[graph_pb2.Operator, Operator]]
 
-NO_KEY = object()
-"""Stands for a key that was not given; None is a key."""
-
 
 def state_of(opened: Opened, name: str, key: Any, operator: str | None) -> Any:
     """The content of a declared state.
 
     Args:
         name: of the state.
-        key: of the rows; a tuple where there are several key columns; ``NO_KEY`` = none was given.
+        key: of the rows; a tuple where there are several key columns; ``...`` = none was given.
         operator: whose; needed where several operators have a state of that name.
 
     Raises:
@@ -49,12 +46,12 @@ def state_of(opened: Opened, name: str, key: Any, operator: str | None) -> Any:
     spec, holder = found
     state = holder.states.by_name[name]
     if isinstance(state, KeyedState):
-        if key is NO_KEY:
+        if key is ...:
             raise JobRejected(f"state {name!r} has content per key: give key=...")
         batch = _key_batch(holder, spec, key)
         (content,) = [_content(seen) for seen in holder.states.peek(state, batch)]
         return content
-    if key is not NO_KEY:
+    if key is not ...:
         raise JobRejected(f"state {name!r} belongs to no key: leave out key=")
     if isinstance(state, BroadcastState):
         return dict(state.items())
@@ -84,7 +81,7 @@ def timers_of(
     assert isinstance(holder, TimerOperator)
     service = holder.timers(domain)
     held = None if service is None else service.all()
-    wanted = None if key is NO_KEY else _key_batch(holder, spec, key).to_bytes(0)
+    wanted = None if key is ... else _key_batch(holder, spec, key).to_bytes(0)
     if held is None:
         return []
     keys, times = held

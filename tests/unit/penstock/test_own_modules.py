@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 CHECKS = """
 # As ours: by statements that run late, in modules that are loaded now and later.
 from penstock.client import own_modules
-ours = own_module("common.clock")
+ours = own_modules._ours["common.clock"]
 late = compile("from common.clock import SystemClock\\nimport common.log\\nimport common.elements as e\\n"
                "from common import metrics\\nfound = SystemClock, common.log, e, metrics", "x", "exec")
 scope = {"__name__": "common.later", "__package__": "common", "__file__": ours.__file__}
@@ -58,7 +58,7 @@ def test_each_importer_gets_its_own(tmp_path: Path, first: str) -> None:
     enter = f"sys.path.insert(0, {str(tmp_path)!r})"
     order = [first, enter] if first.startswith("import taskmanager") else [enter, first]
     text = "\n".join(
-        ["import sys", *order, "from penstock.client.own_modules import own_module, set_apart",
+        ["import sys", *order, "from penstock.client.own_modules import set_apart",
          "set_apart(['common'])", CHECKS]
     )  # fmt: skip
     ended = subprocess.run(

@@ -6,6 +6,8 @@ Method: its tables against the contracts of import-linter, which the build check
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -32,3 +34,12 @@ def test_the_page_shows_the_layers(package: str) -> None:
     layers = [set(layer.split(" | ")) - {"__main__"} for layer in contracts()[package]]
     wanted = [layer for layer in layers if layer]
     assert shown == wanted
+
+
+def test_a_user_loads_no_daemon() -> None:
+    text = (
+        "import sys, penstock, penstock.testing\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "assert not loaded & {'jobmanager', 'taskmanager', 'common'}, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=True)
