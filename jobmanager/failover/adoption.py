@@ -63,7 +63,10 @@ def adopted(
         >>> regions = RegionGraph(JobPlan(vertices, (edge,)))
         >>> writer, reader = SubtaskId("write", 0), SubtaskId("read", 0)
         >>> checkpoint = RestoredCheckpoint(
-        ...     7, reads=(RestoredRead(reader, "e", 0, attempt=3, rows=10),), subtasks=frozenset([reader])
+        ...     7,
+        ...     finished=frozenset([writer]),
+        ...     reads=(RestoredRead(reader, "e", 0, attempt=3, rows=10),),
+        ...     subtasks=frozenset([writer, reader]),
         ... )
         >>> adopted(regions, checkpoint, held=[(KeptOutput("e", writer), 3)])
         {SubtaskId(vertex='write', subtask_index=0): 3}
