@@ -14,6 +14,7 @@ from benchmarks import measure, state_benchmarks
 from benchmarks.measure import JobSettings
 from benchmarks.recovery import RecoverySettings, run_recovery
 from benchmarks.state_benchmarks import StateSettings
+from benchmarks.trickle import run_trickle
 from benchmarks.workloads import WORKLOADS
 
 _ALL = [
@@ -59,17 +60,20 @@ _COLUMNS = (
 
 @click.command()
 @click.argument(
-    "workload", type=click.Choice([*WORKLOADS, *_STATE_WORKLOADS, "recovery", "limit", "all"])
+    "workload",
+    type=click.Choice([*WORKLOADS, *_STATE_WORKLOADS, "recovery", "trickle", "limit", "all"]),
 )
 @click.option("--rows", type=click.IntRange(1), default=20_000_000, show_default=True)
 @click.option(
     "--keys", type=click.IntRange(1), help="1000; of state, about 1 GB of it, of recovery 500 MB."
 )
 @click.option(
-    "--parallelism", type=click.IntRange(1), help="1; checkpoint, restore 2; alignment, recovery 4."
+    "--parallelism",
+    type=click.IntRange(1),
+    help="1; checkpoint, restore, trickle 2; alignment, recovery 4.",
 )
 @click.option("--backend", type=click.Choice(["hashmap", "rocksdb"]), default="hashmap")
-@click.option("--checkpoint-interval", help='"1s", or "none" (alignment, recovery: 1s).')
+@click.option("--checkpoint-interval", help='"1s", or "none" (alignment, recovery, trickle: 1s).')
 @click.option("--state", type=click.Choice(list(_STATE_KEYS)), default="numbers", show_default=True)
 @click.option(
     "--load", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of alignment."
@@ -78,9 +82,7 @@ _COLUMNS = (
 @click.option(
     "--rate",
     type=click.IntRange(1),
-    default=200_000,
-    show_default=True,
-    help="Of recovery: rows/s.",
+    help="Rows/s: of recovery 200,000, of trickle 500.",
 )
 @click.option(
     "--pipelines",
@@ -110,7 +112,7 @@ def main(
     state: str,
     load: float,
     skew: float,
-    rate: int,
+    rate: int | None,
     pipelines: int | None,
     repeat: int,
     exchange: str | None,
@@ -132,7 +134,10 @@ def main(
             checkpoint_interval or "1s",
             exchange or "caching",
         )
-        found = run_recovery(RecoverySettings(settings, keys, rate, pipelines), repeat)
+        found = run_recovery(RecoverySettings(settings, keys, rate or 200_000, pipelines), repeat)
+    elif workload == "trickle":
+        settings = JobSettings(parallelism or 2, backend, checkpoint_interval or "1s")
+        found = run_trickle(settings, rate or 500, repeat)
     else:
         settings = JobSettings(
             parallelism or 1, backend, checkpoint_interval or "none", exchange or "pipelined"
@@ -149,7 +154,7 @@ def main(
 
 def _print_table(results: list[dict[str, Any]]) -> None:
     """One line per result; results with fields of their own one line per field."""
-    if results[0]["workload"] in {*_STATE_WORKLOADS, "recovery"}:
+    if results[0]["workload"] in {*_STATE_WORKLOADS, "recovery", "trickle"}:
         table = Table("field", *(f"run {number + 1}" for number in range(len(results))), box=None)
         for name, first in results[0].items():
             if first is not None:
