@@ -7,6 +7,7 @@ command line asked afterwards.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,48 @@ def test_a_function_that_always_raises_leaves_a_complete_history(
     assert "as restart-strategy.fixed-delay.attempts allows" in last["root_cause"]["message"]
     assert [one["ended_job"] for one in before] == [False] * 3
     assert "the job ended" in shown(failure_cluster, handle.job_id)
+
+
+def test_the_place_of_a_failing_row_is_shown_after_restarts_in_the_middle_too(
+    environment: MakeEnvironment, failure_cluster: DaemonCluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b\n" + "".join(f"{a},{a}\n" for a in range(5_000)))
+    crashed = tmp_path / "crashed"
+
+    def crash_once_then_fail(row: Any) -> Any:
+        if row.a == 3_000 and not crashed.exists():
+            time.sleep(0.5)  # some checkpoints, in the middle of the file
+            crashed.touch()
+            raise RuntimeError("a first time")
+        if row.a == 4_321:
+            raise ValueError("always")
+        return {"b": row.b}
+
+    config = {
+        "execution.checkpointing.interval": "50ms",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "execution.batch-rows": 100,
+    }
+    env = environment(parallelism=1, config=config)
+    env.set_restart_strategy(QUICK)
+    rows = env.read_csv(str(path), schema={"a": pa.int64(), "b": pa.int64()})
+    rows.map(crash_once_then_fail, schema=OUT).discard()
+    handle = env.submit("positions")
+    with pytest.raises(ps.JobFailed) as failed:
+        handle.wait(30)
+    places = [entry.root_cause.position for entry in reversed(handle.exceptions())]
+    assert places[0] == f"{path}, line 3002"
+    assert set(places[1:]) == {f"{path}, line 4323"}
+    assert failed.value.position == places[-1]
+    assert f"position: {places[-1]}" in shown(failure_cluster, handle.job_id)
+    address = ["--jobmanager", failure_cluster.jobmanager]
+    told = CliRunner().invoke(main, ["info", handle.job_id, *address]).stdout
+    assert f"position: {places[-1]}" in told
+    listed = json.loads(
+        CliRunner().invoke(main, ["info", handle.job_id, *address, "--json"]).stdout
+    )
+    assert listed["failure"]["position"] == places[-1]
 
 
 def test_what_the_user_says_no_restart_mends_ends_the_job(environment: MakeEnvironment) -> None:
