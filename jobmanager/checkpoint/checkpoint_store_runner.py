@@ -1,8 +1,9 @@
 """The checkpoints of one job in their store: manifests, HEAD, deletions.
 
-Every call blocks, may hang, and is then given up on: others are made while it may yet go on. What it was
-about to do to HEAD it cannot do any more once HEAD has been claimed again, and what it writes late has a
-name that nobody else uses.
+Every call blocks, may hang, and is then given up on: others are made while it may yet go on, or even begin.
+What it was about to do to HEAD it cannot do any more once HEAD has been claimed again, and what it writes late
+has a name that nobody else uses. Which calls are given up on is said where they are made, not on their threads:
+a thread may have its first turn when all is over.
 
 Invariants: HEAD is claimed before anything is written or deleted; a manifest is written before HEAD
 names it; nothing is swept while a manifest that HEAD names cannot be read, since nobody knows what it
@@ -117,8 +118,14 @@ class CheckpointStoreRunner:
         self._version = version
         self._now_ms = now_ms
         self._claim: _Claim | None = None
+        self._turns = threading.Lock()
+        """For what calls that go on at the same time look at, and change, about each other."""
         self._storing: tuple[int, _Claim] | None = None
+        self._given_up = 0
+        """Checkpoints up to this one are not stored any more by calls that have not begun."""
         self._preparations = 0
+        self._preparing = 0
+        """The preparation that has not come to its end; 0 = all have."""
         self._stopped = threading.Event()
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
 
@@ -134,6 +141,7 @@ class CheckpointStoreRunner:
         *,
         must_exist: bool = False,
         alone: Collection[SubtaskId] | None = None,
+        preparation: int | None = None,
     ) -> PreparedCheckpoints:
         """Claims HEAD, finds the newest checkpoint, and removes what dead attempts have uploaded.
 
@@ -143,6 +151,7 @@ class CheckpointStoreRunner:
             alone: subtasks that begin again while others of the job run, which may be uploading: nothing of
                 these is removed, only manifests that could not be removed when their checkpoints failed; None =
                 nothing runs.
+            preparation: from ``begin_preparation``; None = it begins now.
 
         Raises:
             Fenced: another leader has the job.
@@ -150,8 +159,9 @@ class CheckpointStoreRunner:
                 it must be, or the store is too small for any; nothing is deleted.
             StoreTransient: the store does not answer now.
         """
-        self._preparations += 1
-        preparation = self._preparations
+        if preparation is None:
+            preparation = self.begin_preparation()
+        self._check_turn(preparation)
         claim = self._claimed(must_exist)
         try:
             return self._prepared(preparation, claim, unusable, alone)
@@ -161,6 +171,25 @@ class CheckpointStoreRunner:
         except (StoreNotFound, StoreCorrupt) as error:
             self._void(claim)
             raise self._unusable(error) from error
+        finally:
+            with self._turns:
+                if self._preparing == preparation:
+                    self._preparing = 0
+
+    def begin_preparation(self) -> int:
+        """A call of ``prepare`` is about to be made: earlier ones that go on, or begin late, change nothing any
+        more. To be called where the calls are made; returns what names this one."""
+        with self._turns:
+            if self._preparing:
+                self._claim = None  # so that it finds HEAD claimed again before it deletes
+            self._preparations += 1
+            self._preparing = self._preparations
+            return self._preparing
+
+    def _check_turn(self, preparation: int) -> None:
+        if preparation != self._preparations:
+            # Whoever waited has given up, and begun again: what is listed may be of attempts that live.
+            raise StoreTransient("another preparation has begun meanwhile")
 
     def _prepared(
         self,
@@ -175,9 +204,7 @@ class CheckpointStoreRunner:
             for prefix in _SWEPT_PREFIXES
             for found in self._store.list(prefix)
         }
-        if preparation != self._preparations:
-            # Whoever waited has given up, and begun again: what is listed may be of attempts that live.
-            raise StoreTransient("another preparation has begun meanwhile")
+        self._check_turn(preparation)
         readable = [
             (retained, manifest)
             for retained in head.retained
@@ -252,8 +279,9 @@ class CheckpointStoreRunner:
 
     def _void(self, claim: _Claim) -> None:
         """Nobody knows any more what HEAD says: it is claimed again before it is used."""
-        if self._claim is claim:
-            self._claim = None
+        with self._turns:
+            if self._claim is claim:
+                self._claim = None
 
     def _unusable(self, error: StreamError) -> CheckpointsUnreadable:
         return CheckpointsUnreadable(
@@ -318,9 +346,7 @@ class CheckpointStoreRunner:
             Unrecoverable: HEAD is gone, or damaged.
             HeadOutcomeUnknown: nobody knows whether it is stored; ``settle`` finds out.
         """
-        assert self._claim is not None, "HEAD is claimed before a checkpoint is stored"
-        claim = self._claim
-        self._storing = wanted.checkpoint_id, claim
+        claim = self._begin_storing(wanted.checkpoint_id)
         now_ms = self._now_ms()
         path = manifest_path(wanted.checkpoint_id, self._leader_epoch)
         manifest = self._manifest(wanted, done_splits, last_states, now_ms)
@@ -347,13 +373,27 @@ class CheckpointStoreRunner:
             )
         return c.CheckpointStored(wanted.checkpoint_id, path, self._now_ms())
 
+    def _begin_storing(self, checkpoint_id: int) -> _Claim:
+        """What it is stored under; a checkpoint that was given up on before is not stored any more."""
+        with self._turns:
+            if checkpoint_id <= self._given_up or self._claim is None:
+                raise HeadOutcomeUnknown(
+                    f"checkpoint {checkpoint_id} was given up on, or HEAD must be claimed again, before it "
+                    "began to be stored"
+                )
+            self._storing = checkpoint_id, self._claim
+            return self._claim
+
     def give_up(self, checkpoint_id: int) -> None:
-        """``store`` has not returned, and is waited for no longer; called from any thread.
+        """``store`` has not returned, or not begun, and is waited for no longer; called from any thread.
 
         HEAD is claimed again by the next call, and says then whether the checkpoint counts.
         """
-        if self._storing is not None and self._storing[0] == checkpoint_id:
-            self._void(self._storing[1])
+        with self._turns:
+            self._given_up = max(self._given_up, checkpoint_id)
+            storing = self._storing
+        if storing is not None and storing[0] == checkpoint_id:
+            self._void(storing[1])
 
     def settle(self, checkpoint_id: int) -> c.CheckpointStored | c.CheckpointNotStored:
         """Finds out whether a checkpoint is stored whose ``store`` did not say so.

@@ -339,9 +339,15 @@ class JobCheckpointsRunner:
         must_exist = jobs is not None and await self._in_record(
             lambda: jobs.has_checkpoints(job_id)
         )
+        preparation = store.begin_preparation()
         found = await self._call(
             "prepare",
-            lambda: store.prepare(effect.unusable, must_exist=must_exist, alone=effect.subtasks),
+            lambda: store.prepare(
+                effect.unusable,
+                must_exist=must_exist,
+                alone=effect.subtasks,
+                preparation=preparation,
+            ),
         )
         if jobs is not None:
             await self._in_record(lambda: jobs.note_checkpoints(job_id))

@@ -27,6 +27,11 @@ def test_state_in_rocksdb_comes_back_too(seed):
     simulate(seed, "rocksdb")
 
 
+def test_a_checkpoint_whose_deadline_comes_just_before_it_is_stored_keeps_its_files():
+    """Nothing fails here: the call that stores begins when all has been given up on, and settled."""
+    simulate(2057, job="blocking_stages")
+
+
 def test_the_seeds_cover_what_they_are_for():
     clusters = [simulate(seed) for seed in range(120, 160)]
     assert sum(cluster.states.count(JobState.RESTARTING) for cluster in clusters) >= 10

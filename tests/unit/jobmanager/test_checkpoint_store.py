@@ -278,6 +278,23 @@ class _LateListing(MemoryStore):
         return super().list(prefix)
 
 
+class _LateReading(MemoryStore):
+    """The next reading of a manifest waits until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(100_000)
+        self.hangs, self.goes_on = threading.Event(), threading.Event()
+        self.is_bad = False
+
+    @override
+    def get(self, path: str) -> bytes:
+        if self.is_bad and path != HEAD_PATH:
+            self.is_bad = False
+            self.hangs.set()
+            assert self.goes_on.wait(DEADLINE_S)
+        return super().get(path)
+
+
 def test_a_preparation_that_was_given_up_on_sweeps_nothing_of_the_attempts_that_run_now() -> None:
     """Its listing hung; the next one was made, tasks have uploaded, a checkpoint is complete; then it goes on."""
     store = _LateListing()
@@ -297,6 +314,41 @@ def test_a_preparation_that_was_given_up_on_sweeps_nothing_of_the_attempts_that_
     found = runner(store, epoch=2).prepare().newest
     assert found is not None
     assert found.checkpoint_id == 1
+
+
+def test_a_preparation_that_begins_when_it_was_given_up_on_sweeps_nothing() -> None:
+    """Its thread had no turn before the next start was prepared, and tasks have uploaded since."""
+    store = MemoryStore(100_000)
+    one = runner(store)
+    late = one.begin_preparation()
+    one.prepare(preparation=one.begin_preparation())
+    files(store)
+    with pytest.raises(StoreTransient, match="another preparation"):
+        one.prepare(preparation=late)
+    assert isinstance(one.store(wanted(1)), c.CheckpointStored)
+    assert [kept.checkpoint_id for kept in one.prepare().retained] == [1]
+
+
+def test_a_preparation_that_was_given_up_on_behind_its_listing_takes_nothing_from_the_next() -> (
+    None
+):
+    """HEAD has been claimed again: it may delete nothing, and what the next one has claimed stays claimed."""
+    store = _LateReading()
+    one = runner(store)
+    one.prepare()
+    files(store)
+    one.store(wanted(1))
+    store.is_bad = True
+    with ThreadPoolExecutor(1) as thread:
+        late = thread.submit(one.prepare)
+        assert store.hangs.wait(DEADLINE_S)
+        one.prepare()
+        one.store(wanted(2, retained=(1,)))
+        store.goes_on.set()
+        with pytest.raises(StoreTransient):
+            late.result(DEADLINE_S)
+    assert isinstance(one.store(wanted(3, retained=(1, 2))), c.CheckpointStored)
+    assert [kept.checkpoint_id for kept in one.prepare().retained] == [1, 2, 3]
 
 
 def test_failures_of_the_store_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,6 +418,22 @@ def test_a_swap_that_was_given_up_on_cannot_happen_once_it_is_settled(claims_fir
     assert isinstance(outcomes[0], HeadOutcomeUnknown if claims_first else c.CheckpointStored)
     assert [kept.checkpoint_id for kept in one.prepare().retained] == [1] * (not claims_first)
     # The claim holds: what comes next is stored, and nobody speaks of another JobManager.
+    files(store)
+    assert isinstance(one.store(wanted(2)), c.CheckpointStored)
+
+
+def test_a_checkpoint_that_was_given_up_on_before_its_call_began_is_never_stored() -> None:
+    """It has been settled by then, its files are gone, and HEAD must not name them."""
+    store = MemoryStore(100_000)
+    one = runner(store)
+    one.prepare()
+    files(store)
+    one.give_up(1)
+    assert isinstance(one.settle(1), c.CheckpointNotStored)
+    store.delete("shared/a")
+    with pytest.raises(HeadOutcomeUnknown, match="given up"):
+        one.store(wanted(1))
+    assert not one.prepare().retained
     files(store)
     assert isinstance(one.store(wanted(2)), c.CheckpointStored)
 

@@ -16,6 +16,8 @@ import pytest
 from typing_extensions import override
 
 from jobmanager.checkpoint import checkpoint_store_runner
+from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job.job_description import JobDescription
 from jobmanager.metrics import build_registry
@@ -218,6 +220,49 @@ def test_a_store_call_that_hangs_stops_neither_answers_nor_restarts(
                 await asyncio.sleep(0.01)
             assert HeadStore(LocalStore(tmp_path / "checkpoints" / JOB)).read() == before
             assert await take_checkpoint(cluster) > 2
+
+    run(scenario)
+
+
+def test_a_checkpoint_whose_deadline_comes_before_its_store_call_begins_is_not_stored(
+    cluster_of: Any,
+    make_graph: Any,
+    tmp_path: Path,
+    broken_store: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What begins to store it late must not have HEAD name files that are deleted by then."""
+    may_begin, began = threading.Event(), threading.Event()
+    store = CheckpointStoreRunner.store
+
+    def late(self: CheckpointStoreRunner, wanted: c.StoreCheckpoint, *args: Any) -> Any:
+        assert wanted.checkpoint_id != 2 or may_begin.wait(20)
+        try:
+            return store(self, wanted, *args)
+        finally:
+            if wanted.checkpoint_id == 2:
+                began.set()
+
+    monkeypatch.setattr(CheckpointStoreRunner, "store", late)
+
+    async def scenario() -> None:
+        config = settings(tmp_path, **{"execution.checkpointing.timeout": "300ms"})
+        async with cluster_of(config) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await take_checkpoint(cluster) == 1
+            assert "not complete after 300 ms" in await refused(cluster)
+            while 2 not in fake.aborted:  # noqa: ASYNC110 - it is settled
+                await asyncio.sleep(0.01)
+            may_begin.set()
+            assert await asyncio.to_thread(began.wait, 20)
+            head = HeadStore(LocalStore(tmp_path / "checkpoints" / JOB)).read()
+            assert head is not None
+            assert [retained.checkpoint_id for retained in head.retained] == [1]
+            assert await take_checkpoint(cluster) == 3
+            fake.fail()
+            await restarted(cluster, 1)
 
     run(scenario)
 

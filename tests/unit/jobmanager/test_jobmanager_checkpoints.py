@@ -49,6 +49,7 @@ class Checkpointed:
         self.attempts: dict[tuple[str, int], Any] = {}
         self.restored: list[Any] = []
         self.completed: list[int] = []
+        self.aborted: list[int] = []
         self.finish_on_completion = False
         taskmanager.on_deploy = self.deploy
         taskmanager.on_command = self.obey
@@ -69,6 +70,8 @@ class Checkpointed:
                 self.completed.append(command.checkpoint_completed.checkpoint_id)
                 if self.finish_on_completion:
                     self.taskmanager.report_state(command.attempt, STATES.ATTEMPT_STATE_FINISHED)
+            case "checkpoint_aborted":
+                self.aborted.append(command.checkpoint_aborted.checkpoint_id)
             case _:
                 pass
 
