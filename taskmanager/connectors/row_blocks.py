@@ -17,12 +17,12 @@ _POSITION = struct.Struct("<q")
 
 _PACE_MS_MIN = 2
 """A paced split is read at most this often: rows of fast streams leave in small batches."""
-_PACE_MS_MAX = 20
+_PACE_MS_MAX = 40
 _PACE_ROWS = 64
 """Slow streams are read when so many rows are due, or after ``_PACE_MS_MAX``: a batch of one row costs every
 operator behind the source about as much as one of many."""
 
-_PACED_BLOCK_SECONDS = 0.02
+_PACED_BLOCK_SECONDS = 0.04
 """So many seconds of a slow stream are one split's before it is the next one's turn."""
 
 
