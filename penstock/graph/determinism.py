@@ -67,4 +67,8 @@ def never_deterministic(node: Node) -> str:
         and operation.window.kind != graph_pb2.WINDOW_KIND_COUNT
     ):
         return "its windows depend on the machine's clock; use event time"
+    if isinstance(operation, (WindowAggregate, ApplyWindowFunction)) and operation.window.ttl_ms:
+        return (
+            "its keys are forgotten by the machine's clock; leave out the ttl of its count windows"
+        )
     return ""

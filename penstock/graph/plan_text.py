@@ -166,7 +166,8 @@ def window_text(window: graph_pb2.WindowSpec) -> str:
     """A window in one line."""
     name = _WINDOWS[window.kind]
     if window.kind == graph_pb2.WINDOW_KIND_COUNT:
-        return f"{name}({window.count})"
+        ttl = f", {window.ttl_ms} ms to live" if window.ttl_ms else ""
+        return f"{name}({window.count}){ttl}"
     if window.kind == graph_pb2.WINDOW_KIND_SESSION:
         length = f"{window.gap_ms} ms"
     elif window.kind == graph_pb2.WINDOW_KIND_SLIDING:

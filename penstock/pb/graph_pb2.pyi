@@ -837,6 +837,7 @@ class WindowSpec(_message.Message):
     ALLOWED_LATENESS_MS_FIELD_NUMBER: _builtins.int
     LATE_TAG_FIELD_NUMBER: _builtins.int
     WITHOUT_INDEX_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
     kind: Global___WindowKind.ValueType
     time: Global___TimeDomain.ValueType
     size_ms: _builtins.int
@@ -849,6 +850,8 @@ class WindowSpec(_message.Message):
     """The side output that takes late rows; "" = they are dropped and counted."""
     without_index: _builtins.bool
     """Of a count window: nobody reads which one it was, so that its key may be forgotten behind it."""
+    ttl_ms: _builtins.int
+    """Of a count window: a key that has had no row for so long is forgotten, with its open window; 0 = never."""
     def __init__(
         self,
         *,
@@ -862,10 +865,11 @@ class WindowSpec(_message.Message):
         allowed_lateness_ms: _builtins.int = ...,
         late_tag: _builtins.str = ...,
         without_index: _builtins.bool = ...,
+        ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_lateness_ms", b"allowed_lateness_ms", "count", b"count", "gap_ms", b"gap_ms", "kind", b"kind", "late_tag", b"late_tag", "offset_ms", b"offset_ms", "size_ms", b"size_ms", "slide_ms", b"slide_ms", "time", b"time", "without_index", b"without_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_lateness_ms", b"allowed_lateness_ms", "count", b"count", "gap_ms", b"gap_ms", "kind", b"kind", "late_tag", b"late_tag", "offset_ms", b"offset_ms", "size_ms", b"size_ms", "slide_ms", b"slide_ms", "time", b"time", "ttl_ms", b"ttl_ms", "without_index", b"without_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
+from penstock.state.base import Ttl
 from penstock.units import duration_ms, signed_duration_ms
 
 Duration = str | int | float | timedelta
@@ -120,10 +121,13 @@ class CountWindow(Window):
     """Every ``count`` rows of one key, in the order in which they arrive."""
 
     count: int
+    ttl_ms: int = 0
 
     @override
     def _spec(self) -> graph_pb2.WindowSpec:
-        return graph_pb2.WindowSpec(kind=graph_pb2.WINDOW_KIND_COUNT, count=self.count)
+        return graph_pb2.WindowSpec(
+            kind=graph_pb2.WINDOW_KIND_COUNT, count=self.count, ttl_ms=self.ttl_ms
+        )
 
 
 def tumbling(size: Duration, offset: Duration = 0) -> Window:
@@ -167,13 +171,28 @@ def session(gap: Duration) -> Window:
     return SessionWindow(_positive("session", "gap", gap))
 
 
-def count_window(n: int) -> Window:
-    """Windows of ``n`` rows per key; what is incomplete at the end of the data is not emitted."""
+def count_window(n: int, ttl: Ttl | None = None) -> Window:
+    """Windows of ``n`` rows per key; what is incomplete at the end of the data is not emitted.
+
+    Args:
+        n: rows of a window.
+        ttl: a key that has had no row for so long, by the wall clock, is forgotten: the rows of its open
+            window are dropped, and its next window is number 0 again. None = never.
+    """
     if isinstance(n, bool) or not isinstance(n, int):
         raise JobRejected(f"count_window: the number of rows is {n!r}; it must be an integer")
     if n < 1:
         raise JobRejected(f"count_window: the number of rows is {n}; it must be at least 1")
-    return CountWindow(n)
+    if ttl is None:
+        return CountWindow(n)
+    if not isinstance(ttl, Ttl):
+        raise JobRejected(f'count_window: ttl is {ttl!r}; it must be a ps.Ttl, as ps.Ttl("7d")')
+    if ttl.visibility != "never_return_expired":
+        raise JobRejected(
+            f"count_window: a ttl with visibility={ttl.visibility!r} does not go with windows: what has "
+            "expired is never part of a window"
+        )
+    return CountWindow(n, ttl.ttl_ms)
 
 
 def _positive(window: str, name: str, value: Duration) -> int:

@@ -1,11 +1,13 @@
 """Count windows: every n rows of a key, in order of arrival. What is incomplete stays unsaid.
 
-Where nobody reads ``window_index``, a key between two windows leaves nothing behind.
+Where nobody reads ``window_index``, a key between two windows leaves nothing behind. With a TTL, a key that
+has had no row for so long begins anew: its next row finds nothing of before, and in the background what has
+expired is removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from common.elements import OperatorOutput
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from taskmanager.operators.key_columns import KeyColumns
-from taskmanager.operators.operator import Operator, OperatorContext
+from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.window_contents import FiredInstances, InstanceContents
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.count_table import CountTable
@@ -25,6 +27,9 @@ from taskmanager.state.count_table import CountTable
 Int64Array = npt.NDArray[np.int64]
 
 _COUNTS = "counts"
+_SWEEPS_PER_TTL = 4
+_SWEEP_STEP_MS = 100
+"""Between two steps of one sweep."""
 
 
 class CountWindowOperator(Operator):
@@ -39,6 +44,7 @@ class CountWindowOperator(Operator):
     ) -> None:
         schema = schema_from_bytes(spec.input_schema)
         self._rows_per_window: int = window.count
+        self._ttl_ms: int = window.ttl_ms
         self._is_numbered = not window.without_index
         self._keys = KeyColumns(keys, schema)
         self._has_event_time = EVENT_TIME in schema.names
@@ -52,13 +58,15 @@ class CountWindowOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._contents.open(context, lambda: self._counts.contents)
+        if self._ttl_ms:
+            self._sweep_later(is_done=True)
 
     @property
     def _counts(self) -> CountTable:
         return self._counts_in(self.context.state)
 
     def _counts_in(self, state: KeyedStateBackend) -> CountTable:
-        table = state.count_table(_COUNTS, self._keys.types, self._contents.new_state)
+        table = state.count_table(_COUNTS, self._keys.types, self._contents.new_state, self._ttl_ms)
         if not self._is_numbered:
             table.drop_empty_keys()
         return table
@@ -72,6 +80,27 @@ class CountWindowOperator(Operator):
         self._contents.close()
 
     @override
+    def on_timer(self, now_ms: int) -> Iterable[OperatorOutput]:
+        if self._ttl_ms:
+            expired, is_done = self._counts.sweep(self.context.clock.now_ms())
+            self._expire(expired)
+            self._counts.leave(expired)
+            self._sweep_later(is_done=is_done)
+        return NOTHING
+
+    def _sweep_later(self, *, is_done: bool) -> None:
+        pause_ms = max(1, self._ttl_ms // _SWEEPS_PER_TTL)
+        if not is_done:
+            pause_ms = min(pause_ms, _SWEEP_STEP_MS)
+        self.context.register_timer(self.context.clock.now_ms() + pause_ms)
+
+    def _expire(self, keys: Int64Array) -> None:
+        if len(keys):
+            instances = self._counts.instance[keys]
+            self._forget(instances[instances >= 0])
+            self._counts.reset(keys)
+
+    @override
     def process(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
         size = self._rows_per_window
         table = self._counts
@@ -81,6 +110,10 @@ class CountWindowOperator(Operator):
         key_starts = np.flatnonzero(np.diff(sorted_keys, prepend=-1))
         key_counts = np.diff(np.append(key_starts, len(order)))
         batch_keys = sorted_keys[key_starts]
+        if self._ttl_ms:
+            now_ms = self.context.clock.now_ms()
+            self._expire(table.expired(now_ms, batch_keys))
+            table.touched_ms[batch_keys] = now_ms
 
         # Place of each row counted from the start of its key's open window.
         place = np.arange(len(order)) - np.repeat(key_starts - table.filled[batch_keys], key_counts)

@@ -228,8 +228,13 @@ class KeyedStateBackend(Protocol):
         name: str,
         key_types: Sequence[pa.DataType],
         new_contents: Callable[[], InstanceState],
+        ttl_ms: int = 0,
     ) -> CountTable:
-        """The open count windows of all keys, with what they hold."""
+        """The open count windows of all keys, with what they hold.
+
+        Args:
+            ttl_ms: how long a key without rows is kept; 0 = always.
+        """
 
     def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
         """The objects of all keys; one per operator."""

@@ -80,8 +80,9 @@ class TableBackend:
         name: str,
         key_types: Sequence[pa.DataType],
         new_contents: Callable[[], InstanceState],
+        ttl_ms: int = 0,
     ) -> CountTable:
-        return self._get(name, 0, lambda: CountTable(key_types, new_contents()))
+        return self._get(name, 0, lambda: CountTable(key_types, new_contents(), ttl_ms))
 
     def _get(self, name: str, namespace: int, create: Callable[[], Any]) -> Any:
         place = (name, namespace)

@@ -132,9 +132,10 @@ class HashMapStateBackend:
         name: str,
         key_types: Sequence[pa.DataType],
         new_contents: Callable[[], InstanceState],
+        ttl_ms: int = 0,
     ) -> CountTable:
         """The open count windows of all keys, with what they hold."""
-        return self._get(name, _WHOLE, lambda: CountTable(key_types, new_contents()))
+        return self._get(name, _WHOLE, lambda: CountTable(key_types, new_contents(), ttl_ms))
 
     def key_space(self, key_types: Sequence[pa.DataType]) -> HashMapKeySpace:
         """The objects of all keys; one per operator."""

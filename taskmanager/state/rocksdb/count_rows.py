@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array, value_type
+from taskmanager.kernels import encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.instances import InstanceState
@@ -36,6 +37,9 @@ from taskmanager.state.rocksdb.sst_file import ByteStrings
 from taskmanager.state.snapshot_table import RestoredPart
 
 _LOADED_VERSION: Final = 1
+_SWEPT_ROWS: Final = 4096
+"""Of the database, in one step of a sweep."""
+_TOUCHED: Final = "touched_ms"
 
 
 class StoredCountTable(CountTable):
@@ -53,10 +57,11 @@ class StoredCountTable(CountTable):
         key_types: Sequence[pa.DataType],
         new_contents: Callable[[], InstanceState],
         home: TableHome,
+        ttl_ms: int = 0,
         *,
         is_complete: bool,
     ) -> None:
-        super().__init__(key_types, new_contents())
+        super().__init__(key_types, new_contents(), ttl_ms)
         for column in self.schema():
             check_storable(column.type)
         self.partition = partition
@@ -69,6 +74,8 @@ class StoredCountTable(CountTable):
         self._written_version = _LOADED_VERSION
         self._needs_room = False
         self._accounted_bytes = 0
+        self._sweep_from: bytes | None = None
+        """Where the sweep goes on in the database; None = it begins."""
 
     @property
     def known_row_count(self) -> int:
@@ -81,6 +88,27 @@ class StoredCountTable(CountTable):
         if not self._is_complete:
             self._load(keys)
         return super().key_indices(keys)
+
+    @override
+    def sweep(self, now_ms: int) -> tuple[Int64Array, bool]:
+        self._make_room()
+        part = None
+        if not self._is_complete:
+            begin, end = partition_bounds(self.partition)
+            part = next(self._home.reader.scan(self._sweep_from or begin, end, _SWEPT_ROWS), None)
+        if part is None:
+            self._sweep_from = None
+            return self.expired(now_ms), True
+        self._sweep_from = part[0][-1] + b"\0"
+        rows = keyed_batch(self.schema(), self._plain_types, *part, with_numbers=False)
+        touched = rows.column(_TOUCHED).to_numpy()
+        is_due = touched <= now_ms - self._ttl_ms
+        if not is_due.any():
+            return np.zeros(0, np.int64), False
+        due = rows.filter(pa.array(is_due))
+        keys = encode_keys(due.columns[2 : 2 + len(self._types)])
+        self._load(keys)
+        return self.expired(now_ms, self._indices(keys)), False
 
     def freeze(self) -> FrozenKeyedRows | None:
         """What the database must be given; None = nothing."""

@@ -13,7 +13,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.key_types import value_type
 from taskmanager.state.accumulator_columns import accumulator_fields
 from taskmanager.state.backend import AggregateDescriptor
-from taskmanager.state.count_table import COUNT_FIELDS
+from taskmanager.state.count_table import count_fields
 from taskmanager.state.descriptors import StateDescriptor, ValueCodec
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import StoredTable
@@ -182,9 +182,9 @@ def sessions_schema(key_types: Sequence[pa.DataType], contents: InstanceState) -
     return _plain_schema([*SESSION_FIELDS, *contents.state_fields()], key_types)
 
 
-def counts_schema(key_types: Sequence[pa.DataType], contents: InstanceState) -> bytes:
+def counts_schema(key_types: Sequence[pa.DataType], contents: InstanceState, ttl_ms: int) -> bytes:
     """What count windows look like."""
-    return _plain_schema([*COUNT_FIELDS, *contents.state_fields()], key_types)
+    return _plain_schema([*count_fields(ttl_ms), *contents.state_fields()], key_types)
 
 
 def _plain_schema(content: Sequence[pa.Field], key_types: Sequence[pa.DataType]) -> bytes:

@@ -163,6 +163,7 @@ class RocksDBStateBackend:
         name: str,
         key_types: Sequence[pa.DataType],
         new_contents: Callable[[], InstanceState],
+        ttl_ms: int = 0,
     ) -> CountTable:
         """The open count windows of all keys, with what they hold.
 
@@ -170,7 +171,7 @@ class RocksDBStateBackend:
             TaskFailure: they were restored with other types.
             Unrecoverable: what they hold cannot be kept.
         """
-        return self._stored.counts(name, key_types, new_contents)
+        return self._stored.counts(name, key_types, new_contents, ttl_ms)
 
     def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
         """The objects of all keys; one per operator."""

@@ -168,12 +168,15 @@ class StoredTables:
         name: str,
         key_types: Sequence[pa.DataType],
         new_contents: Callable[[], InstanceState],
+        ttl_ms: int,
     ) -> StoredCountTable:
         """Open count windows."""
         is_former = self._is_former(name, WHOLE)
-        former = self._inner.count_table(name, key_types, new_contents) if is_former else None
+        former = None
+        if is_former:
+            former = self._inner.count_table(name, key_types, new_contents, ttl_ms)
         partition = self._partition(
-            name, WHOLE, COUNT_KIND, lambda: counts_schema(key_types, new_contents())
+            name, WHOLE, COUNT_KIND, lambda: counts_schema(key_types, new_contents(), ttl_ms)
         )
         table = partition.table
         if table is None:
@@ -182,6 +185,7 @@ class StoredTables:
                 key_types,
                 new_contents,
                 self._home,
+                ttl_ms,
                 is_complete=not partition.is_stored,
             )
         assert isinstance(table, StoredCountTable), f"{name} is no state of count windows"
