@@ -66,8 +66,9 @@ chain: setup ## Real daemons on a checkpoint store that fails, hangs and lies: S
 
 check: format-check lint type proto-check docs-check test ## What CI runs
 
-sim: setup ## Simulate jobs with failures: SEED=first COUNT=how many BACKEND=of state JOB=name of one
-	@$(BIN)/python -m tests.support.simulated_run $(or $(SEED),0) $(or $(COUNT),1000) $(or $(BACKEND),hashmap) $(JOB)
+sim: setup ## Simulate jobs with failures: SEED=first COUNT=how many BACKEND=of state JOB=name of one STORY=1
+	@$(BIN)/python -m tests.support.simulated_run $(or $(SEED),0) $(or $(COUNT),$(if $(STORY),1,1000)) \
+	  $(or $(BACKEND),hashmap) "$(JOB)" $(or $(STORY),0)
 
 sim-chain: setup ## Simulate one long job on a store that fails, hangs and lies: SEED= MINUTES=200
 	@$(BIN)/python -m tests.support.simulated_chain $(or $(SEED),0) $(or $(MINUTES),200)

@@ -23,6 +23,7 @@ from tests.support.simulated_faults import Fault, Faults
 from tests.support.simulated_jobs import keyed_process
 from tests.support.simulated_store import CALM, StoreWeather
 from tests.support.simulated_world import World
+from tests.support.story_columns import draw
 
 _ROWS_PER_SECOND = 5
 _NS_PER_S = 1_000_000_000
@@ -96,7 +97,7 @@ def simulate_minutes(seed: int, minutes: float) -> SimulatedCluster:
             assert cluster.state is JobState.FINISHED, f"it ended {cluster.state}: {cluster.cause}"
             job.check(world.visible(), is_exactly_once=True, has_finished=True)
         except BaseException as error:
-            error.add_note("\n".join(cluster.story[-80:]))
+            error.add_note(draw(cluster.story[-80:]))
             error.add_note(f"again: make sim-chain SEED={seed} MINUTES={minutes:g}")
             raise
     return cluster

@@ -38,11 +38,13 @@ from tests.support.simulated_event_loop import SimulatedEventLoop
 from tests.support.simulated_failovers import FailoverAudit
 from tests.support.simulated_faults import Fault, Faults, Trigger
 from tests.support.simulated_jobmanager import SimulatedJobManager
+from tests.support.simulated_messages import call_words
 from tests.support.simulated_rpc import Call, SimulatedRpc
 from tests.support.simulated_slot import SimulatedSlot
 from tests.support.simulated_store import AuditedStore, StoreAccess, StoreWeather
 from tests.support.simulated_taskmanager import JOBMANAGER_PORT, SimulatedTaskManager
 from tests.support.simulated_watch import watching
+from tests.support.story_columns import Moment
 
 _STEPS_MAX = 4_000_000
 _TIME_MAX_MS = 300_000
@@ -70,7 +72,7 @@ class SimulatedCluster:
     Attributes:
         rows: what its collect sinks brought back, by collect id.
         has_lost_rows: a JobManager has died with some of them.
-        story: what happened, for whoever looks into a seed.
+        story: what happened, for whoever looks into a seed; ``story_columns`` draws it.
         orphan_checks: how often the store was seen at rest and compared with what HEAD names.
         adopted: subtasks that a JobManager has not had run again, since they were done before it.
         failovers: what failures have restarted.
@@ -97,7 +99,7 @@ class SimulatedCluster:
         self.has_lost_rows = False
         self.failure: client_pb2.FailureCause | None = None
         self.states: list[JobState] = []
-        self.story: list[str] = []
+        self.story: list[Moment] = []
         self.orphan_checks = 0
         self.graph = graph_pb2.JobGraph()
         self.graph.CopyFrom(graph)
@@ -143,7 +145,8 @@ class SimulatedCluster:
         needed = slots_needed(self._plan)
         self._slots_each = -(-needed // taskmanagers) + (1 if faults else 0)
         self._taskmanagers: dict[str, SimulatedTaskManager] = {}
-        self._jobmanager = SimulatedJobManager(self, is_first=True)
+        self._jobmanagers = 1
+        self._jobmanager = SimulatedJobManager(self, "JobManager", is_first=True)
         for index in range(taskmanagers):
             self._start_taskmanager(f"tm{index}")
 
@@ -292,11 +295,15 @@ class SimulatedCluster:
     def publish(self, state: JobState) -> None:
         """The job has a new state."""
         self.states.append(state)
-        self._tell_story(state.name)
+        self._tell_of_job(state.name)
         self.passed(state.name)
 
-    def _tell_story(self, text: str) -> None:
-        self.story.append(f"{self.loop.monotonic_ns() / 1e6:.3f} {text}")
+    def tell(self, process: str, text: str) -> None:
+        """Something has happened to a process; "" = to nobody in particular."""
+        self.story.append(Moment(self.loop.monotonic_ns(), process, text))
+
+    def _tell_of_job(self, text: str) -> None:
+        self.tell(self._jobmanager.name, text)
 
     def happened(self, event: m.JobEvent) -> None:
         """The job's machine has taken an event."""
@@ -313,7 +320,7 @@ class SimulatedCluster:
                 self.checkpoints_stored += 1
                 head = self.audited.head()
                 kept = head.retained if head is not None else ()
-                self._tell_story(f"stored: {[retained.checkpoint_id for retained in kept]}")
+                self._tell_of_job(f"HEAD has {[retained.checkpoint_id for retained in kept]}")
             case c.CheckpointNotStored():
                 self.has_leftovers = True
             case _:
@@ -323,9 +330,9 @@ class SimulatedCluster:
 
     def _start_taskmanager(self, taskmanager_id: str) -> None:
         self._incarnations += 1
-        self._taskmanagers[taskmanager_id] = SimulatedTaskManager(
-            self, taskmanager_id, self._incarnations, self._slots_each
-        )
+        made = SimulatedTaskManager(self, taskmanager_id, self._incarnations, self._slots_each)
+        self._taskmanagers[taskmanager_id] = made
+        self.tell(made.name, "starts")
 
     def _processes(self) -> list[SimulatedSlot]:
         taskmanagers = (*self._taskmanagers.values(), *self._given_up)
@@ -345,8 +352,19 @@ class SimulatedCluster:
 
     # -- calls
 
-    def call_arrives(self, address: str, call: Call) -> str:
+    def call_made(self, sender: str, call: Call) -> None:
+        """A daemon calls another one."""
+        for words in call_words(*call):
+            self.tell(sender, f"> {words}")
+
+    def call_arrives(self, receiver: str, address: str, call: Call) -> str:
         """A call is about to arrive; returns "", or how it fails."""
+        way = self._way_of(address, call)
+        for words in call_words(*call):
+            self.tell(receiver, f"< ({way}) {words}" if way else f"< {words}")
+        return way
+
+    def _way_of(self, address: str, call: Call) -> str:
         name, request = call
         if address.endswith(f":{JOBMANAGER_PORT}"):
             return self._report_arrives(name, request)
@@ -363,10 +381,6 @@ class SimulatedCluster:
         for event in request.events:
             if event.state_changed.HasField("failure"):
                 self.failure = event.state_changed.failure
-                self._tell_story(
-                    f"{event.attempt.vertex}/{event.attempt.subtask_index} failed: "
-                    f"{self.failure.message}"
-                )
         if self.loop.monotonic_ns() < self._reports_free_at_ns:
             return "unheard"
         if self._repeats_report:
@@ -384,8 +398,9 @@ class SimulatedCluster:
         """The same, for one more JobManager."""
         return StoreAccess(self.audited, self.random, lambda: self._faults.jobmanager_store)
 
-    def slot_ended(self) -> None:
+    def slot_ended(self, name: str) -> None:
         """What a slot process has uploaded may never be acknowledged."""
+        self.tell(name, "has ended")
         self.has_leftovers = True
 
     def _check_store_at_rest(self) -> None:
@@ -423,7 +438,7 @@ class SimulatedCluster:
 
     def change_weather(self, slots: StoreWeather, jobmanager: StoreWeather) -> None:
         """The store treats everybody otherwise from now on."""
-        self._tell_story(f"store: {slots} for slots, {jobmanager} for the JobManager")
+        self.tell("", f"store: {slots} for slots, {jobmanager} for the JobManager")
         self._faults = dataclasses.replace(
             self._faults, slot_store=slots, jobmanager_store=jobmanager
         )
@@ -440,7 +455,7 @@ class SimulatedCluster:
     def _strike(self, trigger: Trigger) -> None:
         if self._jobmanager.has_ended_job:
             return
-        self._tell_story(f"fault: {trigger.fault.value}")
+        self.tell("", f"fault: {trigger.fault.value}")
         match trigger.fault:
             case Fault.SLOT_DIES:
                 self._slot_dies()
@@ -484,7 +499,7 @@ class SimulatedCluster:
                 self._stop_taskmanager()
 
     def _restarting(self, what: str) -> None:
-        self._tell_story(what)
+        self._tell_of_job(what)
         self.processed_at_restart = self._processed
 
     def _any(self, candidates: Iterable[_T]) -> list[_T]:
@@ -525,20 +540,20 @@ class SimulatedCluster:
 
     def _slot_dies(self) -> None:
         for process in self._any(self._processes()):
-            self._tell_story(f"{process.name} dies")
+            self.tell(process.name, "dies")
             self.slot_deaths += 1
             process.die()
 
     def _lose_taskmanager(self) -> None:
         for lost in self._any(self._taskmanagers.values()):
-            self._tell_story(f"{lost.name} dies")
+            self.tell(lost.name, "dies")
             lost.die()
             self._replace(lost)
 
     def _stop_taskmanager(self) -> None:
         """Somebody ends a TaskManager, which says goodbye."""
         for stopping in self._any(self._taskmanagers.values()):
-            self._tell_story(f"{stopping.name} is told to end")
+            self.tell(stopping.name, "is told to end")
             stopping.stop()
             self._given_up.append(stopping)
             self._replace(stopping)
@@ -547,12 +562,12 @@ class SimulatedCluster:
         """A host stands still, for ever or for some time; its TaskManager is given up. What wakes up goes on
         for a while with what is not its work any more."""
         for frozen in self._any(self._taskmanagers.values()):
-            self._tell_story(f"{frozen.name} freezes")
+            self.tell(frozen.name, "freezes")
             self._given_up.append(frozen)
             frozen.freeze(is_frozen=True)
 
             def wake(frozen: SimulatedTaskManager = frozen) -> None:
-                self._tell_story(f"{frozen.name} goes on")
+                self.tell(frozen.name, "goes on")
                 frozen.freeze(is_frozen=False)
 
             asleep_ns = self.draw(_FROZEN_MAX_NS)
@@ -581,14 +596,14 @@ class SimulatedCluster:
         """The JobManager dies; its successor goes on with the job."""
         if not self._jobmanager.is_alive:
             return
-        self._tell_story("the JobManager dies")
+        self._tell_of_job("dies")
         self.jobmanager_deaths += 1
         self._jobmanager.die()
         self._succeed()
 
     def jobmanager_stopped(self) -> None:
         """It has ended as it was told to."""
-        self._tell_story("the JobManager has ended")
+        self._tell_of_job("has ended")
         self.jobmanager_stops += 1
         self._succeed()
 
@@ -597,7 +612,9 @@ class SimulatedCluster:
         self.loop.call_later(self.draw(50_000_000), self._take_over)
 
     def _take_over(self) -> None:
-        self._tell_story("another JobManager takes over")
+        self._jobmanagers += 1
+        self._jobmanager = SimulatedJobManager(
+            self, f"JobManager.{self._jobmanagers}", is_first=False
+        )
         self.failovers.begin_again()
-        self._restarting("everything begins again")
-        self._jobmanager = SimulatedJobManager(self, is_first=False)
+        self._restarting("takes over: everything begins again")

@@ -152,7 +152,7 @@ class SimulatedForkserver:
         self._count += 1
         exited: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
         child = ForkedChild(next(self._host.pids), kind, exited)
-        name = f"{self._name}-{kind}-{self._count}"
+        name = f"{self._name}/{self._count}"
         channel = SimulatedSlotChannel(self._host, name)
         channel.process = self._make(kind, name, channel)
         self.processes[child.pid] = (child, channel)

@@ -54,14 +54,16 @@ class SimulatedJobManager:
     """One leader's life.
 
     Args:
+        name: unlike that of any other process of the simulation.
         is_first: the job is submitted to it; else it finds the job.
 
     Attributes:
         unanswered: requests for checkpoints that wait for their answers.
     """
 
-    def __init__(self, host: JobManagerHost, *, is_first: bool) -> None:
+    def __init__(self, host: JobManagerHost, name: str, *, is_first: bool) -> None:
         self._host = host
+        self.name = name
         self._is_first = is_first
         self.port = JOBMANAGER_PORT
         self.store = host.open_jobmanager_store()

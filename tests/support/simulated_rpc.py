@@ -32,7 +32,10 @@ class RpcHost(Protocol):
     def later(self, action: Callable[[], None]) -> None:
         """Runs an action at a drawn time."""
 
-    def call_arrives(self, address: str, call: Call) -> str:
+    def call_made(self, sender: str, call: Call) -> None:
+        """A daemon calls another one."""
+
+    def call_arrives(self, receiver: str, address: str, call: Call) -> str:
         """A call is about to arrive; returns "", or how it fails: "unheard", "unanswered"."""
 
 
@@ -140,6 +143,8 @@ class SimulatedChannel:
         answer.add_done_callback(self._calls.discard)
         sent = type(request)()
         sent.CopyFrom(request)
+        call = (path.rpartition("/")[2], sent)
+        self._network.host.call_made(self.loop.owner.name, call)
         context_of: list[asyncio.Task[Any]] = []
 
         def fail(code: grpc.StatusCode, details: str, metadata: Any = ()) -> None:
@@ -166,7 +171,7 @@ class SimulatedChannel:
             if server.loop.is_frozen:
                 self._network.when_thawed(server, arrive)
                 return
-            way = self._network.host.call_arrives(self.address, (path.rpartition("/")[2], sent))
+            way = self._network.host.call_arrives(server.loop.owner.name, self.address, call)
             if way == "unheard":
                 return
             context = _Context(server.loop, timeout_s)

@@ -1,7 +1,8 @@
 """One simulated run of a job with checkpoints: everything about it is drawn from its seed.
 
-``python -m tests.support.simulated_run SEED COUNT BACKEND JOB`` runs seeds one after the other and says how
-to repeat those that fail.
+``python -m tests.support.simulated_run SEED COUNT BACKEND JOB STORY`` runs seeds one after the other and says how
+to repeat those that fail. STORY draws what happened, whether or not they fail: 1 = without the middle of a long story,
+more = so many moments at most.
 """
 
 from __future__ import annotations
@@ -27,9 +28,14 @@ from tests.support.simulated_kept_jobs import KEPT_JOBS
 from tests.support.simulated_loading_jobs import LOADING_JOBS
 from tests.support.simulated_store import CALM
 from tests.support.simulated_world import World
+from tests.support.story_columns import draw
 
 ALL_JOBS = (*JOBS, *KEPT_JOBS)
 """Of which seeds draw where they are told none."""
+
+_MOMENTS_MAX = 400
+_LAST_MOMENTS = 60
+"""What is drawn of a failed run of which nobody has asked for the story."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +108,21 @@ def draw_run(seed: int, backend: str, job: str = "") -> Run:
     return Run(made, world, settings, faults, draws.choice((1, 2, 3)))
 
 
-def simulate(seed: int, backend: str = "hashmap", job: str = "") -> SimulatedCluster:
+def simulate(
+    seed: int, backend: str = "hashmap", job: str = "", moments_max: int = 0
+) -> SimulatedCluster:
     """Runs a seed and checks all there is to check."""
-    return simulate_run(draw_run(seed, backend, job), seed, backend, job)
+    return simulate_run(draw_run(seed, backend, job), seed, backend, job, moments_max)
 
 
-def simulate_run(run: Run, seed: int, backend: str = "hashmap", job: str = "") -> SimulatedCluster:
-    """Runs what was drawn from a seed, or made of that."""
+def simulate_run(
+    run: Run, seed: int, backend: str = "hashmap", job: str = "", moments_max: int = 0
+) -> SimulatedCluster:
+    """Runs what was drawn from a seed, or made of that.
+
+    Args:
+        moments_max: how much of its story a failure shows; 0 = the last moments.
+    """
     with tempfile.TemporaryDirectory() as directory:
         checkpoints = {"execution.checkpointing.dir": f"{directory}/checkpoints"}
         config = Configuration.from_mapping(run.settings | checkpoints)
@@ -127,8 +141,9 @@ def simulate_run(run: Run, seed: int, backend: str = "hashmap", job: str = "") -
             _check_end(run, cluster)
         except BaseException as error:
             error.add_note(f"{run.job.name} of seed {seed}: {run.settings}; {run.faults}")
-            error.add_note("\n".join(cluster.story[-60:]))
-            error.add_note(f"again: make sim SEED={seed} COUNT=1 BACKEND={backend} JOB={job}")
+            shown = cluster.story if moments_max else cluster.story[-_LAST_MOMENTS:]
+            error.add_note(draw(shown, moments_max=moments_max or None))
+            error.add_note(f"again: make sim SEED={seed} BACKEND={backend} JOB={job} STORY=1")
             raise
     return cluster
 
@@ -159,7 +174,7 @@ def _check_end(run: Run, cluster: SimulatedCluster) -> None:
         )
 
 
-def main(first: int, count: int, backend: str, job: str) -> int:
+def main(first: int, count: int, backend: str, job: str, moments_max: int) -> int:
     """Runs seeds; returns how many have failed."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     failed: list[int] = []
@@ -167,13 +182,15 @@ def main(first: int, count: int, backend: str, job: str) -> int:
     started = time.monotonic()
     for seed in range(first, first + count):
         try:
-            cluster = simulate(seed, backend, job)
+            cluster = simulate(seed, backend, job, moments_max)
         except KeyboardInterrupt:
             break
         except BaseException:
             failed.append(seed)
             traceback.print_exc()
         else:
+            if moments_max:
+                print(f"seed {seed}\n{draw(cluster.story, moments_max=moments_max)}\n")
             totals.update(
                 {
                     "restarts": cluster.failovers.restarts,
@@ -195,5 +212,6 @@ def main(first: int, count: int, backend: str, job: str) -> int:
 
 
 if __name__ == "__main__":
-    _given = [*sys.argv[1:], *("0", "1", "hashmap", "")[len(sys.argv) - 1 :]]
-    sys.exit(min(1, main(int(_given[0]), int(_given[1]), _given[2], _given[3])))
+    _given = [*sys.argv[1:], *("0", "1", "hashmap", "", "0")[len(sys.argv) - 1 :]]
+    _moments_max = _MOMENTS_MAX if _given[4] == "1" else int(_given[4])
+    sys.exit(min(1, main(int(_given[0]), int(_given[1]), _given[2], _given[3], _moments_max)))

@@ -11,18 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.partition_id import PartitionId
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.mailbox import Mailbox
+from taskmanager.snapshot.subtask_snapshot import Alignment
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment, SlotServices
 from taskmanager.task.exchange import DataExchange, SlotIdentity
 from taskmanager.task.execution import Execution
 from taskmanager.task.slot_runtime import SlotRuntime
+from taskmanager.task.subtask import Subtask
 from tests.support.in_memory_network import InMemoryNetwork
 from tests.support.simulated_forkserver import KILLED, SimulatedForkserver, SimulatedSlotChannel
+from tests.support.simulated_messages import attempt_name, event_words, slot_command_words
 from tests.support.simulated_store import StoreAccess
 from tests.support.simulated_threads import ProcessHost, SimulatedThreads
 
@@ -37,11 +41,45 @@ class SlotHost(ProcessHost, Protocol):
     def open_store(self) -> StoreAccess:
         """The checkpoint store, for one more process."""
 
-    def slot_ended(self) -> None:
+    def tell(self, process: str, text: str) -> None:
+        """Something has happened to a process."""
+
+    def slot_ended(self, name: str) -> None:
         """A slot process has ended, one way or another."""
 
     def take_report(self, slot: SimulatedSlot, report: internal_pb2.SlotReport) -> None:
         """A slot has sent something."""
+
+
+class _WatchedDeployment(Deployment):
+    """A deployment whose snapshots are part of the story.
+
+    Args:
+        tell: takes what happens, in words.
+    """
+
+    def __init__(
+        self,
+        deployment: internal_pb2.TaskDeployment,
+        services: SlotServices,
+        schedule: Callable[[], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        super().__init__(deployment, services, schedule)
+        self._name = attempt_name(deployment.attempt)
+        self._tell = tell
+
+    def build(self, execution: Execution) -> Subtask:
+        """See ``SubtaskParts``."""
+        subtask = super().build(execution)
+        take_snapshot = subtask._take_snapshot
+
+        def told(barrier: CheckpointBarrier, alignment: Alignment | None) -> None:
+            self._tell(f"{self._name} barrier {barrier.checkpoint_id}")
+            take_snapshot(barrier, alignment)
+
+        subtask._take_snapshot = told  # type: ignore[method-assign]
+        return subtask
 
 
 class SimulatedSlot:
@@ -141,7 +179,7 @@ class SimulatedSlot:
     ) -> Execution:
         return Execution(
             deployment,
-            Deployment(deployment, self._services, schedule),
+            _WatchedDeployment(deployment, self._services, schedule, self._tell),
             report=self._services.report,
             clock=self.host.loop,
             taskmanager_id=self.taskmanager_id,
@@ -149,11 +187,17 @@ class SimulatedSlot:
             schedule=schedule,
         )
 
+    def _tell(self, text: str) -> None:
+        self.host.tell(self.name, text)
+
     def _report(self, report: internal_pb2.SlotReport) -> None:
         if self.is_alive:
             copy = internal_pb2.SlotReport()
             copy.CopyFrom(report)
             self.host.take_report(self, copy)
+            if copy.HasField("task_event"):
+                told, subtask = event_words(copy.task_event)
+                self.host.tell(self.name, f"> {subtask} {told}")
             self._channel.report(copy)
 
     # ------------------------------------------------------------ what the daemon does
@@ -180,6 +224,8 @@ class SimulatedSlot:
 
     def _carry_out(self, command: internal_pb2.SlotCommand) -> None:
         assert self.runtime is not None
+        for words in slot_command_words(command):
+            self.host.tell(self.name, f"< {words}")
         self.runtime.handle(command)
         if command.HasField("shutdown"):
             self._check_nothing_kept()
@@ -213,7 +259,7 @@ class SimulatedSlot:
         self._io.die()
         self._snapshots.die()
         self._forkserver.exited(self._channel, status)
-        self.host.slot_ended()
+        self.host.slot_ended(self.name)
 
     def die(self) -> None:
         """Ends like after SIGKILL."""

@@ -49,7 +49,10 @@ class Host:
     def open_store(self) -> StoreAccess:
         return StoreAccess(AuditedStore(), self.network.random)
 
-    def slot_ended(self) -> None:
+    def tell(self, process: str, text: str) -> None:
+        pass
+
+    def slot_ended(self, name: str) -> None:
         """Nobody asks."""
 
     def broke(self, error: BaseException) -> None:
