@@ -179,17 +179,17 @@ class _Backtracking:
         self._reads_changed: set[tuple[int, _Changed]] = set()
 
     def closure(self, failed: Iterable[SubtaskId]) -> list[Region]:
-        for subtask in failed:
+        for subtask in sorted(failed):
             self._add(self._regions.region_of(subtask))
         while self._pending:
             region = self._pending.pop()
-            read = [group for s in region.subtasks for group in self._regions.read_by(s)]
-            for group in read:
+            subtasks = self._regions.subtasks_of(region)
+            for group in [group for s in subtasks for group in self._regions.read_by(s)]:
                 self._backtrack(group)
                 for change in _Changed:
                     if self._is_changed_for(region, group, change):
                         self._reads_changed.add((region.index, change))
-            for subtask in region.subtasks:
+            for subtask in subtasks:
                 for group in self._regions.written_by(subtask):
                     self._change(group, region)
                     self._pass_on(group, subtask, region)

@@ -86,6 +86,10 @@ class RegionGraph:
         """The region of a subtask of this job."""
         return self._region_of[subtask]
 
+    def subtasks_of(self, region: Region) -> Sequence[SubtaskId]:
+        """The subtasks of a region, in the order of the plan."""
+        return self._subtasks[region.index]
+
     def exchange_of(self, edge_id: str) -> EdgePlan:
         """The edge of this id."""
         return self._edges[edge_id]

@@ -133,7 +133,7 @@ class JobCheckpointsRunner:
         self._is_stored.set()
         self._given_up: asyncio.Future[None] | None = None
         """Done where the checkpoint that is being stored is waited for no longer."""
-        self._until_end: set[asyncio.Future[None]] = set()
+        self._until_end: dict[asyncio.Future[None], None] = {}
         self._ended = asyncio.Event()
         self._restored: RestoredTasks = {}
         self._attempts_end = 0
@@ -372,11 +372,11 @@ class JobCheckpointsRunner:
         if self._ended.is_set():
             raise StoreSilent(f"job {self._job_id} has ended")
         no_longer = asyncio.get_running_loop().create_future()
-        self._until_end.add(no_longer)
+        self._until_end[no_longer] = None
         try:
             return await self.calls.run(what, work, no_longer)
         finally:
-            self._until_end.remove(no_longer)
+            del self._until_end[no_longer]
 
     def _note_calls(self) -> None:
         self.gauges.note_calls(self.calls.given_up, self.calls.hanging)

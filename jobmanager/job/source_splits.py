@@ -48,7 +48,7 @@ class SourceSplits:
             for vertex in plan.vertices
             for uid in vertex.source_uids
         }
-        for subtask in self._finished:
+        for subtask in sorted(self._finished):
             for uid in plan.vertex(subtask.vertex).source_uids:
                 self._assigners[subtask.vertex, uid].retire(subtask.subtask_index)
         for split in restored.splits if restored is not None else ():

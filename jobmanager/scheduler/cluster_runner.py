@@ -227,7 +227,7 @@ class ClusterRunner:
         taskmanager.memory_bytes = request.memory_bytes
         taskmanager.spill_bytes = request.spill_bytes
         self.partitions.observe(request.taskmanager_id, holdings_of(request.holdings))
-        held = {(slot.job_id, slot.slot_id) for slot in request.held_slots}
+        held = dict.fromkeys((slot.job_id, slot.slot_id) for slot in request.held_slots)
         given_up = {
             (job_id, slot.slot_id): slot
             for slot, job_id in self._unconfirmed.items()

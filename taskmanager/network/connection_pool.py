@@ -72,7 +72,7 @@ class ConnectionPool(ConnectionOwner):
         self._wait_ns = partition_wait_ms * 1_000_000
         self._endpoint = endpoint_name(internal_pb2.DataEndpoint(slot_id=slot.slot_id))
         self._by_endpoint: dict[str, PeerConnection] = {}
-        self._connections: set[PeerConnection] = set()
+        self._connections: dict[PeerConnection, None] = {}
         self._on_unreachable = on_unreachable
         self._reported: set[str] = set()
         """Endpoints that have been called unreachable since they were reached last."""
@@ -146,7 +146,7 @@ class ConnectionPool(ConnectionOwner):
             self, f"slot {peer.slot_id} at {address}", name, address, self.request_deadline_ns()
         )
         self._by_endpoint[name] = connection
-        self._connections.add(connection)
+        self._connections[connection] = None
         self.connect(connection, address)
         return connection
 
@@ -158,7 +158,7 @@ class ConnectionPool(ConnectionOwner):
 
     def _accept(self, link: Link) -> LinkHandler:
         connection = PeerConnection(self, "an unknown peer")
-        self._connections.add(connection)
+        self._connections[connection] = None
         connection.bind(link)
         return connection
 
@@ -182,7 +182,7 @@ class ConnectionPool(ConnectionOwner):
 
     @override
     def connection_closed(self, connection: PeerConnection, reason: str) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         name = connection.peer_endpoint
         if self._by_endpoint.get(name) is connection:
             del self._by_endpoint[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import socket
 import weakref
 from collections import deque
@@ -21,6 +22,32 @@ from tests.support.simulated_threads import ProcessHost, SimulatedThreads
 
 _FROZEN_NS = 5_000_000
 _UNWINDING_MAX = 1000
+
+
+_numbers = itertools.count()
+
+
+class _Numbered:
+    """Sets of these, which asyncio has, are in the same order in each process."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls, *args, **kwargs)
+        made.number = next(_numbers)
+        return made
+
+    number: int
+
+    @override
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Future(_Numbered, asyncio.Future[Any]):
+    pass
+
+
+class _Task(_Numbered, asyncio.Task[Any]):
+    pass
 
 
 class SimulatedEventLoop(asyncio.AbstractEventLoop):
@@ -48,7 +75,9 @@ class SimulatedEventLoop(asyncio.AbstractEventLoop):
         self._connect = connect
         self._ready: deque[asyncio.Handle] = deque()
         self._is_armed = False
-        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = (
+            weakref.WeakKeyDictionary()
+        )
         self._is_unwinding = False
         self.is_alive = True
         self.is_frozen = False
@@ -161,7 +190,7 @@ class SimulatedEventLoop(asyncio.AbstractEventLoop):
 
     @override
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return _Future(loop=self)
 
     @override
     def create_task(  # type: ignore[override]
@@ -171,9 +200,9 @@ class SimulatedEventLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
+        task: asyncio.Task[Any] = _Task(coro, loop=self, name=name, context=context)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._tasks.add(task)
+        self._tasks[task] = None
         return task
 
     @override

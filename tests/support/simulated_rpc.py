@@ -116,7 +116,7 @@ class SimulatedChannel:
         self.address = address
         self._port = int(address.rpartition(":")[2])
         self.loop = running_loop()
-        self._calls: set[asyncio.Future[Any]] = set()
+        self._calls: dict[asyncio.Future[Any], None] = {}
         self._state = _Connectivity.IDLE
         self._waiting: list[asyncio.Future[None]] = []
         self._is_closed = False
@@ -139,8 +139,8 @@ class SimulatedChannel:
         if self._is_closed:
             raise grpc.aio.UsageError("Channel is closed.")
         answer: asyncio.Future[Any] = self.loop.create_future()
-        self._calls.add(answer)
-        answer.add_done_callback(self._calls.discard)
+        self._calls[answer] = None
+        answer.add_done_callback(lambda done: self._calls.pop(done, None))
         sent = type(request)()
         sent.CopyFrom(request)
         call = (path.rpartition("/")[2], sent)

@@ -108,7 +108,7 @@ class SimulatedSlot:
         self.name = name
         self.is_alive = True
         self.is_frozen = False
-        self.outputs: set[PartitionId] = set()
+        self.outputs: dict[PartitionId, None] = {}
         self.runtime: SlotRuntime | None = None
         self._channel = channel
         self._forkserver = forkserver
@@ -211,7 +211,7 @@ class SimulatedSlot:
             return
         if command.HasField("deploy"):
             deployed = command.deploy
-            self.outputs |= {
+            self.outputs |= dict.fromkeys(
                 PartitionId(
                     output.edge.id,
                     deployed.attempt.vertex,
@@ -219,7 +219,7 @@ class SimulatedSlot:
                     deployed.attempt.attempt,
                 )
                 for output in deployed.outputs
-            }
+            )
         self._mailbox.post(lambda: self._carry_out(command))
 
     def _carry_out(self, command: internal_pb2.SlotCommand) -> None:
