@@ -46,6 +46,7 @@ from jobmanager.job.job_master_runner import (
 )
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_record import JobRecord
+from jobmanager.job.swept_output_runner import sweep_output
 from jobmanager.messages import job_messages as m
 from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
@@ -182,7 +183,14 @@ class DispatcherRunner:
             self._jobs[job_id] = _Job(record, None)
             # Slots that it had under another JobManager may not know yet.
             self._delete_checkpoints(
-                job_id, graph, end.checkpoint_directory, slots_end_s=self._slots_end_s
+                job_id,
+                graph,
+                end.checkpoint_directory,
+                slots_end_s=self._slots_end_s,
+                # What a job without checkpoints had begun to commit stays, as that of a failed one.
+                has_hidden_output=unfinished.is_cancelled
+                and end.state is JobState.CANCELED
+                and not unfinished.has_committed,
             )
             self._log.warning("job.lost", job_id=job_id, state=end.state.name, reason=str(end))
             self._wake_watchers(before)
@@ -241,11 +249,15 @@ class DispatcherRunner:
         directory: str,
         writers: StoreCallsRunner | None = None,
         slots_end_s: float = 0.0,
+        *,
+        has_hidden_output: bool = False,
     ) -> None:
-        """The job's record goes once its checkpoints are gone; "" = there are none to delete."""
-        if not directory and self._try_to_remove(job_id):
+        """The job's record goes once its checkpoints are gone, and hidden output that nobody will commit; "" =
+        there are no checkpoints to delete."""
+        if not directory and not has_hidden_output and self._try_to_remove(job_id):
             return
         assert self._tasks is not None, "jobs end while the dispatcher runs"
+        sweep = partial(sweep_output, job_id, graph, self._cluster)
         self._tasks.create_task(
             delete_checkpoints(
                 job_id,
@@ -255,6 +267,7 @@ class DispatcherRunner:
                 self._clock.now_ms,
                 writers=writers,
                 slots_end_s=slots_end_s,
+                sweep=sweep if has_hidden_output else None,
             )
         )
 
@@ -367,6 +380,7 @@ class DispatcherRunner:
                     job.checkpoint_directory if runner.checkpoints.is_discarded else "",
                     runner.checkpoints.calls,
                     self._slots_end_s if runner.has_lost_slots else 0.0,
+                    has_hidden_output=runner.has_unswept_output,
                 )
         finally:
             known = self._jobs[job_id]

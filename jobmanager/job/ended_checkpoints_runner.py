@@ -1,4 +1,5 @@
-"""Deletes the checkpoints of jobs that have ended for good, however often it must be tried.
+"""Deletes what is left of jobs that have ended for good, however often it must be tried: their checkpoints, and
+hidden output of those that were cancelled.
 
 What cannot be deleted now (its storage is not mounted, or does not answer) is tried again after pauses that
 double up to a bound, by the next JobManager as well: the job's record stays until its checkpoints are gone.
@@ -10,7 +11,7 @@ given up on have returned, and when slot processes that it could not end have gi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -40,8 +41,9 @@ async def delete_checkpoints(
     *,
     writers: StoreCallsRunner | None = None,
     slots_end_s: float = 0.0,
+    sweep: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Returns when nothing is left of a job's checkpoints, and its record is gone.
+    """Returns when nothing is left of a job's checkpoints and hidden output, and its record is gone.
 
     Args:
         job_id: the job; no JobManager runs it any more.
@@ -51,11 +53,14 @@ async def delete_checkpoints(
         now_ms: the wall clock.
         writers: calls to the store that were made while it ran; None = there are none.
         slots_end_s: for how long slot processes of it may still write; 0 = all are known to have ended.
+        sweep: tries once to have hidden output removed, raises a StreamError where some is left; None = there
+            is none.
     """
     log = structlog.get_logger(__name__).bind(job_id=job_id)
     calls = StoreCallsRunner(f"job {job_id}", _CALL_TIMEOUT_MS, lambda: None)
     pause_s = _FIRST_PAUSE_S
     while True:
+        failed = "checkpoints.not_deleted"
         store = CheckpointStoreRunner(
             job_id,
             graph,
@@ -71,13 +76,17 @@ async def delete_checkpoints(
                 if late is not None:
                     await late.wait_for_hanging(_WRITERS_PATIENCE_MS)
                     continue
-                if slots_end_s:
-                    await asyncio.sleep(slots_end_s)
-                    slots_end_s = 0.0
-                    continue
+            if slots_end_s and (directory or sweep is not None):
+                await asyncio.sleep(slots_end_s)
+                slots_end_s = 0.0
+                continue
+            if sweep is not None:
+                failed = "output.not_swept"
+                await sweep()
+                sweep = None
             jobs.remove(job_id)
         except (StreamError, OSError) as error:
-            log.warning("checkpoints.not_deleted", retry_s=pause_s, reason=str(error))
+            log.warning(failed, retry_s=pause_s, reason=str(error))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
         else:

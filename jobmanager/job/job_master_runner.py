@@ -30,6 +30,7 @@ from jobmanager.job.job_options import JobOptions
 from jobmanager.job.persisted_inputs_runner import PersistedInputsRunner
 from jobmanager.job.promotion_runner import PromotionRunner
 from jobmanager.job.rival_runner import RivalRunner
+from jobmanager.job.swept_output_runner import swept_sinks
 from jobmanager.messages import job_messages as m
 from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
@@ -50,7 +51,7 @@ from penstock.partition_id import PartitionId
 _REPORTS_MAX = 1024
 _CANCELLATION_MARGIN_MS = 5_000
 _SWEEP_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
-"""Between tries to have hidden output removed; the last failure ends them."""
+"""Between tries to have hidden output removed; behind the last it is left to who removes the job's record."""
 _PROMOTION = "promotion"
 """Lane of work that concerns several TaskManagers."""
 
@@ -153,6 +154,8 @@ class JobMasterRunner:
         self._overdue_timer: asyncio.TimerHandle | None = None
         self._later: set[asyncio.TimerHandle] = set()
         self.has_lost_slots = False
+        self.has_unswept_output = False
+        """Hidden output of the job stays on some TaskManager."""
         """Slot processes of it may run that it could not end."""
         self._rivals = RivalRunner(
             job,
@@ -414,12 +417,7 @@ class JobMasterRunner:
 
     def _sweep_output(self) -> None:
         """Asks all TaskManagers: what was written lies where some of them can reach it."""
-        sinks = [
-            internal_pb2.SweptSink(operator_uid=one.uid, directory=one.sink.files.directory)
-            for vertex in self._job.graph.vertices
-            for one in vertex.operators
-            if one.WhichOneof("spec") == "sink" and one.sink.HasField("files")
-        ]
+        sinks = swept_sinks(self._job.graph)
 
         def begin(taskmanager_id: str) -> None:
             # Behind the end of its slots, if it had any.
@@ -443,6 +441,7 @@ class JobMasterRunner:
                     reason=str(error),
                 )
                 if pause_s is None:
+                    self.has_unswept_output = True
                     return
                 await asyncio.sleep(pause_s)
             else:
