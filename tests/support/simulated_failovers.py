@@ -96,7 +96,8 @@ class FailoverAudit:
             expected = closure(self._model, failure)
         restarted = recovery.subtasks
         assert restarted == expected, f"{restarted} instead of {expected} for {recovery.cause}"
-        self._on_restart(f"restart of {' '.join(map(str, sorted(restarted)))}")
+        names = " ".join(map(str, sorted(restarted)))
+        self._on_restart(f"restart of {names}: {recovery.cause.message}")
         self._decided |= restarted
         self.restarts += 1
         self.spared += restarted < graph.started

@@ -144,7 +144,8 @@ class SimulatedChannel:
         sent = type(request)()
         sent.CopyFrom(request)
         call = (path.rpartition("/")[2], sent)
-        self._network.host.call_made(self.loop.owner.name, call)
+        if self.loop.is_alive:  # else it only ends
+            self._network.host.call_made(self.loop.owner.name, call)
         context_of: list[asyncio.Task[Any]] = []
 
         def fail(code: grpc.StatusCode, details: str, metadata: Any = ()) -> None:
