@@ -29,7 +29,7 @@ Int64Array = npt.NDArray[np.int64]
 _COUNTS = "counts"
 _SWEEPS_PER_TTL = 4
 _SWEEP_STEP_MS = 100
-"""Between two steps of one sweep."""
+"""Between two steps of one sweep, and two sweeps at least."""
 
 
 class CountWindowOperator(Operator):
@@ -89,9 +89,7 @@ class CountWindowOperator(Operator):
         return NOTHING
 
     def _sweep_later(self, *, is_done: bool) -> None:
-        pause_ms = max(1, self._ttl_ms // _SWEEPS_PER_TTL)
-        if not is_done:
-            pause_ms = min(pause_ms, _SWEEP_STEP_MS)
+        pause_ms = max(_SWEEP_STEP_MS, self._ttl_ms // _SWEEPS_PER_TTL if is_done else 0)
         self.context.register_timer(self.context.clock.now_ms() + pause_ms)
 
     def _expire(self, keys: Int64Array) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 import penstock as ps
 import penstock.testing as pt
@@ -23,6 +24,7 @@ TTL_MS = 60_000
 
 
 class Summed(ps.WindowFunction):
+    @override
     def process(self, key: Any, window: Any, rows: Any, out: Any) -> None:
         out.emit(k=key, window_index=window.index, total=sum(row.v for row in rows))
 

@@ -18,6 +18,7 @@ import pytest
 
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.rows.schema import EVENT_TIME
+from penstock.state.base import Ttl
 from penstock.storage.key_groups import key_group_of, key_group_range
 from penstock.streams.windows import Window, count_window, session
 from taskmanager.kernels import AccumulatorKind, encode_keys
@@ -25,7 +26,7 @@ from taskmanager.operators.window_aggregate import window_aggregate_operator
 from taskmanager.state.group_columns import group_column
 from taskmanager.state.hashmap.store import HashMapStateBackend
 from taskmanager.state.instances import InstanceTable
-from taskmanager.state.rocksdb import session_rows
+from taskmanager.state.rocksdb import count_rows, session_rows
 from tests.support.backend_history import Inputs
 from tests.support.one_backend import KEYS, OneBackend
 from tests.support.operator_harness import OperatorHarness
@@ -56,6 +57,44 @@ def test_count_windows_that_are_read_back_fill_as_those_in_memory(
     _compare(directory, count_window(4), 0, random.Random(seed))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_of_count_windows_that_are_read_back_expire_as_those_in_memory(
+    directory: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(count_rows, "_SWEPT_ROWS", 5)
+    _compare(directory, count_window(4, ttl=Ttl("3s")), 0, random.Random(seed))
+
+
+@pytest.mark.parametrize("rows_each", [1, 4, 5])
+def test_expired_keys_that_memory_has_forgotten_leave_the_database(
+    directory: Path, rows_each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(count_rows, "_SWEPT_ROWS", 50)
+    window = count_window(4, ttl=Ttl("1h"))
+    spec = window_aggregate_spec(window.to_proto(), ("k",), AGGREGATES)
+    harness = OperatorHarness(
+        window_aggregate_operator(spec), backend=starved_backend, work_directory=directory
+    )
+    for _ in range(rows_each):
+        for start in range(0, 1000, 100):
+            rows = [
+                {"k": k, "x": 1, "f": 1.0, "s": "a", EVENT_TIME: 0}
+                for k in range(start, start + 100)
+            ]
+            harness.push(batch_of(rows))
+    harness.snapshot()
+    database: Any = harness.state
+
+    def stored() -> int:
+        return sum(len(names) for names, _ in database._database.scan(b"", b"\xff" * 9))
+
+    assert stored() == 1000
+    harness.advance_clock(harness.clock.now_ms() + 2 * 3_600_000)
+    harness.snapshot()
+    assert stored() == 0
+    harness.close()
+
+
 def _compare(directory: Path, window: Window, lateness: int, rng: random.Random) -> None:
     """The same rows, watermarks and restarts on both backends."""
     spec = window_aggregate_spec(window.to_proto(allowed_lateness=lateness), ("k",), AGGREGATES)
@@ -73,13 +112,16 @@ def _compare(directory: Path, window: Window, lateness: int, rng: random.Random)
 
     taken: list[Any] = []
     harnesses, found, watermark = start(0), [[], []], 0
+    now_ms = harnesses[0].clock.now_ms()
     for turn in range(60):
         rows = [
             {"k": rng.randrange(40), "x": turn, "f": 1.0, "s": "a", EVENT_TIME: watermark + t}
             for t in (rng.randrange(-30, 60) for _ in range(rng.randint(1, 12)))
         ]
         watermark += rng.randrange(15)
+        now_ms += rng.choice([1, 100, 1000])
         for harness in harnesses:
+            harness.advance_clock(now_ms)
             harness.push(batch_of(rows))
             harness.watermark(watermark)
         if rng.random() < 0.1:
