@@ -178,3 +178,19 @@ def test_what_is_no_ttl_is_refused() -> None:
 def test_windows_with_a_ttl_cannot_be_declared_deterministic() -> None:
     with pytest.raises(JobRejected, match="forgotten by the machine's clock"):
         pt.harness(lambda stream: aggregated(stream).deterministic(True), schema=SCHEMA)
+
+
+@BACKENDS
+def test_another_length_holds_from_the_restore_on(backend: Any) -> None:
+    def longer(stream: Any) -> Any:
+        return _window(stream, ps.Ttl("1d")).aggregate(total=ps.sum("v")).uid("windows")
+
+    with pt.harness(aggregated, schema=SCHEMA, backend=backend) as h:
+        for v in (1, 2, 4, 8):
+            h.push({"k": 7, "v": v})
+        snapshot = h.snapshot()
+    with pt.harness(longer, schema=SCHEMA, backend=backend, restore=snapshot) as h:
+        h.advance(2 * TTL_MS)
+        for v in (16, 32):
+            h.push({"k": 7, "v": v})
+        assert h.take() == [{"k": 7, "window_index": 1, "total": 56}]
