@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import types
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -259,8 +258,3 @@ def process_kind(function: object) -> ProcessKindInfo:
     raise JobRejected(
         f"process: {function!r} is no process function; derive its class from one of {names}"
     )
-
-
-def row_methods(function: object) -> list[Callable[..., None]]:
-    """The methods that take rows, of the first input and of the second."""
-    return [getattr(function, method) for method in process_kind(function).methods]

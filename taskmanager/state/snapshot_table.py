@@ -17,7 +17,7 @@ within each batch; only the order of batches says which of two rows of a key is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,53 +115,3 @@ class SnapshotTable(Protocol):
 
     def memory_bytes(self) -> int:
         """Approximate size, what is kept for sealed tables included."""
-
-
-class ChangeVersion:
-    """Versions of a table that is snapshotted whole.
-
-    Attributes:
-        current: the version being written.
-    """
-
-    def __init__(self) -> None:
-        self.current = 1
-        self._changed = 0
-
-    def touch(self) -> None:
-        """The table changes."""
-        self._changed = self.current
-
-    def is_changed(self, since_version: int) -> bool:
-        """It has changed after that version."""
-        return self._changed > since_version
-
-    def seal(self) -> int:
-        """Ends the version and returns it."""
-        self.current += 1
-        return self.current - 1
-
-
-class SealedBatches:
-    """A sealed table whose batches were made when it was sealed.
-
-    Args:
-        version: what was sealed.
-        batches: by ascending key-group; never changed again.
-        since_version: 0 = all content.
-    """
-
-    def __init__(
-        self, version: int, batches: Sequence[pa.RecordBatch], since_version: int = 0
-    ) -> None:
-        self.since_version = since_version
-        self.version = version
-        self._batches = tuple(batches)
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The changes."""
-        yield from self._batches
-
-    def release(self) -> None:
-        """Gives the batches back."""
-        self._batches = ()

@@ -63,11 +63,6 @@ def moved_to(partition: int, keys: ByteStrings) -> ByteStrings:
     return ByteStrings(data, keys.offsets)
 
 
-def suffix_start(key_types: Sequence[pa.DataType]) -> int:
-    """Where in an entry key the bytes of the key itself begin."""
-    return _HEAD_BYTES if is_fixed_key(key_types) else _HEAD_BYTES + _HASH_BYTES
-
-
 def entry_order(keys: KeyBatch, max_parallelism: int) -> Int64Array:
     """int64[n]: the rows in the order of their entry keys."""
     groups = key_group_of(keys.hashes, max_parallelism)
