@@ -8,6 +8,7 @@ and store code in ``SimulatedCluster``; each seed draws a job, its settings and 
 COUNT=1`` repeats a seed outside of pytest, ``make sim COUNT=n`` runs many.
 """
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import sys
 import pytest
 
 from jobmanager.messages.job_state import JobState
-from tests.support.simulated_run import simulate
+from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.simulated_run import draw_run, simulate, simulate_run
 
 SEEDS_PER_TEST = 10
 
@@ -34,6 +36,23 @@ def test_state_in_rocksdb_comes_back_too(seed):
 def test_a_checkpoint_whose_deadline_comes_just_before_it_is_stored_keeps_its_files():
     """Nothing fails here: the call that stores begins when all has been given up on, and settled."""
     simulate(2057, job="blocking_stages")
+
+
+@pytest.mark.parametrize("first", range(700, 712, 4))
+def test_store_calls_that_begin_late_change_nothing(monkeypatch, first):
+    """Deadlines come before threads have their first turn: what was given up on must know so."""
+
+    def late(cluster: SimulatedCluster, is_snapshot: bool) -> int:
+        return cluster.draw(20_000_000 if is_snapshot else 60_000_000)
+
+    monkeypatch.setattr(SimulatedCluster, "background_delay_ns", late)
+    deadlines = {
+        "execution.checkpointing.timeout": "40ms",
+        "execution.checkpointing.tolerable-failed-checkpoints": "infinite",
+    }
+    for seed in range(first, first + 4):
+        run = draw_run(seed, "hashmap")
+        simulate_run(dataclasses.replace(run, settings=run.settings | deadlines), seed)
 
 
 def test_the_seeds_cover_what_they_are_for():

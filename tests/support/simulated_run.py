@@ -32,6 +32,8 @@ from tests.support.story_columns import draw
 
 ALL_JOBS = (*JOBS, *KEPT_JOBS)
 """Of which seeds draw where they are told none."""
+_WEATHER_NS = 60_000_000_000
+"""For so long a store is bad: who tries again after growing pauses is not stuck, but needs some luck."""
 
 _MOMENTS_MAX = 400
 _LAST_MOMENTS = 60
@@ -136,6 +138,7 @@ def simulate_run(
         )
         run.world.on_commit = cluster.committing
         run.world.on_processing = cluster.processing
+        cluster.loop.call_later(_WEATHER_NS, lambda: cluster.change_weather(CALM, CALM))
         try:
             cluster.run()
             _check_end(run, cluster)

@@ -16,7 +16,8 @@ def main(seed: int, job: str = "") -> None:
     """Runs a seed and tells its story."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     cluster = simulate(seed, job=job)
-    print("\n".join(cluster.story))
+    for moment in cluster.story:
+        print(moment.at_ns, moment.process, moment.text)
     print(cluster.loop.monotonic_ns(), cluster.random.random())
 
 
