@@ -85,6 +85,11 @@ class SimulatedEventLoop(asyncio.AbstractEventLoop):
 
     # ------------------------------------------------------------ turns
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something has arrived that it has not looked at."""
+        return bool(self._ready)
+
     def _arm(self) -> None:
         if not self._is_armed:
             self._is_armed = True

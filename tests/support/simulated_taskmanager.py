@@ -104,7 +104,9 @@ class SimulatedTaskManager:
     @property
     def has_reported(self) -> bool:
         """All that its slots have said has reached the JobManager."""
-        return self.registration is None or not len(self.registration._outbox)
+        return not self.loop.is_busy and (
+            self.registration is None or not len(self.registration._outbox)
+        )
 
     @property
     def spill_directory(self) -> Path:
