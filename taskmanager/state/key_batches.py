@@ -15,7 +15,6 @@ def concatenated_keys(batches: Sequence[KeyBatch]) -> KeyBatch:
     first = batches[0]
     if len(batches) == 1:
         return first
-    hashes = np.concatenate([batch.hashes for batch in batches])
     if first.fixed is not None:
         fixed = np.concatenate([batch.fixed for batch in batches if batch.fixed is not None])
         nulls = None
@@ -26,7 +25,7 @@ def concatenated_keys(batches: Sequence[KeyBatch]) -> KeyBatch:
                     for batch in batches
                 ]
             )
-        return KeyBatch(first.types, first.loops, fixed, nulls, None, None, hashes)
+        return KeyBatch(first.types, first.loops, fixed, nulls, None, None)
     parts = []
     bounds = [np.zeros(1, np.int64)]
     size = 0
@@ -38,6 +37,7 @@ def concatenated_keys(batches: Sequence[KeyBatch]) -> KeyBatch:
         bounds.append(batch.offsets[1:] - start + size)
         size += len(parts[-1])
     offsets = np.concatenate(bounds)
+    hashes = np.concatenate([batch.hashes for batch in batches])
     return KeyBatch(first.types, first.loops, None, None, np.concatenate(parts), offsets, hashes)
 
 

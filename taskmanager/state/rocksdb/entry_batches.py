@@ -10,30 +10,10 @@ from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import Rows
 from taskmanager.kernels.accumulators import Values
+from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.entry_keys import entry_keys, entry_order
 from taskmanager.state.rocksdb.entry_values import encoded_rows
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
-
-
-def concat_keys(batches: Sequence[KeyBatch]) -> KeyBatch:
-    """One batch with the keys of at least one batch, all of the same types."""
-    first = batches[0]
-    if len(batches) == 1:
-        return first
-    if first.fixed is not None:
-        words = np.concatenate([batch.fixed for batch in batches if batch.fixed is not None])
-        nulls = None
-        if any(batch.nulls is not None for batch in batches):
-            nulls = np.concatenate(
-                [
-                    np.zeros(len(batch), np.bool_) if batch.nulls is None else batch.nulls
-                    for batch in batches
-                ]
-            )
-        return KeyBatch(first.types, first.loops, words, nulls, None, None)
-    strings = concat_strings([_strings(batch) for batch in batches])
-    hashes = np.concatenate([batch.hashes for batch in batches])
-    return KeyBatch(first.types, first.loops, None, None, strings.data, strings.offsets, hashes)
 
 
 def concat_strings(parts: Sequence[ByteStrings]) -> ByteStrings:
@@ -54,7 +34,7 @@ def concat_rows(parts: Sequence[Rows]) -> Rows:
     for column in range(len(parts[0].accumulators)):
         accumulators.append(np.concatenate([part.accumulators[column] for part in parts]))
         validity.append(_concat_validity(parts, column))
-    return Rows(concat_keys([part.keys for part in parts]), accumulators, validity)
+    return Rows(concatenated_keys([part.keys for part in parts]), accumulators, validity)
 
 
 def concat_entries(parts: Sequence[SstEntries]) -> SstEntries:
@@ -136,12 +116,6 @@ def _repeated(keys: ByteStrings) -> BoolArray:
     for row in candidates.tolist():
         again[row] = keys.at(row) == keys.at(row - 1)
     return again
-
-
-def _strings(keys: KeyBatch) -> ByteStrings:
-    assert keys.data is not None
-    assert keys.offsets is not None
-    return ByteStrings(keys.data, keys.offsets)
 
 
 def _concat_validity(parts: Sequence[Rows], column: int) -> BoolArray | None:

@@ -23,9 +23,9 @@ from taskmanager.kernels import RecordTable, Rows, distinct
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
+from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.cache_host import CacheHost, EntryReader
 from taskmanager.state.rocksdb.entry_batches import (
-    concat_keys,
     concat_rows,
     slice_rows,
     take_rows,
@@ -143,7 +143,7 @@ class StoredGroupTable(GroupTable):
         if only is not None:
             self._load(only)
             return only.take(np.flatnonzero(self._cache.contains(only)))
-        return concat_keys([rows.keys for rows in self.parts()])
+        return concatenated_keys([rows.keys for rows in self.parts()])
 
     @override
     def rows(self, keys: KeyBatch) -> TableRows:
