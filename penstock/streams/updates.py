@@ -1,22 +1,22 @@
 """Which streams carry updates: values that replace earlier ones, and are no rows to be counted.
 
-A running aggregate gives out the new values of a key again and again, as often as batches happen to be cut; a window
-with allowed lateness gives out its result again for rows that come late. Whatever is made of these, row by row, are
-updates again, in a later job that reads them persisted too. An aggregate or a window over them would take each for
-one more row, so it is refused until the user says that it is meant.
+A running aggregate gives out the new values of a key again and again, as often as batches happen to be cut. Whatever is
+made of these, row by row, are updates again, in a later job that reads them persisted too. An aggregate or a window
+over them would take each for one more row, so it is refused until the user says that it is meant.
+
+A window with allowed lateness gives out its result again too, but only for rows that come late, which its user has
+asked for: what is made of it is not refused (``docs/api.md`` says what comes of it).
 """
 
 from __future__ import annotations
 
 from penstock.errors import JobRejected
 from penstock.graph.logical import (
-    ApplyWindowFunction,
     Node,
     NodeInput,
     Operation,
     ReadSource,
     RunningAggregate,
-    WindowAggregate,
 )
 
 
@@ -37,17 +37,11 @@ def check_no_updates(call: str, source: NodeInput) -> None:
                 "here each would count as one more row. Persist the results of windows in place of them, "
                 "or the rows that they were made of"
             )
-        case RunningAggregate():
+        case _:
             why = (
                 f"{name} gives out the new values of a key whenever they change, and here each would count "
                 f"as one more row. Aggregate the rows that {name} reads; or give {name} a window, "
                 ".window(...).aggregate(...), which has one result per key and window"
-            )
-        case _:
-            why = (
-                f"{name} gives out the result of a window again whenever a row comes within its "
-                "allowed_lateness, and here each would count as one more row. Leave allowed_lateness away, "
-                "with late_to for what comes too late"
             )
     raise JobRejected(
         f"{call}: what comes are updates, not rows: {why}; or, if updates are what is to be counted, call "
@@ -73,20 +67,18 @@ def _find_maker(source: NodeInput) -> Node | None:
         if given.is_rows or (node.index, given.tag) in seen:
             continue
         seen.add((node.index, given.tag))
-        if _makes_updates(node.operation, given.tag):
+        if _makes_updates(node.operation):
             return node
         waiting.extend(node.inputs)
     return None
 
 
-def _makes_updates(operation: Operation, tag: str) -> bool:
+def _makes_updates(operation: Operation) -> bool:
     """Whether they come out of an operation where only rows go into it."""
     match operation:
         case RunningAggregate():
             return True
         case ReadSource(updates_of=operator):
             return bool(operator)
-        case WindowAggregate(window=window) | ApplyWindowFunction(window=window):
-            return not tag and window.allowed_lateness_ms > 0
         case _:
             return False

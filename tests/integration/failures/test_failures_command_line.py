@@ -446,6 +446,7 @@ FAILURE = {
     "attempt",
     "operator",
     "row",
+    "position",
     "traceback",
     "taskmanager_id",
     "timestamp_ms",

@@ -316,7 +316,7 @@ def test_rows_up_to_the_limit_are_there_before_the_job_ends_and_after_it_is_canc
     client.fetch_results = endless  # type: ignore[method-assign]
     rows = numbers(env).collect(limit=3)
     handle = env.submit()
-    assert [row.n for row in rows] == [3, 1, 2]
+    assert [row.n for row in rows] == [1, 2, 3], "as they come"
     handle.cancel()
     assert [row.n for row in rows] == [3, 1, 2]
     assert len(rows) == rows.to_arrow().num_rows == 3

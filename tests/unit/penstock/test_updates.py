@@ -217,26 +217,11 @@ def refired(env: ps.Environment) -> ps.Stream:
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("between", ["nothing", "map", "union", "columns"])
-def test_results_that_come_again_for_late_rows_are_updates(
-    env: ps.Environment, between: str, counts: str
+def test_windows_that_fire_again_for_late_rows_may_be_aggregated(
+    env: ps.Environment, counts: str
 ) -> None:
-    stream = BETWEEN[between](refired(env).select("k", "n"))
-    with pytest.raises(JobRejected, match=r"updates, not rows: 'refired'.*\.as_rows\(\)"):
-        COUNTS[counts](stream)
-    COUNTS[counts](stream.as_rows()).discard()
+    COUNTS[counts](refired(env).select("k", "n")).discard()
     env.plan()
-
-
-def test_a_window_function_that_fires_again_gives_out_updates(env: ps.Environment) -> None:
-    class Sums(ps.WindowFunction):
-        @override
-        def process(self, rows: Any, ctx: Any, out: Any) -> None:
-            out.emit({"k": "a", "n": 1})
-
-    windows = rows(env).key_by("k").window(ps.tumbling("1s"), allowed_lateness="1s")
-    with pytest.raises(JobRejected, match=r"updates, not rows.*allowed_lateness"):
-        windows.process(Sums(), schema=OUT).key_by("k").aggregate(n=ps.sum("n"))
 
 
 def test_rows_that_come_too_late_are_rows(env: ps.Environment) -> None:
