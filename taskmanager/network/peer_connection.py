@@ -183,8 +183,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
 
     @override
     def link_opened(self) -> None:
-        """Whoever answers at the address asked for may send large frames."""
-        self.link.open_limits()
+        """The greeting is on its way: where it comes too late, there is another one."""
         self._may_greet_again = not self._has_greeted
         self._has_greeted = True
 

@@ -162,7 +162,12 @@ class SocketLink(Link):
         return self._is_gone
 
     def connected(self, greeting: bytes) -> None:
-        """The socket is connected: greets, before anybody else writes, and the handler hears of it."""
+        """The socket is connected: greets, before anybody else writes, and the handler hears of it.
+
+        Whoever answers at the address asked for may send any frames. He may do so before the handler has heard of
+        the connection: the mailbox thread may be busy.
+        """
+        self._decoder.open_limits()
         self._queue.append((greeting,))
         self._io_writes = True
         self._post(self._opened)

@@ -142,6 +142,7 @@ class InMemoryTransport(Transport):
             other = target._new_link()
             link.other, other.other = other, link
             other.handler = target._accept(other)
+            link.open_limits()  # whoever answers may do so before the handler has heard of it
             link.run(link.opened)
             link.send((greeting,))
 

@@ -37,7 +37,7 @@ from taskmanager.network.frames import (
     encode_frame,
     encode_header,
 )
-from taskmanager.network.messages import Hello, Subscribe, encode_message
+from taskmanager.network.messages import Hello, HelloOk, Subscribe, encode_message
 from taskmanager.network.peer_connection import PeerConnection
 from taskmanager.partitions.server import PartitionShelf
 from taskmanager.processes.mailbox import Mailbox
@@ -351,7 +351,7 @@ def test_who_does_not_greet_in_time_is_sent_away_also_while_the_mailbox_is_busy(
 
 def test_who_has_greeted_waits_as_long_as_the_mailbox_is_busy(directory: Path) -> None:
     mailbox = Mailbox()
-    pool = pool_of(directory, SocketTransport(greeting_timeout_s=0.05), mailbox)
+    pool = pool_of(directory, SocketTransport(greeting_timeout_s=2.0), mailbox)
     path = str(directory / "p")
     pool.listen(path, "", "")
     with connect(path) as greeted, connect(path) as silent:
@@ -393,6 +393,41 @@ def test_a_consumer_greets_while_its_mailbox_is_busy(directory: Path) -> None:
             peer.settimeout(10)
             said = peer.recv(1 << 16)
             assert FrameDecoder().feed(said)[0].kind is FrameKind.HELLO
+    consumer.close()
+
+
+def test_an_answer_may_come_before_the_mailbox_has_heard_of_the_connection(directory: Path) -> None:
+    mailbox = Mailbox()
+    consumer = ConnectionPool(
+        configuration(),
+        identity("c"),
+        PartitionShelf(directory),
+        mailbox.post,
+        SystemClock(),
+        SocketTransport(),
+    )
+    path = str(directory / "p")
+    name = f"p|{identity('c').host_id}|{path}|:0"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.settimeout(10)
+        connection = consumer.connection_to(endpoint_of(name))
+        peer, _ = listener.accept()
+        with peer:
+            peer.settimeout(10)
+            peer.recv(1 << 16)
+            # It lets us in, and wants something of ours at once.
+            answer = encode_frame(FrameKind.HELLO_OK, 0, encode_message(HelloOk("p", name)))
+            wanted = encode_frame(FrameKind.SUBSCRIBE, 1, encode_message(SUBSCRIBE))
+            peer.sendall(answer + wanted)
+            link = connection.link
+            while not link._inbox and not link._is_gone:  # type: ignore[attr-defined]
+                threading.Event().wait(0.001)
+            while (mail := mailbox.take()) is not None:
+                mail()
+            assert connection.is_established
+            assert not connection.is_closed
     consumer.close()
 
 
