@@ -118,6 +118,7 @@ class CheckpointStoreRunner:
         self._version = version
         self._now_ms = now_ms
         self._claim: _Claim | None = None
+        self._claims = 0
         self._turns = threading.Lock()
         """For what calls that go on at the same time look at, and change, about each other."""
         self._storing: tuple[int, _Claim] | None = None
@@ -257,7 +258,11 @@ class CheckpointStoreRunner:
         return repeated_output(self._graph, newest, damaged, StoreSnapshotReader(self._store))
 
     def _claimed(self, must_exist: bool) -> _Claim:
-        claim = self._claim
+        with self._turns:
+            claim = self._claim
+            if claim is None:
+                self._claims += 1
+            number = self._claims
         if claim is None:
             heads = HeadStore(self._store)
             try:
@@ -274,7 +279,12 @@ class CheckpointStoreRunner:
                 ) from error
             except StoreCorrupt as error:
                 raise self._unusable(error) from error
-            self._claim = claim = _Claim(heads, head)
+            with self._turns:
+                # Where another call has claimed HEAD since this one began, nobody knows which of them came last.
+                is_newest = number == self._claims
+                self._claim = claim = _Claim(heads, head) if is_newest else None
+            if claim is None:
+                return self._claimed(must_exist)
         return claim
 
     def _void(self, claim: _Claim) -> None:

@@ -351,6 +351,42 @@ def test_a_preparation_that_was_given_up_on_behind_its_listing_takes_nothing_fro
     assert [kept.checkpoint_id for kept in one.prepare().retained] == [1, 2, 3]
 
 
+class _LateSwap(MemoryStore):
+    """The next swap is done, and says so only when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(100_000)
+        self.hangs, self.goes_on = threading.Event(), threading.Event()
+        self.is_bad = False
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        swapped = super().compare_and_swap(path, expected, new)
+        if self.is_bad:
+            self.is_bad = False
+            self.hangs.set()
+            assert self.goes_on.wait(DEADLINE_S)
+        return swapped
+
+
+def test_a_claim_that_was_given_up_on_does_not_say_what_became_of_a_later_checkpoint() -> None:
+    """HEAD names the checkpoint: who took it for not stored would delete its files."""
+    store = _LateSwap()
+    one = runner(store)
+    store.is_bad = True
+    with ThreadPoolExecutor(1) as thread:
+        late = thread.submit(one.prepare)
+        assert store.hangs.wait(DEADLINE_S)
+        one.prepare()
+        files(store)
+        assert isinstance(one.store(wanted(1)), c.CheckpointStored)
+        store.goes_on.set()
+        with pytest.raises(StoreTransient):
+            late.result(DEADLINE_S)
+    one.give_up(1)  # the answer of the store was lost, say
+    assert isinstance(one.settle(1), c.CheckpointStored)
+
+
 def test_failures_of_the_store_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_store_runner, "_SWAP_PAUSE_S", 0)
     store = _Failing(100_000)
