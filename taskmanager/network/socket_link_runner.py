@@ -197,12 +197,15 @@ class SocketLink(Link):
                 self.fail(f"it broke the protocol: {error}")
                 return
             if frames:
+                is_stranger = self._is_stranger
+                if is_stranger:
+                    # Before the mail: whoever takes it may let the peer in at once.
+                    self._runner.pause(self)
                 self._inbox.append(frames)
                 if not self._has_mail:
                     self._has_mail = True
                     self._post(self._deliver)
-                if self._is_stranger:
-                    self._runner.pause(self)
+                if is_stranger:
                     return
 
     def write_queued(self) -> None:

@@ -373,6 +373,29 @@ def test_who_has_greeted_waits_as_long_as_the_mailbox_is_busy(directory: Path) -
     pool.close()
 
 
+def test_who_is_let_in_at_once_has_greeted_in_time(directory: Path) -> None:
+    pool = ConnectionPool(
+        configuration(),
+        identity("p"),
+        PartitionShelf(directory),
+        lambda mail: mail(),  # taken before the I/O thread does anything else
+        SystemClock(),
+        SocketTransport(),
+    )
+    try:
+        path = str(directory / "p")
+        pool.listen(path, "", "")
+        with connect(path) as sock:
+            sock.sendall(hello())
+            assert FrameDecoder().feed(sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
+            # It is waited for no more, and is read on.
+            assert not pool._transport._loop._silent  # type: ignore[attr-defined]
+            sock.sendall(subscribe(edge_id="e1"))
+            assert b"e1" in sock.recv(1 << 16)
+    finally:
+        pool.close()
+
+
 def test_a_consumer_greets_while_its_mailbox_is_busy(directory: Path) -> None:
     consumer = ConnectionPool(
         configuration(),
