@@ -155,6 +155,7 @@ class ForkserverRunner:
 
         Raises:
             TaskFailure: the process could not be forked.
+            asyncio.CancelledError: the process, if there was one, has ended.
         """
         await self._available.wait()
         generation = self._generation
@@ -166,8 +167,20 @@ class ForkserverRunner:
         # The caller may close its descriptors before the message has left.
         copies = tuple(os.dup(descriptor) for descriptor in descriptors)
         self._send(generation, Fork(request_id, kind), copies)
-        # Where the caller is cancelled, the child's control socket loses its other end: it ends by itself.
-        return await answer
+        try:
+            await asyncio.wait([answer])
+        except asyncio.CancelledError:
+            # Nobody is told of the process: it has ended before the caller goes on.
+            await asyncio.wait([answer], timeout=_END_TIMEOUT_S)
+            if answer.done() and answer.exception() is None:
+                await self.end(answer.result())
+            raise
+        return answer.result()
+
+    async def end(self, child: ForkedChild) -> None:
+        """Kills a forked process, unless it has ended, and waits for its end."""
+        self.kill(child)
+        await asyncio.wait([child.exited], timeout=_END_TIMEOUT_S)
 
     def kill(self, child: ForkedChild) -> None:
         """Sends SIGKILL to a forked process, unless it has ended."""

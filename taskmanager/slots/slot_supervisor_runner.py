@@ -229,9 +229,13 @@ class SlotSupervisor:
             descriptors.append(self._environment.terminal_fd)
         try:
             child = await self._forkserver.fork(descriptors)
-            channel = await SlotChannel.open(ours)
+            try:
+                channel = await SlotChannel.open(ours)
+            except BaseException:
+                await self._forkserver.end(child)
+                raise
         except BaseException:
-            ours.close()  # which ends the process, if there is one
+            ours.close()
             raise
         finally:
             theirs.close()

@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -64,6 +65,44 @@ def test_exits_are_reported(
             await runner.stop()
         assert (await two.exited).pid == two.pid
         assert len(os.listdir("/proc/self/fd")) == descriptors
+
+    go(work)
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def await_child(pid: int) -> None:
+    deadline_s = time.monotonic() + 10
+    while not children_of(pid):
+        assert time.monotonic() < deadline_s, "nothing was forked"
+
+
+def test_a_process_that_nobody_waits_for_any_more_has_ended(
+    tmp_path: Path, environment: Any, forkserver_arguments: list[str], go: Any
+) -> None:
+    async def work() -> None:
+        runner = ForkserverRunner(
+            slot_variables(environment(), tmp_path), tmp_path / "f.log", forkserver_arguments
+        )
+        await runner.start()
+        pid = runner.pid
+        assert pid is not None
+        ours, theirs = socket.socketpair()
+        try:
+            # Its line stays open: it does not end by itself.
+            with ours, theirs, (tmp_path / "s.log").open("ab") as log:
+                forking = asyncio.ensure_future(runner.fork([theirs.fileno(), log.fileno()]))
+                await asyncio.sleep(0)
+                # The daemon has not heard of it yet.
+                await_child(pid)
+                forking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await forking
+                assert children_of(pid) == []
+        finally:
+            await runner.stop()
 
     go(work)
 
