@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +17,22 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of modules that are ``sampled(n)`` every n-th test runs, unless PENSTOCK_TESTS=all (``make test-all``)."""
+    if os.environ.get("PENSTOCK_TESTS") == "all":
+        return
+    seen: Counter[Path] = Counter()
+    kept, left = [], []
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        number = seen[item.path]
+        seen[item.path] += 1
+        (left if sampled is not None and number % sampled.args[0] else kept).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -17,6 +17,8 @@ from tests.support.simulated_faults import Fault, Faults, Trigger
 from tests.support.simulated_loading_jobs import LOADING_JOBS, SIDE_ROWS
 from tests.support.simulated_run import draw_run, simulate, simulate_run
 
+pytestmark = pytest.mark.sampled(4)
+
 SEEDS_PER_JOB = 6
 JOBS = [job.__name__ for job in LOADING_JOBS]
 DEATHS = (

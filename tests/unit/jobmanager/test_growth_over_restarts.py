@@ -18,6 +18,8 @@ from jobmanager.messages import job_messages as m
 from tests.support.drawn_plans import drawn
 from tests.unit.jobmanager.test_partial_restarts import CACHING, CAUSE, Story, apart, released
 
+pytestmark = pytest.mark.sampled(3)
+
 FEW, MANY = 40, 200
 """The histories that are bounded by themselves are full after few."""
 BLOCKING = apart(drawn("a:2 b:2", "a>b hash blocking"))

@@ -23,6 +23,8 @@ from penstock import col
 from penstock.connectors.inference import plain_type
 from penstock.errors import JobRejected, StreamError
 
+pytestmark = pytest.mark.sampled(2)
+
 
 def ree(kind: pa.DataType, values: list[Any]) -> pa.Array:
     return pc.run_end_encode(pa.array(values, kind))

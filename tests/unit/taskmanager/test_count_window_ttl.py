@@ -19,6 +19,8 @@ import penstock as ps
 import penstock.testing as pt
 from penstock.errors import JobRejected, StreamError
 
+pytestmark = pytest.mark.sampled(2)
+
 SCHEMA = {"k": int, "v": int}
 TTL_MS = 60_000
 

@@ -17,6 +17,8 @@ import pytest
 import penstock as ps
 from penstock.testing import harness
 
+pytestmark = pytest.mark.sampled(4)
+
 ROWS, KEYS = 6_000, 1_000
 HOUR_MS = 3_600_000
 MEMORY = "4mb"
