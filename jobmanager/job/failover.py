@@ -185,7 +185,8 @@ class Failover:
         """Why subtasks cannot go on from a checkpoint; None = they can.
 
         Half-read blocking partitions are read on where they were left only where it is the same attempt's,
-        or one that has made the same rows. What other jobs have left behind never changes.
+        or one that has made the same rows. A subtask restored as finished reads nothing any more, and what other
+        jobs have left behind never changes.
         """
         own = {edge.id for edge in self._regions.plan.edges}
         for read in restored.reads:
@@ -194,6 +195,7 @@ class Failover:
             edge = self._regions.exchange_of(read.edge_id)
             if (
                 read.reader not in subtasks
+                or read.reader in restored.finished
                 or not read.rows
                 or edge.exchange is not Exchange.BLOCKING
                 or edge.is_reproducible

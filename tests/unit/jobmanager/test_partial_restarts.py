@@ -752,6 +752,22 @@ def test_rows_that_are_gone_cannot_be_read_on() -> None:
     assert "cannot go on from checkpoint 4" in story.master.failure.message
 
 
+def test_who_had_read_all_before_the_checkpoint_needs_no_rows() -> None:
+    """Its snapshot says where it stood, at the end, when it was still closing; it passes nothing on but its end."""
+    plan = drawn("a:1 b:1 c:1", "a>b forward blocking", "b>c forward pipelined")
+    reads = (RestoredRead(SubtaskId("b", 0), "a>b", 0, 3, rows=5),)
+    restored = RestoredCheckpoint(4, subtasks("a0 b0"), (), reads, subtasks("a0 b0 c0"))
+    story = taken_over(plan, restored)
+    story.do(located())
+    assert story.master.failure is None
+    begun = deployed(story.effects).split()
+    for name in begun:
+        story.run(name)
+        story.report(name, FINISHED)
+    assert story.master.failure is None
+    assert story.master.state is not JobState.FAILED
+
+
 def test_rows_that_come_again_are_made_again_where_they_are_gone() -> None:
     story = taken_over(drawn("a:2 b:2", "a>b hash blocking reproducible"))
     assert deployed(story.do(located("h1:a1#2"))) == "a0"
