@@ -7,6 +7,7 @@ every attack a proper consumer reads its rows.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import re
@@ -322,36 +323,51 @@ def send_when_let_in(path: str, data: bytes, run: Callable[[], None]) -> None:
             return  # it was sent away, as it should be
 
 
-def pool_of(
-    directory: Path, transport: SocketTransport, mailbox: Mailbox, slot_id: str = "p"
-) -> ConnectionPool:
-    return ConnectionPool(
-        configuration(),
-        identity(slot_id),
-        PartitionShelf(directory),
-        mailbox.post,
-        SystemClock(),
-        transport,
-    )
+NewPool = Callable[..., ConnectionPool]
+
+
+@pytest.fixture
+def new_pool(directory: Path) -> Iterator[NewPool]:
+    """Makes the connections of slots, and ends them."""
+    with contextlib.ExitStack() as pools:
+
+        def make(
+            transport: SocketTransport, post: Any, slot_id: str = "p", **listeners: Any
+        ) -> ConnectionPool:
+            shelf = PartitionShelf(directory)
+            pool = ConnectionPool(
+                configuration(),
+                identity(slot_id),
+                shelf,
+                post,
+                SystemClock(),
+                transport,
+                **listeners,
+            )
+            pools.callback(pool.close)
+            return pool
+
+        yield make
 
 
 @pytest.mark.parametrize("said", [b"", hello()[:10], hello()[:-1]])
 def test_who_does_not_greet_in_time_is_sent_away_also_while_the_mailbox_is_busy(
-    directory: Path, said: bytes
+    directory: Path, new_pool: NewPool, said: bytes
 ) -> None:
     # Nobody takes the mail: the slot's own work goes on all the while.
-    pool = pool_of(directory, SocketTransport(greeting_timeout_s=0.05), Mailbox())
+    pool = new_pool(SocketTransport(greeting_timeout_s=0.05), Mailbox().post)
     path = str(directory / "p")
     pool.listen(path, "", "")
     with connect(path) as sock:
         sock.sendall(said)
         assert sock.recv(1) == b""
-    pool.close()
 
 
-def test_who_has_greeted_waits_as_long_as_the_mailbox_is_busy(directory: Path) -> None:
+def test_who_has_greeted_waits_as_long_as_the_mailbox_is_busy(
+    directory: Path, new_pool: NewPool
+) -> None:
     mailbox = Mailbox()
-    pool = pool_of(directory, SocketTransport(greeting_timeout_s=2.0), mailbox)
+    pool = new_pool(SocketTransport(greeting_timeout_s=2.0), mailbox.post)
     path = str(directory / "p")
     pool.listen(path, "", "")
     with connect(path) as greeted, connect(path) as silent:
@@ -370,41 +386,25 @@ def test_who_has_greeted_waits_as_long_as_the_mailbox_is_busy(directory: Path) -
             assert mail is not None
             mail()
         assert answers
-    pool.close()
 
 
-def test_who_is_let_in_at_once_has_greeted_in_time(directory: Path) -> None:
-    pool = ConnectionPool(
-        configuration(),
-        identity("p"),
-        PartitionShelf(directory),
-        lambda mail: mail(),  # taken before the I/O thread does anything else
-        SystemClock(),
-        SocketTransport(),
-    )
-    try:
-        path = str(directory / "p")
-        pool.listen(path, "", "")
-        with connect(path) as sock:
-            sock.sendall(hello())
-            assert FrameDecoder().feed(sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
-            # It is waited for no more, and is read on.
-            assert not pool._transport._loop._silent  # type: ignore[attr-defined]
-            sock.sendall(subscribe(edge_id="e1"))
-            assert b"e1" in sock.recv(1 << 16)
-    finally:
-        pool.close()
+def test_who_is_let_in_at_once_has_greeted_in_time(directory: Path, new_pool: NewPool) -> None:
+    pool = new_pool(
+        SocketTransport(), lambda mail: mail()
+    )  # before the I/O thread does anything else
+    path = str(directory / "p")
+    pool.listen(path, "", "")
+    with connect(path) as sock:
+        sock.sendall(hello())
+        assert FrameDecoder().feed(sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
+        # It is waited for no more, and is read on.
+        assert not pool._transport._loop._silent  # type: ignore[attr-defined]
+        sock.sendall(subscribe(edge_id="e1"))
+        assert b"e1" in sock.recv(1 << 16)
 
 
-def test_a_consumer_greets_while_its_mailbox_is_busy(directory: Path) -> None:
-    consumer = ConnectionPool(
-        configuration(),
-        identity("c"),
-        PartitionShelf(directory),
-        Mailbox().post,  # nobody takes the mail
-        SystemClock(),
-        SocketTransport(),
-    )
+def test_a_consumer_greets_while_its_mailbox_is_busy(directory: Path, new_pool: NewPool) -> None:
+    consumer = new_pool(SocketTransport(), Mailbox().post, "c")  # nobody takes the mail
     path = str(directory / "p")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -416,19 +416,13 @@ def test_a_consumer_greets_while_its_mailbox_is_busy(directory: Path) -> None:
             peer.settimeout(10)
             said = peer.recv(1 << 16)
             assert FrameDecoder().feed(said)[0].kind is FrameKind.HELLO
-    consumer.close()
 
 
-def test_an_answer_may_come_before_the_mailbox_has_heard_of_the_connection(directory: Path) -> None:
+def test_an_answer_may_come_before_the_mailbox_has_heard_of_the_connection(
+    directory: Path, new_pool: NewPool
+) -> None:
     mailbox = Mailbox()
-    consumer = ConnectionPool(
-        configuration(),
-        identity("c"),
-        PartitionShelf(directory),
-        mailbox.post,
-        SystemClock(),
-        SocketTransport(),
-    )
+    consumer = new_pool(SocketTransport(), mailbox.post, "c")
     path = str(directory / "p")
     name = f"p|{identity('c').host_id}|{path}|:0"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -451,19 +445,17 @@ def test_an_answer_may_come_before_the_mailbox_has_heard_of_the_connection(direc
                 mail()
             assert connection.is_established
             assert not connection.is_closed
-    consumer.close()
 
 
-def test_a_consumer_that_was_sent_away_for_being_held_up_greets_again_once(directory: Path) -> None:
+def test_a_consumer_that_was_sent_away_for_being_held_up_greets_again_once(
+    directory: Path, new_pool: NewPool
+) -> None:
     mailbox = Mailbox()
     lost: list[str] = []
-    consumer = ConnectionPool(
-        configuration(),
-        identity("c"),
-        PartitionShelf(directory),
-        mailbox.post,
-        SystemClock(),
+    consumer = new_pool(
         SocketTransport(),
+        mailbox.post,
+        "c",
         on_unreachable=lambda peer, reason: lost.append(reason),
     )
     path = str(directory / "p")
@@ -481,7 +473,6 @@ def test_a_consumer_that_was_sent_away_for_being_held_up_greets_again_once(direc
             mail = mailbox.wait(10)
             assert mail is not None
             mail()
-    consumer.close()
 
 
 def select_and_run(mailbox: Mailbox, listener: socket.socket) -> None:
@@ -491,8 +482,8 @@ def select_and_run(mailbox: Mailbox, listener: socket.socket) -> None:
             mail()
 
 
-def test_connections_that_say_nothing_are_bounded(directory: Path) -> None:
-    pool = pool_of(directory, SocketTransport(strangers_max=4), Mailbox())
+def test_connections_that_say_nothing_are_bounded(directory: Path, new_pool: NewPool) -> None:
+    pool = new_pool(SocketTransport(strangers_max=4), Mailbox().post)
     path = str(directory / "p")
     pool.listen(path, "", "")
     socks = [connect(path) for _ in range(6)]
@@ -506,11 +497,10 @@ def test_connections_that_say_nothing_are_bounded(directory: Path) -> None:
     finally:
         for sock in socks:
             sock.close()
-        pool.close()
 
 
 def test_without_descriptors_nothing_spins_and_who_waits_is_let_in_later(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, new_pool: NewPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries, room = 0, threading.Event()
     accept = socket.socket.accept
@@ -525,7 +515,7 @@ def test_without_descriptors_nothing_spins_and_who_waits_is_let_in_later(
     monkeypatch.setattr(connection_runner, "_ACCEPT_PAUSE_S", 0.1)
     monkeypatch.setattr(socket.socket, "accept", without_descriptors)
     mailbox = Mailbox()
-    pool = pool_of(directory, SocketTransport(), mailbox)
+    pool = new_pool(SocketTransport(), mailbox.post)
     path = str(directory / "p")
     pool.listen(path, "", "")
     with connect(path) as sock:
@@ -540,7 +530,6 @@ def test_without_descriptors_nothing_spins_and_who_waits_is_let_in_later(
             assert mail is not None
             mail()
         assert FrameDecoder().feed(sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
-    pool.close()
 
 
 def test_a_length_that_is_only_announced_takes_no_memory() -> None:
