@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.storage.checkpoint_properties import PLAIN, CheckpointProperties
+
 MIN_TIMESTAMP_MS = -(2**63)
 """The watermark before there is one."""
 
@@ -31,10 +33,17 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """Separates the rows before a checkpoint from those after it."""
+    """Separates the rows before a checkpoint from those after it.
+
+    Attributes:
+        timestamp_ms: wall-clock time of the trigger.
+        leader_epoch: of the leader that has triggered it.
+    """
 
     checkpoint_id: int
     timestamp_ms: int
+    leader_epoch: int = 0
+    properties: CheckpointProperties = PLAIN
 
 
 @dataclass(frozen=True, slots=True)

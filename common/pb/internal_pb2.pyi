@@ -565,7 +565,10 @@ class CheckpointAcknowledged(_message.Message):
 
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
+    leader_epoch: _builtins.int
+    """Of the leader that has triggered it, as the barrier said."""
     @_builtins.property
     def snapshot(self) -> _checkpoint_pb2.SubtaskSnapshot: ...
     def __init__(
@@ -573,10 +576,11 @@ class CheckpointAcknowledged(_message.Message):
         *,
         checkpoint_id: _builtins.int = ...,
         snapshot: _checkpoint_pb2.SubtaskSnapshot | None = ...,
+        leader_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "leader_epoch", b"leader_epoch", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -591,20 +595,24 @@ class CheckpointDeclined(_message.Message):
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     IS_COMPARING_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
     reason: _builtins.str
     is_comparing: _builtins.bool
     """Rows that a restarted producer sends again are still being compared: no failure of the checkpoint."""
+    leader_epoch: _builtins.int
+    """As of CheckpointAcknowledged."""
     def __init__(
         self,
         *,
         checkpoint_id: _builtins.int = ...,
         reason: _builtins.str = ...,
         is_comparing: _builtins.bool = ...,
+        leader_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "is_comparing", b"is_comparing", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "is_comparing", b"is_comparing", "leader_epoch", b"leader_epoch", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1484,17 +1492,25 @@ class TriggerCheckpoint(_message.Message):
 
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
     timestamp_ms: _builtins.int
+    leader_epoch: _builtins.int
+    """Comes back with the acknowledgement."""
+    @_builtins.property
+    def properties(self) -> _checkpoint_pb2.CheckpointProperties: ...
     def __init__(
         self,
         *,
         checkpoint_id: _builtins.int = ...,
         timestamp_ms: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        properties: _checkpoint_pb2.CheckpointProperties | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["properties", b"properties"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "leader_epoch", b"leader_epoch", "properties", b"properties", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

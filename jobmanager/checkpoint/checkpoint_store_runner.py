@@ -21,6 +21,7 @@ from types import MappingProxyType
 import structlog
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.repeated_output import RepeatedOutput, note_files, repeated_output
 from jobmanager.checkpoint.snapshot_convert import completed_of, finished_snapshot, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
@@ -45,6 +46,7 @@ from penstock.storage.manifest import (
     encode_manifest,
     manifest_path,
     parse_manifest_path,
+    properties_message,
     references,
 )
 from penstock.storage.memory_store import MemoryStore
@@ -235,7 +237,7 @@ class CheckpointStoreRunner:
         return PreparedCheckpoints(
             newest=readable[-1][1] if readable else None,
             retained=completed,
-            next_checkpoint_id=max(1, head.next_checkpoint_id),
+            next_checkpoint_id=head.next_checkpoint_id - IDS_RESERVED_AT_ONCE,
             repeated=self._repeated(head, readable[-1][1]) if readable else None,
         )
 
@@ -257,7 +259,7 @@ class CheckpointStoreRunner:
             return None
         return repeated_output(self._graph, newest, damaged, StoreSnapshotReader(self._store))
 
-    def _claimed(self, must_exist: bool) -> _Claim:
+    def _claimed(self, must_exist: bool, more_ids: int = 0) -> _Claim:
         with self._turns:
             claim = self._claim
             if claim is None:
@@ -266,7 +268,13 @@ class CheckpointStoreRunner:
         if claim is None:
             heads = HeadStore(self._store)
             try:
-                head = heads.claim(self._job_id, self._leader_epoch, must_exist=must_exist)
+                head = heads.claim(
+                    self._job_id,
+                    self._leader_epoch,
+                    must_exist=must_exist,
+                    reserved_ids=IDS_RESERVED_AT_ONCE,
+                    more_ids=more_ids,
+                )
             except StoreNotFound as error:
                 raise CheckpointsUnreadable(
                     f"the checkpoints of job {self._job_id} are not in {self._store!r}: {error}; is the "
@@ -284,7 +292,7 @@ class CheckpointStoreRunner:
                 is_newest = number == self._claims
                 self._claim = claim = _Claim(heads, head) if is_newest else None
             if claim is None:
-                return self._claimed(must_exist)
+                return self._claimed(must_exist, more_ids)
         return claim
 
     def _void(self, claim: _Claim) -> None:
@@ -421,6 +429,21 @@ class CheckpointStoreRunner:
             checkpoint_id, "the store did not answer, and has not stored it", self._now_ms()
         )
 
+    def reserve_ids(self) -> int:
+        """Claims HEAD again, and with it a block of checkpoint ids; returns the end of the block.
+
+        Not while a checkpoint is being stored.
+
+        Raises:
+            Fenced: another leader has the job.
+            Unrecoverable: HEAD is gone, or cannot be read.
+            StoreTransient: the store does not answer now.
+        """
+        with self._turns:
+            self._claim = None
+        claim = self._claimed(must_exist=True, more_ids=IDS_RESERVED_AT_ONCE)
+        return claim.head.next_checkpoint_id
+
     def _manifest(
         self,
         wanted: c.StoreCheckpoint,
@@ -460,6 +483,7 @@ class CheckpointStoreRunner:
             vertices=self._fingerprint,
             subtasks=subtasks,
             penstock_version=self._version,
+            properties=properties_message(wanted.properties),
         )
 
     def _swap(self, claim: _Claim, head: checkpoint_pb2.CheckpointHead) -> None:
@@ -561,7 +585,7 @@ def _next_head(
         completed_at_ms=now_ms,
         state_bytes=wanted.state_bytes,
     )
-    head.next_checkpoint_id = wanted.next_checkpoint_id
+    head.next_checkpoint_id = max(last.next_checkpoint_id, wanted.next_checkpoint_id)
     return head
 
 

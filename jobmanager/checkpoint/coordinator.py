@@ -16,9 +16,11 @@ Invariants (``check``):
   no last state of a finished task names it (``CheckpointFiles``);
 - at most ``max_concurrent`` checkpoints are under way, at most one is being stored or settled, at most one
   ``DeleteFiles`` is under way, and at most one checkpoint is triggered per step;
-- each request is answered once.
+- each request is answered once;
+- an id is used that HEAD has reserved, so that no other leader of the job uses it (``CheckpointIds``).
 
-Acks that are late, unknown or doubled are dropped and counted, and what only they have uploaded is deleted.
+Acks that are late, unknown, doubled or meant for an earlier leader are dropped and counted, and what only they
+have uploaded is deleted. What is meant for a later leader is dropped and nothing is deleted: it is that leader's.
 
 A task that is done with all it has to do may finish between trigger and ack. The barrier will then never
 reach its consumers, so the checkpoint is void: it is taken again at once with the tasks that are left.
@@ -32,11 +34,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_files import CheckpointFiles, FileReleased
+from jobmanager.checkpoint.checkpoint_ids import CheckpointIds
 from jobmanager.checkpoint.completed import CompletedCheckpoints
 from jobmanager.checkpoint.failure_policy import FailurePolicy
 from jobmanager.checkpoint.pending import Ack, CheckpointPhase, PendingCheckpoint
@@ -44,9 +47,10 @@ from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.shared_state_registry import SharedFileMismatch
 from jobmanager.checkpoint.statistics import CheckpointRecord, CheckpointStatistics
 from jobmanager.checkpoint.steady_time import SteadyTime
-from jobmanager.checkpoint.trigger_policy import Kind, Request, TriggerPolicy
+from jobmanager.checkpoint.trigger_policy import Request, TriggerPolicy, Turn
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.errors import InvariantViolation, require_invariant
+from penstock.storage.checkpoint_properties import CheckpointProperties
 
 _STORY_LENGTH: Final = 64
 _NAMED_TASKS_MAX: Final = 5
@@ -73,7 +77,8 @@ class CheckpointCoordinator:
     Args:
         settings: when they are taken and how many are kept.
         retained: what HEAD names, read back from the manifests.
-        next_checkpoint_id: greater than all ids that may have been used.
+        next_checkpoint_id: greater than all ids that may have been used; begins a block that is reserved.
+        leader_epoch: in whose name it triggers; reports of what others have triggered are not taken.
 
     Example: an interval after the tasks run, those without producers are told to begin.
         >>> reader, counter = AttemptKey("read", 0, 0), AttemptKey("count", 0, 0)
@@ -93,12 +98,16 @@ class CheckpointCoordinator:
         *,
         retained: tuple[c.CompletedCheckpoint, ...],
         next_checkpoint_id: int,
+        leader_epoch: int = 0,
     ) -> None:
         self.dropped_events = 0
         """Acks, declines and answers that came too late, twice, or from nobody who was asked."""
+        self.fenced_events = 0
+        """Acks and declines of what another leader has triggered."""
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._settings = settings
-        self._next_id = next_checkpoint_id
+        self._ids = CheckpointIds(next_checkpoint_id)
+        self._leader_epoch = leader_epoch
         self._policy = TriggerPolicy(settings)
         self._failures = FailurePolicy(settings.tolerable_failed)
         self._completed = CompletedCheckpoints(retained, settings.retained_max)
@@ -182,7 +191,7 @@ class CheckpointCoordinator:
     @property
     def next_checkpoint_id(self) -> int:
         """The id of the next checkpoint."""
-        return self._next_id
+        return self._ids.next_id
 
     @property
     def undeleted_count(self) -> int:
@@ -242,9 +251,10 @@ class CheckpointCoordinator:
                 self._take_not_stored(event)
             case c.StoreOutcomeUnknown():
                 self._take_unknown(event)
+            case c.IdsReserved() | c.IdsNotReserved():
+                self._take_ids(event)
             case c.FilesDeleted():
-                if not self._files.deletions.finished(event.left, self._now):
-                    self.dropped_events += 1
+                self._note_deleted(event)
             case _:
                 assert_never(event)
 
@@ -308,7 +318,12 @@ class CheckpointCoordinator:
         )
         if targets:
             self._effects.append(
-                c.TriggerTasks(pending.checkpoint_id, pending.triggered_at_ms, targets)
+                c.TriggerTasks(
+                    pending.checkpoint_id,
+                    pending.triggered_at_ms,
+                    targets,
+                    self._properties(pending.request),
+                )
             )
 
     @property
@@ -327,7 +342,7 @@ class CheckpointCoordinator:
     # ------------------------------------------------------------ requests and triggers
 
     def _request(self, event: c.CheckpointRequested) -> None:
-        request = Request(Kind.FINAL if event.is_final else Kind.ON_DEMAND, event.request_id)
+        request = Request(event.request_id, event.properties)
         known = {*self._policy.queued, *(pending.request for pending in self._pending.values())}
         if request in known:
             self.dropped_events += 1
@@ -350,6 +365,9 @@ class CheckpointCoordinator:
             if not self._loading:
                 self._refuse_queued("all tasks of the job have finished")
             return
+        if not self._ids.are_left:
+            self._reserve_ids()
+            return
         request = self._policy.take(self._now, len(self._pending))
         if request is None:
             return
@@ -359,8 +377,7 @@ class CheckpointCoordinator:
         )
         if not targets:
             raise InvariantViolation("tasks feed each other in a cycle: no barrier can start")
-        checkpoint_id = self._next_id
-        self._next_id += 1
+        checkpoint_id = self._ids.take()
         self._pending[checkpoint_id] = PendingCheckpoint(
             checkpoint_id,
             request,
@@ -372,7 +389,27 @@ class CheckpointCoordinator:
         )
         self._policy.started(self._now)
         self._statistics.triggered(checkpoint_id, self._wall_now, len(running))
-        self._effects.append(c.TriggerTasks(checkpoint_id, self._wall_now, targets))
+        self._effects.append(
+            c.TriggerTasks(checkpoint_id, self._wall_now, targets, self._properties(request))
+        )
+
+    def _properties(self, request: Request) -> CheckpointProperties:
+        is_full = request.properties.is_full or not self._settings.is_incremental
+        return replace(request.properties, is_full=is_full)
+
+    def _reserve_ids(self) -> None:
+        due = self._ids.due_ms()
+        if self._storing is None and due is not None and due <= self._now:
+            self._ids.is_asked = True
+            self._effects.append(c.ReserveIds())
+
+    def _take_ids(self, event: c.IdsReserved | c.IdsNotReserved) -> None:
+        if isinstance(event, c.IdsReserved):
+            self._ids.reserved(event.end)
+            return
+        self._ids.not_reserved(self._now)
+        for request in self._policy.stop():
+            self._refuse(request, c.RequestRefused.NO_ID, event.error)
 
     def _refuse(self, request: Request, refused: c.RequestRefused, detail: str = "") -> None:
         self._answer(request, 0, refused, detail or refused.value)
@@ -384,9 +421,11 @@ class CheckpointCoordinator:
     # ------------------------------------------------------------ acks
 
     def _take_ack(self, event: c.AckReceived) -> None:
-        pending = self._pending.get(event.checkpoint_id)
-        if pending is None or not pending.waits_for(event.key):
-            self.dropped_events += 1
+        if event.leader_epoch > self._leader_epoch:
+            self.fenced_events += 1
+            return
+        pending = self._expected(event)
+        if pending is None:
             self._files.stray(event.references)
             return
         try:
@@ -402,10 +441,20 @@ class CheckpointCoordinator:
         if pending.phase is CheckpointPhase.READY:
             self._ready.append(event.checkpoint_id)
 
-    def _take_decline(self, event: c.DeclineReceived) -> None:
+    def _expected(self, event: c.AckReceived | c.DeclineReceived) -> PendingCheckpoint | None:
+        """The checkpoint that waits for this report; None (and counted) where none does."""
+        if event.leader_epoch != self._leader_epoch:
+            self.fenced_events += 1
+            return None
         pending = self._pending.get(event.checkpoint_id)
         if pending is None or not pending.waits_for(event.key):
             self.dropped_events += 1
+            return None
+        return pending
+
+    def _take_decline(self, event: c.DeclineReceived) -> None:
+        pending = self._expected(event)
+        if pending is None:
             return
         reason = c.AbortReason.COMPARING if event.is_comparing else c.AbortReason.DECLINED
         self._abort(pending, reason, f"{event.key} declined it: {event.reason}")
@@ -436,7 +485,7 @@ class CheckpointCoordinator:
     # ------------------------------------------------------------ the store
 
     def _store_next(self) -> None:
-        while self._storing is None and self._ready:
+        while self._storing is None and self._ready and not self._ids.is_asked:
             pending = self._pending[self._ready.popleft()]
             acks = pending.acks
             left = self._last_references(pending.finished)
@@ -460,7 +509,7 @@ class CheckpointCoordinator:
                     finished=pending.finished,
                     replaced=pending.registration.replaced,
                     retained=self._completed.ids_with(pending.checkpoint_id),
-                    next_checkpoint_id=self._next_id,
+                    next_checkpoint_id=self._ids.end_with_next_store(),
                     state_bytes=pending.summary().state_bytes
                     + sum(reference.location.size_bytes for reference in left),
                     last=tuple(
@@ -468,6 +517,7 @@ class CheckpointCoordinator:
                         for key in pending.finished
                         if key in self._last
                     ),
+                    properties=self._properties(pending.request),
                 )
             )
 
@@ -512,6 +562,7 @@ class CheckpointCoordinator:
             manifest_path=event.manifest_path,
             references=pending.registration.references,
         )
+        self._ids.stored()
         self._files.register(checkpoint)
         subsumed = self._completed.add(checkpoint)
         self._statistics.completed(checkpoint)
@@ -576,7 +627,7 @@ class CheckpointCoordinator:
         refused: c.RequestRefused | None = None,
         detail: str = "",
     ) -> None:
-        if request.kind is not Kind.PERIODIC:
+        if request.turn is not Turn.PERIODIC:
             self._effects.append(
                 c.AnswerRequest(request.request_id, checkpoint_id, refused, detail)
             )
@@ -584,13 +635,19 @@ class CheckpointCoordinator:
     def _running(self, keys: Iterable[AttemptKey]) -> tuple[AttemptKey, ...]:
         return tuple(key for key in keys if key in self._tasks and key not in self._finished)
 
+    def _note_deleted(self, event: c.FilesDeleted) -> None:
+        if not self._files.deletions.finished(event.left, self._now):
+            self.dropped_events += 1
+
     # ------------------------------------------------------------ time
 
     def _call_at(self) -> None:
         dues = [self._files.deletions.due_ms(self._now)]
         dues += [pending.expires_ms for pending in self._pending.values()]
-        if self._can_trigger:
+        if self._can_trigger and self._ids.are_left:
             dues.append(self._policy.due_ms(self._now, len(self._pending)))
+        elif self._can_trigger and self._storing is None:
+            dues.append(self._ids.due_ms())
         due = min((due for due in dues if due is not None), default=None)
         if due is None:
             return
@@ -612,7 +669,7 @@ class CheckpointCoordinator:
         require_invariant(len(self._ready) <= len(pending), "a checkpoint that is over is ready")
         require_invariant(self._storing is None or self._storing in pending, "a lost store")
         require_invariant(
-            latest is None or latest.checkpoint_id < self._next_id, "an id is to be used twice"
+            latest is None or latest.checkpoint_id < self._ids.next_id, "an id is to be used twice"
         )
         require_invariant(
             self._active or not self._policy.queued, "requests wait for tasks that do not run"
@@ -633,7 +690,7 @@ class CheckpointCoordinator:
             list(self._pending) == sorted(self._pending), "checkpoints are out of order"
         )
         for checkpoint_id, pending in self._pending.items():
-            require_invariant(checkpoint_id < self._next_id, "an id is to be used twice")
+            require_invariant(checkpoint_id < self._ids.next_id, "an id is to be used twice")
             require_invariant(
                 not kept or kept[-1].checkpoint_id < checkpoint_id, "one under way is too old"
             )

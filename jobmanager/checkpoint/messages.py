@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from jobmanager.graph.execution_attempt import AttemptKey
+from penstock.storage.checkpoint_properties import PLAIN, CheckpointProperties
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class RequestRefused(Enum):
     DISABLED = "checkpointing is off: set execution.checkpointing.interval or .dir"
     QUEUE_FULL = "too many checkpoints are waiting already"
     ABORTED = "the checkpoint was aborted"
+    NO_ID = "no checkpoint id could be reserved in HEAD"
     UNSETTLED = "whether the last checkpoint was stored is not known yet"
 
 
@@ -186,12 +188,12 @@ class CheckpointRequested:
 
     Attributes:
         request_id: chosen by who asks; answered by ``AnswerRequest``.
-        is_final: the job has reached the end of its data: goes ahead of all else.
+        properties: what is taken; one behind which the job ends goes ahead of all else.
     """
 
     request_id: str
     now_ms: int
-    is_final: bool = False
+    properties: CheckpointProperties = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,7 @@ class AckReceived:
     Attributes:
         snapshot: opaque; handed back in ``StoreCheckpoint``.
         references: all file ranges in it, new and old.
+        leader_epoch: of the leader that has triggered it.
     """
 
     key: AttemptKey
@@ -209,6 +212,7 @@ class AckReceived:
     references: tuple[FileReference, ...]
     summary: SnapshotSummary
     now_ms: int
+    leader_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,7 @@ class DeclineReceived:
     Attributes:
         is_comparing: rows that its restarted producers send again are in its state, and may yet turn out to be
             others than before.
+        leader_epoch: as of ``AckReceived``.
     """
 
     key: AttemptKey
@@ -225,6 +230,7 @@ class DeclineReceived:
     reason: str
     now_ms: int
     is_comparing: bool = False
+    leader_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +269,22 @@ class FilesDeleted:
     now_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class IdsReserved:
+    """``ReserveIds`` is done: ids below ``end`` are used by nobody else."""
+
+    end: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class IdsNotReserved:
+    """``ReserveIds`` has failed: no checkpoint can be taken now."""
+
+    error: str
+    now_ms: int
+
+
 CoordinatorEvent = (
     TasksStarted
     | TasksStopped
@@ -276,6 +298,8 @@ CoordinatorEvent = (
     | CheckpointNotStored
     | StoreOutcomeUnknown
     | FilesDeleted
+    | IdsReserved
+    | IdsNotReserved
 )
 
 
@@ -289,6 +313,7 @@ class TriggerTasks:
     checkpoint_id: int
     triggered_at_ms: int
     keys: tuple[AttemptKey, ...]
+    properties: CheckpointProperties = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +327,8 @@ class StoreCheckpoint:
         replaced: per shared key the location that counts, where it is another than the snapshot says:
             to be put into the snapshots before they are written.
         retained: ids HEAD is to name afterwards, this one last; manifests of others are deleted later.
+        next_checkpoint_id: ids below it are reserved with it.
+        properties: what it was taken as.
     """
 
     checkpoint_id: int
@@ -313,6 +340,7 @@ class StoreCheckpoint:
     next_checkpoint_id: int
     state_bytes: int
     last: tuple[tuple[AttemptKey, object], ...] = ()
+    properties: CheckpointProperties = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +352,14 @@ class SettleCheckpoint:
 
     checkpoint_id: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveIds:
+    """Reserve a block of checkpoint ids in HEAD; answered by ``IdsReserved`` or ``IdsNotReserved``.
+
+    Never wanted while a checkpoint is being stored or settled, and none is stored until it is answered.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +442,7 @@ CoordinatorEffect = (
     TriggerTasks
     | StoreCheckpoint
     | SettleCheckpoint
+    | ReserveIds
     | NotifyCompleted
     | NotifyAborted
     | DeleteFiles

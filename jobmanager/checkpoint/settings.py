@@ -21,6 +21,7 @@ class CheckpointSettings:
         max_concurrent: checkpoints under way at once, the one being stored included.
         tolerable_failed: checkpoints that may fail in a row; -1 = any number.
         retained_max: completed checkpoints to keep.
+        is_incremental: checkpoints may refer to files of earlier ones.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -32,6 +33,7 @@ class CheckpointSettings:
     max_concurrent: int = 1
     tolerable_failed: int = UNLIMITED
     retained_max: int = 1
+    is_incremental: bool = True
 
     def __post_init__(self) -> None:
         if self.interval_ms is not None:

@@ -32,6 +32,7 @@ from typing import Final
 from jobmanager.checkpoint.failure_policy import pause_after_failures_ms
 from jobmanager.checkpoint.messages import RequestRefused
 from jobmanager.checkpoint.settings import CheckpointSettings
+from penstock.storage.checkpoint_properties import PLAIN, BehindBarrier, CheckpointProperties
 
 REQUESTS_MAX: Final = 64
 """Requests on demand that wait for their turn."""
@@ -40,7 +41,7 @@ DEFAULT_FAILURE_PAUSE_MS: Final = 1_000
 """First pause after a failure where there is no interval."""
 
 
-class Kind(IntEnum):
+class Turn(IntEnum):
     """Why a checkpoint is taken, in the order in which they are served."""
 
     FINAL = 0
@@ -52,11 +53,18 @@ class Kind(IntEnum):
 class Request:
     """A checkpoint that somebody wants; ``request_id`` is "" for the periodic one."""
 
-    kind: Kind
     request_id: str = ""
+    properties: CheckpointProperties = PLAIN
+
+    @property
+    def turn(self) -> Turn:
+        """Before and behind which others it is served."""
+        if not self.request_id:
+            return Turn.PERIODIC
+        return Turn.FINAL if self.properties.behind is BehindBarrier.END else Turn.ON_DEMAND
 
 
-PERIODIC: Final = Request(Kind.PERIODIC)
+PERIODIC: Final = Request()
 
 
 class TriggerPolicy:
@@ -70,14 +78,15 @@ class TriggerPolicy:
         >>> policy.begin(now_ms=0)
         >>> policy.due_ms(now_ms=10, under_way=0)
         100
-        >>> policy.add(Request(Kind.ON_DEMAND, "asked"))
-        >>> policy.take(now_ms=10, under_way=1), policy.take(now_ms=10, under_way=0)
-        (None, Request(kind=<Kind.ON_DEMAND: 1>, request_id='asked'))
+        >>> policy.add(Request("asked"))
+        >>> policy.take(now_ms=10, under_way=1)
+        >>> policy.take(now_ms=10, under_way=0).request_id
+        'asked'
     """
 
     def __init__(self, settings: CheckpointSettings) -> None:
         self._settings = settings
-        self._queues: dict[Kind, deque[Request]] = {Kind.FINAL: deque(), Kind.ON_DEMAND: deque()}
+        self._queues: dict[Turn, deque[Request]] = {Turn.FINAL: deque(), Turn.ON_DEMAND: deque()}
         self._periodic_again = False
         self._last_start_ms = 0
         self._last_end_ms: int | None = None
@@ -86,7 +95,7 @@ class TriggerPolicy:
     @property
     def queued(self) -> tuple[Request, ...]:
         """Requests that wait, in the order in which they are served."""
-        return (*self._queues[Kind.FINAL], *self._queues[Kind.ON_DEMAND])
+        return (*self._queues[Turn.FINAL], *self._queues[Turn.ON_DEMAND])
 
     def begin(self, now_ms: int) -> None:
         """Tasks run: the first periodic checkpoint starts an interval from now."""
@@ -103,18 +112,18 @@ class TriggerPolicy:
 
     def add(self, request: Request) -> RequestRefused | None:
         """Queues a request that is not periodic; says why not where it does not."""
-        queue = self._queues[request.kind]
-        if request.kind is Kind.ON_DEMAND and len(queue) >= REQUESTS_MAX:
+        queue = self._queues[request.turn]
+        if request.turn is Turn.ON_DEMAND and len(queue) >= REQUESTS_MAX:
             return RequestRefused.QUEUE_FULL
         queue.append(request)
         return None
 
     def add_again(self, request: Request) -> None:
         """Queues a request whose checkpoint is to be taken again at once."""
-        if request.kind is Kind.PERIODIC:
+        if request.turn is Turn.PERIODIC:
             self._periodic_again = True
         else:
-            self._queues[request.kind].appendleft(request)
+            self._queues[request.turn].appendleft(request)
 
     def started(self, now_ms: int) -> None:
         """A checkpoint has started."""

@@ -325,7 +325,13 @@ class DispatcherRunner:
     def _options(
         self, job: JobDescription, first_attempt: int = 0, *, is_recovered: bool = False
     ) -> JobOptions:
-        return job.options(first_attempt, is_recovered, jitter=self._jitter, labels=self._labels)
+        return job.options(
+            first_attempt,
+            is_recovered,
+            leader_epoch=self._store.leader_epoch,
+            jitter=self._jitter,
+            labels=self._labels,
+        )
 
     def _begin(self, job: JobDescription, submitted_at_ms: int, options: JobOptions) -> JobRecord:
         job_id = job.job_id

@@ -22,14 +22,17 @@ from jobmanager.graph.job_plan import Exchange
 from jobmanager.job.source_splits import SourceSplits
 from jobmanager.messages import job_messages as m
 from penstock.errors import InvariantViolation
+from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
 
 _FINAL_RETRY_DELAY_MS = 1_000
+_AT_THE_END = CheckpointProperties(behind=BehindBarrier.END)
 
 
 class Coordinator(Protocol):
     """What the wiring needs of ``CheckpointCoordinator``."""
 
     dropped_events: int
+    fenced_events: int
 
     @property
     def next_checkpoint_id(self) -> int:
@@ -125,7 +128,7 @@ class CheckpointWiring:
         if self._final_request:
             return []
         self._final_request = f"final of attempt {self._graph.attempt}"
-        request = c.CheckpointRequested(self._final_request, now_ms, is_final=True)
+        request = c.CheckpointRequested(self._final_request, now_ms, _AT_THE_END)
         return self._step(request, splits)
 
     def retry_final(self) -> None:
@@ -168,9 +171,10 @@ class CheckpointWiring:
 
     def _wire(self, effect: c.CoordinatorEffect, splits: SourceSplits) -> list[WiredEffect]:
         match effect:
-            case c.TriggerTasks(checkpoint_id, triggered_at_ms, keys):
+            case c.TriggerTasks(checkpoint_id, triggered_at_ms, keys, properties):
                 return self._send(
-                    m.TriggerCheckpoint(key, checkpoint_id, triggered_at_ms) for key in keys
+                    m.TriggerCheckpoint(key, checkpoint_id, triggered_at_ms, properties)
+                    for key in keys
                 )
             case c.NotifyCompleted(checkpoint_id, keys):
                 return self._send(m.CompleteCheckpoint(key, checkpoint_id) for key in keys)

@@ -225,6 +225,9 @@ class JobCheckpointsRunner:
                     reason=effect.reason,
                 )
                 self._give_up_storing()
+            case c.ReserveIds():
+                # In the order of starts, which claim HEAD as well.
+                self._in_order(_START_LANE, self._reserve_ids)
             case c.DeleteFiles():
                 self._in_order(_DELETION_LANE, lambda: self._delete(effect))
             case c.CallAt():
@@ -427,6 +430,21 @@ class JobCheckpointsRunner:
         finally:
             self._storing = 0
             self._is_stored.set()
+
+    async def _reserve_ids(self) -> None:
+        assert self._store is not None, "ids are reserved where there is a store"
+        event: c.IdsReserved | c.IdsNotReserved
+        try:
+            end = await self._call("reserve ids", self._store.reserve_ids)
+        except StoreTransient as error:
+            self._log.warning("checkpoint.ids_not_reserved", reason=str(error))
+            event = c.IdsNotReserved(str(error), self._clock.now_ms())
+        except StreamError as error:
+            self._fail(error)
+            return
+        else:
+            event = c.IdsReserved(end, self._clock.now_ms())
+        self._post(event)
 
     async def _settle(self, wanted: c.StoreCheckpoint, unknown: StreamError) -> None:
         """Finds out what has become of a checkpoint, however long that takes; the job's tasks run on."""

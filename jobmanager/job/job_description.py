@@ -65,15 +65,18 @@ class JobDescription:
         first_attempt: int = 0,
         is_recovered: bool = False,
         *,
+        leader_epoch: int,
         jitter: Callable[[], float],
         labels: FailureLabels,
     ) -> JobOptions:
-        """How its machine runs it; arguments as in ``JobOptions``."""
+        """How its machine runs it in the name of a leader; arguments as in ``JobOptions``."""
         checkpoints = self.settings.checkpoints
         return JobOptions(
             restart=self.settings.restart,
             failover_strategy=FailoverStrategyName(self.config.failover_strategy),
-            coordinator=None if checkpoints is None else partial(_coordinator, checkpoints),
+            coordinator=None
+            if checkpoints is None
+            else partial(_coordinator, checkpoints, leader_epoch),
             first_attempt=first_attempt,
             is_recovered=is_recovered,
             jitter=jitter,
@@ -93,10 +96,16 @@ class JobDescription:
 
 def _coordinator(
     settings: CheckpointSettings,
+    leader_epoch: int,
     retained: tuple[CompletedCheckpoint, ...],
     next_checkpoint_id: int,
 ) -> CheckpointCoordinator:
-    return CheckpointCoordinator(settings, retained=retained, next_checkpoint_id=next_checkpoint_id)
+    return CheckpointCoordinator(
+        settings,
+        retained=retained,
+        next_checkpoint_id=next_checkpoint_id,
+        leader_epoch=leader_epoch,
+    )
 
 
 def check_checkpoint_directory(job: JobDescription) -> None:

@@ -175,6 +175,7 @@ class JobMaster:
             dropped["stale checkpoint reports"] = self._wiring.stale_reports
         if self.coordinator is not None:
             dropped["checkpoints"] = self.coordinator.dropped_events
+            dropped["checkpoint reports to other leaders"] = self.coordinator.fenced_events
         return dropped
 
     @property
@@ -277,6 +278,8 @@ class JobMaster:
                 | c.CheckpointNotStored()
                 | c.StoreOutcomeUnknown()
                 | c.FilesDeleted()
+                | c.IdsReserved()
+                | c.IdsNotReserved()
             ):
                 self._take_checkpoint_event(event)
             case _:

@@ -76,6 +76,7 @@ def job_settings(config: Configuration) -> JobSettings:
             max_concurrent=config.execution_checkpointing_max_concurrent,
             tolerable_failed=config.execution_checkpointing_tolerable_failed,
             retained_max=config.execution_checkpointing_num_retained,
+            is_incremental=config.execution_checkpointing_incremental,
         ),
         directory=config.execution_checkpointing_dir if is_on_disk else "",
         memory_max_bytes=config.execution_checkpointing_jobmanager_max_bytes,

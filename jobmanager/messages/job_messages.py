@@ -19,6 +19,7 @@ from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, Subtask
 from jobmanager.graph.slot import Slot
 from jobmanager.messages.job_state import JobState
 from penstock.connectors.source import Split
+from penstock.storage.checkpoint_properties import PLAIN, CheckpointProperties
 
 # ---------------------------------------------------------------- events
 
@@ -299,6 +300,8 @@ CheckpointEvent = (
     | c.CheckpointNotStored
     | c.StoreOutcomeUnknown
     | c.FilesDeleted
+    | c.IdsReserved
+    | c.IdsNotReserved
 )
 """Events for the coordinator that come from outside the job's machine."""
 
@@ -440,6 +443,7 @@ class TriggerCheckpoint:
     key: AttemptKey
     checkpoint_id: int
     triggered_at_ms: int
+    properties: CheckpointProperties = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,6 +634,7 @@ class PublishState:
 
 CheckpointEffect = (
     c.SettleCheckpoint
+    | c.ReserveIds
     | c.DeleteFiles
     | c.CallAt
     | c.AnswerRequest

@@ -22,6 +22,7 @@ from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError
 from penstock.graph.speculation import why_not_speculative
 from penstock.pb import client_pb2, graph_pb2
+from penstock.storage.manifest import properties_message
 
 _PARTITIONING = {
     graph_pb2.PARTITIONING_FORWARD: Partitioning.FORWARD,
@@ -153,6 +154,7 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
                 references=references_of(acked.snapshot),
                 summary=summary_of(acked.snapshot.metrics),
                 now_ms=now_ms,
+                leader_epoch=acked.leader_epoch,
             )
         case "checkpoint_declined":
             declined = event.checkpoint_declined
@@ -162,6 +164,7 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
                 declined.reason,
                 now_ms,
                 is_comparing=declined.is_comparing,
+                leader_epoch=declined.leader_epoch,
             )
         case "kept_rows_lost":
             reason = f"what {key} had left for its consumers is gone: {event.kept_rows_lost.reason}"
@@ -340,9 +343,11 @@ class DeploymentMessages:
                 message.add_splits.final = final
             case m.CommitOutput():
                 message.commit_output.SetInParent()
-            case m.TriggerCheckpoint(_, checkpoint_id, triggered_at_ms):
+            case m.TriggerCheckpoint(_, checkpoint_id, triggered_at_ms, properties):
                 message.trigger_checkpoint.checkpoint_id = checkpoint_id
                 message.trigger_checkpoint.timestamp_ms = triggered_at_ms
+                message.trigger_checkpoint.leader_epoch = self._leader_epoch
+                message.trigger_checkpoint.properties.CopyFrom(properties_message(properties))
             case m.CompleteCheckpoint(_, checkpoint_id):
                 message.checkpoint_completed.checkpoint_id = checkpoint_id
             case m.AbortCheckpoint(_, checkpoint_id):

@@ -45,6 +45,41 @@ REDISTRIBUTION_BROADCAST: Redistribution.ValueType  # 2
 """All subtasks hold the same: each gets one copy."""
 Global___Redistribution: _TypeAlias = Redistribution  # noqa: Y015
 
+class _CheckpointKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CheckpointKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CheckpointKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHECKPOINT_KIND_CHECKPOINT: _CheckpointKind.ValueType  # 0
+    CHECKPOINT_KIND_SAVEPOINT: _CheckpointKind.ValueType  # 1
+
+class CheckpointKind(_CheckpointKind, metaclass=_CheckpointKindEnumTypeWrapper):
+    """The numbers of both are those of penstock/storage/checkpoint_properties.py, which says what they mean."""
+
+CHECKPOINT_KIND_CHECKPOINT: CheckpointKind.ValueType  # 0
+CHECKPOINT_KIND_SAVEPOINT: CheckpointKind.ValueType  # 1
+Global___CheckpointKind: _TypeAlias = CheckpointKind  # noqa: Y015
+
+class _BehindBarrier:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BehindBarrierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BehindBarrier.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BEHIND_BARRIER_GO_ON: _BehindBarrier.ValueType  # 0
+    BEHIND_BARRIER_HOLD: _BehindBarrier.ValueType  # 1
+    BEHIND_BARRIER_DRAIN: _BehindBarrier.ValueType  # 2
+    BEHIND_BARRIER_END: _BehindBarrier.ValueType  # 3
+
+class BehindBarrier(_BehindBarrier, metaclass=_BehindBarrierEnumTypeWrapper): ...
+
+BEHIND_BARRIER_GO_ON: BehindBarrier.ValueType  # 0
+BEHIND_BARRIER_HOLD: BehindBarrier.ValueType  # 1
+BEHIND_BARRIER_DRAIN: BehindBarrier.ValueType  # 2
+BEHIND_BARRIER_END: BehindBarrier.ValueType  # 3
+Global___BehindBarrier: _TypeAlias = BehindBarrier  # noqa: Y015
+
 @_typing.final
 class StateHandle(_message.Message):
     """Bytes of a snapshot: inline, or a range of a file of the store."""
@@ -567,6 +602,38 @@ class VertexFingerprint(_message.Message):
 Global___VertexFingerprint: _TypeAlias = VertexFingerprint  # noqa: Y015
 
 @_typing.final
+class CheckpointProperties(_message.Message):
+    """What a checkpoint is taken as."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    FULL_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
+    kind: Global___CheckpointKind.ValueType
+    target: _builtins.str
+    """"" = the job's directory in the checkpoint store."""
+    full: _builtins.bool
+    """It refers to no file of an earlier one."""
+    behind: Global___BehindBarrier.ValueType
+    def __init__(
+        self,
+        *,
+        kind: Global___CheckpointKind.ValueType = ...,
+        target: _builtins.str = ...,
+        full: _builtins.bool = ...,
+        behind: Global___BehindBarrier.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "full", b"full", "kind", b"kind", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointProperties: _TypeAlias = CheckpointProperties  # noqa: Y015
+
+@_typing.final
 class CheckpointManifest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -580,6 +647,7 @@ class CheckpointManifest(_message.Message):
     VERTICES_FIELD_NUMBER: _builtins.int
     SUBTASKS_FIELD_NUMBER: _builtins.int
     PENSTOCK_VERSION_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     job_id: _builtins.str
     job_name: _builtins.str
@@ -592,6 +660,8 @@ class CheckpointManifest(_message.Message):
     def vertices(self) -> _containers.RepeatedCompositeFieldContainer[Global___VertexFingerprint]: ...
     @_builtins.property
     def subtasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubtaskSnapshot]: ...
+    @_builtins.property
+    def properties(self) -> Global___CheckpointProperties: ...
     def __init__(
         self,
         *,
@@ -605,10 +675,11 @@ class CheckpointManifest(_message.Message):
         vertices: _abc.Iterable[Global___VertexFingerprint] | None = ...,
         subtasks: _abc.Iterable[Global___SubtaskSnapshot] | None = ...,
         penstock_version: _builtins.str = ...,
+        properties: Global___CheckpointProperties | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["properties", b"properties"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "completed_at_ms", b"completed_at_ms", "format_version", b"format_version", "job_id", b"job_id", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "penstock_version", b"penstock_version", "subtasks", b"subtasks", "triggered_at_ms", b"triggered_at_ms", "vertices", b"vertices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "completed_at_ms", b"completed_at_ms", "format_version", b"format_version", "job_id", b"job_id", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "penstock_version", b"penstock_version", "properties", b"properties", "subtasks", b"subtasks", "triggered_at_ms", b"triggered_at_ms", "vertices", b"vertices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -671,6 +742,7 @@ class CheckpointHead(_message.Message):
     job_id: _builtins.str
     leader_epoch: _builtins.int
     next_checkpoint_id: _builtins.int
+    """Every id that may have been used is smaller: ids are reserved in blocks."""
     @_builtins.property
     def retained(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetainedCheckpoint]:
         """Oldest first."""

@@ -83,7 +83,13 @@ class HeadStore:
         return None if content is None else decode_head(content)
 
     def claim(
-        self, job_id: str, leader_epoch: int, *, must_exist: bool = False
+        self,
+        job_id: str,
+        leader_epoch: int,
+        *,
+        must_exist: bool = False,
+        reserved_ids: int = 0,
+        more_ids: int = 0,
     ) -> checkpoint_pb2.CheckpointHead:
         """Makes HEAD this leader's, and makes it where there is none; retained checkpoints stay.
 
@@ -93,6 +99,9 @@ class HeadStore:
             job_id: whose checkpoints these are.
             leader_epoch: in whose name.
             must_exist: the job had a HEAD: that there is none now means that this is another store.
+            reserved_ids: checkpoint ids that are this leader's with its first claim: those before the next id
+                that HEAD says then.
+            more_ids: ids that are this leader's besides.
 
         Returns:
             HEAD as claimed.
@@ -110,7 +119,8 @@ class HeadStore:
                 raise StoreNotFound(
                     f"job {job_id} had a {HEAD_PATH}, and there is none any more: {self._why_absent}"
                 )
-            head = _claimed(content, job_id, leader_epoch)
+            head = _claimed(content, job_id, leader_epoch, reserved_ids)
+            head.next_checkpoint_id += more_ids
             new = _encode(head, token)
             if self._store.compare_and_swap(HEAD_PATH, content, new):
                 self._token = token
@@ -272,14 +282,14 @@ def _readable_manifests(store: ObjectStore) -> Iterator[FoundManifest]:
 
 
 def _claimed(
-    content: bytes | None, job_id: str, leader_epoch: int
+    content: bytes | None, job_id: str, leader_epoch: int, reserved_ids: int
 ) -> checkpoint_pb2.CheckpointHead:
     if content is None:
         return checkpoint_pb2.CheckpointHead(
             format_version=FORMAT.version,
             job_id=job_id,
             leader_epoch=leader_epoch,
-            next_checkpoint_id=1,
+            next_checkpoint_id=1 + reserved_ids,
         )
     head = decode_head(content)
     if head.job_id != job_id:
@@ -292,7 +302,9 @@ def _claimed(
             f"{HEAD_PATH} of job {job_id} has been claimed by leader epoch {head.leader_epoch}, "
             f"which is newer than {leader_epoch}"
         )
-    head.leader_epoch = leader_epoch
+    if head.leader_epoch < leader_epoch:
+        head.leader_epoch = leader_epoch
+        head.next_checkpoint_id = max(1, head.next_checkpoint_id) + reserved_ids
     return head
 
 

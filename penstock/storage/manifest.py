@@ -19,6 +19,11 @@ from google.protobuf.message import DecodeError
 
 from penstock.errors import StoreCorrupt
 from penstock.pb import checkpoint_pb2
+from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
+    CheckpointKind,
+    CheckpointProperties,
+)
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 
 FORMAT: Final = FrameFormat("a checkpoint manifest", b"PSTKMANI", 1)
@@ -57,6 +62,30 @@ class StoredReference:
 
     identity: SharedIdentity | None
     location: StoredRange
+
+
+def properties_message(properties: CheckpointProperties) -> checkpoint_pb2.CheckpointProperties:
+    """The properties as they travel and are stored."""
+    return checkpoint_pb2.CheckpointProperties(
+        kind=checkpoint_pb2.CheckpointKind.ValueType(properties.kind.value),
+        target=properties.target,
+        full=properties.is_full,
+        behind=checkpoint_pb2.BehindBarrier.ValueType(properties.behind.value),
+    )
+
+
+def properties_of(message: checkpoint_pb2.CheckpointProperties) -> CheckpointProperties:
+    """Inverse of ``properties_message``.
+
+    Raises:
+        ValueError: this version does not know a value.
+    """
+    return CheckpointProperties(
+        CheckpointKind(message.kind),
+        message.target,
+        message.full,
+        BehindBarrier(message.behind),
+    )
 
 
 def encode_manifest(manifest: checkpoint_pb2.CheckpointManifest) -> bytes:

@@ -23,6 +23,11 @@ from common.elements import (
     StreamStatus,
     Watermark,
 )
+from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
+    CheckpointKind,
+    CheckpointProperties,
+)
 from taskmanager.network.frames import Buffer, FrameError
 
 
@@ -122,6 +127,7 @@ _WATERMARK, _BARRIER, _LATENCY, _STATUS, _END_OF_DATA, _END_OF_PARTITION, _CANCE
 _TAG = struct.Struct("<B")
 _TIMESTAMP = struct.Struct("<Bq")
 _TWO_NUMBERS = struct.Struct("<Bqq")
+_BARRIER_HEAD = struct.Struct("<BqqqBBB")
 
 
 def encode_control(element: ControlElement) -> bytes:
@@ -129,8 +135,8 @@ def encode_control(element: ControlElement) -> bytes:
     match element:
         case Watermark(timestamp_ms):
             return _TIMESTAMP.pack(_WATERMARK, timestamp_ms)
-        case CheckpointBarrier(checkpoint_id, timestamp_ms):
-            return _TWO_NUMBERS.pack(_BARRIER, checkpoint_id, timestamp_ms)
+        case CheckpointBarrier():
+            return _encode_barrier(element)
         case CheckpointCancelled(checkpoint_id):
             return _TIMESTAMP.pack(_CANCELLED, checkpoint_id)
         case LatencyMarker(emitted_at_ms, source_uid, subtask_index):
@@ -156,8 +162,7 @@ def decode_control(payload: Buffer) -> ControlElement:
         if tag == _WATERMARK:
             return Watermark(_TIMESTAMP.unpack(data)[1])
         if tag == _BARRIER:
-            _, checkpoint_id, timestamp_ms = _TWO_NUMBERS.unpack(data)
-            return CheckpointBarrier(checkpoint_id, timestamp_ms)
+            return _decode_barrier(data)
         if tag == _CANCELLED:
             return CheckpointCancelled(_TIMESTAMP.unpack(data)[1])
         if tag == _LATENCY:
@@ -165,13 +170,38 @@ def decode_control(payload: Buffer) -> ControlElement:
             return LatencyMarker(emitted_at_ms, data[_TWO_NUMBERS.size :].decode(), subtask_index)
         if tag == _STATUS:
             return StreamStatus(bool(_TIMESTAMP.unpack(data)[1]))
-    except (struct.error, UnicodeDecodeError) as error:
+    except (struct.error, ValueError) as error:
         raise FrameError(f"a control element (tag {tag}) that does not decode: {error}") from error
     if len(data) == 1 and tag == _END_OF_DATA:
         return EndOfData()
     if len(data) == 1 and tag == _END_OF_PARTITION:
         return EndOfPartition()
     raise FrameError(f"a control element of unknown tag {tag} ({len(data)} bytes)")
+
+
+def _encode_barrier(barrier: CheckpointBarrier) -> bytes:
+    properties = barrier.properties
+    head = _BARRIER_HEAD.pack(
+        _BARRIER,
+        barrier.checkpoint_id,
+        barrier.timestamp_ms,
+        barrier.leader_epoch,
+        properties.kind.value,
+        properties.is_full,
+        properties.behind.value,
+    )
+    return head + properties.target.encode()
+
+
+def _decode_barrier(data: bytes) -> CheckpointBarrier:
+    _, checkpoint_id, timestamp_ms, epoch, kind, is_full, behind = _BARRIER_HEAD.unpack_from(data)
+    properties = CheckpointProperties(
+        CheckpointKind(kind),
+        data[_BARRIER_HEAD.size :].decode(),
+        bool(is_full),
+        BehindBarrier(behind),
+    )
+    return CheckpointBarrier(checkpoint_id, timestamp_ms, epoch, properties)
 
 
 _CREDIT = struct.Struct("<Q")

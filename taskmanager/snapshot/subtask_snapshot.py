@@ -20,6 +20,11 @@ from common.elements import CheckpointBarrier
 from penstock.errors import CheckpointAborted, StreamError, TaskFailure
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob, SnapshotWriter
+from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
+    CheckpointKind,
+    CheckpointProperties,
+)
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator
 from taskmanager.state.backend import BackendSnapshot, KeyedStateBackend
@@ -87,10 +92,12 @@ class Alignment:
 class SnapshotListener(Protocol):
     """Who is told what became of a snapshot; any thread."""
 
-    def acknowledge(self, checkpoint_id: int, snapshot: checkpoint_pb2.SubtaskSnapshot) -> None:
+    def acknowledge(
+        self, barrier: CheckpointBarrier, snapshot: checkpoint_pb2.SubtaskSnapshot
+    ) -> None:
         """The snapshot is safe."""
 
-    def decline(self, checkpoint_id: int, reason: str) -> None:
+    def decline(self, barrier: CheckpointBarrier, reason: str) -> None:
         """There will be none."""
 
     def fail_later(self, error: BaseException) -> None:
@@ -105,6 +112,7 @@ class SubtaskSnapshotter:
         new_writer: makes the writer for a checkpoint.
         submit: runs a function on an I/O thread.
         inline_max_bytes: larger lists of operators go to the file.
+        is_incremental: backends refer to files of earlier checkpoints.
         on_written: told of each snapshot before it is acknowledged, on an I/O thread.
     """
 
@@ -120,6 +128,7 @@ class SubtaskSnapshotter:
         clock: Clock,
         counters: SubtaskCounters,
         inline_max_bytes: int,
+        is_incremental: bool = True,
         on_written: Callable[[int, checkpoint_pb2.SubtaskSnapshot], None] | None = None,
     ) -> None:
         self._vertex = vertex
@@ -131,6 +140,7 @@ class SubtaskSnapshotter:
         self._clock = clock
         self._counters = counters
         self._inline_max_bytes = inline_max_bytes
+        self._is_incremental = is_incremental
         self._on_written = on_written
 
     def take(
@@ -147,6 +157,10 @@ class SubtaskSnapshotter:
             finished: the subtask has emitted all it ever will.
             positions: as they are now.
         """
+        obstacle = _obstacle(barrier.properties, is_incremental=self._is_incremental)
+        if obstacle:
+            self._listener.decline(barrier, obstacle)
+            return
         started_ns, now_ms = self._clock.monotonic_ns(), self._clock.now_ms()
         first_at_ms = now_ms if alignment is None else alignment.first_at_ms
         metrics = checkpoint_pb2.CheckpointMetrics(
@@ -172,15 +186,14 @@ class SubtaskSnapshotter:
                 )
         except CheckpointAborted as aborted:
             _discard(frozen)
-            self._listener.decline(barrier.checkpoint_id, aborted.reason)
+            self._listener.decline(barrier, aborted.reason)
             return
         sync_ns = self._clock.monotonic_ns() - started_ns
         snapshot.metrics.sync_ms = sync_ns / _NANOS_PER_MS
         self._counters.checkpoint_alignment_ms = metrics.alignment_ms
         self._counters.checkpoint_start_delay_ms = metrics.start_delay_ms
         self._counters.checkpoint_aligned_bytes = metrics.aligned_bytes
-        checkpoint_id = barrier.checkpoint_id
-        self._submit(lambda: self._finish(checkpoint_id, snapshot, frozen, work))
+        self._submit(lambda: self._finish(barrier, snapshot, frozen, work))
 
     def take_last(self, when_written: Callable[[LastStates | None], None]) -> LastStates | None:
         """The lists of functions as the subtask leaves them; called on the mailbox thread.
@@ -238,7 +251,7 @@ class SubtaskSnapshotter:
 
     def _finish(
         self,
-        checkpoint_id: int,
+        barrier: CheckpointBarrier,
         snapshot: checkpoint_pb2.SubtaskSnapshot,
         frozen: Sequence[BackendSnapshot | None],
         work: Sequence[Callable[[], None]],
@@ -248,13 +261,13 @@ class SubtaskSnapshotter:
         try:
             for left in work:
                 left()
-            self._write(checkpoint_id, snapshot, frozen)
+            self._write(barrier.checkpoint_id, snapshot, frozen)
         except TaskFailure as error:
             _discard(frozen)
             self._listener.fail_later(error)
         except (StreamError, OSError) as error:
             _discard(frozen)
-            self._listener.decline(checkpoint_id, str(error))
+            self._listener.decline(barrier, str(error))
         except BaseException as error:  # noqa: BLE001 - handed to the task's boundary
             _discard(frozen)
             self._listener.fail_later(error)
@@ -263,8 +276,8 @@ class SubtaskSnapshotter:
             snapshot.metrics.async_ms = elapsed_ns // _NANOS_PER_MS
             self._counters.state_bytes = snapshot.metrics.state_bytes
             if self._on_written is not None:
-                self._on_written(checkpoint_id, snapshot)
-            self._listener.acknowledge(checkpoint_id, snapshot)
+                self._on_written(barrier.checkpoint_id, snapshot)
+            self._listener.acknowledge(barrier, snapshot)
 
     def _write(
         self,
@@ -292,6 +305,19 @@ class SubtaskSnapshotter:
             for held in operator.lists:
                 if sum(map(len, held.items)) > max(self._inline_max_bytes, _SMALL_LIST_BYTES):
                     yield f"list/{index}/{held.name}", held
+
+
+def _obstacle(properties: CheckpointProperties, *, is_incremental: bool) -> str:
+    """Why a snapshot of these properties cannot be taken here; "" = it can."""
+    is_own = properties.kind is CheckpointKind.CHECKPOINT and not properties.target
+    if not is_own or properties.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN):
+        return f"tasks of this version take the job's own checkpoints only, not {properties}"
+    if properties.is_full and is_incremental:
+        return (
+            "it is to refer to no earlier checkpoint, and the tasks were started with "
+            "execution.checkpointing.incremental"
+        )
+    return ""
 
 
 def _blobs(

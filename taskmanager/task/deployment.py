@@ -294,6 +294,7 @@ class Deployment:
             clock=services.clock,
             counters=self.counters,
             inline_max_bytes=services.config.state_inline_max_bytes,
+            is_incremental=services.config.execution_checkpointing_incremental,
             on_written=self._files.written,
         )
         has_finished = self._deployment.restore.finished
@@ -302,7 +303,7 @@ class Deployment:
             comparing = self._gate.comparing() if self._gate is not None else None
             if comparing is not None:
                 reason = f"{comparing.name}: rows that come again are still being compared"
-                execution.decline(barrier.checkpoint_id, reason, is_comparing=True)
+                execution.decline(barrier, reason, is_comparing=True)
                 return
             finished = has_finished or subtask.has_ended_outputs
             snapshotter.take(

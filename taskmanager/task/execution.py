@@ -29,6 +29,7 @@ from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_INITIALIZING,
     ATTEMPT_STATE_RUNNING,
 )
+from penstock.storage.manifest import properties_of
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.source import SourceOperator
@@ -205,10 +206,7 @@ class Execution:
         elif kind == "commit_output":
             self.run(self._subtask.commit_output)
         elif kind == "trigger_checkpoint":
-            barrier = CheckpointBarrier(
-                command.trigger_checkpoint.checkpoint_id, command.trigger_checkpoint.timestamp_ms
-            )
-            self.run(partial(self._subtask.trigger, barrier))
+            self.run(partial(self._trigger, command.trigger_checkpoint))
         elif kind == "replace_producer":
             self.run(partial(self._parts.replace_producer, command.replace_producer.channel))
         elif kind == "checkpoint_completed":
@@ -222,6 +220,17 @@ class Execution:
         for collect in self._parts.collects:
             if collect.collect_id == taken.collect_id:
                 collect.on_results_taken(taken)
+
+    def _trigger(self, wanted: internal_pb2.TriggerCheckpoint) -> None:
+        assert self._subtask is not None, "commands wait until the operators are open"
+        self._subtask.trigger(
+            CheckpointBarrier(
+                wanted.checkpoint_id,
+                wanted.timestamp_ms,
+                wanted.leader_epoch,
+                properties_of(wanted.properties),
+            )
+        )
 
     def _add_splits(self, command: internal_pb2.AddSplits) -> None:
         source = self._parts.source
@@ -383,15 +392,21 @@ class Execution:
         """Sends discovered splits to the JobManager."""
         self._report_event(splits_discovered=discovered)
 
-    def acknowledge(self, checkpoint_id: int, snapshot: checkpoint_pb2.SubtaskSnapshot) -> None:
+    def acknowledge(
+        self, barrier: CheckpointBarrier, snapshot: checkpoint_pb2.SubtaskSnapshot
+    ) -> None:
         """Tells the JobManager that the snapshot of a checkpoint is safe; any thread."""
         self._report_event(
             checkpoint_acknowledged=internal_pb2.CheckpointAcknowledged(
-                checkpoint_id=checkpoint_id, snapshot=snapshot
+                checkpoint_id=barrier.checkpoint_id,
+                snapshot=snapshot,
+                leader_epoch=barrier.leader_epoch,
             )
         )
 
-    def decline(self, checkpoint_id: int, reason: str, *, is_comparing: bool = False) -> None:
+    def decline(
+        self, barrier: CheckpointBarrier, reason: str, *, is_comparing: bool = False
+    ) -> None:
         """Tells the JobManager that there will be no snapshot for a checkpoint; any thread.
 
         Args:
@@ -401,7 +416,10 @@ class Execution:
         note("checkpoint.declined", reason=reason, **self._names())
         self._report_event(
             checkpoint_declined=internal_pb2.CheckpointDeclined(
-                checkpoint_id=checkpoint_id, reason=_readable(reason), is_comparing=is_comparing
+                checkpoint_id=barrier.checkpoint_id,
+                reason=_readable(reason),
+                is_comparing=is_comparing,
+                leader_epoch=barrier.leader_epoch,
             )
         )
 

@@ -221,19 +221,21 @@ class Subtask:
         self.rules.taken(checkpoint_id)
         self._snapshotter.take(CheckpointBarrier(checkpoint_id, 0), None, finished=False)
 
-    def acknowledge(self, checkpoint_id: int, snapshot: checkpoint_pb2.SubtaskSnapshot) -> None:
+    def acknowledge(
+        self, barrier: CheckpointBarrier, snapshot: checkpoint_pb2.SubtaskSnapshot
+    ) -> None:
         """See ``SnapshotListener``; the snapshot as it is sent."""
         sent = checkpoint_pb2.SubtaskSnapshot.FromString(snapshot.SerializeToString())
-        files = sent.operators[0].keyed.files
+        checkpoint_id, files = barrier.checkpoint_id, sent.operators[0].keyed.files
         self.rules.acknowledged(checkpoint_id, files, self._written[checkpoint_id])
         summary = summary_of(sent.metrics)
         ack = c.AckReceived(self.key, checkpoint_id, sent, references_of(sent), summary, 0)
         self._job.step(ack)
 
-    def decline(self, checkpoint_id: int, reason: str) -> None:
+    def decline(self, barrier: CheckpointBarrier, reason: str) -> None:
         """See ``SnapshotListener``."""
         self._job.declined.append(reason)
-        self._job.step(c.DeclineReceived(self.key, checkpoint_id, reason, 0))
+        self._job.step(c.DeclineReceived(self.key, barrier.checkpoint_id, reason, 0))
 
     def fail_later(self, error: BaseException) -> None:
         """See ``SnapshotListener``: no test expects that."""

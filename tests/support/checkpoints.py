@@ -6,11 +6,15 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.graph.execution_attempt import AttemptKey
+from penstock.storage.checkpoint_properties import PLAIN, BehindBarrier, CheckpointProperties
 
 E = TypeVar("E")
+
+AT_THE_END = CheckpointProperties(behind=BehindBarrier.END)
 
 SOURCE = AttemptKey("source", 0, 0)
 MIDDLE = AttemptKey("middle", 0, 0)
@@ -42,7 +46,7 @@ def of_type(effects: Iterable[object], kind: type[E]) -> list[E]:
 class Driver:
     """A coordinator with a clock of its own; ``check`` runs after each step.
 
-    Deletions and stores are answered only where a test says so.
+    Deletions and stores are answered only where a test says so; ids are reserved at once.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Driver:
         self.now_ms = 100_000
         self.tasks = tasks
         self.requests = 0
+        self.reserves_ids = True
         if start:
             self.step(c.TasksStarted(tasks, self.now_ms))
 
@@ -82,6 +87,9 @@ class Driver:
         self.machine.check()
         assert len(of_type(effects, c.TriggerTasks)) <= 1
         assert all(call.at_ms >= event.now_ms for call in of_type(effects, c.CallAt))
+        if self.reserves_ids and of_type(effects, c.ReserveIds):
+            end = self.machine.next_checkpoint_id + IDS_RESERVED_AT_ONCE
+            effects += self.step(c.IdsReserved(end, event.now_ms))
         return effects
 
     def at(self, now_ms: int) -> list[c.CoordinatorEffect]:
@@ -92,7 +100,8 @@ class Driver:
     def request(self, *, is_final: bool = False) -> list[c.CoordinatorEffect]:
         """A request; its id is r1, r2, ..."""
         self.requests += 1
-        return self.step(c.CheckpointRequested(f"r{self.requests}", self.now_ms, is_final))
+        properties = AT_THE_END if is_final else PLAIN
+        return self.step(c.CheckpointRequested(f"r{self.requests}", self.now_ms, properties))
 
     def trigger(self) -> int:
         """Takes a checkpoint on demand, which must start at once; its id."""

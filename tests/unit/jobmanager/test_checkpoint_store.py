@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from jobmanager.checkpoint import checkpoint_store_runner
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
@@ -70,7 +71,7 @@ def wanted(
         finished=(AttemptKey("v0", 1, 0),),
         replaced=(),
         retained=(*retained, checkpoint_id),
-        next_checkpoint_id=checkpoint_id + 1,
+        next_checkpoint_id=checkpoint_id + 1 + IDS_RESERVED_AT_ONCE,
         state_bytes=11,
     )
 
@@ -161,7 +162,7 @@ def test_retained_checkpoints_are_those_that_are_wanted(tmp_path: Path) -> None:
     head = HeadStore(store).read()
     assert head is not None
     assert [kept.checkpoint_id for kept in head.retained] == [2, 4]
-    assert head.next_checkpoint_id == 5
+    assert head.next_checkpoint_id == 5 + IDS_RESERVED_AT_ONCE
 
 
 def test_a_store_without_room_for_head_is_hopeless() -> None:

@@ -7,6 +7,7 @@ has chosen.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from common.clock import SystemClock
 from common.pb import internal_pb2
+from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.dispatcher import dispatcher_runner
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
@@ -51,6 +53,8 @@ class Checkpointed:
         self.completed: list[int] = []
         self.aborted: list[int] = []
         self.finish_on_completion = False
+        self.triggered_by = 0
+        self.says_epoch: Callable[[int], int] = lambda epoch: epoch
         taskmanager.on_deploy = self.deploy
         taskmanager.on_command = self.obey
 
@@ -64,6 +68,7 @@ class Checkpointed:
         match command.WhichOneof("command"):
             case "trigger_checkpoint" if command.attempt.subtask_index == 0:
                 checkpoint_id = command.trigger_checkpoint.checkpoint_id
+                self.triggered_by = self.says_epoch(command.trigger_checkpoint.leader_epoch)
                 for attempt in list(self.attempts.values()):
                     self.acknowledge(attempt, checkpoint_id)
             case "checkpoint_completed":
@@ -87,7 +92,11 @@ class Checkpointed:
         else:
             state = snapshot.operators.add(operator_uid="snk").lists.add(name="collect")
             state.items.append((checkpoint_id).to_bytes(8, "little"))
-        acked = internal_pb2.CheckpointAcknowledged(checkpoint_id=checkpoint_id, snapshot=snapshot)
+        acked = internal_pb2.CheckpointAcknowledged(
+            checkpoint_id=checkpoint_id,
+            snapshot=snapshot,
+            leader_epoch=self.triggered_by,
+        )
         self.taskmanager.report(
             internal_pb2.TaskEvent(attempt=attempt, checkpoint_acknowledged=acked)
         )
@@ -235,6 +244,32 @@ def test_the_next_jobmanager_goes_on_with_the_job(
             await cluster.wait_for(JOB, "RUNNING")
             assert {task.restore.checkpoint_id for task in fake.restored} == {1}
             assert not used & {task.attempt.attempt for task in fake.restored}
+            # Its predecessor may have triggered any of those that it had reserved.
+            assert await take_checkpoint(cluster) == 2 + IDS_RESERVED_AT_ONCE
+
+    run(scenario)
+
+
+def test_an_acknowledgement_meant_for_another_leader_is_refused_and_counted(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        config = settings(tmp_path, **{"execution.checkpointing.timeout": "300ms"})
+        async with cluster_of(config) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            fake.says_epoch = lambda epoch: epoch - 1
+            with pytest.raises(grpc.aio.AioRpcError, match="4 of 4 tasks have not acknowledged"):
+                await take_checkpoint(cluster)
+            registry = build_registry(cluster.jobmanager.dispatcher, cluster.jobmanager.cluster)
+            labels = {
+                "job_id": JOB,
+                "job_name": "test",
+                "part": "checkpoint reports to other leaders",
+            }
+            assert registry.get_sample_value("penstock_job_dropped_events_total", labels) == 4.0
+            fake.says_epoch = lambda epoch: epoch
             assert await take_checkpoint(cluster) == 2
 
     run(scenario)

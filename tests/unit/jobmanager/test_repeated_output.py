@@ -54,7 +54,11 @@ class WithFiles(Checkpointed):
                 for number in (checkpoint_id - 1, checkpoint_id)
                 if number
             )
-        acked = internal_pb2.CheckpointAcknowledged(checkpoint_id=checkpoint_id, snapshot=snapshot)
+        acked = internal_pb2.CheckpointAcknowledged(
+            checkpoint_id=checkpoint_id,
+            snapshot=snapshot,
+            leader_epoch=self.triggered_by,
+        )
         self.taskmanager.report(
             internal_pb2.TaskEvent(attempt=attempt, checkpoint_acknowledged=acked)
         )

@@ -17,6 +17,11 @@ from common.elements import (
 )
 from penstock.errors import InvariantViolation, PartitionUnavailable, TaskFailure
 from penstock.pb import graph_pb2
+from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
+    CheckpointKind,
+    CheckpointProperties,
+)
 from taskmanager.network.credit import charge_of
 from taskmanager.network.frames import FrameKind, encode_frame
 from taskmanager.network.input_gate import InputGate
@@ -35,6 +40,10 @@ from tests.support.exchange_slots import (
 )
 
 A = attempt_id("v0")
+PROPERTIES = CheckpointProperties(
+    CheckpointKind.SAVEPOINT, "/savepoints/\u00e9", is_full=True, behind=BehindBarrier.HOLD
+)
+BARRIER = CheckpointBarrier(7, 1, leader_epoch=2**40, properties=PROPERTIES)
 
 
 def pair(
@@ -56,14 +65,14 @@ def test_rows_and_control_elements_arrive_in_order(seed: int, local: bool) -> No
     for start in range(0, 200, 4):
         partition.emit(numbers(start, 4))
         if start == 100:
-            partition.emit_control(CheckpointBarrier(7, 1))
+            partition.emit_control(BARRIER)
             partition.emit_control(LatencyMarker(5, "source", 1))
     end(partition)
     simulation.loop.run()
     got = drain(gate)
     simulation.loop.run()
     assert rows_of(got) == list(range(200))
-    assert rows_of(got[: got.index(CheckpointBarrier(7, 1))]) == list(range(104))
+    assert rows_of(got[: got.index(BARRIER)]) == list(range(104))
     assert LatencyMarker(5, "source", 1) in got
     assert got[-1] == EndOfData()
     assert gate.is_finished

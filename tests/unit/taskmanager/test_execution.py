@@ -4,10 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
 from penstock.errors import PartitionUnavailable
 from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2, client_pb2
+from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
+from penstock.storage.manifest import properties_message
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.task.execution import Execution
@@ -321,3 +324,22 @@ def test_a_loaded_side_is_reported_once():
         slot.command(commit_output=internal_pb2.CommitOutput())
         slot.run()
     assert sum(r.task_event.HasField("side_loaded") for r in slot.reports) == 1
+
+
+def test_what_is_triggered_comes_back_with_the_acknowledgement():
+    slot, taken = Slot(), []
+    slot.subtask.trigger = taken.append
+    slot.run()
+    wanted = CheckpointProperties(target="/elsewhere", behind=BehindBarrier.DRAIN)
+    slot.command(
+        trigger_checkpoint=internal_pb2.TriggerCheckpoint(
+            checkpoint_id=9, timestamp_ms=4, leader_epoch=6, properties=properties_message(wanted)
+        )
+    )
+    [barrier] = taken
+    assert barrier == CheckpointBarrier(9, 4, 6, wanted)
+    slot.execution.acknowledge(barrier, checkpoint_pb2.SubtaskSnapshot())
+    slot.execution.decline(barrier, "no")
+    acked, declined = (report.task_event for report in slot.reports[-2:])
+    said = acked.checkpoint_acknowledged, declined.checkpoint_declined
+    assert [(one.checkpoint_id, one.leader_epoch) for one in said] == [(9, 6), (9, 6)]

@@ -24,6 +24,11 @@ from penstock.errors import (
 )
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob, SnapshotWriter
+from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
+    CheckpointKind,
+    CheckpointProperties,
+)
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.snapshot_files import (
@@ -114,14 +119,18 @@ class Listener:
 
     def __init__(self) -> None:
         self.acknowledged: list[tuple[int, checkpoint_pb2.SubtaskSnapshot]] = []
+        self.barriers: list[CheckpointBarrier] = []
         self.declined: list[tuple[int, str]] = []
         self.failures: list[BaseException] = []
 
-    def acknowledge(self, checkpoint_id: int, snapshot: checkpoint_pb2.SubtaskSnapshot) -> None:
-        self.acknowledged.append((checkpoint_id, snapshot))
+    def acknowledge(
+        self, barrier: CheckpointBarrier, snapshot: checkpoint_pb2.SubtaskSnapshot
+    ) -> None:
+        self.barriers.append(barrier)
+        self.acknowledged.append((barrier.checkpoint_id, snapshot))
 
-    def decline(self, checkpoint_id: int, reason: str) -> None:
-        self.declined.append((checkpoint_id, reason))
+    def decline(self, barrier: CheckpointBarrier, reason: str) -> None:
+        self.declined.append((barrier.checkpoint_id, reason))
 
     def fail_later(self, error: BaseException) -> None:
         self.failures.append(error)
@@ -144,6 +153,7 @@ class Subtask:
         item: bytes = b"item",
         content: bytes = b"state",
         new_writer: Callable[[int], SnapshotWriter] | None = None,
+        is_incremental: bool = True,
     ) -> None:
         self.story: list[str] = []
         self.store = MemoryStore(1 << 20)
@@ -175,6 +185,7 @@ class Subtask:
             clock=self.clock,
             counters=self.counters,
             inline_max_bytes=INLINE_MAX,
+            is_incremental=is_incremental,
         )
 
     def _writer(self, checkpoint_id: int) -> SnapshotWriter:
@@ -369,3 +380,30 @@ def test_snapshots_may_be_finished_in_another_order() -> None:
         work()
     found = {id: list(s.operators[1].lists[0].items) for id, s in subtask.listener.acknowledged}
     assert found == {1: [b"item"], 2: [b"second"]}
+
+
+@pytest.mark.parametrize(
+    ("properties", "is_incremental", "said"),
+    [
+        (CheckpointProperties(behind=BehindBarrier.END), True, ""),
+        (CheckpointProperties(is_full=True), False, ""),
+        (CheckpointProperties(is_full=True), True, "execution.checkpointing.incremental"),
+        (CheckpointProperties(CheckpointKind.SAVEPOINT), True, "own checkpoints only"),
+        (CheckpointProperties(target="/elsewhere"), True, "own checkpoints only"),
+        (CheckpointProperties(behind=BehindBarrier.HOLD), True, "own checkpoints only"),
+        (CheckpointProperties(behind=BehindBarrier.DRAIN), True, "own checkpoints only"),
+    ],
+)
+def test_what_cannot_be_taken_as_it_is_wanted_is_declined_and_not_taken_otherwise(
+    properties: CheckpointProperties, is_incremental: bool, said: str
+) -> None:
+    subtask = Subtask(is_incremental=is_incremental)
+    barrier = CheckpointBarrier(3, 400, leader_epoch=5, properties=properties)
+    subtask.snapshotter.take(barrier, None, finished=False)
+    if said:
+        ((checkpoint_id, reason),) = subtask.listener.declined
+        assert (checkpoint_id, said in reason) == (3, True)
+        assert not subtask.io
+    else:
+        subtask.run()
+        assert subtask.listener.barriers == [barrier]

@@ -46,7 +46,7 @@ def test_completes_once_with_all_acks() -> None:
     assert (view.checkpoint_id, view.acked, view.total) == (7, 2, 3)
     [store] = of_type(driver.ack(7, MIDDLE), c.StoreCheckpoint)
     assert store.snapshots == ((SOURCE, "source@7"), (MIDDLE, "middle@7"), (SINK, "sink@7"))
-    assert (store.finished, store.retained, store.next_checkpoint_id) == ((), (7,), 8)
+    assert (store.finished, store.retained, store.next_checkpoint_id) == ((), (7,), 24)
     assert store.state_bytes == 11
     assert driver.machine.latest_completed is None
     assert driver.machine.store_under_way == 7

@@ -17,10 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typing_extensions import override
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.graph.execution_attempt import AttemptKey
-from tests.support.checkpoints import of_type
+from penstock.storage.checkpoint_properties import PLAIN
+from tests.support.checkpoints import AT_THE_END, of_type
 
 VERTICES = {"left": (), "right": (), "join": ("left", "right"), "sink": ("join",)}
 NAMES = [f"file-{number}" for number in range(3)]
@@ -61,6 +63,10 @@ class CoordinatorModel(RuleBasedStateMachine):
     def create(self, **numbers: Any) -> None:
         self.settings = CheckpointSettings(timeout_ms=60_000, **numbers)
         self.machine = CheckpointCoordinator(self.settings, retained=(), next_checkpoint_id=1)
+        self.ids_end = 1 + IDS_RESERVED_AT_ONCE
+        """In HEAD: whoever claims it next begins there."""
+        self.ids_end_with_store = 0
+        self.is_reserving = self.was_not_reserved = False
         self.now_ms = 50_000
         self.attempt = -1
         self.paths = 0
@@ -115,6 +121,11 @@ class CoordinatorModel(RuleBasedStateMachine):
                 assert effect.checkpoint_id == self.storing
                 assert not self.is_unsettled
                 self.is_unsettled = True
+            case c.ReserveIds():
+                assert self.storing is None
+                assert not self.is_reserving
+                assert self.machine.next_checkpoint_id == self.ids_end, "some are left"
+                self.is_reserving, self.was_not_reserved = True, False
             case c.CallAt():
                 assert effect.at_ms >= self.now_ms
             case c.ReportCompleted():
@@ -137,6 +148,7 @@ class CoordinatorModel(RuleBasedStateMachine):
             key for key in running if vertices_done.issuperset(VERTICES[key.vertex])
         }
         assert effect.checkpoint_id > max(self.ever_completed, default=0)
+        assert effect.checkpoint_id < self.ids_end, "another leader may use it as well"
         assert not self.is_unsettled
         self.pending[effect.checkpoint_id] = ModelCheckpoint(running, done)
         assert len(self.pending) <= self.settings.max_concurrent
@@ -145,6 +157,8 @@ class CoordinatorModel(RuleBasedStateMachine):
         checkpoint = self.pending[effect.checkpoint_id]
         assert self.storing is None
         assert not self.is_unsettled
+        assert not self.is_reserving
+        self.ids_end_with_store = effect.next_checkpoint_id
         assert {key for key, _ in effect.snapshots} == checkpoint.participants
         assert checkpoint.acks.keys() == checkpoint.participants
         assert set(effect.finished) == checkpoint.finished
@@ -272,7 +286,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.requests += 1
         request_id = f"r{self.requests}"
         self.open_requests.add(request_id)
-        self.send(c.CheckpointRequested(request_id, self.now_ms, is_final))
+        self.send(c.CheckpointRequested(request_id, self.now_ms, AT_THE_END if is_final else PLAIN))
 
     @precondition(lambda self: any(self.missing(number) for number in self.pending))
     @rule(data=st.data())
@@ -378,6 +392,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         checkpoint_id = self.storing
         assert checkpoint_id is not None
         self.storing, self.is_unsettled = None, False
+        self.ids_end = max(self.ids_end, self.ids_end_with_store)
         final = self.pending.pop(checkpoint_id).final
         manifest = f"chk-{checkpoint_id}/manifest"
         self.disk.add(manifest)
@@ -413,6 +428,20 @@ class CoordinatorModel(RuleBasedStateMachine):
             self.send(c.CheckpointStored(checkpoint_id, "chk/x", self.now_ms))
             self.send(c.CheckpointNotStored(checkpoint_id, "full", self.now_ms))
             self.send(c.StoreOutcomeUnknown(checkpoint_id, "no answer", self.now_ms))
+
+    @precondition(lambda self: self.is_reserving)
+    @rule(count=st.integers(1, 3))
+    def reserve(self, count: int) -> None:
+        self.ids_end += count * IDS_RESERVED_AT_ONCE
+        self.is_reserving = False
+        self.send(c.IdsReserved(self.ids_end, self.now_ms))
+
+    @precondition(lambda self: self.is_reserving)
+    @rule()
+    def fail_to_reserve(self) -> None:
+        self.is_reserving, self.was_not_reserved = False, True
+        self.send(c.IdsNotReserved("no answer", self.now_ms))
+        assert not self.open_requests or self.pending, "who waits is told so"
 
     # ------------------------------------------------------------ time and files
 
@@ -451,7 +480,7 @@ class CoordinatorModel(RuleBasedStateMachine):
 
     @invariant()
     def requests_do_not_wait_for_nothing(self) -> None:
-        if not self.pending:
+        if not self.pending and not self.is_reserving and not self.was_not_reserved:
             assert not self.open_requests
 
     @override

@@ -14,14 +14,13 @@ from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.trigger_policy import (
     PERIODIC,
     REQUESTS_MAX,
-    Kind,
     Request,
     TriggerPolicy,
 )
-from tests.support.checkpoints import ONE_TASK, SOURCE, Driver, of_type
+from tests.support.checkpoints import AT_THE_END, ONE_TASK, SOURCE, Driver, of_type
 
-ON_DEMAND = Request(Kind.ON_DEMAND, "a")
-FINAL = Request(Kind.FINAL, "f")
+ON_DEMAND = Request("a")
+FINAL = Request("f", AT_THE_END)
 
 
 @pytest.mark.parametrize(
@@ -72,19 +71,19 @@ def test_requests_ignore_interval_and_pause_but_not_the_bound(request_: Request)
 def test_order() -> None:
     policy = TriggerPolicy(CheckpointSettings(1_000))
     policy.begin(0)
-    requests = [Request(Kind.ON_DEMAND, name) for name in "abc"]
+    requests = [Request(name) for name in "abc"]
     for request in requests:
         policy.add(request)
     policy.add(FINAL)
-    policy.add_again(Request(Kind.ON_DEMAND, "again"))
+    policy.add_again(Request("again"))
     taken = [policy.take(5_000, 0) for _ in range(6)]
-    assert taken == [FINAL, Request(Kind.ON_DEMAND, "again"), *requests, PERIODIC]
+    assert taken == [FINAL, Request("again"), *requests, PERIODIC]
 
 
 def test_the_queue_is_bounded_but_a_final_one_is_never_refused() -> None:
     policy = TriggerPolicy(CheckpointSettings(1_000))
     for number in range(REQUESTS_MAX):
-        assert policy.add(Request(Kind.ON_DEMAND, str(number))) is None
+        assert policy.add(Request(str(number))) is None
     assert policy.add(ON_DEMAND) is c.RequestRefused.QUEUE_FULL
     assert policy.add(FINAL) is None
 

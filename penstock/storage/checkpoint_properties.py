@@ -1,0 +1,54 @@
+"""What a checkpoint is taken as: said by who wants it, carried by its barriers, kept in its manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class CheckpointKind(Enum):
+    """Whose it is. The numbers are part of our formats."""
+
+    CHECKPOINT = 0
+    """The job's: HEAD names it, and later ones take its place."""
+    SAVEPOINT = 1
+    """Its user's: HEAD never names it, and nothing builds upon it."""
+
+
+class BehindBarrier(Enum):
+    """What becomes of the job behind the barrier. The numbers are part of our formats."""
+
+    GO_ON = 0
+    """Sources read on."""
+    HOLD = 1
+    """Sources read nothing, and timers rest, until the checkpoint has succeeded or failed."""
+    DRAIN = 2
+    """As HOLD, and event time ends before the barrier: every window fires."""
+    END = 3
+    """There is nothing: every task has reached the end of its data."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProperties:
+    """What a checkpoint is taken as.
+
+    Attributes:
+        target: the directory that it is written to; "" = the job's own in the checkpoint store.
+        is_full: it refers to no file of an earlier one.
+        behind: what becomes of the job behind its barrier.
+
+    Example: what is taken every interval, and what ends a bounded job.
+        >>> CheckpointProperties().kind.name, CheckpointProperties().is_full
+        ('CHECKPOINT', False)
+        >>> CheckpointProperties(behind=BehindBarrier.END).behind.name
+        'END'
+    """
+
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT
+    target: str = ""
+    is_full: bool = False
+    behind: BehindBarrier = BehindBarrier.GO_ON
+
+
+PLAIN = CheckpointProperties()
+"""As it is taken every interval."""
