@@ -1,6 +1,9 @@
 """Reads Arrow IPC files and streams. The position is the batch and the rows handed out of it, and the
 checksum of the pieces that these rows are in, of the columns read.
 
+Nothing else reads every byte of such a file, so the checksum is a good part of the work; where no checkpoint will
+ask for a position, none is taken, and a file that is touched while it is read is refused.
+
 Files are memory mapped: batches are views of the page cache. A file must not be cut off while it is
 read (the kernel would end the process); writers that move finished files into place are safe.
 """
@@ -107,11 +110,23 @@ def rows_before(batches: ArrowBatches, end: int) -> int:
 
 
 class ArrowFileReader(Reader):
-    """One IPC file, batch by batch."""
+    """One IPC file, batch by batch.
 
-    def __init__(self, file: OpenedFile, plan: ColumnPlan, position: bytes | None) -> None:
+    Args:
+        has_positions: ``position`` will be called.
+    """
+
+    def __init__(
+        self,
+        file: OpenedFile,
+        plan: ColumnPlan,
+        position: bytes | None,
+        *,
+        has_positions: bool = True,
+    ) -> None:
         self._file = file
         self._plan = plan
+        self._has_positions = has_positions
         self._batches = ArrowBatches(file, plan)
         self._cutter = BatchCutter()
         self._rows_of_batch = self._last_rows = 0
@@ -154,14 +169,15 @@ class ArrowFileReader(Reader):
                 return END
             self._next_batch += 1
             self._rows_of_batch = batch.num_rows
-            self._pieces = self._sums_of(batch, self._skip_rows)
+            if self._has_positions:
+                self._pieces = self._sums_of(batch, self._skip_rows)
             self._cutter.fill(self._plan.assemble(batch), self._skip_rows)
             self._skip_rows = 0
         rows = self._cutter.take(max_rows)
         self._last_rows = rows.num_rows
-        assert self._pieces is not None
-        for piece in self._pieces.up_to(self._rows_of_batch - self._cutter.remaining_rows):
-            self._checksum = fold(self._checksum, piece)
+        if self._pieces is not None:
+            for piece in self._pieces.up_to(self._rows_of_batch - self._cutter.remaining_rows):
+                self._checksum = fold(self._checksum, piece)
         return rows
 
     @override
@@ -171,10 +187,14 @@ class ArrowFileReader(Reader):
         return before + given - self._last_rows + index + 1
 
     def _check_read(self) -> None:
-        self._file.check_read(lambda: self._checksum, self._checksum_so_far)
+        if self._has_positions:
+            self._file.check_read(lambda: self._checksum, self._checksum_so_far)
+        else:
+            self._file.check_untouched()
 
     @override
     def position(self) -> bytes:
+        assert self._has_positions, "what was read has not been summed"
         if not self._cutter.remaining_rows:
             place = _POSITION.pack(self._next_batch, self._skip_rows)
         else:

@@ -158,6 +158,18 @@ class OpenedFile:
         if self._version_now() != self.version and checksum() != expected():
             raise replaced(self.path)
 
+    def check_untouched(self) -> None:
+        """As ``check_read``, where nobody has summed what was read. That its name was given to another file, or
+        taken away, changes nothing in what is open.
+
+        Raises:
+            Unrecoverable: it was written to, or something else of it was set.
+        """
+        modified, now = self.version.partition(":")[0], self._version_now()
+        is_unlinked = not os.fstat(self._file.fileno()).st_nlink
+        if now != self.version and not (is_unlinked and now.partition(":")[0] == modified):
+            raise replaced(self.path)
+
     def stream(self) -> BinaryIO:
         """The file for those who read streams; to be closed apart."""
         return os.fdopen(os.dup(self._file.fileno()), "rb")

@@ -143,7 +143,8 @@ class FileSource(Source):
             event_time = self._event_time_in(part.path, self._context)
             return ParquetReader(file, part, plan, self._context.submit, position, event_time)
         if self._format == "arrow":
-            return ArrowFileReader(file, plan, position)
+            has_positions = self._context.takes_checkpoints or position is not None
+            return ArrowFileReader(file, plan, position, has_positions=has_positions)
         text: TextBytes
         if compression := self._options.of_file(part.path):
             text = CompressedText(file, part.size_bytes, compression, part.version)

@@ -81,6 +81,7 @@ class SourceOperator:
             event_time_column=self._event_time_column,
             batch_rows=context.config.batch_rows,
             submit=context.submit,
+            takes_checkpoints=context.takes_checkpoints,
         )
         self._guard(lambda: self._source.start(self._source_context))
         self._restore(restored)

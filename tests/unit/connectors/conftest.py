@@ -31,6 +31,7 @@ class SourceHarness:
     bad: list[tuple[str, str, str]] = field(default_factory=list)
     wakes: list[int] = field(default_factory=list)
     wake: Callable[[], None] | None = None
+    takes_checkpoints: bool = True
 
     def on_bad(self, where: str, text: str, error: str) -> None:
         self.bad.append((where, text, error))
@@ -49,6 +50,7 @@ class SourceHarness:
             artifact_paths=self.artifact_paths,
             event_time_column=self.event_time_column,
             batch_rows=self.batch_rows,
+            takes_checkpoints=self.takes_checkpoints,
         )
 
     def start(self, spec: graph_pb2.SourceSpec, schema: pa.Schema) -> Source:
