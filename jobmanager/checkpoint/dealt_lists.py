@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from jobmanager.checkpoint import state_assignment
+from jobmanager.checkpoint.restored_operators import list_of, run_of
+from jobmanager.checkpoint.state_assignment import ItemRun
 from jobmanager.graph.execution_attempt import SubtaskId
 from penstock.pb import checkpoint_pb2, graph_pb2
 
@@ -76,39 +79,12 @@ def _deal_operators(
     receivers: Sequence[SubtaskId],
     dealt: DealtLists,
 ) -> None:
-    runs: dict[tuple[str, str], Lists] = {}
+    runs: dict[tuple[str, str], list[ItemRun[checkpoint_pb2.OperatorStateSnapshot]]] = {}
     for operator in operators:
         for held in filter(is_split, operator.lists):
-            runs.setdefault((operator.operator_uid, held.name), []).append(held)
+            runs.setdefault((operator.operator_uid, held.name), []).append(run_of(held))
     for (uid, _), own in runs.items():
-        total = sum(map(_item_count, own))
-        for index, receiver in enumerate(receivers):
-            first, end = (bound * total // len(receivers) for bound in (index, index + 1))
-            share = dealt.setdefault(receiver, {}).setdefault(uid, [])
-            share += _cut(own, first, end)
-
-
-def _cut(runs: Iterable[checkpoint_pb2.OperatorStateSnapshot], first: int, end: int) -> Lists:
-    """The items from ``first`` up to ``end`` of several runs, counted over all."""
-    found: Lists = []
-    begin = 0
-    for run in runs:
-        count = _item_count(run)
-        low, high = max(first - begin, 0), min(end - begin, count)
-        begin += count
-        if low >= high:
-            continue
-        part = checkpoint_pb2.OperatorStateSnapshot()
-        part.CopyFrom(run)
-        if not run.HasField("handle"):
-            del part.items[:]
-            part.items.extend(run.items[low:high])
-        elif run.item_count:
-            part.first_item, part.item_count = run.first_item + low, high - low
-        found.append(part)
-    return found
-
-
-def _item_count(run: checkpoint_pb2.OperatorStateSnapshot) -> int:
-    # A file whose items are not counted, as of earlier versions, goes to one subtask whole.
-    return (run.item_count or 1) if run.HasField("handle") else len(run.items)
+        for receiver, shares in zip(
+            receivers, state_assignment.deal(own, len(receivers)), strict=True
+        ):
+            dealt.setdefault(receiver, {}).setdefault(uid, []).extend(map(list_of, shares))

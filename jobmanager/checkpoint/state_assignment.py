@@ -1,6 +1,7 @@
-"""Which subtask gets which state when a job is restored, at the same parallelism or another one.
+"""Which subtask gets which state of an operator when it is restored, at the same parallelism or another one.
 
-Handles are opaque. With the parallelism unchanged, every subtask gets exactly what it had itself.
+Every restore of a job and of a test goes through ``assign_state``, operator by operator. Handles are opaque.
+With the parallelism unchanged, every subtask gets exactly what it had itself; that is no case of its own.
 
 Invariants:
 - keyed state: a handle goes to every subtask whose key-groups overlap its own, so each key-group that a
@@ -16,14 +17,18 @@ and RoundRobinOperatorStateRepartitioner (which deals out item by item; here run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Generic, TypeVar
 
 from penstock.errors import StoreCorrupt, Unrecoverable
 from penstock.storage.key_groups import check_parallelism, key_group_range
 
 T = TypeVar("T")
+K = TypeVar("K")
+L = TypeVar("L")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,142 @@ class KeyedPart(Generic[T]):
     first_key_group: int
     last_key_group: int
     handle: T
+
+
+class Redistribution(Enum):
+    """Who gets the items of a list."""
+
+    SPLIT = "one subtask each"
+    UNION = "every subtask all"
+    BROADCAST = "all subtasks hold the same"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRun(Generic[T]):
+    """Items of a list that lie together."""
+
+    handle: T
+    item_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Generic[T]):
+    """Some of the items of a run: ``count`` of them from ``first`` on."""
+
+    run: ItemRun[T]
+    first: int
+    count: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the run as it is."""
+        return self.count == self.run.item_count
+
+
+@dataclass(frozen=True, slots=True)
+class HeldList(Generic[L]):
+    """A list of an operator as one old subtask held it."""
+
+    name: str
+    redistribution: Redistribution
+    run: ItemRun[L]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState(Generic[K, L, S]):
+    """What one old subtask held of an operator; splits are those of a source."""
+
+    keyed: KeyedPart[K] | None = None
+    lists: tuple[HeldList[L], ...] = ()
+    splits: tuple[S, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedState(Generic[K, L, S]):
+    """What one new subtask begins with; the lists that every subtask gets come last."""
+
+    keyed: list[K]
+    lists: list[Share[L]]
+    splits: list[S]
+
+
+def assign_state(
+    held: Sequence[HeldState[K, L, S] | None], parallelism: int, max_parallelism: int
+) -> list[AssignedState[K, L, S]]:
+    """The state of one operator, per new subtask.
+
+    Args:
+        held: by old subtask; None = it had nothing.
+        parallelism: number of new subtasks.
+        max_parallelism: number of key-groups, the same as in the checkpoint.
+
+    Raises:
+        StoreCorrupt: key-groups of the checkpoint overlap or are none of the operator's.
+
+    Example: two subtasks become one.
+        >>> held = [HeldState(KeyedPart(0, 3, "a"), splits=("x",)), HeldState(KeyedPart(4, 7, "b"))]
+        >>> assign_state(held, 1, 8)
+        [AssignedState(keyed=['a', 'b'], lists=[], splits=['x'])]
+    """
+    parts = [one.keyed for one in held if one is not None and one.keyed is not None]
+    keyed: list[list[K]] = [[] for _ in range(parallelism)]
+    if parts:
+        keyed = assign_keyed(parts, parallelism, max_parallelism)
+    splits = assign_split([() if one is None else one.splits for one in held], parallelism)
+    lists = _assign_lists([() if one is None else one.lists for one in held], parallelism)
+    return [AssignedState(*own) for own in zip(keyed, lists, splits, strict=True)]
+
+
+def _assign_lists(held: Sequence[Sequence[HeldList[L]]], parallelism: int) -> list[list[Share[L]]]:
+    assigned: list[list[Share[L]]] = [[] for _ in range(parallelism)]
+    named = dict.fromkeys((one.redistribution, one.name) for own in held for one in own)
+    for key in sorted(named, key=lambda key: key[0] is Redistribution.UNION):
+        runs = [[one.run for one in own if (one.redistribution, one.name) == key] for own in held]
+        for own, more in zip(assigned, _assign_runs(key[0], runs, parallelism), strict=True):
+            own += more
+    return assigned
+
+
+def _assign_runs(
+    redistribution: Redistribution, runs: Sequence[Sequence[ItemRun[L]]], parallelism: int
+) -> list[list[Share[L]]]:
+    if redistribution is Redistribution.UNION:
+        return [whole(own) for own in assign_union(runs, parallelism)]
+    if redistribution is Redistribution.BROADCAST:
+        copies = assign_broadcast([own or None for own in runs], parallelism)
+        return [whole(copy or ()) for copy in copies]
+    if len(runs) == parallelism:
+        return [whole(own) for own in runs]
+    return deal([run for own in runs for run in own], parallelism)
+
+
+def whole(runs: Iterable[ItemRun[T]]) -> list[Share[T]]:
+    """Each run as it is."""
+    return [Share(run, 0, run.item_count) for run in runs]
+
+
+def deal(runs: Sequence[ItemRun[T]], receivers: int) -> list[list[Share[T]]]:
+    """Deals the items of runs out in order; the numbers that receivers get differ by at most one.
+
+    Example: five items in two files, for two.
+        >>> [[(s.run.handle, s.first, s.count) for s in own] for own in deal([ItemRun("a", 3), ItemRun("b", 2)], 2)]
+        [[('a', 0, 2)], [('a', 2, 1), ('b', 0, 2)]]
+    """
+    total = sum(run.item_count for run in runs)
+    bounds = [index * total // receivers for index in range(receivers + 1)]
+    return [_cut(runs, bounds[index], bounds[index + 1]) for index in range(receivers)]
+
+
+def _cut(runs: Iterable[ItemRun[T]], first: int, end: int) -> list[Share[T]]:
+    """The items from ``first`` up to ``end`` of several runs, counted over all."""
+    found = []
+    begin = 0
+    for run in runs:
+        low, high = max(first - begin, 0), min(end - begin, run.item_count)
+        begin += run.item_count
+        if low < high:
+            found.append(Share(run, low, high - low))
+    return found
 
 
 def check_max_parallelism(operator: str, stored: int, wanted: int) -> None:

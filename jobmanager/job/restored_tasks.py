@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
@@ -12,12 +12,13 @@ from jobmanager.checkpoint.restored_checkpoint import (
     RestoredRead,
     RestoredSplit,
 )
+from jobmanager.checkpoint.restored_operators import restored_operators
 from jobmanager.checkpoint.snapshot_convert import last_state_of
+from jobmanager.checkpoint.stored_operators import StoredOperators
 from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.rpc.graph_convert import plan_of
-from penstock.errors import Unrecoverable
 from penstock.pb import checkpoint_pb2, graph_pb2
 
 RestoredTasks = Mapping[SubtaskId, internal_pb2.RestoredTask]
@@ -31,59 +32,94 @@ def restored_tasks(
 ) -> RestoredTasks:
     """The state of each subtask of the job.
 
-    The graph is the one the checkpoint was taken of, so each subtask gets its own snapshot back, of
-    union lists those of all subtasks, and of split lists a share of what finished subtasks held. Those that had
-    not begun have none.
+    State is found by the uid of its operator, and dealt out by ``state_assignment``. Of a vertex that is what it
+    was, subtasks that had finished stay so, edges go on at their rows, and those that had not begun have nothing.
 
     Args:
         alone: subtasks that begin again while the others run; None = all begin again.
         rebuilt: vertices whose subtasks begin from nothing whatever the checkpoint holds of them.
 
     Raises:
-        Unrecoverable: there is a snapshot of a subtask that is not there: the manifest belongs to
-            another graph.
+        Unrecoverable: the checkpoint does not fit the job.
     """
-    snapshots = {
-        SubtaskId(snapshot.vertex, snapshot.subtask_index): snapshot
-        for snapshot in manifest.subtasks
-    }
-    wanted = {
-        SubtaskId(vertex.id, index)
-        for vertex in graph.vertices
-        for index in range(vertex.parallelism)
-    }
-    foreign = sorted(snapshots.keys() - wanted)
-    if foreign:
-        raise Unrecoverable(
-            f"checkpoint {manifest.checkpoint_id} does not fit the job, which has no subtasks "
-            f"{', '.join(map(str, foreign[:10]))}"
-        )
-    unions = _unions(manifest.subtasks)
-    dealt, given = deal(snapshots, graph, alone, rebuilt)
+    stored = StoredOperators(manifest)
+    stored.check(graph)
+    same: dict[SubtaskId, checkpoint_pb2.SubtaskSnapshot] = {}
+    tasks: dict[SubtaskId, internal_pb2.RestoredTask] = {}
+    for vertex in graph.vertices:
+        old = stored.same_as(vertex)
+        for index, task in enumerate(_tasks_of(vertex, stored)):
+            subtask = SubtaskId(vertex.id, index)
+            snapshot = stored.snapshots.get(SubtaskId(old, index)) if old is not None else None
+            if snapshot is not None:
+                same[subtask] = snapshot
+                task.finished = snapshot.finished
+                task.inputs.extend(snapshot.inputs)
+                task.outputs.extend(snapshot.outputs)
+            if snapshot is not None or (old is None and stored.before(vertex)):
+                tasks[subtask] = task
+    dealt, given = deal(same, graph, alone, rebuilt)
     uids = {vertex.id: function_uids(vertex) for vertex in graph.vertices}
-    ends = _ends_of_finished(plan_of(graph), snapshots)
-    return {
-        subtask: internal_pb2.RestoredTask(
-            checkpoint_id=manifest.checkpoint_id,
-            finished=snapshot.finished,
-            operators=[
-                _left_operator(
-                    operator,
-                    is_dealt=subtask in given and operator.operator_uid in uids[subtask.vertex],
-                )
-                if snapshot.finished
-                else _restored_operator(
-                    operator,
-                    unions.get((subtask.vertex, operator.operator_uid), []),
-                    dealt.get(subtask, {}).get(operator.operator_uid, []),
-                )
-                for operator in snapshot.operators
-            ],
-            inputs=snapshot.inputs,
-            outputs=snapshot.outputs or ends.get(subtask, ()),
+    ends = _ends_of_finished(plan_of(graph), same)
+    for subtask, snapshot in same.items():
+        task = tasks[subtask]
+        if snapshot.finished:
+            _leave(task, snapshot, uids[subtask.vertex] if subtask in given else ())
+        for operator in task.operators:
+            _add_dealt(operator, dealt.get(subtask, {}).get(operator.operator_uid, []))
+        if not task.outputs:
+            task.outputs.extend(ends.get(subtask, ()))
+    return tasks
+
+
+def _tasks_of(vertex: graph_pb2.Vertex, stored: StoredOperators) -> list[internal_pb2.RestoredTask]:
+    """What the subtasks of a vertex would begin with if none had finished."""
+    before = stored.before(vertex)
+    tasks = [
+        internal_pb2.RestoredTask(
+            checkpoint_id=stored.checkpoint_id,
+            finished=bool(before) and all(snapshot.finished for snapshot in before),
         )
-        for subtask, snapshot in snapshots.items()
-    }
+        for _ in range(vertex.parallelism)
+    ]
+    for spec in vertex.operators:
+        held = stored.held_by(spec.uid)
+        if not any(held):
+            continue
+        restored = restored_operators(
+            spec.uid, spec.name, held, vertex.parallelism, vertex.max_parallelism
+        )
+        for task, operator in zip(tasks, restored, strict=True):
+            task.operators.append(operator)
+    return tasks
+
+
+def _leave(
+    task: internal_pb2.RestoredTask,
+    snapshot: checkpoint_pb2.SubtaskSnapshot,
+    given: Collection[str],
+) -> None:
+    """What a finished subtask goes on holding: its own, but for lists of operators that were dealt out."""
+    del task.operators[:]
+    for operator in snapshot.operators:
+        is_given = operator.operator_uid in given
+        task.operators.add(
+            operator_uid=operator.operator_uid,
+            keyed=[operator.keyed] if operator.HasField("keyed") else [],
+            lists=[one for one in operator.lists if not (is_given and is_split(one))],
+            splits=operator.splits,
+        )
+
+
+def _add_dealt(
+    operator: internal_pb2.RestoredOperator, dealt: list[checkpoint_pb2.OperatorStateSnapshot]
+) -> None:
+    """Puts what is dealt to a subtask behind its own, before what every subtask gets."""
+    if dealt:
+        own = list(operator.lists)
+        unions = [one for one in own if _is_union(one)]
+        del operator.lists[:]
+        operator.lists.extend([*(one for one in own if not _is_union(one)), *dealt, *unions])
 
 
 def _ends_of_finished(
@@ -160,42 +196,5 @@ def _left_by(task: internal_pb2.RestoredTask, uids: Collection[str]) -> c.LastSt
     )
 
 
-def _unions(
-    snapshots: Iterable[checkpoint_pb2.SubtaskSnapshot],
-) -> dict[tuple[str, str], list[checkpoint_pb2.OperatorStateSnapshot]]:
-    """(vertex, operator uid) -> the union lists of all its subtasks, in order."""
-    found: dict[tuple[str, str], list[checkpoint_pb2.OperatorStateSnapshot]] = {}
-    for snapshot in sorted(snapshots, key=lambda one: (one.vertex, one.subtask_index)):
-        for operator in snapshot.operators:
-            own = found.setdefault((snapshot.vertex, operator.operator_uid), [])
-            own += (one for one in operator.lists if _is_union(one))
-    return found
-
-
 def _is_union(state: checkpoint_pb2.OperatorStateSnapshot) -> bool:
     return state.redistribution == checkpoint_pb2.REDISTRIBUTION_UNION
-
-
-def _restored_operator(
-    operator: checkpoint_pb2.OperatorSnapshot,
-    unions: list[checkpoint_pb2.OperatorStateSnapshot],
-    dealt: list[checkpoint_pb2.OperatorStateSnapshot],
-) -> internal_pb2.RestoredOperator:
-    return internal_pb2.RestoredOperator(
-        operator_uid=operator.operator_uid,
-        keyed=[operator.keyed] if operator.HasField("keyed") else [],
-        lists=[*(one for one in operator.lists if not _is_union(one)), *dealt, *unions],
-        splits=operator.splits,
-    )
-
-
-def _left_operator(
-    operator: checkpoint_pb2.OperatorSnapshot, *, is_dealt: bool
-) -> internal_pb2.RestoredOperator:
-    """What a finished subtask goes on holding: its own, but for what has been dealt out."""
-    return internal_pb2.RestoredOperator(
-        operator_uid=operator.operator_uid,
-        keyed=[operator.keyed] if operator.HasField("keyed") else [],
-        lists=[one for one in operator.lists if not (is_dealt and is_split(one))],
-        splits=operator.splits,
-    )

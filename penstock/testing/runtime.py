@@ -29,7 +29,7 @@ def run_graph(
 ) -> HarnessRunner:
     """Starts a job within this thread; see ``HarnessRunner``."""
     set_apart(loaded=PLAIN_NAMES)
-    from jobmanager.checkpoint import state_assignment
+    from jobmanager.checkpoint.restored_operators import restored_operators
     from taskmanager.harness.harness_runner import HarnessRunner
 
     return HarnessRunner(
@@ -40,5 +40,5 @@ def run_graph(
         now_ms=now_ms,
         subtask_index=subtask_index,
         snapshots=snapshots,
-        assignment=state_assignment,
+        assignment=restored_operators,
     )

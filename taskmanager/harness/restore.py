@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from common.pb import internal_pb2
 from penstock.errors import JobRejected
@@ -14,31 +14,20 @@ from taskmanager.harness.partial_rows import PARTIAL_ROWS, Owner, owned
 from taskmanager.state.operator_state import with_items
 
 _INLINE = StoreSnapshotReader(None)
-_UNION = checkpoint_pb2.REDISTRIBUTION_UNION
-_BROADCAST = checkpoint_pb2.REDISTRIBUTION_BROADCAST
 
 
 class StateAssignment(Protocol):
-    """Who gets which state: the JobManager's decisions, handed in by whoever knows both daemons."""
+    """Who gets which state: the JobManager's decision, handed in by whoever knows both daemons."""
 
-    KeyedPart: Any
-
-    def check_max_parallelism(self, operator: str, stored: int, wanted: int) -> None:
-        """Keys belong to the same key-groups as in the checkpoint."""
-
-    def assign_keyed(
-        self, parts: Sequence[Any], parallelism: int, max_parallelism: int
-    ) -> list[list[Any]]:
-        """Keyed state per new subtask."""
-
-    def assign_split(self, lists: Sequence[Sequence[Any]], parallelism: int) -> list[list[Any]]:
-        """A list whose items are dealt out."""
-
-    def assign_union(self, lists: Sequence[Sequence[Any]], parallelism: int) -> list[list[Any]]:
-        """A list of which every new subtask gets all items."""
-
-    def assign_broadcast(self, copies: Sequence[Any], parallelism: int) -> list[Any]:
-        """State that all subtasks hold alike."""
+    def __call__(
+        self,
+        uid: str,
+        name: str,
+        held: Sequence[checkpoint_pb2.OperatorSnapshot | None],
+        parallelism: int,
+        max_parallelism: int,
+    ) -> list[internal_pb2.RestoredOperator]:
+        """What each subtask begins with of an operator, from what each old subtask held of it."""
 
 
 class RestoredState:
@@ -53,7 +42,7 @@ class RestoredState:
     """
 
     def __init__(self, snapshots: Sequence[bytes], assignment: StateAssignment) -> None:
-        self._assignment = assignment
+        self._assign = assignment
         self.checkpoint_id = 0
         self._of_operator: dict[str, dict[int, checkpoint_pb2.OperatorSnapshot]] = {}
         self._names: dict[str, str] = {}
@@ -102,9 +91,12 @@ class RestoredState:
         """What one subtask starts with."""
         task = internal_pb2.RestoredTask(checkpoint_id=self.checkpoint_id)
         for index, spec in enumerate(vertex.operators):
-            held = self._of_operator.get(spec.uid)
-            if held:
-                restored = self._operator(spec, vertex, subtask_index, held)
+            if held := self._of_operator.get(spec.uid):
+                # Where snapshots of only some subtasks were given, the others had nothing.
+                old = [held.get(before) for before in range(max(held) + 1)]
+                restored = self._assign(
+                    spec.uid, spec.name, old, vertex.parallelism, vertex.max_parallelism
+                )[subtask_index]
                 self._restore_partial_rows(restored, graph, vertex, index, subtask_index)
                 task.operators.append(restored)
         return task
@@ -118,9 +110,13 @@ class RestoredState:
         subtask_index: int,
     ) -> None:
         """Puts in the place of the partial rows that were dealt out those of the subtask's own keys."""
-        kept = [one for one in restored.lists if one.codec != PARTIAL_ROWS]
-        if len(kept) == len(restored.lists):
+        held_before = self._of_operator[restored.operator_uid]
+        lists = [one for operator in held_before.values() for one in operator.lists]
+        names = {one.name for one in lists if one.codec == PARTIAL_ROWS}
+        if not names:
             return
+        [name] = names
+        kept = [one for one in restored.lists if one.name != name]
         (edge,) = (
             edge
             for edge in graph.edges
@@ -131,14 +127,14 @@ class RestoredState:
         before = self._parallelism.get(target.operators[0].uid, 1)
         now = Owner(min(subtask_index, target.parallelism - 1), target.parallelism)
         found = checkpoint_pb2.OperatorStateSnapshot(
-            name=next(one.name for one in restored.lists if one.codec == PARTIAL_ROWS),
+            name=name,
             redistribution=checkpoint_pb2.REDISTRIBUTION_SPLIT,
             codec=PARTIAL_ROWS,
         )
-        for index, operator in sorted(self._of_operator[restored.operator_uid].items()):
+        for index, operator in sorted(held_before.items()):
             owners = (Owner(min(index, before - 1), before), now)
             for held in operator.lists:
-                if held.name == found.name:
+                if held.name == name:
                     found.items.extend(
                         owned(item, edge, target.max_parallelism, owners) for item in held.items
                     )
@@ -149,61 +145,6 @@ class RestoredState:
         """The splits that a source's snapshots name."""
         held = self._of_operator.get(uid, {})
         return frozenset(split.id for operator in held.values() for split in operator.splits)
-
-    def _operator(
-        self,
-        spec: graph_pb2.Operator,
-        vertex: graph_pb2.Vertex,
-        subtask_index: int,
-        held: Mapping[int, checkpoint_pb2.OperatorSnapshot],
-    ) -> internal_pb2.RestoredOperator:
-        rules, parallelism = self._assignment, vertex.parallelism
-        parts = []
-        for operator in held.values():
-            if operator.HasField("keyed"):
-                keyed = operator.keyed
-                rules.check_max_parallelism(
-                    spec.name, keyed.max_parallelism, vertex.max_parallelism
-                )
-                parts.append(rules.KeyedPart(keyed.first_key_group, keyed.last_key_group, keyed))
-        # Where snapshots of only some subtasks were given, the others had nothing.
-        old = [held.get(index) for index in range(max(held) + 1)]
-        splits = [[] if each is None else list(each.splits) for each in old]
-        return internal_pb2.RestoredOperator(
-            operator_uid=spec.uid,
-            keyed=rules.assign_keyed(parts, parallelism, vertex.max_parallelism)[subtask_index],
-            lists=self._lists(old, parallelism, subtask_index),
-            splits=rules.assign_split(splits, parallelism)[subtask_index],
-        )
-
-    def _lists(
-        self,
-        old: Sequence[checkpoint_pb2.OperatorSnapshot | None],
-        parallelism: int,
-        subtask_index: int,
-    ) -> list[checkpoint_pb2.OperatorStateSnapshot]:
-        by_subtask = [
-            {} if each is None else {held.name: held for held in each.lists} for each in old
-        ]
-        first = {name: one for own in reversed(by_subtask) for name, one in own.items()}
-        found = []
-        for name, like in sorted(first.items()):
-            copies = [own.get(name) for own in by_subtask]
-            items = [[] if one is None else list(one.items) for one in copies]
-            assigned = checkpoint_pb2.OperatorStateSnapshot(
-                name=name, redistribution=like.redistribution, codec=like.codec
-            )
-            if like.redistribution == _BROADCAST:
-                own = self._assignment.assign_broadcast(copies, parallelism)[subtask_index]
-                assigned.items.extend(() if own is None else own.items)
-            elif like.redistribution == _UNION:
-                given = self._assignment.assign_union(items, parallelism)
-                assigned.items.extend(given[subtask_index])
-            else:
-                given = self._assignment.assign_split(items, parallelism)
-                assigned.items.extend(given[subtask_index])
-            found.append(assigned)
-        return found
 
 
 def _with_items(stored: checkpoint_pb2.OperatorSnapshot) -> checkpoint_pb2.OperatorSnapshot:

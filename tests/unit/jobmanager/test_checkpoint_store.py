@@ -13,7 +13,7 @@ from typing_extensions import override
 from jobmanager.checkpoint import checkpoint_store_runner
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
-from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner, fingerprint
 from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.job.restored_tasks import restored_checkpoint, restored_tasks
@@ -33,8 +33,8 @@ KEY = c.SharedKey("agg", 0, "i1", "run-1")
 
 def graph() -> graph_pb2.JobGraph:
     source, sink = (
-        graph_pb2.Vertex(id="v0", parallelism=2),
-        graph_pb2.Vertex(id="v1", parallelism=1),
+        graph_pb2.Vertex(id="v0", parallelism=2, max_parallelism=8),
+        graph_pb2.Vertex(id="v1", parallelism=1, max_parallelism=8),
     )
     source.operators.add(uid="src").source.bounded = True
     sink.operators.add(uid="agg").sink.discard.SetInParent()
@@ -51,12 +51,21 @@ def snapshot(path: str, size_bytes: int = 10) -> checkpoint_pb2.SubtaskSnapshot:
     found = checkpoint_pb2.SubtaskSnapshot(vertex="v1", subtask_index=0)
     operator = found.operators.add(operator_uid="agg")
     operator.keyed.instance = "i1"
+    operator.keyed.last_key_group, operator.keyed.max_parallelism = 7, 8
     handle = checkpoint_pb2.StateHandle(path=path, size_bytes=size_bytes, checksum=7)
     operator.keyed.files.add(name="run-1", shared=True, handle=handle)
     operator.keyed.files.add(name="own", handle=checkpoint_pb2.StateHandle(inline=b"x"))
     operator.lists.add(name="l", handle=checkpoint_pb2.StateHandle(path="chk-1/l", size_bytes=1))
     operator.lists.add(name="u", redistribution=checkpoint_pb2.REDISTRIBUTION_UNION, items=[b"one"])
     return found
+
+
+def manifest_of(
+    job: graph_pb2.JobGraph, subtasks: list[checkpoint_pb2.SubtaskSnapshot]
+) -> checkpoint_pb2.CheckpointManifest:
+    return checkpoint_pb2.CheckpointManifest(
+        checkpoint_id=3, vertices=fingerprint(job), subtasks=subtasks
+    )
 
 
 def wanted(
@@ -542,9 +551,7 @@ def test_a_manifest_of_another_graph_is_refused() -> None:
 
 
 def test_subtasks_that_had_not_begun_have_no_state() -> None:
-    manifest = checkpoint_pb2.CheckpointManifest(
-        checkpoint_id=3, subtasks=[checkpoint_pb2.SubtaskSnapshot(vertex="v0")]
-    )
+    manifest = manifest_of(graph(), [checkpoint_pb2.SubtaskSnapshot(vertex="v0")])
     assert set(restored_tasks(manifest, graph())) == {SubtaskId("v0", 0)}
 
 
@@ -560,9 +567,7 @@ def test_what_had_finished_before_a_checkpoint_goes_on_where_its_consumers_had_r
     finished = checkpoint_pb2.SubtaskSnapshot(vertex="v0", subtask_index=0, finished=True)
     running = checkpoint_pb2.SubtaskSnapshot(vertex="v0", subtask_index=1)
     running.outputs.add(edge_id="e0", index=0, rows=6)
-    manifest = checkpoint_pb2.CheckpointManifest(
-        checkpoint_id=3, subtasks=[reader, finished, running]
-    )
+    manifest = manifest_of(job, [reader, finished, running])
     tasks = restored_tasks(manifest, job)
     position = checkpoint_pb2.ChannelPosition(edge_id="e0", index=0, rows=40)
     assert list(tasks[SubtaskId("v0", 0)].outputs) == [position]
@@ -585,7 +590,7 @@ def test_lists_of_the_finished_stay_where_who_goes_on_begins_from_nothing() -> N
             items=[f"of {index}".encode()],
         )
         snapshots.append(snapshot)
-    manifest = checkpoint_pb2.CheckpointManifest(checkpoint_id=3, subtasks=snapshots)
+    manifest = manifest_of(job, snapshots)
 
     def items(rebuilt: tuple[str, ...]) -> list[list[bytes]]:
         tasks = restored_tasks(manifest, job, rebuilt=rebuilt)
