@@ -8,7 +8,7 @@ SOURCES := penstock common jobmanager taskmanager tests examples benchmarks docs
 PROTO := $(shell find proto -name '*.proto')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test test-all chaos chain large sim sim-chain check bench demo clean
+.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test test-all transcripts chaos chain large sim sim-chain check bench demo clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -60,6 +60,10 @@ test: setup servers ## Run the tests, in two processes
 
 test-all: setup servers ## Run the tests, those too of which CI takes a sample
 	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 2 --dist loadfile
+
+transcripts: setup ## Write into tests/transcripts what its scripts give now; read the diff
+	@PENSTOCK_TRANSCRIPTS=rewrite $(BIN)/python -m pytest -q tests/transcripts
+	@git --no-pager diff --stat -- tests/transcripts
 
 chaos: setup servers ## Kill, pause and cut off the processes of jobs; SEED=n repeats a run
 	@PENSTOCK_CHAOS_SEED="$(SEED)" $(BIN)/python -m pytest -s -m chaos tests/chaos

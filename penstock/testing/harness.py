@@ -290,12 +290,13 @@ class Harness:
         Args:
             event_time: return (event time in ms, row) instead of rows.
         """
+        batches = self._runner.batches
+        if event_time and any(EVENT_TIME not in batch.schema.names for batch in batches):
+            raise JobRejected("take: the output has no event time")
         rows = self.output
-        batches, self._runner.batches = self._runner.batches, []
+        self._runner.batches = []
         if not event_time:
             return rows
-        if any(EVENT_TIME not in batch.schema.names for batch in batches):
-            raise JobRejected("take: the output has no event time")
         times = [time for batch in batches for time in batch.column(EVENT_TIME).to_pylist()]
         return list(zip(times, rows, strict=True))
 

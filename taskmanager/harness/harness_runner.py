@@ -146,11 +146,9 @@ class HarnessRunner:
             self._start()
             if self._restored.checkpoint_id:
                 # There is no snapshot before what is loaded first has been read whole.
-                self._end_inputs(
-                    index
-                    for index, uid in enumerate(inputs)
-                    if feeds_what_is_loaded_first(self._graph, uid)
-                )
+                loaded = [feeds_what_is_loaded_first(self._graph, uid) for uid in inputs]
+                if any(loaded):
+                    self._end_inputs(index for index, is_loaded in enumerate(loaded) if is_loaded)
         except BaseException:
             self.close()
             raise

@@ -504,10 +504,24 @@ def test_sources_are_read_on_demand_and_go_on_from_a_snapshot() -> None:
         with pytest.raises(ps.JobRejected, match=r"call read\(\)"):
             h.push({"n": 1})
     with pt.harness(Numbers(), restore=snapshot) as h:
+        assert h.output == []  # nothing is read before it is asked for
+        h.read(rows=1)
+        assert [row["n"] for row in h.take()] == [10]
         h.read()
-        assert [row["n"] for row in h.output] == [10, 11, 12]
+        assert [row["n"] for row in h.output] == [11, 12]
     with pytest.raises(ps.JobRejected, match="subtask 0"):
         pt.harness(Numbers(), subtask=1, parallelism=2)
+
+
+def test_rows_that_are_asked_for_with_event_times_that_they_lack_are_still_there() -> None:
+    def passed_on(stream: ps.Stream) -> ps.Stream:
+        return stream.map_batches(lambda batch: batch, schema=USER)
+
+    with pt.harness(passed_on, schema=USER) as h:
+        h.push({"user": "ann", "n": 1}, event_time=5)
+        with pytest.raises(ps.JobRejected, match="no event time"):
+            h.take(event_time=True)
+        assert len(h.take()) == 1
 
 
 def test_flat_map_may_return_none_for_no_row() -> None:
