@@ -36,7 +36,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Announces the clusters of this run where only this run looks for them."""
+    """Announces the clusters of this run where only this run looks for them.
+
+    Kernels are compiled once for all daemons of all runs: by default each directory of a TaskManager has its own.
+    """
+    kernels = config.rootpath / ".pytest_cache" / "kernels"
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(kernels))
     state = tempfile.mkdtemp(prefix="penstock-tests-state-")
     os.environ["XDG_STATE_HOME"] = state
     config.add_cleanup(partial(shutil.rmtree, state, ignore_errors=True))
