@@ -217,7 +217,7 @@ class AckReceived:
 
 @dataclass(frozen=True, slots=True)
 class DeclineReceived:
-    """A task takes no part in a checkpoint.
+    """A task takes no part in a checkpoint. Named as in ``CheckpointDeclined``, which is taken over field by field.
 
     Attributes:
         is_comparing: rows that its restarted producers send again are in its state, and may yet turn out to be
@@ -437,6 +437,9 @@ class FailJob:
 
     message: str
 
+
+CheckpointCommand = TriggerTasks | NotifyCompleted | NotifyAborted
+"""What tasks are told: these effects travel to the TaskManagers as they are."""
 
 CoordinatorEffect = (
     TriggerTasks

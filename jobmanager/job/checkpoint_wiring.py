@@ -11,6 +11,7 @@ asked for at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from jobmanager.checkpoint import messages as c
@@ -171,15 +172,8 @@ class CheckpointWiring:
 
     def _wire(self, effect: c.CoordinatorEffect, splits: SourceSplits) -> list[WiredEffect]:
         match effect:
-            case c.TriggerTasks(checkpoint_id, triggered_at_ms, keys, properties):
-                return self._send(
-                    m.TriggerCheckpoint(key, checkpoint_id, triggered_at_ms, properties)
-                    for key in keys
-                )
-            case c.NotifyCompleted(checkpoint_id, keys):
-                return self._send(m.CompleteCheckpoint(key, checkpoint_id) for key in keys)
-            case c.NotifyAborted(checkpoint_id, keys):
-                return self._send(m.AbortCheckpoint(key, checkpoint_id) for key in keys)
+            case c.TriggerTasks() | c.NotifyCompleted() | c.NotifyAborted():
+                return self._send(effect)
             case c.StoreCheckpoint():
                 done = tuple(
                     (key, uid, ids)
@@ -199,13 +193,16 @@ class CheckpointWiring:
             case _:
                 return [effect]
 
-    def _send(self, commands: Iterable[m.Command]) -> list[WiredEffect]:
-        by_taskmanager: dict[str, list[m.Command]] = {}
-        for command in commands:
-            attempt = self._graph.find_current(command.key)
+    def _send(self, told: c.CheckpointCommand) -> list[WiredEffect]:
+        by_taskmanager: dict[str, list[AttemptKey]] = {}
+        for key in told.keys:
+            attempt = self._graph.find_current(key)
             if attempt is not None and attempt.state is AttemptState.RUNNING:
-                by_taskmanager.setdefault(attempt.taskmanager_id, []).append(command)
-        return [m.SendCommands(id, tuple(own)) for id, own in by_taskmanager.items()]
+                by_taskmanager.setdefault(attempt.taskmanager_id, []).append(key)
+        return [
+            m.SendCommands(id, (replace(told, keys=tuple(keys)),))
+            for id, keys in by_taskmanager.items()
+        ]
 
 
 def _producers(graph: ExecutionGraph, key: AttemptKey) -> list[AttemptKey]:

@@ -19,7 +19,6 @@ from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, Subtask
 from jobmanager.graph.slot import Slot
 from jobmanager.messages.job_state import JobState
 from penstock.connectors.source import Split
-from penstock.storage.checkpoint_properties import PLAIN, CheckpointProperties
 
 # ---------------------------------------------------------------- events
 
@@ -437,32 +436,6 @@ class CommitOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerCheckpoint:
-    """Part of ``SendCommands``: take part in a checkpoint and pass its barrier on."""
-
-    key: AttemptKey
-    checkpoint_id: int
-    triggered_at_ms: int
-    properties: CheckpointProperties = PLAIN
-
-
-@dataclass(frozen=True, slots=True)
-class CompleteCheckpoint:
-    """Part of ``SendCommands``: a checkpoint is complete."""
-
-    key: AttemptKey
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class AbortCheckpoint:
-    """Part of ``SendCommands``: a checkpoint will not complete."""
-
-    key: AttemptKey
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReplaceProducer:
     """Part of ``SendCommands``: a producer has a new attempt, whose rows are to be read on."""
 
@@ -471,22 +444,23 @@ class ReplaceProducer:
     channel: ChannelPlan
 
 
-Command = (
-    AddSplits
-    | CommitOutput
-    | TriggerCheckpoint
-    | CompleteCheckpoint
-    | AbortCheckpoint
-    | ReplaceProducer
-)
+Command = AddSplits | CommitOutput | ReplaceProducer
+"""What the job tells one attempt."""
+
+
+def receivers(command: Command | c.CheckpointCommand) -> tuple[AttemptKey, ...]:
+    """Whom a command is for."""
+    if isinstance(command, AddSplits | CommitOutput | ReplaceProducer):
+        return (command.key,)
+    return command.keys
 
 
 @dataclass(frozen=True, slots=True)
 class SendCommands:
-    """Tell running attempts something."""
+    """Tell running attempts of one TaskManager something; what the coordinator wants told goes on as it is."""
 
     taskmanager_id: str
-    commands: tuple[Command, ...]
+    commands: tuple[Command | c.CheckpointCommand, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,15 +157,9 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
                 leader_epoch=acked.leader_epoch,
             )
         case "checkpoint_declined":
-            declined = event.checkpoint_declined
-            return c.DeclineReceived(
-                key,
-                declined.checkpoint_id,
-                declined.reason,
-                now_ms,
-                is_comparing=declined.is_comparing,
-                leader_epoch=declined.leader_epoch,
-            )
+            said = event.checkpoint_declined
+            fields = {field.name: getattr(said, field.name) for field in said.DESCRIPTOR.fields}
+            return c.DeclineReceived(key=key, now_ms=now_ms, **fields)
         case "kept_rows_lost":
             reason = f"what {key} had left for its consumers is gone: {event.kept_rows_lost.reason}"
             lost = client_pb2.FailureCause(error_class="PartitionUnavailable", message=reason)
@@ -330,33 +324,49 @@ class DeploymentMessages:
             subpartition_index=channel.subpartition_index,
         )
 
-    def commands(self, commands: Iterable[m.Command]) -> list[internal_pb2.TaskCommand]:
+    def commands(
+        self, commands: Iterable[m.Command | c.CheckpointCommand]
+    ) -> list[internal_pb2.TaskCommand]:
         """What running attempts are told."""
-        return [self._command(command) for command in commands]
+        messages = []
+        for command in commands:
+            said = self._said(command)
+            for key in m.receivers(command):
+                message = internal_pb2.TaskCommand(attempt=attempt_id(self._job_id, key))
+                message.MergeFrom(said)
+                messages.append(message)
+        return messages
 
-    def _command(self, command: m.Command) -> internal_pb2.TaskCommand:
-        message = internal_pb2.TaskCommand(attempt=attempt_id(self._job_id, command.key))
+    def _said(self, command: m.Command | c.CheckpointCommand) -> internal_pb2.TaskCommand:
+        """The words of a command, but for whom they are for."""
+        pb = internal_pb2
         match command:
-            case m.AddSplits(_, operator_uid, splits, final):
-                message.add_splits.operator_uid = operator_uid
-                message.add_splits.splits.extend(map(_split_message, splits))
-                message.add_splits.final = final
+            case m.AddSplits(_, uid, splits, final):
+                given = pb.AddSplits(
+                    operator_uid=uid, splits=map(_split_message, splits), final=final
+                )
+                return pb.TaskCommand(add_splits=given)
             case m.CommitOutput():
-                message.commit_output.SetInParent()
-            case m.TriggerCheckpoint(_, checkpoint_id, triggered_at_ms, properties):
-                message.trigger_checkpoint.checkpoint_id = checkpoint_id
-                message.trigger_checkpoint.timestamp_ms = triggered_at_ms
-                message.trigger_checkpoint.leader_epoch = self._leader_epoch
-                message.trigger_checkpoint.properties.CopyFrom(properties_message(properties))
-            case m.CompleteCheckpoint(_, checkpoint_id):
-                message.checkpoint_completed.checkpoint_id = checkpoint_id
-            case m.AbortCheckpoint(_, checkpoint_id):
-                message.checkpoint_aborted.checkpoint_id = checkpoint_id
+                return pb.TaskCommand(commit_output=pb.CommitOutput())
             case m.ReplaceProducer(_, edge_id, channel):
-                message.replace_producer.channel.CopyFrom(self._channel(edge_id, channel))
+                replaced = pb.ReplaceProducer(channel=self._channel(edge_id, channel))
+                return pb.TaskCommand(replace_producer=replaced)
+            case c.TriggerTasks(checkpoint_id, triggered_at_ms, _, properties):
+                trigger = pb.TriggerCheckpoint(
+                    checkpoint_id=checkpoint_id,
+                    timestamp_ms=triggered_at_ms,
+                    leader_epoch=self._leader_epoch,
+                    properties=properties_message(properties),
+                )
+                return pb.TaskCommand(trigger_checkpoint=trigger)
+            case c.NotifyCompleted(checkpoint_id):
+                completed = pb.CheckpointCompleted(checkpoint_id=checkpoint_id)
+                return pb.TaskCommand(checkpoint_completed=completed)
+            case c.NotifyAborted(checkpoint_id):
+                aborted = pb.CheckpointAborted(checkpoint_id=checkpoint_id)
+                return pb.TaskCommand(checkpoint_aborted=aborted)
             case _:
                 assert_never(command)
-        return message
 
 
 def _split_message(split: Split) -> internal_pb2.Split:

@@ -303,7 +303,8 @@ class Deployment:
             comparing = self._gate.comparing() if self._gate is not None else None
             if comparing is not None:
                 reason = f"{comparing.name}: rows that come again are still being compared"
-                execution.decline(barrier, reason, is_comparing=True)
+                declined = internal_pb2.CheckpointDeclined(reason=reason, is_comparing=True)
+                execution.decline_as(barrier, declined)
                 return
             finished = has_finished or subtask.has_ended_outputs
             snapshotter.take(

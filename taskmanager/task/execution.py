@@ -404,24 +404,19 @@ class Execution:
             )
         )
 
-    def decline(
-        self, barrier: CheckpointBarrier, reason: str, *, is_comparing: bool = False
-    ) -> None:
-        """Tells the JobManager that there will be no snapshot for a checkpoint; any thread.
+    def decline(self, barrier: CheckpointBarrier, reason: str) -> None:
+        """Tells the JobManager that there will be no snapshot for a checkpoint; any thread."""
+        self.decline_as(barrier, internal_pb2.CheckpointDeclined(reason=_readable(reason)))
 
-        Args:
-            is_comparing: rows that come again are still being compared, which is no failure.
-        """
-        note = _log.info if is_comparing else _log.warning
-        note("checkpoint.declined", reason=reason, **self._names())
-        self._report_event(
-            checkpoint_declined=internal_pb2.CheckpointDeclined(
-                checkpoint_id=barrier.checkpoint_id,
-                reason=_readable(reason),
-                is_comparing=is_comparing,
-                leader_epoch=barrier.leader_epoch,
-            )
-        )
+    def decline_as(
+        self, barrier: CheckpointBarrier, declined: internal_pb2.CheckpointDeclined
+    ) -> None:
+        """Declines a checkpoint in the words of the wire, whatever else they say beside the reason."""
+        note = _log.info if declined.is_comparing else _log.warning
+        note("checkpoint.declined", reason=declined.reason, **self._names())
+        declined.checkpoint_id = barrier.checkpoint_id
+        declined.leader_epoch = barrier.leader_epoch
+        self._report_event(checkpoint_declined=declined)
 
     def _move_to(
         self,

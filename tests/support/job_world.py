@@ -493,7 +493,8 @@ class World:
             case m.SendCommands(name, commands):
                 if self._call(name):
                     for command in commands:
-                        self._obey(command)
+                        for key in m.receivers(command):
+                            self._obey(key, command)
             case m.CancelTasks(name, keys):
                 if self._call(name):
                     for key in keys:
@@ -608,8 +609,8 @@ class World:
             task.reads = {}
             task.knows_all_splits = task.has_reported_splits = True
 
-    def _obey(self, command: m.Command) -> None:
-        task = self.tasks.get(command.key)
+    def _obey(self, key: AttemptKey, command: m.Command | c.CheckpointCommand) -> None:
+        task = self.tasks.get(key)
         if task is None:
             return
         match command:
@@ -620,18 +621,18 @@ class World:
                 task.knows_all_splits |= final
             case m.ReplaceProducer():
                 self._replace(task, command.edge_id, command.channel)
-            case m.TriggerCheckpoint(_, checkpoint_id):
+            case c.TriggerTasks(checkpoint_id):
                 self._snapshot(checkpoint_id)
-            case m.CompleteCheckpoint(key, checkpoint_id):
+            case c.NotifyCompleted(checkpoint_id):
                 task.notified = checkpoint_id
                 task.open_checkpoints -= set(range(checkpoint_id + 1))
                 snapshot = self.snapshots[checkpoint_id].get(key.subtask)
                 if task.done and snapshot is not None and snapshot.done:
                     self._finish(key)
                     self.loose.append(m.AttemptReported(key, AttemptState.FINISHED))
-            case m.AbortCheckpoint(_, checkpoint_id):
+            case c.NotifyAborted(checkpoint_id):
                 task.open_checkpoints.discard(checkpoint_id)
-            case m.CommitOutput(key):
+            case m.CommitOutput():
                 assert not self.takes_checkpoints
                 assert all(a.done_or_waiting for a in self.master.graph.current())
                 self.commits[key] += 1

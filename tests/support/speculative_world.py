@@ -170,7 +170,7 @@ class SpeculativeWorld(World):
             return
         self._deploy(effect.task, _NONE)
         for command in effect.splits:
-            self._obey(command)
+            self._obey(command.key, command)
         if key in self.tasks and self.random.random() < 0.2:
             self.slow.add(key)
 

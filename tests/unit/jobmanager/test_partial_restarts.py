@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import pytest
 
@@ -127,13 +128,18 @@ def deployed(effects: list[m.JobEffect]) -> str:
     )
 
 
-def commands(effects: list[m.JobEffect], kind: type[m.Command]) -> list[m.Command]:
+CommandT = TypeVar("CommandT", bound="m.Command | c.CheckpointCommand")
+
+
+def commands(effects: list[m.JobEffect], kind: type[CommandT]) -> list[CommandT]:
     sent = (e.commands for e in effects if isinstance(e, m.SendCommands))
     return [command for own in sent for command in own if isinstance(command, kind)]
 
 
-def told(effects: list[m.JobEffect], kind: type[m.Command]) -> str:
-    return in_words(command.key.subtask for command in commands(effects, kind))
+def told(effects: list[m.JobEffect], kind: type[m.Command | c.CheckpointCommand]) -> str:
+    return in_words(
+        key.subtask for command in commands(effects, kind) for key in m.receivers(command)
+    )
 
 
 def dues(effects: list[m.JobEffect]) -> list[m.PostLater]:
@@ -571,14 +577,14 @@ def ack(story: Story, text: str, checkpoint_id: int) -> list[m.JobEffect]:
 def test_survivors_hear_that_a_checkpoint_is_void_and_none_is_taken_until_all_run() -> None:
     story = Story(CACHING, checkpoints=True)
     story.run("a0 a1 b0 b1")
-    assert told(trigger(story), m.TriggerCheckpoint) == "a0 a1"
-    assert told(story.fail("a1"), m.AbortCheckpoint) == "a0 b0 b1"
+    assert told(trigger(story), c.TriggerTasks) == "a0 a1"
+    assert told(story.fail("a1"), c.NotifyAborted) == "a0 b0 b1"
     [answer] = [e for e in trigger(story) if isinstance(e, c.AnswerRequest)]
     assert answer.refused is c.RequestRefused.NOT_RUNNING
     story.due()
-    assert told(trigger(story), m.TriggerCheckpoint) == ""
+    assert told(trigger(story), c.TriggerTasks) == ""
     story.run("a1")
-    assert told(trigger(story), m.TriggerCheckpoint) == "a0 a1"
+    assert told(trigger(story), c.TriggerTasks) == "a0 a1"
 
 
 def test_survivors_hear_of_a_checkpoint_that_was_being_stored_before_producers_are_replaced() -> (
@@ -589,9 +595,9 @@ def test_survivors_hear_of_a_checkpoint_that_was_being_stored_before_producers_a
     trigger(story)
     effects = ack(story, "a0 a1 b0 b1", 1)
     assert [e for e in effects if isinstance(e, m.WriteManifest)]
-    assert told(story.fail("a1"), m.AbortCheckpoint) == ""
+    assert told(story.fail("a1"), c.NotifyAborted) == ""
     effects = story.do(c.CheckpointStored(1, "chk-1/manifest", 0))
-    assert told(effects, m.CompleteCheckpoint) == "a0 b0 b1"
+    assert told(effects, c.NotifyCompleted) == "a0 b0 b1"
     story.restored = RestoredCheckpoint(1)
     assert told(story.due(), m.ReplaceProducer) == "b0 b1"
 
@@ -632,10 +638,10 @@ def test_a_checkpoint_waits_for_what_has_begun_before_and_waits_for_its_input() 
     assert deployed(story.due()) == "a0"
     story.run("a0")
     assert story.state("c0") is RUNNING
-    assert told(trigger(story), m.TriggerCheckpoint) == ""
+    assert told(trigger(story), c.TriggerTasks) == ""
     story.report("a0", FINISHED)
     story.run("b0")
-    assert told(trigger(story), m.TriggerCheckpoint) == "b0"
+    assert told(trigger(story), c.TriggerTasks) == "b0"
 
 
 def test_a_checkpoint_waits_for_what_the_restored_one_holds() -> None:
@@ -647,10 +653,10 @@ def test_a_checkpoint_waits_for_what_the_restored_one_holds() -> None:
     held = subtasks("b0 c0")
     story.do(m.StartPrepared(1, RestoredCheckpoint(7, subtasks=held), (), 8))
     story.run("a0 c0")
-    assert told(trigger(story), m.TriggerCheckpoint) == ""
+    assert told(trigger(story), c.TriggerTasks) == ""
     story.report("a0", FINISHED)
     story.run("b0")
-    assert told(trigger(story), m.TriggerCheckpoint) == "b0 c0"
+    assert told(trigger(story), c.TriggerTasks) == "b0 c0"
 
 
 def test_a_damaged_checkpoint_restarts_everything() -> None:
@@ -874,8 +880,8 @@ def test_a_checkpoint_waits_for_who_will_read_a_caching_edge_from_the_start() ->
     plan = drawn("a:1 b:1 c:1", "a>c hash blocking", "b>c hash caching reproducible")
     story = Story(plan, checkpoints=True)
     story.run("a0 b0")
-    assert told(trigger(story), m.TriggerCheckpoint) == ""
+    assert told(trigger(story), c.TriggerTasks) == ""
     story.report("a0", FINISHED)
-    assert told(trigger(story), m.TriggerCheckpoint) == ""
+    assert told(trigger(story), c.TriggerTasks) == ""
     story.run("c0")
-    assert told(trigger(story), m.TriggerCheckpoint) == "b0"
+    assert told(trigger(story), c.TriggerTasks) == "b0"

@@ -339,7 +339,7 @@ def test_what_is_triggered_comes_back_with_the_acknowledgement():
     [barrier] = taken
     assert barrier == CheckpointBarrier(9, 4, 6, wanted)
     slot.execution.acknowledge(barrier, checkpoint_pb2.SubtaskSnapshot())
-    slot.execution.decline(barrier, "no")
+    slot.execution.decline(barrier, "no \udcff")  # a file name that is no Unicode
     acked, declined = (report.task_event for report in slot.reports[-2:])
     said = acked.checkpoint_acknowledged, declined.checkpoint_declined
     assert [(one.checkpoint_id, one.leader_epoch) for one in said] == [(9, 6), (9, 6)]

@@ -295,3 +295,13 @@ def test_leaders_never_undo_each_other(steps: list[tuple[int, str, list[str]]]) 
         else:
             assert after == before
             assert outcome == "failed" or index != owner
+
+
+def test_each_leader_reserves_ids_once_and_more_where_it_asks(store: Any) -> None:
+    def next_id(epoch: int, **ids: int) -> int:
+        return HeadStore(store).claim("j1", epoch, reserved_ids=16, **ids).next_checkpoint_id
+
+    assert next_id(1) == 17
+    assert next_id(1) == 17, "a claim whose answer was lost is made again"
+    assert next_id(1, more_ids=16) == 33
+    assert next_id(3) == 49
