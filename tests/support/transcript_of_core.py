@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.errors import InvariantViolation
+from penstock.errors import InvariantViolation, StreamError
 from tests.support.transcripts import shown, table
 
 
@@ -50,7 +50,7 @@ class CorePlayer:
     def _answer(self, expression: ast.Expression) -> list[str]:
         try:
             value = eval(compile(expression, "transcript", "eval"), self._names)
-        except (ValueError, InvariantViolation) as error:
+        except (ValueError, StreamError, InvariantViolation) as error:
             return [f"{type(error).__name__}: {str(error).splitlines()[0]}"]
         return answer(value)
 
@@ -59,6 +59,8 @@ def answer(value: object) -> list[str]:
     """What a core answered, as lines: effects of one kind are a table."""
     if value is None or value == [] or value == ():
         return ["nothing"]
+    if isinstance(value, str) and value:
+        return value.splitlines()
     if isinstance(value, Mapping):
         return (
             table([{"": key, "is": each} for key, each in value.items()]) if value else ["nothing"]

@@ -7,12 +7,14 @@ writes into them what comes out now, and a person reads the diff.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.pb import graph_pb2
+from tests.support.named_cores import named_cores
 from tests.support.transcript_of_core import CorePlayer
 from tests.support.transcript_of_operator import Backend, OperatorPlayer
 from tests.support.transcripts import parse, played
@@ -120,3 +122,11 @@ def test_every_kind_of_operator_has_a_transcript(tmp_path: Path) -> None:
         player.close()
         seen |= {kind for operator in player.operators for kind in kinds_of(operator)}
     assert every_kind() - seen == NEEDS_A_CLUSTER.keys()
+
+
+CORE = re.compile(r"^core (\S+)$", re.MULTILINE)
+
+
+def test_every_core_has_a_transcript() -> None:
+    cores = {name for path in files("cores") for name in CORE.findall(path.read_text())}
+    assert cores == set(named_cores())

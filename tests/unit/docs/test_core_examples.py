@@ -7,21 +7,10 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-ROW = re.compile(r"^\|([^|]*)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
-LINK = re.compile(r"\]\(\.\./([a-z_/]+)\.py\)")
-
-
-def named_cores() -> list[str]:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    table = text[text.index("| decision | core | its shell |") :]
-    rows = ROW.findall(table[: table.index("\n\n")])
-    return [link.replace("/", ".") for _, cores, _ in rows for link in LINK.findall(cores)]
+from tests.support.named_cores import named_cores
 
 
 def test_there_are_cores() -> None:
