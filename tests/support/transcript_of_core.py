@@ -1,6 +1,7 @@
 """Plays the transcript of a core: each step is a line or more of Python, beside it what the core answered.
 
-The first step is ``core`` and the name of the module; its names are those that the steps may use.
+The first step is ``core`` and the name of the module; its names are those that the steps may use. Operators that say
+nothing without a JobManager, a server or other jobs are played so, too: ``operator MODULE: kind, kind``.
 """
 
 from __future__ import annotations
@@ -16,22 +17,16 @@ from tests.support.transcripts import shown, table
 
 
 class CorePlayer:
-    """Evaluates steps in the names of a core's module.
-
-    Attributes:
-        modules: the cores that were named.
-    """
+    """Evaluates steps in the names of a module."""
 
     def __init__(self) -> None:
-        self.modules: list[str] = []
         self._names: dict[str, Any] = {}
 
     def play(self, lines: Sequence[str]) -> list[str]:
         """What came out of one step."""
-        if lines[0].startswith("core "):
-            for name in lines[0].split()[1:]:
-                self.modules.append(name)
-                self._names.update(vars(importlib.import_module(name)))
+        if lines[0].startswith(("core ", "operator ")):
+            name = lines[0].split()[1].rstrip(":")
+            self._names.update(vars(importlib.import_module(name)))
             lines = lines[1:]
         answers: list[list[str]] = []
         for statement in ast.parse("\n".join(lines)).body:
