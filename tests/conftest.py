@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from functools import partial
@@ -38,10 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     """Announces the clusters of this run where only this run looks for them.
 
-    Kernels are compiled once for all daemons of all runs: by default each directory of a TaskManager has its own.
+    Hundreds of processes are started: Python code is compiled once for all of them, whatever the environment says of
+    that, and so are kernels, of which each directory of a TaskManager has its own by default.
     """
-    kernels = config.rootpath / ".pytest_cache" / "kernels"
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(kernels))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "kernels"))
     state = tempfile.mkdtemp(prefix="penstock-tests-state-")
     os.environ["XDG_STATE_HOME"] = state
     config.add_cleanup(partial(shutil.rmtree, state, ignore_errors=True))
