@@ -40,7 +40,6 @@ from penstock.storage.head import (
     HeadOutcomeUnknown,
     HeadStore,
 )
-from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import (
     decode_manifest,
     encode_manifest,
@@ -50,7 +49,7 @@ from penstock.storage.manifest import (
     references,
 )
 from penstock.storage.memory_store import MemoryStore
-from penstock.storage.object_store import ObjectStore
+from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.snapshot_files import StoreSnapshotReader, parse_snapshot_file_name
 
 _SWEPT_PREFIXES = ("chk-", "shared/")
@@ -335,13 +334,12 @@ class CheckpointStoreRunner:
             for reference in checkpoint.references
         }
         swept = [path for path in present if path not in kept]
-        for path in swept:
-            self._store.delete(path)
+        delete_all(self._store, swept)
         if swept:
             self._log.info("checkpoint.orphans_swept", count=len(swept))
 
     def _sweep_temporaries(self) -> None:
-        if isinstance(self._store, LocalStore) and (swept := self._store.sweep_temporaries()):
+        if swept := self._store.sweep_temporaries():
             self._log.info("checkpoint.temporaries_swept", count=len(swept))
 
     # ------------------------------------------------------------ a checkpoint
@@ -509,13 +507,9 @@ class CheckpointStoreRunner:
 
     def delete(self, paths: Iterable[str]) -> c.FilesDeleted:
         """Deletes objects that nothing refers to any more."""
-        left = []
-        for path in paths:
-            try:
-                self._store.delete(path)
-            except StoreTransient as error:
-                self._log.warning("checkpoint.not_deleted", path=path, reason=str(error))
-                left.append(path)
+        left = self._store.delete_many(paths)
+        for path, error in left.items():
+            self._log.warning("checkpoint.not_deleted", path=path, reason=str(error))
         return c.FilesDeleted(tuple(left), self._now_ms())
 
     def discard(
@@ -543,12 +537,9 @@ class CheckpointStoreRunner:
             self._empty(must_exist)
             emptied()
         # HEAD also where it is not there: a swap that came too late has left its lock.
-        for path in (HEAD_PATH, *(found.path for found in self._store.list(""))):
-            self._store.delete(path)
-        if isinstance(self._store, LocalStore):
-            self._store.sweep_temporaries(0)
-            with contextlib.suppress(OSError):  # gone, or somebody has put something there
-                self._store.root.rmdir()
+        found = [one.path for one in self._store.list("")]
+        delete_all(self._store, dict.fromkeys((HEAD_PATH, *found)))
+        self._store.remove_remains()
         if left := self._store.list(""):
             raise StoreTransient(
                 f"{left[0].path} in {self._store!r} was written while job {self._job_id} was deleted"
@@ -561,9 +552,8 @@ class CheckpointStoreRunner:
         empty.CopyFrom(claim.head)
         del empty.retained[:]
         self._swap(claim, empty)
-        for found in self._store.list(""):
-            if found.path != HEAD_PATH:
-                self._store.delete(found.path)
+        found = [one.path for one in self._store.list("")]
+        delete_all(self._store, [path for path in found if path != HEAD_PATH])
 
 
 def _next_head(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -24,7 +23,7 @@ from jobmanager.installed_version import penstock_version
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import StreamError
 from penstock.pb import graph_pb2
-from penstock.storage.local_store import LocalStore
+from penstock.storage.open_store import open_store
 
 _FIRST_PAUSE_S: Final = 1.0
 _LAST_PAUSE_S: Final = 300.0
@@ -64,7 +63,7 @@ async def delete_checkpoints(
         store = CheckpointStoreRunner(
             job_id,
             graph,
-            LocalStore(Path(directory)),
+            open_store(directory),
             leader_epoch=jobs.leader_epoch,
             version=penstock_version(),
             now_ms=now_ms,

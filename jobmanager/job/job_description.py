@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.messages import CompletedCheckpoint
@@ -24,13 +22,13 @@ from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.admission import CodeStamp, TaskManagerFacts, admission_problem
 from jobmanager.stores.artifact_store import ArtifactStore
 from penstock.config import Configuration
-from penstock.errors import JobRejected
+from penstock.errors import JobRejected, StoreTransient
 from penstock.graph.job_graph import validate
 from penstock.graph.persisted import persist_sinks
 from penstock.pb import graph_pb2
-from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.open_store import open_store, substore
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _OWN_SETTINGS = ("jobmanager.", "taskmanager.", "security.", "log.")
@@ -58,7 +56,7 @@ class JobDescription:
     def checkpoint_directory(self) -> str:
         """Where tasks write their snapshots; "" = they travel inline, or there are none."""
         root = self.settings.directory
-        return str(Path(root) / self.job_id) if root else ""
+        return substore(root, self.job_id) if root else ""
 
     def options(
         self,
@@ -90,7 +88,7 @@ class JobDescription:
         if self.settings.checkpoints is None:
             return None
         if self.checkpoint_directory:
-            return LocalStore(Path(self.checkpoint_directory))
+            return open_store(self.checkpoint_directory)
         return MemoryStore(self.settings.memory_max_bytes)
 
 
@@ -116,18 +114,15 @@ def check_checkpoint_directory(job: JobDescription) -> None:
     """
     if not job.checkpoint_directory:
         return
-    directory = Path(job.checkpoint_directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        problem = "" if os.access(directory, os.W_OK | os.X_OK) else "it cannot be written"
-    except OSError as error:
-        problem = error.strerror or str(error)
-    if problem:
+        open_store(job.checkpoint_directory).check_writable()
+    except StoreTransient as error:
         raise JobRejected(
-            f"job {job.graph.name!r}: its checkpoints cannot be kept in {directory}: {problem}; set "
+            f"job {job.graph.name!r}: its checkpoints cannot be kept in "
+            f"{job.checkpoint_directory}: {error}; set "
             "execution.checkpointing.dir to a directory that the JobManager and every TaskManager can "
             "write, or execution.checkpointing.interval to none"
-        )
+        ) from error
 
 
 def describe(

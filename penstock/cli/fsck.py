@@ -53,7 +53,7 @@ def fsck(
         raise click.UsageError("--delete deletes what --orphans lists: give both")
     if force and not delete:
         raise click.UsageError("--force says what --delete may delete: give both")
-    root = Path(directory)
+    root = str(Path(directory).resolve())
     report = check_store(root, grace_ms=duration_ms(grace))
     if not as_json:
         _print_report(report, orphans)

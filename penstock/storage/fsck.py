@@ -10,7 +10,6 @@ import hashlib
 import time
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from penstock.errors import ConfigurationError, StoreCorrupt, StoreNotFound, StoreTransient
@@ -28,7 +27,6 @@ from penstock.storage.fsck_report import (
     retained_manifests,
 )
 from penstock.storage.head import HEAD_PATH, decode_head
-from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import (
     StoredRange,
     decode_manifest,
@@ -36,7 +34,7 @@ from penstock.storage.manifest import (
     references,
 )
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.os_errors import store_error
+from penstock.storage.open_store import open_store, substore
 from penstock.storage.snapshot_files import SHARED_DIRECTORY
 
 GRACE_MS: Final = 3_600_000
@@ -45,10 +43,11 @@ _READ_BYTES_MAX: Final = 8 << 20
 _ATTEMPTS_MAX: Final = 5
 
 
-def check_store(root: Path, *, now_ms: int | None = None, grace_ms: int = GRACE_MS) -> FsckReport:
+def check_store(root: str, *, now_ms: int | None = None, grace_ms: int = GRACE_MS) -> FsckReport:
     """Checks all jobs below a checkpoint root, or one job's directory.
 
     Args:
+        root: names the store, as ``open_store`` takes it.
         now_ms: wall-clock time; None = that of the machine.
         grace_ms: a job in whose directory something was written within it may be running.
 
@@ -60,14 +59,13 @@ def check_store(root: Path, *, now_ms: int | None = None, grace_ms: int = GRACE_
         now_ms = time.time_ns() // 1_000_000
     return FsckReport(
         tuple(
-            _check_job(LocalStore(directory), directory.name, now_ms, grace_ms)
-            for directory in _job_directories(root)
+            _check_job(store, name, now_ms, grace_ms) for name, store in _job_stores(root).items()
         )
     )
 
 
 def delete_orphans(
-    root: Path, report: FsckReport, *, force: bool = False
+    root: str, report: FsckReport, *, force: bool = False
 ) -> dict[str, tuple[Orphan, ...]]:
     """Deletes what a report says nothing refers to.
 
@@ -81,16 +79,15 @@ def delete_orphans(
     Raises:
         StoreTransient: something cannot be deleted now; what was deleted before it is gone.
     """
-    directories = {directory.name: directory for directory in _job_directories(root)}
+    stores = _job_stores(root)
     return {
-        job.directory: tuple(_delete_of_job(directories[job.directory], job, force))
+        job.directory: tuple(_delete_of_job(stores[job.directory], job, force))
         for job in report.jobs
-        if job.directory in directories and not job.untouchable_because
+        if job.directory in stores and not job.untouchable_because
     }
 
 
-def _delete_of_job(directory: Path, job: JobReport, force: bool) -> Iterator[Orphan]:
-    store = LocalStore(directory)
+def _delete_of_job(store: ObjectStore, job: JobReport, force: bool) -> Iterator[Orphan]:
     for orphan in job.orphans:
         if orphan.kept_because and not force:
             continue
@@ -104,15 +101,20 @@ def _delete_of_job(directory: Path, job: JobReport, force: bool) -> Iterator[Orp
         yield orphan
 
 
-def _job_directories(root: Path) -> list[Path]:
-    root = root.resolve()
-    try:
-        if _is_job(root):
-            return [root]
-        inside = sorted(root.iterdir())
-        jobs = [directory for directory in inside if directory.is_dir() and _is_job(directory)]
-    except OSError as error:
-        raise store_error("listed", root, error) from error
+def _job_stores(root: str) -> dict[str, ObjectStore]:
+    """The stores of the jobs, by the last part of their names, sorted.
+
+    Raises:
+        ConfigurationError: none of what is there is a job's.
+        StoreNotFound: there is no such store.
+        StoreTransient: it cannot be listed now.
+    """
+    store = open_store(root)
+    inside = store.first_parts()
+    if _is_job(inside):
+        return {root.rstrip("/").rpartition("/")[2]: store}
+    stores = {name: open_store(substore(root, name)) for name in inside}
+    jobs = {name: one for name, one in stores.items() if _is_job(_inside(one))}
     if inside and not jobs:
         raise ConfigurationError(
             f"{root} holds no job's checkpoints: give the directory of "
@@ -121,15 +123,20 @@ def _job_directories(root: Path) -> list[Path]:
     return jobs
 
 
-def _is_job(directory: Path) -> bool:
-    return (
-        (directory / HEAD_PATH).exists()
-        or (directory / SHARED_DIRECTORY).is_dir()
-        or any(directory.glob("chk-*"))
+def _inside(store: ObjectStore) -> tuple[str, ...]:
+    try:
+        return store.first_parts()
+    except StoreNotFound:
+        return ()  # an object, or a job that has been deleted meanwhile
+
+
+def _is_job(first_parts: tuple[str, ...]) -> bool:
+    return any(
+        part in (HEAD_PATH, SHARED_DIRECTORY) or part.startswith("chk-") for part in first_parts
     )
 
 
-def _check_job(store: LocalStore, directory: str, now_ms: int, grace_ms: int) -> JobReport:
+def _check_job(store: ObjectStore, directory: str, now_ms: int, grace_ms: int) -> JobReport:
     attempts = 0
     while True:
         report = judge_job(_read_job(store, directory), now_ms, grace_ms)
@@ -140,7 +147,7 @@ def _check_job(store: LocalStore, directory: str, now_ms: int, grace_ms: int) ->
             return report
 
 
-def _read_job(store: LocalStore, directory: str) -> JobFacts:
+def _read_job(store: ObjectStore, directory: str) -> JobFacts:
     # Before HEAD: what is written meanwhile is then at most unknown to the listing.
     objects = (
         *(StoredObject(o.path, o.size_bytes, o.modified_at_ms) for o in store.list("")),

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -27,13 +28,10 @@ from typing_extensions import override
 from penstock.errors import StoreCorrupt, StoreNotFound
 from penstock.storage.file_locks import LOCK_WAIT_MAX_S, LockedFile
 from penstock.storage.object_paths import check_path, check_prefix
-from penstock.storage.object_store import ObjectInfo, ObjectStore
+from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
 from penstock.storage.os_errors import store_error
 
 TEMPORARY_PREFIX: Final = ".tmp-"
-TEMPORARY_AGE_MAX_MS: Final = 3_600_000
-"""A temporary file that has not been written to for this long has no living writer."""
-
 _BUFFER_BYTES: Final = 1 << 20
 _DIRECTORY_ATTEMPTS: Final = 8
 
@@ -146,37 +144,50 @@ class LocalStore(ObjectStore):
         except OSError as error:
             self._fail("replaced", target, error)
 
+    @override
+    def first_parts(self) -> tuple[str, ...]:
+        try:
+            with os.scandir(self.root) as entries:
+                names = [entry.name for entry in entries if not entry.name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StoreNotFound(f"{self.root} is no directory that exists") from error
+        except OSError as error:
+            self._fail("listed", self.root, error)
+        return tuple(sorted(names))
+
+    @override
+    def check_writable(self) -> None:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._fail("made", self.root, error)
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            self._fail("written", self.root, PermissionError(errno.EACCES, "Permission denied"))
+
+    @override
     def temporaries(self) -> tuple[ObjectInfo, ...]:
-        """What writers that are at work or dead have under hidden names, sorted by path."""
         entries = self._walk(self.root, TEMPORARY_PREFIX, hidden=True)
         found = [info for entry in entries if (info := self._info(entry)) is not None]
         return tuple(sorted(found, key=lambda info: info.path))
 
+    @override
     def sweep_temporaries(self, age_min_ms: int = TEMPORARY_AGE_MAX_MS) -> tuple[str, ...]:
-        """Removes temporary files that nobody has written to for some time; returns their paths.
-
-        Empty directories below the root go, too: who died before writing into one, or when emptying it,
-        has left them.
-
-        Args:
-            age_min_ms: since the last write; 0 only where no writer can be alive.
-
-        Raises:
-            StoreTransient: one cannot be removed.
-        """
         latest_ms = time.time_ns() // 1_000_000 - age_min_ms
         swept = [info.path for info in self.temporaries() if info.modified_at_ms <= latest_ms]
         for path in swept:
             self.remove_temporary(path)
+        # Who died before writing into a directory, or when emptying it, has left it.
         self._sweep_empty(self.root)
         return tuple(swept)
 
-    def remove_temporary(self, path: str) -> None:
-        """Removes one of ``temporaries``; none is no error. A writer that is at work on it will fail.
+    @override
+    def remove_remains(self) -> None:
+        self.sweep_temporaries(0)
+        with contextlib.suppress(OSError):  # gone, or somebody has put something there
+            self.root.rmdir()
 
-        Raises:
-            StoreTransient: it cannot be removed.
-        """
+    @override
+    def remove_temporary(self, path: str) -> None:
         directory, _, name = path.rpartition("/")
         if directory:
             check_path(directory)

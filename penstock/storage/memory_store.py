@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from penstock.errors import StoreCorrupt, StoreFull, StoreNotFound
 from penstock.storage.object_paths import check_path, check_prefix
-from penstock.storage.object_store import ObjectInfo, ObjectStore
+from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,30 @@ class MemoryStore(ObjectStore):
                 return False
             self._set(path, bytes(new))
             return True
+
+    @override
+    def first_parts(self) -> tuple[str, ...]:
+        return tuple(sorted({info.path.partition("/")[0] for info in self.list("")}))
+
+    @override
+    def check_writable(self) -> None:
+        pass  # memory always is
+
+    @override
+    def temporaries(self) -> tuple[ObjectInfo, ...]:
+        return ()  # an object is written in one step
+
+    @override
+    def remove_temporary(self, path: str) -> None:
+        raise ValueError(f"{path!r} is not a temporary: memory has none")
+
+    @override
+    def sweep_temporaries(self, age_min_ms: int = TEMPORARY_AGE_MAX_MS) -> tuple[str, ...]:
+        return ()
+
+    @override
+    def remove_remains(self) -> None:
+        pass  # ends with the process
 
     def _set(self, path: str, content: bytes) -> None:
         replaced = self._objects.get(path)

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+from penstock.errors import StoreTransient
+
+TEMPORARY_AGE_MAX_MS: Final = 3_600_000
+"""What has not been written to for this long under a hidden name has no living writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,20 @@ class ObjectStore(Protocol):
             StoreTransient: it cannot be removed now.
         """
 
+    def delete_many(self, paths: Iterable[str]) -> dict[str, StoreTransient]:
+        """Removes objects, in as few calls as the store needs; in which order is the store's affair.
+
+        Returns:
+            Those that cannot be removed now, each with the reason.
+        """
+        left = {}
+        for path in paths:
+            try:
+                self.delete(path)
+            except StoreTransient as error:
+                left[path] = error
+        return left
+
     def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
         """Replaces the content of a small object if it is ``expected`` (None = there is no such object).
 
@@ -74,3 +93,55 @@ class ObjectStore(Protocol):
         Raises:
             StoreTransient: it cannot be read or written now.
         """
+
+    def first_parts(self) -> tuple[str, ...]:
+        """What paths begin with up to their first ``/``, sorted, each once; asks for no object below.
+
+        Raises:
+            StoreNotFound: the store has no place yet; a write makes it.
+            StoreTransient: it cannot be listed now.
+        """
+
+    def check_writable(self) -> None:
+        """Says early what the first write would say, and makes the place of the objects.
+
+        Raises:
+            StoreTransient: nothing can be written here.
+        """
+
+    def temporaries(self) -> tuple[ObjectInfo, ...]:
+        """What writers that are at work or dead have not finished, sorted by path; no listing shows it."""
+
+    def remove_temporary(self, path: str) -> None:
+        """Removes one of ``temporaries``; none is no error. A writer that is at work on it will fail.
+
+        Raises:
+            StoreTransient: it cannot be removed.
+        """
+
+    def sweep_temporaries(self, age_min_ms: int = TEMPORARY_AGE_MAX_MS) -> tuple[str, ...]:
+        """Removes temporaries that nobody has written to for some time; returns their paths.
+
+        Args:
+            age_min_ms: since the last write; 0 only where no writer can be alive.
+
+        Raises:
+            StoreTransient: one cannot be removed.
+        """
+
+    def remove_remains(self) -> None:
+        """Removes what is left of a store whose objects are gone and that nobody writes to any more.
+
+        Raises:
+            StoreTransient: it cannot be removed now.
+        """
+
+
+def delete_all(store: ObjectStore, paths: Iterable[str]) -> None:
+    """Removes objects.
+
+    Raises:
+        StoreTransient: some cannot be removed now; the others are gone.
+    """
+    for error in store.delete_many(paths).values():
+        raise error

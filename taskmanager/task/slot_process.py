@@ -21,7 +21,7 @@ from common.clock import SystemClock
 from common.pb import internal_pb2
 from penstock.client.own_modules import set_apart
 from penstock.config import Configuration
-from penstock.storage.local_store import LocalStore
+from penstock.storage.open_store import open_store
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.control_channel import ControlChannel, read_command
@@ -94,7 +94,7 @@ def run(connection: socket.socket) -> None:
         post=mailbox.post,
         report=channel.send,
         artifact_paths=dict(configuration.artifact_paths),
-        open_store=lambda directory: LocalStore(Path(directory)),
+        open_store=open_store,
         local_copies=_local_copies(configuration),
     )
     builder = _ExecutionBuilder(services, configuration, output)

@@ -24,6 +24,7 @@ from typing import Any
 from typing_extensions import override
 
 from penstock.errors import StoreTransient
+from penstock.storage import open_store
 from penstock.storage.local_store import LocalStore
 from penstock.storage.object_store import ObjectInfo
 from tests.support.simulated_store import CALM, StoreWeather
@@ -145,17 +146,14 @@ def run_slot(connection: socket.socket) -> None:
     """A slot process on the bad store."""
     import taskmanager.task.slot_process as slot
 
-    slot.LocalStore = BadStore  # type: ignore[misc]
+    open_store.LocalStore = BadStore  # type: ignore[misc]
     slot.run(connection)
 
 
 def _jobmanager(arguments: list[str]) -> int:
-    import jobmanager.job.ended_checkpoints_runner as ended
-    import jobmanager.job.job_description as description
     import jobmanager.main
 
-    for module in (ended, description):
-        module.LocalStore = BadStore  # type: ignore[attr-defined]
+    open_store.LocalStore = BadStore  # type: ignore[misc]
     return jobmanager.main.main(arguments)
 
 

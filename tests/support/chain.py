@@ -182,7 +182,7 @@ class _ChainRun(LedgerRun):
 
         What was being written by a process that died has a hidden name, and stays for an hour.
         """
-        report = check_store(self._cluster.directory / "checkpoints")
+        report = check_store(str(self._cluster.directory / "checkpoints"))
         return not report.is_healthy or any(
             orphan.checkpoint_id is not None and orphan.checkpoint_id < before
             for job in report.jobs
@@ -250,7 +250,7 @@ def _check_store(cluster: DaemonCluster, job_id: str) -> None:
     checkpoints = cluster.directory / "checkpoints"
     cluster.assert_slots_ended()
     wait_gone(checkpoints / job_id, Deadline(f"the end of the checkpoints of {job_id}", 30))
-    assert not check_store(checkpoints).jobs
+    assert not check_store(str(checkpoints)).jobs
     assert not list(checkpoints.iterdir())
 
 

@@ -17,7 +17,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, decode_head
 from penstock.storage.manifest import decode_manifest, references
 from penstock.storage.memory_store import MemoryStore
-from penstock.storage.object_store import ObjectInfo, ObjectStore
+from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
 from tests.support.simulated_threads import die_here, pause
 
 _UNLIMITED = 1 << 40
@@ -195,3 +195,28 @@ class StoreAccess(ObjectStore):
         swapped = self._audited.objects.compare_and_swap(path, expected, new)
         self._leave(f"swap {path}")
         return swapped
+
+    @override
+    def first_parts(self) -> tuple[str, ...]:
+        self._enter("first parts")
+        return self._audited.objects.first_parts()
+
+    @override
+    def check_writable(self) -> None:
+        self._audited.objects.check_writable()
+
+    @override
+    def temporaries(self) -> tuple[ObjectInfo, ...]:
+        return self._audited.objects.temporaries()
+
+    @override
+    def remove_temporary(self, path: str) -> None:
+        self._audited.objects.remove_temporary(path)
+
+    @override
+    def sweep_temporaries(self, age_min_ms: int = TEMPORARY_AGE_MAX_MS) -> tuple[str, ...]:
+        return self._audited.objects.sweep_temporaries(age_min_ms)
+
+    @override
+    def remove_remains(self) -> None:
+        self._audited.objects.remove_remains()

@@ -119,7 +119,7 @@ def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
     replace(assembly_runner, "RegistrationRunner", registration)
     replace(SlotChannel, "open", open_channel)
     replace(store_calls_runner, "threading", SimpleNamespace(Thread=SimulatedThread))
-    replace(ended_checkpoints_runner, "LocalStore", lambda _: running_loop().owner.store)
+    replace(ended_checkpoints_runner, "open_store", lambda _: running_loop().owner.store)
     replace(ended_checkpoints_runner, "_CALL_TIMEOUT_MS", 10_000)
     replace(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.0)
     replace(__import__("os"), "fsync", lambda _: None)

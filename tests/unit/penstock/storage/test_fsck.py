@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import main
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, StoreNotFound
 from penstock.pb import checkpoint_pb2 as pb
 from penstock.storage.blobs import Blob
 from penstock.storage.fsck import check_store, delete_orphans
@@ -92,7 +92,7 @@ def job(tmp_path: Path) -> Job:
 
 
 def check(job: Job) -> JobReport:
-    (report,) = check_store(job.directory).jobs
+    (report,) = check_store(str(job.directory)).jobs
     return report
 
 
@@ -103,7 +103,7 @@ def kinds(report: JobReport) -> list[tuple[Damage, str, tuple[int, ...]]]:
 def test_a_whole_store(job: Job, tmp_path: Path) -> None:
     Job(tmp_path, "other").checkpoint(1)
     Job(tmp_path, "young")
-    report = check_store(tmp_path)
+    report = check_store(str(tmp_path))
     assert report.is_healthy
     assert [one.directory for one in report.jobs] == [JOB, "other", "young"]
     (first, second, third) = report.jobs
@@ -202,7 +202,7 @@ def test_contradictions(job: Job) -> None:
     assert "the next checkpoint" in check(job).problems[0].message
     copy = job.directory.with_name("copy")
     shutil.copytree(job.directory, copy)
-    (report,) = check_store(copy).jobs
+    (report,) = check_store(str(copy)).jobs
     assert f"that of job {JOB!r}" in report.problems[0].message
     manifest = pb.CheckpointManifest(job_id="x", checkpoint_id=3, leader_epoch=9)
     keyed = manifest.subtasks.add().operators.add(operator_uid="o").keyed
@@ -242,7 +242,7 @@ def test_a_path_that_leaves_the_store(job: Job) -> None:
 
 
 def deleted(job: Job, force: bool = False) -> list[str]:
-    gone = delete_orphans(job.directory, check_store(job.directory), force=force)
+    gone = delete_orphans(str(job.directory), check_store(str(job.directory)), force=force)
     return [orphan.path for orphans in gone.values() for orphan in orphans]
 
 
@@ -283,9 +283,9 @@ def test_orphans(job: Job) -> None:
 
 def test_a_job_that_comes_back_keeps_its_orphans(job: Job) -> None:
     job.upload(2, 0)
-    report = check_store(job.directory)
+    report = check_store(str(job.directory))
     HeadStore(job.store).claim(JOB, 2)
-    assert delete_orphans(job.directory, report, force=True) == {JOB: ()}
+    assert delete_orphans(str(job.directory), report, force=True) == {JOB: ()}
     assert len(check(job).orphans) == 1
 
 
@@ -316,11 +316,16 @@ def test_a_job_that_runs_meanwhile_is_not_damaged(
     assert report.retained == (5,)
 
 
+def test_a_store_that_is_not_there_is_not_a_healthy_one(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFound, match="nowhere"):
+        check_store(str(tmp_path / "nowhere"))
+
+
 def test_directories_without_jobs(tmp_path: Path) -> None:
-    assert check_store(tmp_path).jobs == ()
+    assert check_store(str(tmp_path)).jobs == ()
     (tmp_path / "photos").mkdir()
     with pytest.raises(ConfigurationError, match=r"holds no job's checkpoints.*checkpointing\.dir"):
-        check_store(tmp_path)
+        check_store(str(tmp_path))
 
 
 # ---------------------------------------------------------------- the command

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import StoreCorrupt, StoreFull, StoreNotFound
+from penstock.errors import StoreCorrupt, StoreFull, StoreNotFound, StoreTransient
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
-from penstock.storage.object_store import ObjectStore
+from penstock.storage.object_store import ObjectStore, delete_all
 
 MakeStore = Callable[[], ObjectStore]
 
@@ -115,6 +115,56 @@ def test_deleted_is_deleted(store: ObjectStore) -> None:
     assert paths(store) == []
     store.put("a/b/c", [b"2"])
     assert store.get("a/b/c") == b"2"
+
+
+def test_many_are_deleted_at_once(store: ObjectStore) -> None:
+    for name in ("HEAD", "a/b", "a/c", "d"):
+        store.put(name, [b"1"])
+    assert store.delete_many(iter(("a/b", "d", "gone", "d"))) == {}
+    assert paths(store) == ["HEAD", "a/c"]
+    assert store.delete_many(()) == {}
+    delete_all(store, ["HEAD"])
+    assert paths(store) == ["a/c"]
+
+
+def test_what_cannot_be_deleted_is_named_and_holds_up_nothing(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        store.put(name, [b"1"])
+    real = type(store).delete
+
+    def delete(self: ObjectStore, path: str) -> None:
+        if path == "a":
+            raise StoreTransient("a is held")
+        real(self, path)
+
+    monkeypatch.setattr(type(store), "delete", delete)
+    left = store.delete_many(["a", "b"])
+    assert {path: str(error) for path, error in left.items()} == {"a": "a is held"}
+    with pytest.raises(StoreTransient, match="a is held"):
+        delete_all(store, ["a", "c"])
+    assert paths(store) == ["a"]
+
+
+def test_first_parts_are_named_once(store: ObjectStore) -> None:
+    for name in ("shared/x", "shared/y/z", "HEAD", "chk-1/m"):
+        store.put(name, [b"1"])
+    assert store.first_parts() == ("HEAD", "chk-1", "shared")
+
+
+def test_of_an_emptied_store_nothing_remains(store: ObjectStore) -> None:
+    store.check_writable()
+    store.put("a/b", [b"1"])
+    store.remove_remains()
+    assert paths(store) == ["a/b"]
+    store.delete("a/b")
+    store.remove_remains()
+    store.remove_remains()
+    assert paths(store) == []
+    assert store.temporaries() == store.sweep_temporaries(0) == ()
+    store.put("a/b", [b"2"])
+    assert store.get("a/b") == b"2"
 
 
 @pytest.mark.parametrize(
