@@ -23,7 +23,7 @@ import structlog
 from common.clock import Clock
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
-from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.dispatcher.recovery import (
     JobEndedError,
     JobUnreadableError,
@@ -65,6 +65,7 @@ _ABANDON_TIMEOUT_S = 1.0
 _SLOT_KILL_MARGIN_S = 10.0
 _UNREADABLE_FIRST_PAUSE_S = 1.0
 _UNREADABLE_LAST_PAUSE_S = 60.0
+_CHECK_TIMEOUT_MS = 20_000  # less than clients wait for an answer
 
 
 @dataclass(slots=True)
@@ -138,6 +139,7 @@ class DispatcherRunner:
         self._jitter = partial(random.Random().uniform, -1.0, 1.0)
         self._log = structlog.get_logger(__name__)
         self._jobs: dict[str, _Job] = {}
+        self._checks = StoreCallsRunner("submitted jobs", _CHECK_TIMEOUT_MS, lambda: None)
         self._tasks: asyncio.TaskGroup | None = None
         self._stopping = False
         self._idle = asyncio.Event()
@@ -302,7 +304,7 @@ class DispatcherRunner:
 
     # ------------------------------------------------------------ submission
 
-    def submit(self, job_id: str, graph: graph_pb2.JobGraph) -> None:
+    async def submit(self, job_id: str, graph: graph_pb2.JobGraph) -> None:
         """Accepts a job; a job id that is known already changes nothing.
 
         Raises:
@@ -311,16 +313,36 @@ class DispatcherRunner:
         """
         if job_id in self._jobs:
             return
-        if self._stopping:
-            raise JobRejected("the JobManager is stopping: submit the job to its successor")
+        self._check_not_stopping()
         job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
+        await self._check_store(job)
+        # While that was waited for, it may have come once more.
+        if job_id in self._jobs:
+            return
+        self._check_not_stopping()
         self._cluster.partitions.check_persisted(graph)
-        check_checkpoint_directory(job)
         self._store.save(job_id, graph)
         self._begin(job, self._clock.now_ms(), self._options(job))
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
         if job.settings.warning:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
+
+    def _check_not_stopping(self) -> None:
+        if self._stopping:
+            raise JobRejected("the JobManager is stopping: submit the job to its successor")
+
+    async def _check_store(self, job: JobDescription) -> None:
+        """Not on the event loop: a mount that hangs holds up nobody else."""
+        if not job.checkpoint_directory:
+            return
+        try:
+            await self._checks.run("check", partial(check_checkpoint_directory, job))
+        except StoreSilent as error:
+            raise JobRejected(
+                f"job {job.graph.name!r}: {job.checkpoint_directory}, where its checkpoints are to be "
+                f"kept, has not answered for {_CHECK_TIMEOUT_MS // 1000} s: see whether its disk or its "
+                "mount hangs, and submit the job again"
+            ) from error
 
     def _options(
         self, job: JobDescription, first_attempt: int = 0, *, is_recovered: bool = False

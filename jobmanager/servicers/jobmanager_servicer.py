@@ -103,7 +103,7 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         self, request: client_pb2.SubmitJobRequest, context: Any
     ) -> client_pb2.SubmitJobResponse:
         """Accepts a job."""
-        self._dispatcher.submit(request.job_id, request.graph)
+        await self._dispatcher.submit(request.job_id, request.graph)
         return client_pb2.SubmitJobResponse(job_id=request.job_id)
 
     @override

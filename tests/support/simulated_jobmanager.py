@@ -83,7 +83,7 @@ class SimulatedJobManager:
         directory = host.work_directory / "jobmanager"
         async with serving(host.config, directory, host.loop) as self.running:
             if self._is_first:
-                self.running.dispatcher.submit(JOB_ID, host.graph)
+                await self.running.dispatcher.submit(JOB_ID, host.graph)
             for collect_id in self.record.collect_limits if self.record else ():
                 self.loop.create_task(self._fetch(collect_id))
             await self._stop.wait()

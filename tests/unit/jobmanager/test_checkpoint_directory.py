@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
+from jobmanager.dispatcher import dispatcher_runner
 from jobmanager.job.job_description import check_checkpoint_directory
+from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import JobRejected
+from penstock.pb import client_pb2
+from penstock.storage.local_store import LocalStore
+from tests.unit.jobmanager.test_jobmanager_checkpoints import JOB, run, settings
 
 
 def job(directory: Path | str) -> Any:
@@ -27,3 +36,61 @@ def test_a_directory_is_made(tmp_path: Path) -> None:
     check_checkpoint_directory(job(tmp_path / "checkpoints" / "job"))
     assert (tmp_path / "checkpoints" / "job").is_dir()
     check_checkpoint_directory(job(""))
+
+
+class Hanging:
+    """A directory that answers only when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked = Event()
+        self.go_on = Event()
+
+    def check_writable(self) -> None:
+        assert current_thread() is not main_thread(), "the event loop is for everybody"
+        self.asked.set()
+        assert self.go_on.wait(20)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    hanging = Hanging()
+    monkeypatch.setattr(LocalStore, "check_writable", hanging.check_writable)
+    yield hanging
+    hanging.go_on.set()
+
+
+def test_a_directory_that_hangs_holds_up_nobody_else(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, hanging: Hanging
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster, asyncio.TaskGroup() as tasks:
+            submissions = [tasks.create_task(cluster.submit(make_graph())) for _ in range(2)]
+            assert await asyncio.to_thread(hanging.asked.wait, 20)
+            assert not (await cluster.client.ListJobs(client_pb2.ListJobsRequest())).jobs
+            hanging.go_on.set()
+            await asyncio.wait(submissions)
+            [job] = (await cluster.client.ListJobs(client_pb2.ListJobsRequest())).jobs
+            assert job.job_id == JOB
+
+    run(scenario)
+
+
+def test_a_job_whose_directory_does_not_answer_is_refused(
+    cluster_of: Any,
+    make_graph: Any,
+    tmp_path: Path,
+    hanging: Hanging,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatcher_runner, "_CHECK_TIMEOUT_MS", 20)
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await cluster.submit(make_graph())
+            error = error_from_rpc(caught.value)
+            assert isinstance(error, JobRejected)
+            assert "has not answered" in str(error)
+            assert not (await cluster.client.ListJobs(client_pb2.ListJobsRequest())).jobs
+
+    run(scenario)
