@@ -1,18 +1,31 @@
 """Rates of the kernels, in million rows per second, by number of keys: ``python -m benchmarks.kernels``.
 
-Batches of 8,192 rows, the best of a few repetitions, one thread. ``--numpy`` measures the twins.
+Batches of 8,192 rows, the best of a few repetitions, one thread.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from penstock.storage.key_groups import owners
+from taskmanager.kernels import (
+    AccumulatorKind,
+    RecordTable,
+    distinct,
+    encode_keys,
+    hash_columns,
+    partition_order,
+    slice_starts,
+    split_by_slice,
+    time_bounds,
+    warm_up,
+)
 
 BATCH_ROWS = 8192
 REPETITIONS = 3
@@ -31,14 +44,6 @@ def rate(run: Callable[[Any], object], batches: list[Any]) -> float:
 
 def table_rates(key_count: int, make_key: Callable[[Any], pa.Array]) -> Iterator[tuple[str, float]]:
     """Encoding, hashing, grouping and count/sum/max of keys drawn uniformly from ``key_count``."""
-    from taskmanager.kernels import (
-        AccumulatorKind,
-        RecordTable,
-        distinct,
-        encode_keys,
-        hash_columns,
-    )
-
     generator = np.random.default_rng(7)
     pool = make_key(generator.permutation(np.arange(1, 1 + 3 * key_count, 3)))
     batch_count = 320 if key_count > 10_000 else 60
@@ -78,9 +83,6 @@ def table_rates(key_count: int, make_key: Callable[[Any], pa.Array]) -> Iterator
 
 def row_rates() -> Iterator[tuple[str, float]]:
     """Slices of time and partitioning."""
-    from penstock.storage.key_groups import owners
-    from taskmanager.kernels import partition_order, slice_starts, split_by_slice, time_bounds
-
     generator = np.random.default_rng(7)
     times = [
         np.sort(generator.integers(at * 1000, at * 1000 + 1500, BATCH_ROWS)) for at in range(60)
@@ -96,12 +98,7 @@ def row_rates() -> Iterator[tuple[str, float]]:
 
 def main() -> None:
     """Prints one line per kernel and number of keys."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--numpy", action="store_true", help="measure the numpy twins")
-    if parser.parse_args().numpy:
-        os.environ["PENSTOCK_KERNELS"] = "numpy"
-    from taskmanager.kernels import warm_up
-
+    argparse.ArgumentParser(description=__doc__).parse_args()
     start = time.perf_counter()
     warm_up()
     print(f"warm-up {time.perf_counter() - start:.2f} s")

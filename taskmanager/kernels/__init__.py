@@ -1,8 +1,7 @@
 """Kernels: the hot loops over keys, records and timestamps, compiled with numba.
 
-Operators use the names exported here; importing this package imports no compiler. Each loop has a
-numpy twin, used when numba is absent or ``PENSTOCK_KERNELS=numpy``. ``warm_up`` makes all of them
-ready, before slot processes are forked.
+Operators use the names exported here; importing this package imports no compiler. ``warm_up`` makes all
+loops ready, before slot processes are forked. Each has a numpy twin among the tests, which is its oracle.
 """
 
 from taskmanager.kernels.accumulators import (

@@ -1,46 +1,18 @@
-"""Which implementation of the kernels this process uses.
-
-``PENSTOCK_KERNELS`` = ``numba`` or ``numpy`` decides; unset, it is numba where it can be imported.
-"""
+"""The kernels of this process: the compiler is imported when they are first asked for."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
-from typing import Final
 
-from penstock.errors import ConfigurationError
 from taskmanager.kernels.interface import Kernels
-
-VARIABLE: Final = "PENSTOCK_KERNELS"
 
 
 @functools.cache
 def kernels() -> Kernels:
-    """The kernels of this process, compiled or loaded when first asked for (see ``warm_up``).
+    """The kernels, compiled or loaded when first asked for (see ``warm_up``)."""
+    from taskmanager.kernels import compiled
 
-    Raises:
-        ConfigurationError: ``PENSTOCK_KERNELS`` is not a known name, or numba is not installed.
-    """
-    choice = os.environ.get(VARIABLE, "")
-    if choice not in ("", "numba", "numpy"):
-        raise ConfigurationError(f"{VARIABLE} is {choice!r}: it must be 'numba' or 'numpy'")
-    installed = importlib.util.find_spec("numba") is not None
-    if choice == "numba" and not installed:
-        raise ConfigurationError(f"{VARIABLE} is 'numba', but numba is not installed")
-    return load(compiled=choice != "numpy" and installed)
-
-
-def load(*, compiled: bool) -> Kernels:
-    """One of the two implementations."""
-    if compiled:
-        from taskmanager.kernels import compiled as compiled_kernels
-
-        return compiled_kernels
-    from taskmanager.kernels import twin
-
-    return twin
+    return compiled
 
 
 def warm_up() -> None:

@@ -1,6 +1,6 @@
-"""What an implementation of the kernels provides: compiled (numba) or plain numpy.
+"""What the kernels provide: compiled ones (numba), and in tests their numpy twins.
 
-Both give identical results; tests compare them. The functions take and fill plain numpy arrays and
+Both give identical results. The functions take and fill plain numpy arrays and
 know nothing of Arrow. An empty ``nulls`` or ``valid`` array means that every row is there.
 
 Layout of a table's ``records`` (int64[capacity + 2, width], capacity a power of two): column 0 is
@@ -293,7 +293,7 @@ class Kernels(KeyLoops, Protocol):
             before: int64[records], filled with the versions they had.
 
         Returns:
-            How many there are. The twin, which moves more, stamps more.
+            How many there are; a twin, which moves more, stamps more.
         """
         ...
 

@@ -16,8 +16,8 @@ from penstock.storage.key_encoding import KeyBatch, encode_keys
 from penstock.storage.key_groups import key_group_of
 from taskmanager.kernels import AccumulatorKind as Kind
 from taskmanager.kernels import AccumulatorOverflowError, RecordTable, distinct
-from taskmanager.kernels.backend import load
 from taskmanager.kernels.interface import EMPTY_WORD, Kernels
+from tests.support.kernel_twins.implementations import load
 
 IMPLEMENTATIONS = [
     pytest.param(load(compiled=True), id="compiled"),

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from penstock.storage.key_encoding import encode_keys
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, record_versions
-from taskmanager.kernels.backend import load
 from taskmanager.kernels.interface import EMPTY_WORD
 from taskmanager.kernels.record_versions import RecordExport, ReleasedError
+from tests.support.kernel_twins.implementations import load
 
 KINDS = [AccumulatorKind.COUNT, AccumulatorKind.SUM_INT64]
 Content = dict[Any, tuple[int, int | None]]
@@ -142,23 +142,6 @@ def test_exports_give_the_content_at_their_seal(
     for reading in readings:
         reading.finish()
     assert content_of(table.rows()) == content
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-def test_chosen_rows_stay_as_they_were(compiled: bool) -> None:
-    kernels = load(compiled=compiled)
-    table = RecordTable([pa.int64()], KINDS, with_versions=True, kernels=kernels)
-    batch = encode_keys([pa.array(range(100))], kernels)
-    table.accumulate(batch, [None, np.arange(100)], [None, None])
-    rest = table.rows().keys.slice(30, 100).to_arrays()[0].to_pylist()
-    export = table.seal_rest(30)
-    rows = table.exported(export)
-    found = content_of(next(rows))
-    table.accumulate(batch, [None, np.arange(100)], [None, None])
-    table.clear()
-    for more in rows:
-        found |= content_of(more)
-    assert found == {key: (1, key) for key in rest}
 
 
 def test_sealing_touches_no_record() -> None:

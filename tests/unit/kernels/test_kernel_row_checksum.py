@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskmanager.kernels.backend import load
 from taskmanager.kernels.interface import Kernels
 from taskmanager.kernels.row_checksum import CHECKSUM_MODULUS, rows_checksum
+from tests.support.kernel_twins.implementations import load
 
 IMPLEMENTATIONS = {"compiled": load(compiled=True), "numpy": load(compiled=False)}
 both = pytest.mark.parametrize("kernels", IMPLEMENTATIONS.values(), ids=list(IMPLEMENTATIONS))

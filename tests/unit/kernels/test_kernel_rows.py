@@ -15,8 +15,8 @@ from taskmanager.kernels import (
     split_by_slice,
     time_bounds,
 )
-from taskmanager.kernels.backend import load
 from taskmanager.kernels.interface import Kernels
+from tests.support.kernel_twins.implementations import load
 
 both = pytest.mark.parametrize(
     "kernels",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.errors import JobRejected
 from penstock.storage.hashing import hash_columns
 from penstock.storage.key_encoding import decode_keys, encode_keys
-from taskmanager.kernels.backend import load
+from tests.support.kernel_twins.implementations import load
 
 LOOPS = [load(compiled=True), load(compiled=False)]
 TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.errors import JobRejected
 from penstock.storage.hashing import NULL_HASH, hash_columns
 from penstock.storage.key_types import check_key_types
-from taskmanager.kernels.backend import load
+from tests.support.kernel_twins.implementations import load
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -1,4 +1,4 @@
-"""The numpy twins of ``compiled_rows``: same results, for machines without numba and for tests."""
+"""The numpy twins of ``compiled_rows``: same results."""
 
 from __future__ import annotations
 

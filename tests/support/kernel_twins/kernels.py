@@ -1,8 +1,8 @@
-"""The numpy implementation of ``interface.Kernels``: no compiler, same results, slower."""
+"""The numpy implementation of ``interface.Kernels``, the oracle of the compiled one: same results, slower."""
 
 from penstock.storage.key_encoding import NUMPY_KEY_LOOPS
-from taskmanager.kernels.twin_checksum import add_word_bits, weighted_sum
-from taskmanager.kernels.twin_rows import (
+from tests.support.kernel_twins.checksum import add_word_bits, weighted_sum
+from tests.support.kernel_twins.rows import (
     add_floats,
     add_integers,
     count_rows,
@@ -14,7 +14,7 @@ from taskmanager.kernels.twin_rows import (
     slice_starts,
     value_bounds,
 )
-from taskmanager.kernels.twin_table import (
+from tests.support.kernel_twins.table import (
     distinct_bytes,
     distinct_fixed,
     find_bytes,
@@ -25,7 +25,7 @@ from taskmanager.kernels.twin_table import (
     upsert_bytes,
     upsert_fixed,
 )
-from taskmanager.kernels.twin_versions import (
+from tests.support.kernel_twins.versions import (
     copy_changed,
     touch,
     touch_displaced,

@@ -23,10 +23,10 @@ def touch(
 
 
 def touch_displaced(
-    slots: Int64Array,  # noqa: ARG001 - the same signature as the compiled one
+    slots: Int64Array,
     records: Int64Array,
     column: int,
-    byte_keys: bool,  # noqa: ARG001
+    byte_keys: bool,
     after: int,
     up_to: int,
     from_slot: int,

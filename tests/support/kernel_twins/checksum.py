@@ -1,4 +1,4 @@
-"""The numpy twins of ``compiled_checksum``: same results, for machines without numba and for tests."""
+"""The numpy twins of ``compiled_checksum``: same results."""
 
 from __future__ import annotations
 

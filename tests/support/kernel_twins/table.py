@@ -238,7 +238,7 @@ def rehash(source: Int64Array, target: Int64Array, state: Int64Array, byte_keys:
 def distinct_fixed(
     keys: Int64Array,
     nulls: BoolArray,
-    scratch: Int64Array,  # noqa: ARG001 - the compiled twin needs it
+    scratch: Int64Array,
     first: Int64Array,
     inverse: Int64Array,
 ) -> int:
@@ -253,7 +253,7 @@ def distinct_bytes(
     data: ByteArray,
     offsets: Int64Array,
     hashes: UInt64Array,
-    scratch: Int64Array,  # noqa: ARG001 - the compiled twin needs it
+    scratch: Int64Array,
     first: Int64Array,
     inverse: Int64Array,
 ) -> int:
