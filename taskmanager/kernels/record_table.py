@@ -297,10 +297,6 @@ class RecordTable:
         """Ends the current version: see ``record_versions``."""
         return self.versions.seal(since_version)
 
-    def seal_rest(self, first: int) -> RecordExport:
-        """Ends the current version; the export holds what ``rows`` would give from row ``first`` on."""
-        return self.versions.seal_only(self._slots.occupied()[first:])
-
     def changed_keys(self, export: RecordExport) -> KeyBatch:
         """The keys of an export at once, on the thread that changes the table; ends the export."""
         found = [piece.slots for piece in export.pieces()]

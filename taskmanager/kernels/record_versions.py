@@ -105,7 +105,6 @@ class RecordVersions:
         if not self._exports:
             return self._slots.upsert(keys, self._column, self.current)
         slots = self._slots.upsert(keys)
-        self._keep_chosen()
         touched = np.empty(len(slots), dtype=np.int64)
         before = np.empty(len(slots), dtype=np.int64)
         count = self._slots.kernels.touch(
@@ -124,17 +123,7 @@ class RecordVersions:
         if self.current > FIRST_VERSION and self._floor < self.current:
             self._bury(keys if len(present) == len(keys) else keys.take(present))
         if self._exports:
-            self._keep_chosen()
-        if self._exports:
             self._touch_displaced(slots[present])
-
-    def seal_only(self, slots: Int64Array) -> RecordExport:
-        """Ends the current version; these records are the export's, and count as all there are."""
-        export = RecordExport(self, 0, self.current, [], slots)
-        self.current += 1
-        with self.lock:
-            self._exports.append(export)
-        return export
 
     def seal(self, since_version: int) -> RecordExport:
         """Ends the current version; what changed after ``since_version`` is the export's.
@@ -221,12 +210,6 @@ class RecordVersions:
         self._exports = []
         return is_kept
 
-    def _keep_chosen(self) -> None:
-        """Exports of chosen records get a copy of all: a table that is being emitted hardly changes."""
-        for export in [export for export in self._exports if export.is_chosen]:
-            export.keep(self._slots.records.copy(), self._slots.lend_arena())
-            self._exports.remove(export)
-
 
 class RecordExport:
     """Records changed in the versions ``since_version + 1 .. version``. Read by one thread, once.
@@ -244,7 +227,6 @@ class RecordExport:
         since_version: int,
         version: int,
         tombstones: list[KeyBatch],
-        chosen: Int64Array | None = None,
     ) -> None:
         self.since_version = since_version
         self.version = version
@@ -253,16 +235,10 @@ class RecordExport:
         self.cursor = 0
         self.saved: list[RecordPiece] = []
         self._owner = owner
-        self._chosen = chosen
         self._kept: tuple[Int64Array, ByteArray | None] | None = None
         self._ahead: deque[RecordPiece] = deque()
         self._ahead_bytes = 0
         self._is_released = False
-
-    @property
-    def is_chosen(self) -> bool:
-        """The records are given by their slots, not by their versions."""
-        return self._chosen is not None
 
     def keep(self, records: Int64Array, arena: ByteArray | None) -> None:
         """Goes on with records that will not change any more."""
@@ -318,11 +294,6 @@ class RecordExport:
         self._check()
         table = self._owner._slots
         records, arena = self._kept or (table.records, table.lend_arena())
-        if self._chosen is not None:
-            found = self._chosen[self.cursor : self.cursor + CHUNK_SLOTS]
-            self.cursor += len(found)
-            piece = RecordPiece(found, len(records) - 2, records[found], arena)
-            return [piece], self.cursor == len(self._chosen)
         stop = min(self.cursor + CHUNK_SLOTS, len(records))
         found = np.empty(stop - self.cursor, dtype=np.int64)
         copies = np.empty((stop - self.cursor, records.shape[1]), dtype=np.int64)

@@ -101,9 +101,8 @@ class AggregateSlices(SliceContents[AggregateRows]):
 
     @override
     def restore(self, state: KeyedStateBackend) -> None:
-        for name in (_SLICES, _FIRING):
-            for namespace in state.namespaces(name):
-                state.group_table(name, namespace, self._bound.descriptor)
+        for namespace in state.namespaces(_SLICES):
+            state.group_table(_SLICES, namespace, self._bound.descriptor)
 
     @override
     def open(self, context: OperatorContext) -> None:

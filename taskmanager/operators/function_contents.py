@@ -65,9 +65,8 @@ class FunctionSlices(SliceContents[SequencedRows]):
 
     @override
     def restore(self, state: KeyedStateBackend) -> None:
-        for name in (_SLICES, _FIRING):
-            for namespace in state.namespaces(name):
-                state.row_table(name, namespace, self._descriptor)
+        for namespace in state.namespaces(_SLICES):
+            state.row_table(_SLICES, namespace, self._descriptor)
 
     @override
     def open(self, context: OperatorContext) -> None:

@@ -82,10 +82,9 @@ class JoinSlices(SliceContents[_SidedRows]):
 
     @override
     def restore(self, state: KeyedStateBackend) -> None:
-        for names in (_SLICES, _FIRING):
-            for name, descriptor in zip(names, self._descriptors, strict=True):
-                for namespace in state.namespaces(name):
-                    state.row_table(name, namespace, descriptor)
+        for name, descriptor in zip(_SLICES, self._descriptors, strict=True):
+            for namespace in state.namespaces(name):
+                state.row_table(name, namespace, descriptor)
 
     @override
     def open(self, context: OperatorContext) -> None:

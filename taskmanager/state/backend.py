@@ -6,7 +6,7 @@ by its start, a firing by its window's end), which come and go as a whole: nothi
 The operators' side of the contract:
 - what they get from the backend they ask for again in every call, and never keep beyond it;
 - they change it only while they handle an element, and whenever a generator of theirs yields, state is
-  what a snapshot may take: rows that were handed out have been removed or are counted as emitted.
+  what may be moved out of memory; a snapshot is taken when no generator is under way.
 
 A backend decides where tables live, knows which key-groups it owns, and sees every table it gave out;
 so it can freeze, write and restore them without the operators.

@@ -5,7 +5,7 @@ columns no index is kept.
 
 Snapshots: numbers alone are exported in the background, record by record as the table goes on changing;
 with group columns the changed keys are copied when the table is sealed, the values of the columns are
-not. A table that is being emitted is exported whole, without the keys that are out.
+not.
 """
 
 from __future__ import annotations
@@ -72,9 +72,6 @@ class GroupTable:
         columns: empty group columns.
         home: name of the state it was made for.
         with_versions: the table can be sealed.
-
-    Attributes:
-        emitted_rows: rows that ``chunks`` has handed out: they are no longer part of the state.
     """
 
     def __init__(
@@ -95,7 +92,6 @@ class GroupTable:
         content = [*accumulator_fields(kinds), *(column.state_field() for column in columns)]
         self._schema = keyed_schema(key_fields(key_types), content)
         self._columns = columns
-        self.emitted_rows = 0
 
     kind = "group"
 
@@ -169,28 +165,23 @@ class GroupTable:
         return TableRows(keys.to_arrays(), gathered.accumulators, gathered.validity, columns)
 
     def chunks(self, size: int) -> Iterator[TableRows]:
-        """All keys with their state, at most ``size`` at once, and counts them as emitted.
-
-        The table must not change while it is read.
-        """
-        rows = self._records.rows()
+        """All keys with their state, at most ``size`` at once; the table must not change meanwhile."""
+        rows, columns = self._records.rows(), self._columns
         keys, count = rows.keys.to_arrays(), len(rows.keys)
         for start in range(0, count, size):
             stop = min(start + size, count)
             groups = np.arange(start, stop)
-            self.emitted_rows = stop
             yield TableRows(
                 [array.slice(start, stop - start) for array in keys],
                 [values[start:stop] for values in rows.accumulators],
                 [None if valid is None else valid[start:stop] for valid in rows.validity],
-                [column.results(groups) for column in self._columns],
+                [column.results(groups) for column in columns],
             )
 
     def clear(self) -> None:
         """Empties a table without group columns, keeping its memory."""
         assert not self._columns, "group columns are not emptied"
         self._records.clear()
-        self.emitted_rows = 0
 
     def is_reusable(self) -> bool:
         """True where a table of the same kind would do well to start with this one's memory."""
@@ -201,32 +192,17 @@ class GroupTable:
         return self._schema
 
     def is_changed(self, since_version: int) -> bool:
-        """Keys have changed after that version, or are being emitted."""
-        return self.emitted_rows > 0 or self._records.versions.is_changed(since_version)
+        """Keys have changed after that version."""
+        return self._records.versions.is_changed(since_version)
 
     def seal(self, since_version: int, max_parallelism: int) -> SealedRecords | SealedKeyedRows:
         """Freezes the keys that changed after ``since_version``."""
-        if self.emitted_rows:
-            export = self._records.seal_rest(self.emitted_rows)
-        else:
-            export = self._records.seal(since_version)
+        export = self._records.seal(since_version)
         if self._columns:
             return self._seal_with_columns(export, max_parallelism)
         return SealedRecords(
             self._records, export, self._schema, self._key_count, max_parallelism, self._numbers
         )
-
-    def seal_without(
-        self, gone: KeyBatch, since_version: int, max_parallelism: int, *, bury: bool
-    ) -> SealedKeyedRows:
-        """Freezes the keys that changed after ``since_version`` but for some.
-
-        Args:
-            gone: keys that are no longer part of the state.
-            bury: leave tombstones for them.
-        """
-        export = self._records.seal(since_version)
-        return self._seal_with_columns(export, max_parallelism, gone, bury=bury)
 
     def forget(self, version: int) -> None:
         """Tombstones up to the version may go."""
@@ -261,30 +237,17 @@ class GroupTable:
             for values, valid in zip(rows.accumulators, rows.validity, strict=True)
         ]
 
-    def _seal_with_columns(
-        self,
-        export: RecordExport,
-        max_parallelism: int,
-        gone: KeyBatch | None = None,
-        *,
-        bury: bool = False,
-    ) -> SealedKeyedRows:
+    def _seal_with_columns(self, export: RecordExport, max_parallelism: int) -> SealedKeyedRows:
         """Copies the changed keys and their numbers, and freezes the columns."""
         records = self._records
         keys = records.changed_keys(export)
-        if gone is not None and len(gone):
-            hidden = RecordTable(gone.types, [], with_index=True)
-            hidden.lookup_or_insert(gone)
-            keys = keys.take(np.flatnonzero(~hidden.contains(keys)))
         gathered = records.gather(keys)
-        numbers = [
+        states = [
             to_column(values, valid)
             for values, valid in zip(gathered.accumulators, gathered.validity, strict=True)
         ]
-        states = list(numbers)
-        if self._columns:
-            groups = records.lookup(keys)
-            states += [column.freeze(groups) for column in self._columns]
+        groups = records.lookup(keys)
+        states += [column.freeze(groups) for column in self._columns]
         return SealedKeyedRows(
             export.since_version,
             export.version,
@@ -293,5 +256,4 @@ class GroupTable:
             max_parallelism,
             plain_keys(keys).to_arrays(),
             lambda rows: [state(rows) for state in states],
-            plain_keys(gone).to_arrays() if gone is not None and bury else None,
         )

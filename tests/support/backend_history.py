@@ -113,14 +113,14 @@ class Side:
 
     Attributes:
         columns: per subtask the key space and the columns that this attempt has asked for.
-        emitting: tables whose rows are being handed out, by name and namespace.
+        emitting: tables whose rows are being handed out, by name and namespace, and the keys that are out.
     """
 
     def __init__(self, history: BackendHistory, kind: str) -> None:
         self.kind = kind
         self.model: Model = _empty()
         self.columns: dict[int, tuple[Any, dict[str, Any]]] = {}
-        self.emitting: dict[tuple[str, int], list[Iterator[TableRows]]] = {}
+        self.emitting: dict[tuple[str, int], tuple[list[Iterator[TableRows]], set[Key]]] = {}
         self._history = history
 
     @property
@@ -294,18 +294,21 @@ class BackendHistory:
             groups = side.model[name].get(namespace)
             if groups is None:
                 return
-            parts = side.emitting.get((name, namespace))
-            if parts is None:
+            if (name, namespace) not in side.emitting:
                 tables = [self.table(s.backend, name, namespace) for s in side.subtasks]
-                parts = [table.chunks(4) for table in tables]
-                side.emitting[name, namespace] = parts
+                side.emitting[name, namespace] = [table.chunks(4) for table in tables], set()
+            parts, out = side.emitting[name, namespace]
             part = None
             while parts and (part := next(parts[0], None)) is None:
                 parts.pop(0)
             if part is not None:
                 for key, row in _rows(part).items():
-                    assert _expected(name, groups.pop(key)) == row
-        if not any(side.emitting[name, namespace] for side in self.sides):
+                    assert _expected(name, groups[key]) == row
+                    assert key not in out
+                    out.add(key)
+        if not any(side.emitting[name, namespace][0] for side in self.sides):
+            for side in self.sides:
+                assert side.emitting[name, namespace][1] == set(side.model[name][namespace])
             self.drop(name, namespace)
 
     def _is_emitting(self, name: str, namespace: int) -> bool:
@@ -714,10 +717,10 @@ class BackendHistory:
         for side in self.sides:
             for subtask in side.subtasks:
                 backend: Any = subtask.backend
-                memory = backend if side.kind == "hashmap" else backend._inner
-                held = [e for *_, slot in memory._slots() for e in _exports(slot.table)]
-                if side.kind == "rocksdb":
-                    held += [e for table in backend._stored.opened() for e in _exports(table)]
+                if side.kind == "hashmap":
+                    held = [e for *_, slot in backend._slots() for e in _exports(slot.table)]
+                else:
+                    held = [e for table in backend._stored.opened() for e in _exports(table)]
                     assert not len(backend._queue)
                     assert not list(backend._environment.work_directory.glob("links-*"))
                     alive = {partition.number for partition in backend._catalog.all_partitions()}

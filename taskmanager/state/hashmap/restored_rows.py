@@ -88,7 +88,7 @@ def restored_rows(
         operator: its name, for messages.
 
     Raises:
-        Unrecoverable: a snapshot was made by another backend, or by a newer version.
+        Unrecoverable: a snapshot was made by another backend, or in another format.
     """
     found: dict[tuple[str, int], list[RestoredRows]] = {}
     for snapshot in snapshots:
@@ -146,10 +146,10 @@ def _check_format(snapshot: checkpoint_pb2.KeyedStateSnapshot, operator: str) ->
             f"the state of operator {operator!r} was written by the backend {snapshot.backend!r}, but the "
             f"job runs with {BACKEND!r}: set state.backend.type: {snapshot.backend}"
         )
-    if snapshot.format_version > FORMAT_VERSION:
+    if snapshot.format_version != FORMAT_VERSION:
         raise Unrecoverable(
-            f"the state of operator {operator!r} has format version {snapshot.format_version}, this "
-            f"version of Penstock reads up to {FORMAT_VERSION}: use a newer one"
+            f"the state of operator {operator!r} has format {snapshot.format_version}, this version of "
+            f"Penstock reads {FORMAT_VERSION}: use the version that wrote it"
         )
 
 

@@ -35,6 +35,25 @@ class CacheHost(Protocol):
         """A cache takes more or less than before; it may be asked to shrink before this returns."""
 
 
+class CacheAccount:
+    """What one cache takes, as its host knows it.
+
+    Args:
+        host: owns the budget.
+    """
+
+    def __init__(self, host: CacheHost) -> None:
+        self._host = host
+        self._size_bytes = 0
+
+    def resize(self, size_bytes: int) -> None:
+        """The cache takes so much now; it may be asked to shrink before this returns."""
+        difference = size_bytes - self._size_bytes
+        if difference:
+            self._size_bytes = size_bytes
+            self._host.cache_resized(difference)
+
+
 @dataclass(frozen=True, slots=True)
 class TableHome:
     """Where tables of an operator are.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of
+from penstock.storage.key_encoding import KeyLoops, bounds_of
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import Rows
 from taskmanager.kernels.accumulators import Values
@@ -62,15 +62,6 @@ def take_rows(rows: Rows, chosen: Int64Array) -> Rows:
     )
 
 
-def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
-    """The records ``start .. stop - 1``, without copying."""
-    return Rows(
-        rows.keys.slice(start, stop),
-        [values[start:stop] for values in rows.accumulators],
-        [None if valid is None else valid[start:stop] for valid in rows.validity],
-    )
-
-
 def sorted_entries(partition: int, rows: Rows, max_parallelism: int, loops: KeyLoops) -> SstEntries:
     """Records as entries; of records with the same key one is taken (they are equal)."""
     order = entry_order(rows.keys, max_parallelism)
@@ -84,14 +75,6 @@ def sorted_entries(partition: int, rows: Rows, max_parallelism: int, loops: KeyL
         [None if valid is None else valid[order] for valid in rows.validity],
     )
     return SstEntries(keys, values, None)
-
-
-def deleting_entries(partition: int, keys: KeyBatch, max_parallelism: int) -> SstEntries:
-    """Entries that remove (different) keys."""
-    order = entry_order(keys, max_parallelism)
-    found = entry_keys(partition, keys.take(order), max_parallelism)
-    nothing = ByteStrings(np.empty(0, np.uint8), np.zeros(len(keys) + 1, np.int64))
-    return SstEntries(found, nothing, np.ones(len(keys), np.bool_))
 
 
 def _repeated(keys: ByteStrings) -> BoolArray:

@@ -1,19 +1,16 @@
-"""Aggregates per key in the database, behind a write-back cache.
+"""Aggregates per key in the database, with those of keys in use lately in memory.
 
-The cache is a record table with versions. A key that is in it has its value there, whatever the database
-says; a key that is not has it in the database, or no value. So reads ask the cache, then the database;
-what a snapshot freezes is the cache's changes (``RecordTable.seal``), and nothing else needs to be
-looked at while they are being written. A table whose keys are all in the cache (``is_complete``) never
-reads the database.
+The table in memory is that of every backend. What is done to keys first brings those that memory has not
+in. What is done to all keys goes over the rest of the database in parts, each a table of its own for the
+time being; what memory held when it began comes first, whatever is forgotten meanwhile.
 
-Invariants: records changed after ``written_version`` may be missing in the database; a record leaves the
-cache only when it is not among them.
+Entries of numbers alone are written and read as they lie in the records, in the background; others as
+rows (``keyed_entries``). When memory is short, numbers that were changed lately stay, all else goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from typing_extensions import override
@@ -24,149 +21,107 @@ from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
 from taskmanager.state.key_batches import concatenated_keys
-from taskmanager.state.rocksdb.cache_host import CacheHost, EntryReader
-from taskmanager.state.rocksdb.entry_batches import (
-    concat_rows,
-    slice_rows,
-    take_rows,
-)
-from taskmanager.state.rocksdb.entry_keys import (
-    decoded_keys,
-    entry_keys,
-    entry_order,
-    partition_bounds,
-)
+from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.entry_batches import concat_rows, sorted_entries, take_rows
+from taskmanager.state.rocksdb.entry_keys import partition_bounds
 from taskmanager.state.rocksdb.entry_values import decoded_rows
-from taskmanager.state.rocksdb.frozen_rows import FrozenRows, RowTarget
-from taskmanager.state.rocksdb.sst_file import ByteStrings
+from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Entries, KeyedSpill
+from taskmanager.state.rocksdb.sst_file import SstEntries
+from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
+from taskmanager.state.run_format import plain_keys
 
 _TICK_UPDATES = 64
-"""Updates between two of the cache's ages."""
-_LOADED_VERSION = 1
-"""Records that came from the database are not newer than that."""
+"""Updates between two ages of what is in memory."""
 
 
-@dataclass(slots=True)
-class _Emission:
-    """How much of a table has been handed out by ``chunks``.
-
-    Attributes:
-        cached: the records of the cache when it began, handed out last.
-        cached_count: how many of them have been.
-        scanned_to: the entries up to this key that were not in the cache have been; None = none yet.
-    """
-
-    cached: Rows
-    cached_count: int = 0
-    scanned_to: bytes | None = None
-
-
-class StoredGroupTable(GroupTable):
-    """Aggregates of one namespace.
+class StoredGroupTable(GroupTable, KeyedSpill):
+    """See ``GroupTable``.
 
     Args:
         partition: the number of the namespace.
-        descriptor: has no group columns.
-        max_parallelism: number of key-groups.
-        reader: the database.
-        host: owns the budget.
+        descriptor: what the aggregates are.
+        home: where the table is.
         is_complete: the database holds nothing of it.
-
-    Attributes:
-        is_stored: the database holds something of it, or will.
     """
 
     def __init__(
         self,
         partition: int,
         descriptor: AggregateDescriptor,
-        max_parallelism: int,
-        reader: EntryReader,
-        host: CacheHost,
+        home: TableHome,
         *,
         is_complete: bool,
     ) -> None:
-        # Nothing of the table in memory is used: only what operators see of it is the same.
-        self.home = ""
-        self.emitted_rows = 0
-        self.partition = partition
-        self.descriptor = descriptor
-        self.is_stored = not is_complete
-        self._max_parallelism = max_parallelism
-        self._target = RowTarget(partition, max_parallelism, self._written)
-        self._reader = reader
-        self._host = host
-        self._is_complete = is_complete
-        self._row_count: int | None = 0 if is_complete else None
-        self._written_version = _LOADED_VERSION
+        GroupTable.__init__(
+            self,
+            descriptor.key_types,
+            descriptor.kinds,
+            descriptor.new_columns(),
+            with_versions=True,
+        )
+        KeyedSpill.__init__(
+            self, partition, home, descriptor.key_types, self.schema(), is_complete=is_complete
+        )
+        self._descriptor = descriptor
+        self._is_plain = bool(descriptor.kinds) and not self._columns
         self._updates = 0
-        self._accounted_bytes = 0
-        self._emission: _Emission | None = None
-        self._cache = self._new_cache()
+        self._records.versions.current = LOADED_VERSION + 1
 
     @override
     def __len__(self) -> int:
-        if self._is_complete:
-            return len(self._cache)
-        if self._row_count is None:
-            self._row_count = sum(len(rows.keys) for rows in self.parts())
-        return self._row_count
+        return len(self._records) + sum(len(names) for names, _ in self._rest())
 
     @property
-    def known_row_count(self) -> int:
-        """Number of keys where it is known without reading, else 0."""
-        return len(self._cache) if self._is_complete else self._row_count or 0
-
     @override
-    def memory_bytes(self) -> int:
-        return self._cache.memory_bytes()
+    def known_row_count(self) -> int:
+        return len(self._records) if self._is_complete else 0
 
     @override
     def update(self, keys: KeyBatch, inputs: TableInputs) -> None:
         self._load(keys)
-        before = len(self._cache)
-        self._cache.accumulate(keys, inputs.values, inputs.valid, merge=inputs.is_partial)
-        self._count(len(self._cache) - before)
+        super().update(keys, inputs)
         self._changed()
 
     @override
     def merge(self, other: GroupTable, only: KeyBatch | None = None) -> None:
-        for rows in _parts_of(other, only):
-            self._load(rows.keys)
-            before = len(self._cache)
-            self._cache.merge_rows(rows)
-            self._count(len(self._cache) - before)
+        if only is not None:
+            self._load(only)
+            self._merge(other, only)
             self._changed()
+            return
+        for part in other.tables():
+            self._load(part._records.key_batch())
+            self._merge(part, None)
+            self._changed()
+
+    @override
+    def tables(self) -> Iterator[GroupTable]:
+        rest = self._rest()
+        yield self
+        for part in rest:
+            yield self._part(part)
 
     @override
     def keys(self, only: KeyBatch | None = None) -> KeyBatch:
         if only is not None:
             self._load(only)
-            return only.take(np.flatnonzero(self._cache.contains(only)))
-        return concatenated_keys([rows.keys for rows in self.parts()])
+            return super().keys(only)
+        found = [super().keys(), *(self._keys_of(names) for names, _ in self._rest())]
+        return concatenated_keys(found)
 
     @override
     def rows(self, keys: KeyBatch) -> TableRows:
         self._load(keys)
-        gathered = self._cache.gather(keys)
-        return TableRows(keys.to_arrays(), gathered.accumulators, gathered.validity, [])
+        return super().rows(keys)
 
     @override
     def chunks(self, size: int) -> Iterator[TableRows]:
-        cached = self._cache.rows()
-        emission = self._emission = _Emission(cached)
-        if not self._is_complete:
-            for rows, entries in self._scan(self._cache):
-                for start in range(0, len(rows.keys), size):
-                    part = slice_rows(rows, start, min(start + size, len(rows.keys)))
-                    emission.scanned_to = entries[start + len(part.keys) - 1]
-                    self.emitted_rows += len(part.keys)
-                    yield _table_rows(part)
-        for start in range(0, len(cached.keys), size):
-            part = slice_rows(cached, start, min(start + size, len(cached.keys)))
-            emission.cached_count = start + len(part.keys)
-            self.emitted_rows += len(part.keys)
-            yield _table_rows(part)
+        rest = self._rest()
+        yield from super().chunks(size)
+        for names, values in rest:
+            for start in range(0, len(names), size):
+                some = slice(start, start + size)
+                yield from self._part((names[some], values[some])).chunks(size)
 
     @override
     def clear(self) -> None:
@@ -176,156 +131,115 @@ class StoredGroupTable(GroupTable):
     def is_reusable(self) -> bool:
         return False
 
-    def parts(self, only: KeyBatch | None = None) -> Iterator[Rows]:
-        """All records, or those of the (different) keys of ``only``, in at least one part."""
-        if only is not None:
-            keys = self.keys(only)
-            gathered = self._cache.gather(keys)
-            yield Rows(keys, gathered.accumulators, gathered.validity)
-            return
-        cache = self._cache
-        if not self._is_complete:
-            for rows, _ in self._scan(cache):
-                yield rows
-        yield cache.rows()
+    @override
+    def freeze(self) -> FrozenPart | None:
+        if not self._is_plain or not self.is_changed(self._written_version):
+            return super().freeze()
+        self.is_stored = True
+        return FrozenRecords(self, self._records, self._home.max_parallelism)
 
-    def freeze(self) -> FrozenRows | None:
-        """Ends the version of the cache: what the database must be given; None = nothing."""
-        versions, emission = self._cache.versions, self._emission
-        if emission is None:
-            if not versions.is_changed(self._written_version):
-                return None
-            self.is_stored = True
-            return FrozenRows(self._target, self._cache, self._written_version)
-        gone = emission.cached.keys.slice(0, emission.cached_count)
-        was_stored, self.is_stored = self.is_stored, True
-        # The range that is dropped may hold records that are also in the cache.
-        since = 0 if emission.scanned_to is not None else self._written_version
-        return FrozenRows(
-            self._target,
-            self._cache,
-            since,
-            scanned_to=emission.scanned_to,
-            gone=gone if was_stored else gone.slice(0, 0),
-            hidden=gone,
-        )
-
-    def _written(self, cache: RecordTable, version: int) -> None:
-        """The database holds the changes of ``cache`` up to the version."""
-        if cache is self._cache:
-            self._written_version = max(self._written_version, version)
-
+    @override
     def evict(self, *, everything: bool) -> None:
-        """Keeps the half of the records that was changed last, or none; all changes have been written."""
-        keep_rows = 0 if everything else len(self._cache) // 2
-        assert not self._cache.versions.is_changed(self._written_version), "unwritten changes"
-        rows, ages = self._cache.rows(), self._cache.row_versions()
-        if len(ages) <= keep_rows:
+        if self.is_changed(self._written_version):
             return
-        if self._is_complete:
-            self._row_count = len(ages)
-            self._is_complete = False
-        self._cache = self._new_cache()
-        self._written_version = _LOADED_VERSION
-        if keep_rows:
-            newest = np.argpartition(ages, len(ages) - keep_rows)[len(ages) - keep_rows :]
-            self._cache.put(take_rows(rows, newest))
+        kept = None
+        if self._is_plain and not everything:
+            rows, ages = self._records.rows(), self._records.row_versions()
+            oldest = len(ages) - len(ages) // 2
+            if oldest < len(ages):
+                kept = take_rows(rows, np.argpartition(ages, oldest)[oldest:])
+        self._is_complete = self._is_complete and not len(self._records)
+        self._forget()
+        if kept is not None:
+            self._records.put(kept)
         self._account()
 
-    def close(self) -> list[int]:
-        """The table is not used any more; the partitions whose entries may go."""
-        accounted, self._accounted_bytes = self._accounted_bytes, 0
-        self._host.cache_resized(-accounted)
-        return [self.partition] if self.is_stored else []
-
-    def _account(self) -> None:
-        size = self._cache.memory_bytes()
-        difference = size - self._accounted_bytes
-        if difference:
-            self._accounted_bytes = size
-            self._host.cache_resized(difference)
-
     @property
-    @override
-    def _records(self) -> _PlainRecords:  # type: ignore[override]
-        """What a table in memory that merges this one reads of it."""
-        return _PlainRecords(self)
+    def written_version(self) -> int:
+        """The database has the changes up to this version."""
+        return self._written_version
 
-    def _new_cache(self) -> RecordTable:
-        descriptor = self.descriptor
-        cache = RecordTable(descriptor.key_types, descriptor.kinds, with_versions=True)
-        cache.versions.current = _LOADED_VERSION + 1
-        return cache
+    @override
+    def _forget(self) -> None:
+        descriptor, version = self._descriptor, self._records.versions.current
+        self._columns = descriptor.new_columns()
+        self._records = RecordTable(
+            descriptor.key_types,
+            descriptor.kinds,
+            with_index=bool(self._columns),
+            with_versions=True,
+        )
+        self._records.versions.current = version
+
+    @override
+    def _missing(self, keys: KeyBatch) -> KeyBatch:
+        missing = keys.take(np.flatnonzero(~self._records.contains(keys)))
+        return plain_keys(missing.take(distinct(missing)[0])) if len(missing) else missing
+
+    @override
+    def _put(self, parts: list[Entries]) -> None:
+        self._put_into(self, parts)
+
+    def _put_into(self, table: GroupTable, parts: list[Entries]) -> None:
+        if not self._is_plain:
+            table.load(*self._restored(parts))
+            return
+        for names, values in parts:
+            accumulators, validity = decoded_rows(self._kinds, values)
+            table._records.put(Rows(self._keys_of(names), accumulators, validity))
+
+    def _part(self, entries: Entries) -> GroupTable:
+        """A table of some entries."""
+        descriptor = self._descriptor
+        part = GroupTable(
+            descriptor.key_types, descriptor.kinds, descriptor.new_columns(), with_versions=True
+        )
+        self._put_into(part, [entries])
+        return part
+
+    def _rest(self) -> Iterator[Entries]:
+        """The entries of keys that are not in memory now, in parts."""
+        return iter(()) if self._is_complete else self._unloaded(self._records)
+
+    def _unloaded(self, records: RecordTable) -> Iterator[Entries]:
+        for names, values in self._home.reader.scan(*partition_bounds(self.partition)):
+            chosen = np.flatnonzero(~records.contains(self._keys_of(names))).tolist()
+            if len(chosen) == len(names):
+                yield names, values
+            elif chosen:
+                yield [names[row] for row in chosen], [values[row] for row in chosen]
 
     def _changed(self) -> None:
         self._updates += 1
         if self._updates % _TICK_UPDATES == 0:
-            self._cache.versions.current += 1
+            self._records.versions.current += 1
         self._account()
 
-    def _count(self, new_rows: int) -> None:
-        if not self._is_complete and self._row_count is not None:
-            self._row_count += new_rows
 
-    def _load(self, keys: KeyBatch) -> None:
-        """Brings what the database has of the keys into the cache."""
-        if self._is_complete:
-            return
-        absent = np.flatnonzero(~self._cache.contains(keys))
-        if not len(absent):
-            return
-        missing = keys.take(absent)
-        missing = missing.take(distinct(missing)[0])
-        found = self._read(missing)
-        self._cache.put(found)
+class FrozenRecords:
+    """The numbers of one table that have changed up to a freeze (``FrozenPart``)."""
 
-    def _read(self, keys: KeyBatch) -> Rows:
-        keys = keys.take(entry_order(keys, self._max_parallelism))
-        entries = entry_keys(self.partition, keys, self._max_parallelism)
-        values = self._reader.get_many(entries.to_list())
-        present = [value for value in values if value is not None]
-        accumulators, validity = decoded_rows(self.descriptor.kinds, present)
-        if len(present) < len(values):
-            keys = keys.take(np.flatnonzero([value is not None for value in values]))
-        return Rows(keys, accumulators, validity)
+    dropped_range = None
 
-    def _scan(self, cache: RecordTable) -> Iterator[tuple[Rows, list[bytes]]]:
-        """The records that the cache does not have, and their entry keys, in the order of these."""
-        begin, end = partition_bounds(self.partition)
-        loops = process_kernels()
-        for names, values in self._reader.scan(begin, end):
-            keys = decoded_keys(self.descriptor.key_types, ByteStrings.of(names), loops)
-            accumulators, validity = decoded_rows(self.descriptor.kinds, values)
-            rows = Rows(keys, accumulators, validity)
-            chosen = np.flatnonzero(~cache.contains(keys))
-            if len(chosen) < len(names):
-                rows = take_rows(rows, chosen)
-                names = [names[row] for row in chosen.tolist()]
-            if names:
-                yield rows, names
-
-
-class _PlainRecords:
-    """A stored table as ``GroupTable.merge`` reads another one's records."""
-
-    def __init__(self, table: StoredGroupTable) -> None:
+    def __init__(self, table: StoredGroupTable, records: RecordTable, max_parallelism: int) -> None:
+        self.partition = table.partition
         self._table = table
+        self._records = records
+        self._export = records.seal(table.written_version)
+        self._max_parallelism = max_parallelism
 
-    def rows(self) -> Rows:
-        return concat_rows(list(self._table.parts()))
+    def entries(self) -> list[SstEntries]:
+        """What is to be written, sorted."""
+        parts = [rows for rows in self._records.exported(self._export) if len(rows.keys)]
+        if not parts:
+            return []
+        rows, loops = concat_rows(parts), process_kernels()
+        return [sorted_entries(self.partition, rows, self._max_parallelism, loops)]
 
-    def gather(self, keys: KeyBatch) -> Rows:
-        return next(iter(self._table.parts(keys)))
+    def written(self) -> None:
+        """The entries are in the database."""
+        self._table.written(self._export.version)
 
-
-def _parts_of(other: GroupTable, only: KeyBatch | None) -> Iterator[Rows]:
-    if isinstance(other, StoredGroupTable):
-        yield from other.parts(only)
-        return
-    keys = other.keys(only)
-    rows = other.rows(keys)
-    yield Rows(keys, rows.accumulators, rows.validity)
-
-
-def _table_rows(rows: Rows) -> TableRows:
-    return TableRows(rows.keys.to_arrays(), rows.accumulators, rows.validity, [])
+    def release(self) -> None:
+        """Nothing of it will be written (any more); repeatable."""
+        self._export.release()

@@ -22,7 +22,7 @@ from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import RecordTable
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.descriptors import StateDescriptor
-from taskmanager.state.rocksdb.cache_host import CacheHost, EntryReader
+from taskmanager.state.rocksdb.cache_host import CacheAccount, CacheHost, EntryReader
 from taskmanager.state.rocksdb.cell_columns import ListCells, StoredColumn, ValueCells
 from taskmanager.state.rocksdb.entry_keys import (
     PARTITION_BYTES,
@@ -76,6 +76,7 @@ class StoredKeySpace:
         self._max_parallelism = max_parallelism
         self._reader = reader
         self._host = host
+        self._cache_account = CacheAccount(host)
         self._columns: dict[str, StoredColumn] = {}
         self._index = RecordTable(key_types, [], with_index=True)
         self._rests: list[bytes] = []
@@ -83,7 +84,6 @@ class StoredKeySpace:
         self._last_used = np.zeros(0, np.int64)
         self._bundle = 0
         self._is_entered = False
-        self._accounted_bytes = 0
         # Where ``sweep`` goes on: a column and an entry of it, or a slot where all columns are done.
         self._sweep_column = 0
         self._sweep_from: bytes | None = None
@@ -244,11 +244,7 @@ class StoredKeySpace:
         self._is_loaded[slots] = True
 
     def _account(self) -> None:
-        size = self.memory_bytes()
-        difference = size - self._accounted_bytes
-        if difference:
-            self._accounted_bytes = size
-            self._host.cache_resized(difference)
+        self._cache_account.resize(self.memory_bytes())
 
     def _decoded(self, rests: list[bytes]) -> KeyBatch:
         names = ByteStrings.of([bytes(PARTITION_BYTES) + rest for rest in rests])

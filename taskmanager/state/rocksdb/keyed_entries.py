@@ -16,11 +16,11 @@ from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import distinct, encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.state.keyed_rows import SealedKeyedRows
 from taskmanager.state.rocksdb.entry_batches import concat_strings
 from taskmanager.state.rocksdb.entry_keys import decoded_keys, entry_keys, entry_order
 from taskmanager.state.rocksdb.row_values import decoded_values, encoded_values
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
+from taskmanager.state.snapshot_table import SealedTable
 
 NUMBER_BYTES: Final = 8
 PART_BYTES: Final = 256 << 20
@@ -93,7 +93,6 @@ class FrozenKeyedRows:
         sealed: the changes.
         key_count: how many columns the key has.
         written: told the version when the database has them.
-        also: makes more entries of each batch of rows, of another partition.
     """
 
     dropped_range: tuple[bytes, bytes] | None = None
@@ -101,7 +100,7 @@ class FrozenKeyedRows:
     def __init__(
         self,
         partition: int,
-        sealed: SealedKeyedRows,
+        sealed: SealedTable,
         key_count: int,
         max_parallelism: int,
         written: Callable[[int], None],
@@ -115,9 +114,13 @@ class FrozenKeyedRows:
         self._written = written
         self._with_numbers = with_numbers
 
+    def batches(self) -> Iterable[pa.RecordBatch]:
+        """The changed rows."""
+        return self._sealed.batches()
+
     def entries(self) -> list[SstEntries]:
         """What is to be written, in parts that are each sorted; of one key the last counts."""
-        return [self.entries_of(batches) for batches in in_parts(self._sealed.batches())]
+        return [self.entries_of(batches) for batches in in_parts(self.batches())]
 
     def entries_of(self, batches: list[pa.RecordBatch]) -> SstEntries:
         """The entries of at least one batch."""

@@ -17,17 +17,15 @@ from taskmanager.state.count_table import count_fields
 from taskmanager.state.descriptors import StateDescriptor, ValueCodec
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import StoredTable
-from taskmanager.state.rocksdb.inner_state import STORED_KIND
 from taskmanager.state.row_table import RowDescriptor
 from taskmanager.state.run_format import key_fields
 from taskmanager.state.session_table import SESSION_FIELDS
 
-GROUP_KIND: Final = STORED_KIND + "group"
-COLUMN_KIND: Final = STORED_KIND + "columns"
-TIMER_KIND: Final = STORED_KIND + "timers"
-SESSION_KIND: Final = STORED_KIND + "sessions"
-COUNT_KIND: Final = STORED_KIND + "counts"
-ROW_KIND: Final = STORED_KIND + "rows"
+GROUP_KIND: Final = "group"
+TIMER_KIND: Final = "timers"
+SESSION_KIND: Final = "sessions"
+COUNT_KIND: Final = "counts"
+ROW_KIND: Final = "rows"
 
 _CODEC: Final = "codec"
 """Metadata key of a field."""
@@ -54,7 +52,7 @@ class StoredState:
     """A state of the database.
 
     Attributes:
-        kind: ``rocksdb.group``, ...
+        kind: ``group``, ...
         schema: Arrow IPC schema of its rows.
         partitions: by namespace.
     """
@@ -83,8 +81,7 @@ class PartitionCatalog:
     def restore(self, snapshot: checkpoint_pb2.KeyedStateSnapshot) -> None:
         """Takes over the partitions of the snapshot that the database was opened with."""
         for table in snapshot.tables:
-            if table.kind.startswith(STORED_KIND):
-                self.states[table.name] = StoredState(table.kind, table.schema)
+            self.states[table.name] = StoredState(table.kind, table.schema)
         for name, segment in stored_segments(snapshot):
             partition = Partition(segment.offset, is_stored=True, row_count=segment.row_count)
             self.states[name].partitions[segment.namespace] = partition
@@ -152,20 +149,11 @@ def stored_segments(
 ) -> Iterator[tuple[str, checkpoint_pb2.StateSegment]]:
     """The partitions of a snapshot with the names of their states."""
     for segment in snapshot.segments:
-        table = snapshot.tables[segment.table]
-        if table.kind.startswith(STORED_KIND):
-            yield table.name, segment
+        yield snapshot.tables[segment.table].name, segment
 
 
 def group_schema(descriptor: AggregateDescriptor) -> bytes:
-    """What rows of an aggregate look like."""
-    fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(descriptor.key_types)]
-    schema = pa.schema([*fields, *accumulator_fields(descriptor.kinds)])
-    return schema.serialize().to_pybytes()
-
-
-def columns_schema(descriptor: AggregateDescriptor) -> bytes:
-    """What aggregates look like that are not numbers alone."""
+    """What aggregates look like."""
     states = [column.state_field() for column in descriptor.new_columns()]
     content = [*accumulator_fields(descriptor.kinds), *states]
     return _plain_schema(content, descriptor.key_types)
@@ -214,7 +202,7 @@ def _codec_field(name: str, codec: ValueCodec) -> pa.Field:
 def _shown(kind: str, schema: bytes) -> str:
     fields = pa.ipc.read_schema(pa.py_buffer(schema))
     columns = ", ".join(f"{field.name}: {_shown_type(field)}" for field in fields)
-    return f"{kind.removeprefix(STORED_KIND)} ({columns})"
+    return f"{kind} ({columns})"
 
 
 def _shown_type(field: pa.Field) -> str:

@@ -27,14 +27,13 @@ from taskmanager.state.backend import BackendEnvironment
 from taskmanager.state.rocksdb.database_store import Database, ReadOnlyDatabase
 from taskmanager.state.rocksdb.entry_keys import group_bounds, moved_to, partition_bounds
 from taskmanager.state.rocksdb.file_ledger import SHARED_SUFFIX, FileLedger, local_name
-from taskmanager.state.rocksdb.inner_state import is_inner_file
 from taskmanager.state.rocksdb.partitions import TIMER_KIND, PartitionCatalog, stored_segments
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 from taskmanager.state.rocksdb.timer_entries import timer_groups
 
 BACKEND: Final = "rocksdb"
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 _COPY_ROWS: Final = 1 << 18
 
 
@@ -74,7 +73,7 @@ def open_state(
         environment: its work directory is emptied first, and is gone where this fails.
 
     Raises:
-        Unrecoverable: a snapshot is of another backend, or of a newer format.
+        Unrecoverable: a snapshot is of another backend, or of another format.
         StoreNotFound: a file is gone.
         StoreCorrupt: a file is not what was written.
         StoreTransient: a file cannot be read now, or the database cannot be opened.
@@ -143,15 +142,15 @@ def _check(snapshot: checkpoint_pb2.KeyedStateSnapshot, environment: BackendEnvi
             f"{where} was written by the {snapshot.backend} backend: restore it with "
             f"state.backend.type: {snapshot.backend}"
         )
-    if snapshot.format_version > FORMAT_VERSION:
+    if snapshot.format_version != FORMAT_VERSION:
         raise Unrecoverable(
-            f"{where} has format {snapshot.format_version}, this version reads up to "
-            f"{FORMAT_VERSION}: use the version of Penstock that wrote it, or a later one"
+            f"{where} has format {snapshot.format_version}, this version of Penstock reads "
+            f"{FORMAT_VERSION}: use the version that wrote it"
         )
 
 
 def _size_bytes(snapshot: checkpoint_pb2.KeyedStateSnapshot) -> int:
-    return sum(file.handle.size_bytes for file in snapshot.files if not is_inner_file(file))
+    return sum(file.handle.size_bytes for file in snapshot.files)
 
 
 def _key_groups(snapshot: checkpoint_pb2.KeyedStateSnapshot) -> range:
@@ -163,12 +162,11 @@ def _download(
 ) -> None:
     directory.mkdir()
     for file in snapshot.files:
-        if not is_inner_file(file):
-            target = directory / local_name(file)
-            if file.name.endswith(SHARED_SUFFIX):
-                reader.fetch(file.handle, target)
-            else:  # the database writes on in it
-                target.write_bytes(reader.read(file.handle))
+        target = directory / local_name(file)
+        if file.name.endswith(SHARED_SUFFIX):
+            reader.fetch(file.handle, target)
+        else:  # the database writes on in it
+            target.write_bytes(reader.read(file.handle))
 
 
 def _drop_unowned(database: Database, catalog: PartitionCatalog) -> None:

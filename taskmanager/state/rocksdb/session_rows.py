@@ -27,33 +27,22 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
-from penstock.storage.key_types import Int64Array, value_type
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import RecordTable, encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.instances import InstanceState
-from taskmanager.state.keyed_rows import SealedKeyedRows
 from taskmanager.state.rocksdb.cache_host import TableHome
-from taskmanager.state.rocksdb.entry_keys import (
-    decoded_keys,
-    entry_keys,
-    entry_order,
-    partition_bounds,
-)
-from taskmanager.state.rocksdb.keyed_entries import (
-    FrozenKeyedRows,
-    in_parts,
-    keyed_batch,
-    split_numbers,
-)
-from taskmanager.state.rocksdb.row_values import check_storable
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
+from taskmanager.state.rocksdb.entry_keys import partition_bounds
+from taskmanager.state.rocksdb.keyed_entries import FrozenKeyedRows, in_parts
+from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, KeyedSpill
+from taskmanager.state.rocksdb.sst_file import SstEntries
 from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
+from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.session_table import SessionTable
 from taskmanager.state.snapshot_table import RestoredPart
 
 PART_ROWS: Final = 1 << 13
 """About so many ends are looked at at once."""
-_LOADED_VERSION: Final = 1
 _NEVER: Final = 2**63 - 1
 
 
@@ -70,7 +59,7 @@ class _Ends:
     first: int | None
 
 
-class StoredSessionTable(SessionTable):
+class StoredSessionTable(SessionTable, KeyedSpill):
     """See ``SessionTable``.
 
     Args:
@@ -79,6 +68,8 @@ class StoredSessionTable(SessionTable):
         new_contents: makes the contents of a table without sessions.
         is_complete: the database holds nothing of it.
     """
+
+    with_numbers = True
 
     def __init__(
         self,
@@ -91,20 +82,13 @@ class StoredSessionTable(SessionTable):
         *,
         is_complete: bool,
     ) -> None:
-        super().__init__(key_types, gap_ms, new_contents())
-        for column in self.schema():
-            check_storable(column.type)
-        self.partition = partition
+        SessionTable.__init__(self, key_types, gap_ms, new_contents())
+        KeyedSpill.__init__(
+            self, partition, home, key_types, self.schema(), is_complete=is_complete
+        )
         self.end_partition = end_partition
-        self.is_stored = not is_complete
-        self._plain_types = tuple(value_type(kind) for kind in key_types)
         self._new_contents = new_contents
-        self._home = home
-        self._is_complete = is_complete
-        self._version = _LOADED_VERSION + 1
-        self._written_version = _LOADED_VERSION
-        self._needs_room = False
-        self._accounted_bytes = 0
+        self._version = LOADED_VERSION + 1
         begin = partition_bounds(end_partition)[0]
         self._fire = _Ends(begin, _NEVER if is_complete else None)
         self._expire = _Ends(begin, _NEVER if is_complete else None)
@@ -113,16 +97,10 @@ class StoredSessionTable(SessionTable):
         self._removed: dict[int, RecordTable] = {}
         self._outlive_firing = False
 
-    @property
-    def known_row_count(self) -> int:
-        """Number of sessions where it is known without reading, else 0."""
-        return len(self) if self._is_complete else 0
-
     @override
     def key_indices(self, keys: KeyBatch) -> Int64Array:
         self._make_room()
-        if not self._is_complete:
-            self._load(keys)
+        self._load(keys)
         return super().key_indices(keys)
 
     @override
@@ -176,62 +154,31 @@ class StoredSessionTable(SessionTable):
         super().load(batches, part)
         self._outlive_firing = self._outlive_firing or bool(self._fired.any())
 
-    def freeze(self) -> FrozenSessions | None:
-        """What the database must be given; None = nothing."""
+    @override
+    def freeze(self) -> FrozenPart | None:
         self.forget(self._written_version)
         seen = self._expire if self._outlive_firing else self._fire
         is_dropping = seen.read_from > self._dropped_to
         if not is_dropping and not self.is_changed(self._written_version):
             return None
-        self.is_stored = True
-        limit = self._home.max_parallelism
-        sealed = self.seal(self._written_version, limit)
-        dropped = None
+        frozen, dropped = self._frozen(), None
         if is_dropping:
             self._dropped_to = seen.read_from
             dropped = partition_bounds(self.end_partition)[0], self._dropped_to
-        return FrozenSessions(self, sealed, len(self._types), limit, dropped)
+        return FrozenSessions(frozen, self.end_partition, len(self._types), dropped)
 
-    def evict(self, *, everything: bool) -> None:
-        """Forgets what is in memory, where nobody holds numbers of sessions."""
-        self._needs_room = True
-
+    @override
     def close(self) -> list[int]:
-        """The table is not used any more; the partitions whose entries may go."""
-        accounted, self._accounted_bytes = self._accounted_bytes, 0
-        self._home.host.cache_resized(-accounted)
-        return [self.partition, self.end_partition] if self.is_stored else []
+        return [*super().close(), self.end_partition] if self.is_stored else super().close()
 
-    def written(self, version: int) -> None:
-        """The database has the changes up to the version; on any thread."""
-        self._written_version = max(self._written_version, version)
-
-    def load_all(self) -> None:
-        """Brings all sessions into memory, for tests and tools."""
-        if not self._is_complete:
-            for names, _ in self._home.reader.scan(*partition_bounds(self.partition)):
-                keys, _ = split_numbers(names)
-                self._load(decoded_keys(self._plain_types, ByteStrings.of(keys), process_kernels()))
-
-    def adopt(self, other: SessionTable) -> None:
-        """Takes over the sessions of a table that was restored in memory; this one has none."""
-        limit = self._home.max_parallelism
-        self.load(other.seal(0, limit).batches(), RestoredPart(range(limit), 0, 1, len(other)))
-        self._touch(np.flatnonzero(self._end[: self._numbers.bound] != _NEVER))
-
-    def _make_room(self) -> None:
-        self._account()
-        if self._needs_room and not self.is_changed(self._written_version):
-            self._needs_room = False
-            if len(self):
-                self._is_complete = False
-                for ends, first in (
-                    (self._fire, self._first_end_to_fire),
-                    (self._expire, self._first_end_to_expire),
-                ):
-                    ends.first = None if ends.first is None else min(ends.first, first)
-            self._begin(self._new_contents())
-            self._account()
+    @override
+    def _forget(self) -> None:
+        for ends, first in (
+            (self._fire, self._first_end_to_fire),
+            (self._expire, self._first_end_to_expire),
+        ):
+            ends.first = None if ends.first is None else min(ends.first, first)
+        self._begin(self._new_contents())
 
     def _first_stored(self, ends: _Ends) -> int:
         """No stored end that has not been looked at is before it."""
@@ -259,32 +206,15 @@ class StoredSessionTable(SessionTable):
         self._load(keys.slice(0, count))
         return True
 
-    def _load(self, keys: KeyBatch) -> None:
+    @override
+    def _missing(self, keys: KeyBatch) -> KeyBatch:
         missing = self._keys.missing(keys)
         for version, removed in list(self._removed.items()):
             if version <= self._written_version:
                 del self._removed[version]
             elif len(missing):
                 missing = missing.take(np.flatnonzero(removed.lookup(missing) < 0))
-        if not len(missing):
-            return
-        limit = self._home.max_parallelism
-        missing = missing.take(entry_order(missing, limit))
-        prefixes = entry_keys(self.partition, missing, limit).to_list()
-        batches = [
-            keyed_batch(self.schema(), self._plain_types, names, values, with_numbers=True)
-            for names, values in self._home.reader.scan_prefixes(prefixes)
-        ]
-        if batches:
-            rows = sum(batch.num_rows for batch in batches)
-            self.load(batches, RestoredPart(range(limit), 0, 1, rows))
-
-    def _account(self) -> None:
-        size = self.memory_bytes()
-        difference = size - self._accounted_bytes
-        if difference:
-            self._accounted_bytes = size
-            self._home.host.cache_resized(difference)
+        return missing
 
 
 class FrozenSessions:
@@ -292,25 +222,21 @@ class FrozenSessions:
 
     def __init__(
         self,
-        table: StoredSessionTable,
-        sealed: SealedKeyedRows,
+        rows: FrozenKeyedRows,
+        end_partition: int,
         key_count: int,
-        max_parallelism: int,
         dropped: tuple[bytes, bytes] | None,
     ) -> None:
-        self.partition = table.partition
+        self.partition = rows.partition
         self.dropped_range = dropped
-        self._end_partition = table.end_partition
+        self._rows = rows
+        self._end_partition = end_partition
         self._key_count = key_count
-        self._sealed = sealed
-        self._rows = FrozenKeyedRows(
-            table.partition, sealed, key_count, max_parallelism, table.written, with_numbers=True
-        )
 
     def entries(self) -> list[SstEntries]:
         """What is to be written: sessions, and when they end."""
         parts: list[SstEntries] = []
-        for batches in in_parts(self._sealed.batches()):
+        for batches in in_parts(self._rows.batches()):
             parts += self._entries_of(batches)
         return parts
 

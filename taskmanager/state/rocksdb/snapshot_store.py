@@ -11,13 +11,10 @@ from typing import Final
 from penstock.errors import CheckpointAborted
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob
-from taskmanager.state.backend import BackendSnapshot
 from taskmanager.state.rocksdb.file_ledger import FileLedger
-from taskmanager.state.rocksdb.inner_state import add_inner
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, WriteQueue
 
 _READ_BYTES: Final = 4 << 20
-_INNER: Final = "memory/"
 
 
 class RocksDBSnapshot:
@@ -29,7 +26,6 @@ class RocksDBSnapshot:
         queue: where ``freeze`` is waiting.
         freeze: the changes that are to be written; has a directory for links.
         ledger: of the files.
-        inner: the snapshot of the states in memory.
     """
 
     def __init__(
@@ -39,7 +35,6 @@ class RocksDBSnapshot:
         queue: WriteQueue,
         freeze: Freeze,
         ledger: FileLedger,
-        inner: BackendSnapshot,
     ) -> None:
         assert freeze.link_to is not None
         self._checkpoint_id = checkpoint_id
@@ -48,7 +43,6 @@ class RocksDBSnapshot:
         self._freeze = freeze
         self._directory = freeze.link_to
         self._ledger = ledger
-        self._inner = inner
         self._known: dict[str, checkpoint_pb2.StateFile] = {}
         self._uploaded: list[str] = []
 
@@ -63,8 +57,6 @@ class RocksDBSnapshot:
         self._known, self._uploaded = self._ledger.to_upload(names)
         for name in self._uploaded:
             yield Blob(name, partial(self._parts_of, name))
-        for blob in self._inner.blobs():
-            yield Blob(_INNER + blob.name, blob.chunks)
 
     def describe(
         self, handles: Mapping[str, checkpoint_pb2.StateHandle]
@@ -76,12 +68,6 @@ class RocksDBSnapshot:
         for name in self._uploaded:
             snapshot.files.append(self._ledger.uploaded(name, handles[name]))
         self._ledger.described(self._checkpoint_id, snapshot.files)
-        of_inner = {
-            name.removeprefix(_INNER): handle
-            for name, handle in handles.items()
-            if name.startswith(_INNER)
-        }
-        add_inner(snapshot, self._inner.describe(of_inner))
         self._remove_links()
         return snapshot
 
@@ -89,7 +75,6 @@ class RocksDBSnapshot:
         """See ``BackendSnapshot``."""
         self._queue.discard(self._freeze)
         self._remove_links()
-        self._inner.discard()
 
     def _parts_of(self, name: str) -> Iterator[bytes]:
         try:

@@ -1,22 +1,16 @@
 """The backend that keeps state in RocksDB, one database per operator and subtask.
 
-Everything is in the database. A ``HashMapStateBackend`` inside holds what was restored from checkpoints
-that kept some of it in memory, until somebody asks for it; it counts towards the same limit, and its files
-are part of the same snapshots.
-
 Reads and changes go through write-back caches (``stored_tables``, ``key_space``), freezes through the
 ``WriteQueue``. When the caches are larger than their share of the slot's memory, all changes are written
 on the mailbox thread and what was used least recently leaves the caches.
 
-Memory is accounted in two users of the slot's ledger: the caches here (with RocksDB's block cache and
-write buffers), and the backend inside.
+The caches, with RocksDB's block cache and write buffers, are one user of the slot's ledger.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -31,17 +25,14 @@ from taskmanager.state.backend import (
     AggregateDescriptor,
     BackendEnvironment,
     BackendSnapshot,
-    KeyedStateBackend,
     KeySpace,
     TimerTable,
 )
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.group_table import GroupTable
-from taskmanager.state.hashmap.store import HashMapStateBackend
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
-from taskmanager.state.rocksdb.inner_state import STORED_KIND, inner_part
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.pacer_runner import Pacer
 from taskmanager.state.rocksdb.partitions import (
@@ -68,17 +59,12 @@ class RocksDBStateBackend:
 
     Args:
         environment: see there.
-        open_inner: opens the backend for what is kept in memory.
 
     Raises:
         StreamError: what is to be restored cannot be.
     """
 
-    def __init__(
-        self,
-        environment: BackendEnvironment,
-        open_inner: Callable[[BackendEnvironment], KeyedStateBackend] = HashMapStateBackend,
-    ) -> None:
+    def __init__(self, environment: BackendEnvironment) -> None:
         self._environment = environment
         self._key_groups = key_group_range(
             environment.subtask_index, environment.parallelism, environment.max_parallelism
@@ -90,21 +76,12 @@ class RocksDBStateBackend:
         self._ledger = opened.ledger
         self._queue = WriteQueue(self._database)
         self._link_numbers = count(1)
-        self._has_columns: dict[str, bool] = {}
-        inner_directory = environment.work_directory / "memory"
-        restored = tuple(inner_part(snapshot) for snapshot in environment.restored)
-        try:
-            self._inner = open_inner(
-                replace(environment, restored=restored, work_directory=inner_directory)
-            )
-        except BaseException:
-            self._database.close()
-            shutil.rmtree(environment.work_directory, ignore_errors=True)
-            raise
         home = TableHome(self._database, self, self._key_groups, environment.max_parallelism)
-        self._stored = StoredTables(self._catalog, home, self._inner, self._owner)
+        self._stored = StoredTables(self._catalog, home, self._owner)
         self._slot_memory.join()
-        self._memory_user = environment.memory.register(f"{self._owner} (rocksdb)", self._own_bytes)
+        self._memory_user = environment.memory.register(
+            f"{self._owner} (rocksdb)", self.memory_bytes
+        )
         self._cache_bytes = 0
         self._key_space: StoredKeySpace | None = None
         self._pacer = Pacer(environment.clock)
@@ -126,12 +103,6 @@ class RocksDBStateBackend:
         Raises:
             TaskFailure: it was restored with other types.
         """
-        has_columns = self._has_columns.get(name)
-        if has_columns is None:
-            has_columns = not descriptor.kinds or bool(descriptor.new_columns())
-            self._has_columns[name] = has_columns
-        if has_columns:
-            return self._stored.columns(name, namespace, descriptor)
         return self._stored.groups(name, namespace, descriptor)
 
     def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:
@@ -191,15 +162,11 @@ class RocksDBStateBackend:
     def namespaces(self, name: str) -> list[int]:
         """Namespaces of a state that exist, ascending; restored ones included."""
         state = self._catalog.states.get(name)
-        own = set() if state is None else set(state.partitions)
-        return sorted(own.union(self._inner.namespaces(name)))
+        return [] if state is None else sorted(state.partitions)
 
     def move(self, name: str, namespace: int, to_name: str, to_namespace: int) -> None:
         """Gives the content of a namespace to one that does not exist yet, without copying."""
-        state = self._catalog.states.get(name)
-        if state is None or namespace not in state.partitions:
-            self._inner.move(name, namespace, to_name, to_namespace)
-            return
+        state = self._catalog.states[name]
         target = self._catalog.state(to_name, state.kind, state.schema, self._owner)
         assert to_namespace not in target.partitions, f"{to_name}/{to_namespace} exists already"
         target.partitions[to_namespace] = state.partitions.pop(namespace)
@@ -209,7 +176,6 @@ class RocksDBStateBackend:
         state = self._catalog.states.get(name)
         partition = None if state is None else state.partitions.pop(namespace, None)
         if partition is None:
-            self._inner.drop(name, namespace)
             return
         unused = [partition.number] if partition.is_stored else []
         if partition.table is not None:
@@ -219,7 +185,7 @@ class RocksDBStateBackend:
 
     def memory_bytes(self) -> int:
         """Approximate size of all states in memory."""
-        return self._own_bytes() + self._inner.memory_bytes()
+        return self._cache_bytes + self._slot_memory.database_bytes
 
     def snapshot(self, checkpoint_id: int) -> BackendSnapshot:
         """See ``KeyedStateBackend``.
@@ -234,7 +200,6 @@ class RocksDBStateBackend:
                 checkpoint_id,
                 f"{len(self._queue)} snapshots of {self._owner} are still being written",
             )
-        inner = self._inner.snapshot(checkpoint_id)
         tables, segments = self._catalog.describe()
         header = checkpoint_pb2.KeyedStateSnapshot(
             backend=BACKEND,
@@ -248,17 +213,15 @@ class RocksDBStateBackend:
         )
         directory = self._environment.work_directory / f"links-{next(self._link_numbers)}"
         freeze = self._freeze(directory)
-        return RocksDBSnapshot(checkpoint_id, header, self._queue, freeze, self._ledger, inner)
+        return RocksDBSnapshot(checkpoint_id, header, self._queue, freeze, self._ledger)
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """See ``KeyedStateBackend``."""
         self._ledger.completed(checkpoint_id)
-        self._inner.checkpoint_completed(checkpoint_id)
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """See ``KeyedStateBackend``."""
         self._ledger.aborted(checkpoint_id)
-        self._inner.checkpoint_aborted(checkpoint_id)
 
     def close(self) -> None:
         """See ``KeyedStateBackend``."""
@@ -266,7 +229,6 @@ class RocksDBStateBackend:
             return
         self._is_closed = True
         self._queue.close()
-        self._inner.close()
         self._database.close()
         self._environment.memory.unregister(self._memory_user)
         self._slot_memory.leave()
@@ -291,9 +253,8 @@ class RocksDBStateBackend:
             TaskFailure: it was restored with other types or codecs.
         """
         name = _COLUMN_PREFIX + descriptor.name
-        kind = STORED_KIND + descriptor.kind.value
         schema = column_schema(key_types, descriptor)
-        state = self._catalog.state(name, kind, schema, self._owner)
+        state = self._catalog.state(name, descriptor.kind.value, schema, self._owner)
         partition = state.partitions.get(WHOLE)
         if partition is None:
             partition = Partition(self._catalog.new_number(), is_stored=False)
@@ -303,9 +264,6 @@ class RocksDBStateBackend:
     def pace(self, frozen_at_ms: int) -> None:
         """Pauses the thread that encodes cells (``KeySpaceHost``)."""
         self._pacer.pause(frozen_at_ms)
-
-    def _own_bytes(self) -> int:
-        return self._cache_bytes + self._slot_memory.database_bytes
 
     def _freeze(self, link_to: Path | None) -> Freeze:
         parts: list[FrozenPart] = []

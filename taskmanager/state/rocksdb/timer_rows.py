@@ -23,22 +23,23 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array, value_type
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, distinct, encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.key_batches import retyped
-from taskmanager.state.rocksdb.cache_host import CacheHost, EntryReader
+from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_batches import concat_rows, take_rows
 from taskmanager.state.rocksdb.entry_keys import partition_bounds
+from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, SpilledTable
 from taskmanager.state.rocksdb.sst_file import SstEntries
 from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
 from taskmanager.state.timer_order import Place, TimerOrder
 
 PART_ROWS: Final = 1 << 13
 """Entries that are read at once."""
-_LOADED_VERSION: Final = 1
 _TICK_UPDATES: Final = 64
 _LATEST_MS: Final = (1 << 63) - 1
 _SLACK: Final = 1 << 12
@@ -49,35 +50,27 @@ _COUNT_SHIFT: Final = 2
 _KINDS: Final = (AccumulatorKind.MAX_INT64,)
 
 
-class StoredTimerTable:
+class StoredTimerTable(SpilledTable):
     """See ``taskmanager.state.backend.TimerTable``.
 
     Args:
         partition: of the database.
         key_types: types of the key columns.
-        reader: the database.
-        host: owns the budget.
+        home: where the table is.
         is_complete: the database holds nothing of it.
-
-    Attributes:
-        is_stored: the database holds something of it, or will.
     """
 
     def __init__(
         self,
         partition: int,
         key_types: Sequence[pa.DataType],
-        reader: EntryReader,
-        host: CacheHost,
+        home: TableHome,
         *,
         is_complete: bool,
     ) -> None:
-        self.partition = partition
-        self.is_stored = not is_complete
+        super().__init__(partition, home, is_complete=is_complete)
         self.key_types = tuple(key_types)
         self._plain_types = tuple(value_type(kind) for kind in key_types)
-        self._reader = reader
-        self._host = host
         self._begin, self._end = partition_bounds(partition)
         self._order = TimerOrder()
         self._bound: Place | None = None if is_complete else (-_LATEST_MS - 1, 0)
@@ -86,11 +79,9 @@ class StoredTimerTable:
         self._row_count: int | None = 0 if is_complete else None
         self._changes = 0
         self._frozen_changes = -1
-        self._written_version = _LOADED_VERSION
         self._updates = 0
-        self._accounted_bytes = 0
         self._tidy_above = 0
-        self._cache = self._new_cache()
+        self._cache = self._new_cache(LOADED_VERSION + 1)
 
     def __len__(self) -> int:
         if self._bound is None:
@@ -180,6 +171,7 @@ class StoredTimerTable:
             self._account()
             return retyped(keys, self.key_types), times
 
+    @override
     def memory_bytes(self) -> int:
         """Approximate size."""
         return self._cache.memory_bytes() + self._order.memory_bytes()
@@ -191,11 +183,6 @@ class StoredTimerTable:
         self.is_stored = True
         self._frozen_changes = self._changes
         return FrozenTimers(self, self._cache, self._written_version)
-
-    def written(self, cache: RecordTable, version: int) -> None:
-        """The database holds the changes of ``cache`` up to the version; on any thread."""
-        if cache is self._cache:
-            self._written_version = max(self._written_version, version)
 
     def evict(self, *, everything: bool) -> None:
         """Keeps the earlier half of what is in memory, or nothing; all changes have been written."""
@@ -214,24 +201,17 @@ class StoredTimerTable:
                 ).keys.to_list()
                 self._bound = place
         self._order.clear()
-        self._cache = self._new_cache()
-        self._written_version = _LOADED_VERSION
+        self._cache = self._new_cache(self._cache.versions.current)
         self._set_count = 0
         if kept is not None:
             self._put(*kept)
         self._account()
 
-    def close(self) -> list[int]:
-        """The table is not used any more; the partitions whose entries may go."""
-        accounted, self._accounted_bytes = self._accounted_bytes, 0
-        self._host.cache_resized(-accounted)
-        return [self.partition] if self.is_stored else []
-
     # -- what is in memory
 
-    def _new_cache(self) -> RecordTable:
+    def _new_cache(self, version: int) -> RecordTable:
         cache = RecordTable([*self._plain_types, pa.int64()], _KINDS, with_versions=True)
-        cache.versions.current = _LOADED_VERSION + 1
+        cache.versions.current = version
         return cache
 
     def _encoded(self, keys: KeyBatch, times: Int64Array) -> KeyBatch:
@@ -310,19 +290,11 @@ class StoredTimerTable:
         if len(clean) + len(changed) > limit:
             return
         self._tidy_above = 0
-        self._cache = self._new_cache()
-        self._written_version = _LOADED_VERSION
+        self._cache = self._new_cache(self._cache.versions.current)
         self._cache.put(take_rows(rows, clean))
         if len(changed):
             left = take_rows(rows, changed)
             self._cache.accumulate(left.keys, left.accumulators, left.validity)
-
-    def _account(self) -> None:
-        size = self.memory_bytes()
-        difference = size - self._accounted_bytes
-        if difference:
-            self._accounted_bytes = size
-            self._host.cache_resized(difference)
 
     # -- what is in the database
 
@@ -341,7 +313,7 @@ class StoredTimerTable:
     def _scan(self, begin: bytes) -> Iterator[tuple[KeyBatch, Int64Array, bytes]]:
         """The timers from an entry on, in parts, each with its last entry."""
         loops = process_kernels()
-        for names, _ in self._reader.scan(begin, self._end, PART_ROWS):
+        for names, _ in self._home.reader.scan(begin, self._end, PART_ROWS):
             keys, times = decoded_timers(self._plain_types, names, loops)
             yield keys, times, names[-1]
 
@@ -375,7 +347,7 @@ class FrozenTimers:
 
     def written(self) -> None:
         """The entries are in the database."""
-        self._table.written(self._cache, self._export.version)
+        self._table.written(self._export.version)
 
     def release(self) -> None:
         """Nothing of it will be written (any more); repeatable."""

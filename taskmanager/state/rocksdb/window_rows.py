@@ -24,7 +24,7 @@ from typing_extensions import override
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.cache_host import CacheAccount, TableHome
 from taskmanager.state.rocksdb.entry_keys import group_bounds, partition_bounds
 from taskmanager.state.rocksdb.row_entries import key_prefixes, row_entries, row_sequences
 from taskmanager.state.rocksdb.row_values import check_storable, decoded_values, encoded_values
@@ -94,6 +94,7 @@ class StoredRowTable(RowTable):
             check_storable(column.type)
         self.partition = partition
         self._home = home
+        self._cache_account = CacheAccount(home.host)
         self._keyed = KeyedRows(descriptor)
         self._entries = _Entries(partition, not is_complete)
         self._has_more = not is_complete
@@ -102,7 +103,6 @@ class StoredRowTable(RowTable):
         self._taken: list[_Source] = []
         self._written_count = 0
         self._lent_bytes = 0
-        self._accounted_bytes = 0
 
     @override
     def __len__(self) -> int:
@@ -205,8 +205,7 @@ class StoredRowTable(RowTable):
 
     def close(self) -> list[int]:
         """The table is not used any more; which partitions nobody uses."""
-        accounted, self._accounted_bytes = self._accounted_bytes, 0
-        self._home.host.cache_resized(-accounted)
+        self._cache_account.resize(0)
         unused = []
         for entries in (self._entries, *(source.entries for source in self._taken)):
             entries.users -= 1
@@ -295,11 +294,7 @@ class StoredRowTable(RowTable):
                 yield pa.RecordBatch.from_arrays(columns, schema=schema), sequence
 
     def _account(self) -> None:
-        size = self.memory_bytes()
-        difference = size - self._accounted_bytes
-        if difference:
-            self._accounted_bytes = size
-            self._home.host.cache_resized(difference)
+        self._cache_account.resize(self.memory_bytes())
 
 
 class FrozenWindowRows:

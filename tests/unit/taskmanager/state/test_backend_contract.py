@@ -560,12 +560,13 @@ def test_other_types_than_were_stored_are_refused(one: OneBackend, changed: str)
     assert "uid" in after, message
 
 
-def test_other_backends_and_newer_versions_are_refused_for_good(one: OneBackend) -> None:
+def test_other_backends_and_formats_are_refused_for_good(one: OneBackend) -> None:
     (other,) = set(BACKENDS) - {one.kind}
     for snapshot, message in (
         (checkpoint_pb2.KeyedStateSnapshot(backend=other), f"state.backend.type: {other}"),
         (checkpoint_pb2.KeyedStateSnapshot(backend="future"), "future"),
         (checkpoint_pb2.KeyedStateSnapshot(backend=one.kind, format_version=9), "9"),
+        (checkpoint_pb2.KeyedStateSnapshot(backend=one.kind, format_version=1), "1"),
     ):
         with pytest.raises(Unrecoverable, match=r"operator") as caught:
             one.open(snapshot)

@@ -211,22 +211,6 @@ def test_files_of_which_little_is_left_are_given_up() -> None:
     assert [segment.row_count for segment in described.segments] == [100]
 
 
-def test_a_table_that_is_emitted_is_written_without_what_is_out() -> None:
-    files = Files()
-    backend = HashMapStateBackend(environment(files))
-    table = count(backend, range(100))
-    take_snapshot(backend, 1, files)
-    chunks = table.chunks(30)
-    out = set(next(chunks).keys[0].to_pylist()) | set(next(chunks).keys[0].to_pylist())
-    writing = Writing(backend.snapshot(2), files)
-    list(chunks)
-    backend.drop("counts", 0)
-    count(backend, range(500, 600), namespace=9)  # takes over the emptied table
-    described = writing.finish()
-    restored = HashMapStateBackend(environment(files, [described]))
-    assert set(counts(restored.group_table("counts", 0, COUNTS))) == set(range(100)) - out
-
-
 # -- restore
 
 
@@ -319,9 +303,6 @@ def test_group_columns_are_snapshotted_with_their_keys() -> None:
     table = backend.group_table("texts", 0, descriptor())
     rows = table.rows(table.keys())
     assert dict(zip(rows.keys[0].to_pylist(), rows.columns[0].to_pylist(), strict=True)) == expected
-    next(table.chunks(4))
-    rest = HashMapStateBackend(environment(files, [take_snapshot(backend, 9, files)]))
-    assert len(rest.group_table("texts", 0, descriptor())) == 6
 
 
 @pytest.mark.parametrize("damage", ["altered", "truncated"])

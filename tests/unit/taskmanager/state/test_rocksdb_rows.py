@@ -136,15 +136,12 @@ def rows_in(piece: Any) -> list[Row]:
     return [row for batch in piece.batches for row in rows_of(batch)]
 
 
-@pytest.mark.parametrize("is_former", [False, True])
-def test_rows_go_to_the_subtasks_of_their_keys(one: OneBackend, is_former: bool) -> None:
-    """Those of a checkpoint that kept them in memory as well."""
+def test_rows_go_to_the_subtasks_of_their_keys(one: OneBackend) -> None:
     backend = one.open()
-    home = backend._inner if is_former else backend
     expected = [(key % 23, key) for key in range(200)]
-    add(home.row_table("rows", 5, ROWS), expected)
+    add(backend.row_table("rows", 5, ROWS), expected)
     written = [one.checkpoint(backend)]
-    assert [table.kind for table in written[0].tables] == ["rows" if is_former else "rocksdb.rows"]
+    assert [table.kind for table in written[0].tables] == ["rows"]
     for parallelism in (1, 3, 2):
         following = []
         found: list[Row] = []
@@ -158,7 +155,7 @@ def test_rows_go_to_the_subtasks_of_their_keys(one: OneBackend, is_former: bool)
             assert (owners(hashes, parallelism, MAX_PARALLELISM) == index).all()
             found += mine
             following.append(one.checkpoint(backend, 2))
-            assert [table.kind for table in following[-1].tables] == ["rocksdb.rows"]
+            assert [table.kind for table in following[-1].tables] == ["rows"]
         assert sorted(found, key=lambda row: row[1]) == expected
         written = following
 

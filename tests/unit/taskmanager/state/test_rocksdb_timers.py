@@ -15,13 +15,11 @@ import pyarrow as pa
 import pytest
 
 from penstock.storage.key_encoding import KeyBatch
-from penstock.storage.key_groups import owners
 from taskmanager.kernels import encode_keys
 from taskmanager.kernels.backend import kernels
 from taskmanager.state.rocksdb import timer_rows
 from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
 from taskmanager.state.timer_order import firing_order
-from tests.support.backend_job import MAX_PARALLELISM
 from tests.support.one_backend import OneBackend
 from tests.support.rocksdb_cluster import fast_directory
 
@@ -145,25 +143,3 @@ def test_timers_many_times_as_large_as_memory_stay_within_it(one: OneBackend) ->
         largest = max(largest, ledger.used_bytes())
     assert fired == count
     assert largest < 16 << 20
-
-
-def test_timers_of_a_checkpoint_that_kept_them_in_memory_are_taken_over(one: OneBackend) -> None:
-    backend = one.open()
-    table = backend._inner.timer_table("timers", TYPES)
-    table.register(batch(range(100)), np.arange(100) // 2)
-    written = one.checkpoint(backend)
-    assert [found.kind for found in written.tables] == ["timers"]
-    fired = []
-    for index in range(2):
-        restored = one.open(written, subtask_index=index, parallelism=2)
-        again = one.checkpoint(restored, 5)  # nobody has asked for them yet
-        restored = one.open(again, subtask_index=index, parallelism=2)
-        restored.timer_table("timers", TYPES)
-        moved = one.checkpoint(restored, 6)
-        assert [found.kind for found in moved.tables] == ["rocksdb.timers"]
-        assert not [file.name for file in moved.files if file.name.startswith("memory/")]
-        table = one.open(moved, subtask_index=index, parallelism=2).timer_table("timers", TYPES)
-        while (due := table.take_due(1000, 7)) is not None:
-            assert (owners(due[0].hashes, 2, MAX_PARALLELISM) == index).all()
-            fired += zip(due[0].to_arrays()[0].to_pylist(), due[1].tolist(), strict=True)
-    assert sorted(fired) == [(key, key // 2) for key in range(100)]

@@ -1,0 +1,213 @@
+"""A table in memory before its entries in the database: what all such tables do the same way.
+
+What is in memory of a key is right whatever the database says; what is not is right in the database
+(``is_complete``: the database holds nothing that memory has not). Changes after ``_written_version`` may
+be missing in the database: a freeze seals them, and what is frozen is forgotten only when it is written.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, Final
+
+import pyarrow as pa
+
+from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import value_type
+from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.state.rocksdb.cache_host import CacheAccount, TableHome
+from taskmanager.state.rocksdb.database_store import parts_of_values
+from taskmanager.state.rocksdb.entry_keys import (
+    decoded_keys,
+    entry_keys,
+    entry_order,
+    partition_bounds,
+)
+from taskmanager.state.rocksdb.keyed_entries import FrozenKeyedRows, keyed_batch, split_numbers
+from taskmanager.state.rocksdb.row_values import check_storable
+from taskmanager.state.rocksdb.sst_file import ByteStrings
+from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
+from taskmanager.state.snapshot_table import RestoredPart, SealedTable
+
+LOADED_VERSION: Final = 1
+"""What came from the database is not newer than that."""
+
+Entries = tuple[list[bytes], list[bytes]]
+"""Names and values."""
+
+
+class SpilledTable(ABC):
+    """A table whose content is in the database, and what was used lately in memory.
+
+    Args:
+        partition: of the database.
+        home: where it is.
+        is_complete: the database holds nothing of it.
+
+    Attributes:
+        is_stored: the database holds something of it, or will.
+    """
+
+    def __init__(self, partition: int, home: TableHome, *, is_complete: bool) -> None:
+        self.partition = partition
+        self.is_stored = not is_complete
+        self._home = home
+        self._is_complete = is_complete
+        self._written_version = LOADED_VERSION
+        self._cache_account = CacheAccount(home.host)
+
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Approximate size of what is in memory."""
+
+    def written(self, version: int) -> None:
+        """The database has the changes up to the version; on any thread."""
+        self._written_version = max(self._written_version, version)
+
+    def close(self) -> list[int]:
+        """The table is not used any more; the partitions whose entries may go."""
+        self._cache_account.resize(0)
+        return [self.partition] if self.is_stored else []
+
+    def _account(self) -> None:
+        self._cache_account.resize(self.memory_bytes())
+
+
+class KeyedSpill(SpilledTable):
+    """A spilled table whose rows are known by key (and a number), as ``keyed_schema`` has them.
+
+    Args:
+        key_types: types of the key columns.
+        schema: of the rows.
+    """
+
+    with_numbers: ClassVar[bool] = False
+    """A key has several rows, told apart by a number."""
+
+    def __init__(
+        self,
+        partition: int,
+        home: TableHome,
+        key_types: Sequence[pa.DataType],
+        schema: pa.Schema,
+        *,
+        is_complete: bool,
+    ) -> None:
+        SpilledTable.__init__(self, partition, home, is_complete=is_complete)
+        for column in schema:
+            check_storable(column.type)
+        self._plain_types = tuple(value_type(kind) for kind in key_types)
+        self._needs_room = False
+
+    # What the table in memory does.
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Schema of the rows."""
+
+    @abstractmethod
+    def is_changed(self, since_version: int) -> bool:
+        """Something has changed in a version above ``since_version``."""
+
+    @abstractmethod
+    def seal(self, since_version: int, max_parallelism: int) -> SealedTable:
+        """Freezes the changes after ``since_version``."""
+
+    @abstractmethod
+    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+        """Adds rows."""
+
+    @abstractmethod
+    def _missing(self, keys: KeyBatch) -> KeyBatch:
+        """The different keys that are to be looked for in the database."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Nothing is in memory."""
+
+    # What comes of it.
+
+    @property
+    def known_row_count(self) -> int:
+        """Number of rows where it is known without reading, else 0."""
+        return len(self) if self._is_complete else 0
+
+    def freeze(self) -> FrozenPart | None:
+        """What the database must be given; None = nothing."""
+        if not self.is_changed(self._written_version):
+            return None
+        return self._frozen()
+
+    def evict(self, *, everything: bool) -> None:
+        """Forgets what is in memory as soon as nobody holds numbers of it."""
+        self._needs_room = True
+
+    def load_all(self) -> None:
+        """Brings all keys into memory, for tests and tools."""
+        if not self._is_complete:
+            for names, _ in self._home.reader.scan(*partition_bounds(self.partition)):
+                self._load(self._keys_of(names))
+
+    def _frozen(self) -> FrozenKeyedRows:
+        self.is_stored = True
+        limit = self._home.max_parallelism
+        return FrozenKeyedRows(
+            self.partition,
+            self.seal(self._written_version, limit),
+            len(self._plain_types),
+            limit,
+            self.written,
+            with_numbers=self.with_numbers,
+        )
+
+    def _make_room(self) -> None:
+        """Forgets what is in memory where that was asked for, and all of it has been written."""
+        self._account()
+        if self._needs_room and not self.is_changed(self._written_version):
+            self._needs_room = False
+            if len(self):
+                self._is_complete = False
+            self._forget()
+            self._account()
+
+    def _load(self, keys: KeyBatch) -> None:
+        """Brings what the database has of the keys into memory."""
+        if self._is_complete or not len(keys):
+            return
+        missing = self._missing(keys)
+        if len(missing):
+            self._put(list(self._stored(missing)))
+
+    def _put(self, parts: list[Entries]) -> None:
+        if parts:
+            self.load(*self._restored(parts))
+
+    def _restored(self, parts: list[Entries]) -> tuple[Iterator[pa.RecordBatch], RestoredPart]:
+        """Entries as ``load`` takes them."""
+        rows_max = sum(len(names) for names, _ in parts)
+        key_groups = range(self._home.max_parallelism)
+        return map(self._rows_of, parts), RestoredPart(key_groups, 0, 1, rows_max)
+
+    def _stored(self, keys: KeyBatch) -> Iterator[Entries]:
+        """The entries of (different) keys, in parts."""
+        limit = self._home.max_parallelism
+        names = entry_keys(self.partition, keys.take(entry_order(keys, limit)), limit).to_list()
+        if self.with_numbers:
+            yield from self._home.reader.scan_prefixes(names)
+            return
+        values = self._home.reader.get_many(names)
+        found = [(n, v) for n, v in zip(names, values, strict=True) if v is not None]
+        if found:
+            yield from parts_of_values([name for name, _ in found], [value for _, value in found])
+
+    def _keys_of(self, names: list[bytes]) -> KeyBatch:
+        if self.with_numbers:
+            names, _ = split_numbers(names)
+        return decoded_keys(self._plain_types, ByteStrings.of(names), process_kernels())
+
+    def _rows_of(self, part: Entries) -> pa.RecordBatch:
+        return keyed_batch(self.schema(), self._plain_types, *part, with_numbers=self.with_numbers)
