@@ -63,12 +63,25 @@ PLAIN: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 ]
 
 
+def _comparable(value: Any) -> Any:
+    """A time of an hour that comes twice equals none of another zone: the moment is what counts."""
+    match value:
+        case dt.datetime(tzinfo=dt.tzinfo()):
+            return value.astimezone(dt.UTC)
+        case dict():
+            return {key: _comparable(inner) for key, inner in value.items()}
+        case list():
+            return [_comparable(inner) for inner in value]
+        case _:
+            return value
+
+
 def _check(codec: StateCodec, value: Any) -> None:
     again = codec_of(codec.name)
     assert again.name == codec.name
     assert pickle.loads(pickle.dumps(codec)).name == codec.name
     stored, nothing = codec.to_stored(value), codec.to_stored(None)
-    assert codec.to_value(stored) == value
+    assert _comparable(codec.to_value(stored)) == _comparable(value)
     assert codec.to_value(nothing) is None
     assert type(codec.to_value(stored)) is type(value)
     assert again.decode(codec.encode(stored)) == stored
