@@ -199,6 +199,7 @@ def test_a_taskmanager_that_is_paused_for_too_long_commits_nothing_when_it_comes
     assert "TaskManagerLost" in job.told()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.chaos
 @pytest.mark.parametrize("exchange", ["caching", "caching-memory", "pipelined"])
 def test_a_slow_consumer_is_killed_and_reads_again_what_waits_for_it(
@@ -229,6 +230,7 @@ def test_a_slow_consumer_is_killed_and_reads_again_what_waits_for_it(
 # ---------------------------------------------------------------- batches
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "victim", ["taskmanager", "partition server", pytest.param("slot", marks=pytest.mark.chaos)]
 )
@@ -273,6 +275,7 @@ def test_finished_stages_are_run_again_only_where_their_rows_are_lost(
 # ---------------------------------------------------------------- mixed jobs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "victim",
     [
@@ -340,6 +343,7 @@ def test_behind_a_blocking_exchange_a_stream_with_checkpoints_goes_on_where_it_w
 # ---------------------------------------------------------------- functions
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("mode", "how"),
     [

@@ -41,6 +41,7 @@ def leave_orphans(store: Path, checkpoint_id: int) -> list[Path]:
     return left
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_the_cluster_is_stopped_and_started(job: LedgerJob, backend: str) -> None:
     # To be stopped is no failure: the job goes on although it may not restart.

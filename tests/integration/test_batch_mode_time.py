@@ -151,6 +151,7 @@ def found(rows: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_row_of_every_source_counts(
@@ -203,6 +204,7 @@ def _processed(env: ps.Environment) -> ps.Stream:
     return stream.process(Same(), schema=TABLE.schema).uid("same")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize(
     "shape", [_behind_exchange, _behind_function, _union, _persisted, _processed]
@@ -352,6 +354,7 @@ def test_names_of_directories_win_over_statistics(new_env: NewEnvironment, tmp_p
     assert (sorted(row["n"] for row in found), list(late)) == ([1, 3, 5], [])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", ["count", "session", "process"])
 def test_more_state_than_memory_names_operator_and_remedy(shape: str) -> None:
     rows = 400_000

@@ -26,11 +26,11 @@ def test_whatever_fails_the_visible_output_is_that_of_a_run_without_failures(job
 
 
 def test_the_seeds_cover_what_they_are_for():
-    clusters = [simulate(seed, job="caching") for seed in range(100, 112)]
-    clusters += [simulate(seed, job="caching_memory") for seed in range(100, 112)]
-    assert sum(cluster.failovers.spared for cluster in clusters) >= 6
-    assert sum(cluster.failovers.backtracked for cluster in clusters) >= 2
-    assert sum(cluster.states[-1] is JobState.FINISHED for cluster in clusters) >= 18
+    clusters = [simulate(seed, job="caching") for seed in range(100, 106)]
+    clusters += [simulate(seed, job="caching_memory") for seed in range(100, 106)]
+    assert sum(cluster.failovers.spared for cluster in clusters) >= 3
+    assert sum(cluster.failovers.backtracked for cluster in clusters) >= 1
+    assert sum(cluster.states[-1] is JobState.FINISHED for cluster in clusters) >= 9
 
 
 def test_a_jobmanager_has_nothing_done_again_that_is_still_there():
@@ -42,8 +42,8 @@ def test_a_jobmanager_has_nothing_done_again_that_is_still_there():
 
 
 def test_windows_that_are_pre_aggregated_come_again_as_they_were():
-    clusters = [simulate(seed, job="pre_aggregated") for seed in range(100, 124)]
-    assert sum(cluster.failovers.spared for cluster in clusters) >= 6
+    clusters = [simulate(seed, job="pre_aggregated") for seed in range(100, 112)]
+    assert sum(cluster.failovers.spared for cluster in clusters) >= 3
     stories = "\n".join(moment.text for cluster in clusters for moment in cluster.story)
     assert "has sent other rows than before" not in stories
 

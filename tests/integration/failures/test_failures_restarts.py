@@ -210,6 +210,7 @@ def test_a_slot_process_that_is_killed(cluster: DaemonCluster, submit: Submit) -
     assert restored >= at_least
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_taskmanager_that_ends_and_is_replaced(
     cluster: DaemonCluster, submit: Submit, number: signal.Signals
@@ -239,6 +240,7 @@ def stop(cluster: DaemonCluster, ids: Sequence[str]) -> None:
         wait_ended(pid, 10)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", ORDERS)
 def test_daemons_that_are_told_to_end_in_any_order_are_no_failure(
     cluster: DaemonCluster, submit: Submit, order: list[list[str]]
@@ -253,6 +255,7 @@ def test_daemons_that_are_told_to_end_in_any_order_are_no_failure(
     assert (job.restored_checkpoint_id(cluster) or 0) >= at_least
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [OFTEN, NO_CHECKPOINTS], ids=["checkpoints", "from-nothing"])
 def test_a_job_without_restarts_goes_on_when_taskmanagers_are_told_to_end(
     cluster: DaemonCluster, submit: Submit, config: Mapping[str, object]
@@ -323,6 +326,7 @@ def test_a_jobmanager_that_is_paused_finds_everything_as_it_was(
     assert job.restarts == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_jobmanager_whose_successor_goes_on(
     cluster: DaemonCluster, submit: Submit, number: signal.Signals

@@ -23,7 +23,7 @@ from penstock import col
 from penstock.connectors.inference import plain_type
 from penstock.errors import JobRejected, StreamError
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 
 def ree(kind: pa.DataType, values: list[Any]) -> pa.Array:

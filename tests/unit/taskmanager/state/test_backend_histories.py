@@ -22,7 +22,7 @@ from typing_extensions import override
 from tests.support.backend_history import COLUMNS, GROUPS, KEY_KINDS, NAMESPACES, BackendHistory
 from tests.support.checkpoint_story import CheckpointStory
 
-HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 25)
+HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 12)
 SEEDS = st.integers(0, 1 << 16)
 NAMES = st.sampled_from(GROUPS)
 SPACES = st.sampled_from(NAMESPACES)
