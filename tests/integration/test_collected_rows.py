@@ -200,14 +200,14 @@ def wide(start, count):
     return pa.record_batch({"n": pa.array(range(start, start + count)), "text": ["x" * 10_000] * count})
 
 with ps.Environment(sys.argv[1], parallelism=2) as env:
-    stream = env.generate(wide, rows=40_000)
+    stream = env.generate(wide, rows=60_000)
     both = [stream.collect() for _ in range(2)]
     before, most = rss_mb(), 0
     for rows in both:
         for seen, row in enumerate(rows, 1):
             if not seen % 500:
                 most = max(most, rss_mb() - before)
-        assert seen == 40_000, seen
+        assert seen == 60_000, seen
     print("grown by", most)
 """
 
@@ -217,7 +217,8 @@ def test_a_loop_needs_bounded_memory(cluster: LocalCluster, place: Site) -> None
     script.write_text(MEMORY)
     ended = place.start_python(str(script), cluster.address).wait(120)
     assert ended.status == 0, ended.stderr
-    assert int(ended.stdout.split()[-1]) < 320, "of two times 400 MB, of which 64 MB each are kept"
+    # 64 MB of each are kept; what the allocator keeps of messages that were freed varies, and has an end.
+    assert int(ended.stdout.split()[-1]) < 500, "of two times 600 MB"
 
 
 @pytest.fixture
