@@ -37,11 +37,11 @@ from jobmanager.failover.rebuilt_regions import rebuilt_vertices
 from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
+from jobmanager.job.collect_sinks import CollectSinks
 from jobmanager.job.exception_views import decode_repeated, encode_repeated
 from jobmanager.job.restored_tasks import RestoredTasks, restored_checkpoint, restored_tasks
 from jobmanager.messages import job_messages as m
 from jobmanager.results.results_store import ResultsStore
-from jobmanager.rpc.collect_convert import CollectSinks
 from jobmanager.rpc.graph_convert import cause_of_error, plan_of
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from common.pb import internal_pb2
 from jobmanager.graph.execution_attempt import AttemptState
 from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.partitions.promoted import share_of
 from jobmanager.rpc.persisted_convert import add_persisted_input, persisted_source
 from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
 from penstock.errors import StreamError, Unrecoverable
@@ -48,7 +49,8 @@ class PersistedInputsRunner:
             # One that had done all its work has nothing to read.
             if source is not None and not task.restore.finished:
                 parts = self._held.parts_of(source.name, source.job_id)
-                add_persisted_input(task, parts, self._endpoint_of)
+                share = share_of(parts, task.attempt.subtask_index, task.vertex.parallelism)
+                add_persisted_input(task, share, self._endpoint_of)
 
     def loss(self, execution: ExecutionGraph) -> StreamError | None:
         """Why the job cannot come to its end, now that a TaskManager is lost; None = it can."""

@@ -102,6 +102,13 @@ def of_job(
     raise Unrecoverable(gone(name, job_id, None, ()))
 
 
+def share_of(
+    parts: Sequence[PromotedPart], subtask_index: int, parallelism: int
+) -> list[PromotedPart]:
+    """What one subtask reads: partitions are dealt out to the subtasks in turn."""
+    return [part for part in parts if part.subtask_index % parallelism == subtask_index]
+
+
 def name_taken(name: str) -> str:
     """Why a job cannot persist under a name."""
     return (

@@ -20,6 +20,7 @@ from jobmanager.messages import job_messages as m
 from jobmanager.rpc.persisted_convert import persisted_edges, persisted_source
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError
+from penstock.graph.job_graph import commits_output
 from penstock.graph.speculation import why_not_speculative
 from penstock.pb import client_pb2, graph_pb2
 from penstock.storage.manifest import properties_message
@@ -42,10 +43,6 @@ _EXCHANGES = {
 
 _NOBODY = graph_pb2.Vertex(parallelism=1, max_parallelism=1)
 """Reads what outlives the job, as long as that runs."""
-
-
-def _commits(sink: graph_pb2.SinkSpec) -> bool:
-    return sink.two_phase or sink.WhichOneof("kind") in ("files", "collect")
 
 
 def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
@@ -78,7 +75,7 @@ def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
                     if operator.HasField("source") and persisted_source(vertex) is None
                 ),
                 colocation_group=vertex.colocation_group,
-                commits_output=any(_commits(operator.sink) for operator in vertex.operators),
+                commits_output=commits_output(vertex),
                 allows_rivals=not obstacles[vertex.id],
             )
             for vertex in graph.vertices

@@ -50,16 +50,15 @@ def add_persisted_input(
     parts: Sequence[PromotedPart],
     endpoint_of: Callable[[str], internal_pb2.DataEndpoint],
 ) -> None:
-    """Tells a task where to read its share: partitions are dealt out to the subtasks in turn.
+    """Tells a task where to read its share.
 
     Args:
         task: of a vertex with a ``persisted_source``.
-        parts: all of them.
+        parts: its share.
         endpoint_of: the partition server of a TaskManager.
     """
     head = task.vertex.operators[0]
     source = head.source.persisted
-    mine = task.attempt.subtask_index
     task.inputs.add(
         # The positions of checkpoints name it.
         edge_id=head.uid,
@@ -77,6 +76,5 @@ def add_persisted_input(
                 edge_id=part.partition_id.edge_id,
             )
             for part in parts
-            if part.subtask_index % task.vertex.parallelism == mine
         ],
     )

@@ -72,6 +72,14 @@ def validate(graph: graph_pb2.JobGraph) -> None:
         )
 
 
+def commits_output(vertex: graph_pb2.Vertex) -> bool:
+    """Whether a sink of it shows what it has written only when it is told to."""
+    return any(
+        operator.sink.two_phase or operator.sink.WhichOneof("kind") in ("files", "collect")
+        for operator in vertex.operators
+    )
+
+
 def _check_ids(graph: graph_pb2.JobGraph) -> None:
     for where, ids in (
         ("a vertex", [vertex.id for vertex in graph.vertices]),

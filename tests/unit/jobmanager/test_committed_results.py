@@ -13,10 +13,10 @@ from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
+from jobmanager.job.collect_sinks import CollectSinks
 from jobmanager.job.restored_tasks import restored_tasks
 from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict
 from jobmanager.results.results_store import ResultsOverflow, ResultsStore
-from jobmanager.rpc.collect_convert import CollectSinks
 from penstock.errors import Fenced, StoreNotFound
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
 from penstock.storage.memory_store import MemoryStore

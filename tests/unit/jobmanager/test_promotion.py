@@ -25,7 +25,7 @@ from jobmanager.job.job_options import JobOptions
 from jobmanager.messages import job_messages as m
 from jobmanager.messages.job_state import JobState
 from jobmanager.partitions.held_partitions import HeldPartition, HeldPartitions, Holdings
-from jobmanager.partitions.promoted import PromotedPart, PromotedSet, newest_named, of_job
+from jobmanager.partitions.promoted import PromotedPart, PromotedSet, newest_named, of_job, share_of
 from jobmanager.rpc.persisted_convert import add_persisted_input
 from penstock.errors import JobRejected, Unrecoverable
 from penstock.partition_id import PartitionId
@@ -204,8 +204,9 @@ def test_each_partition_is_read_by_one_subtask(parallelism: int) -> None:
             attempt=internal_pb2.AttemptId(job_id="new", subtask_index=index),
             vertex=graph_pb2.Vertex(id="v0", parallelism=parallelism, operators=[operator]),
         )
+        share = share_of(parts, index, parallelism)
         add_persisted_input(
-            task, parts, lambda name: internal_pb2.DataEndpoint(slot_id=f"server of {name}")
+            task, share, lambda name: internal_pb2.DataEndpoint(slot_id=f"server of {name}")
         )
         (edge,) = task.inputs
         assert edge.edge_id == "uid"
