@@ -156,7 +156,7 @@ class DispatcherRunner:
         """Runs the actors until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            for unfinished in self._store.unfinished():
+            for unfinished in await asyncio.to_thread(self._store.unfinished):
                 self._recover(unfinished)
             self._evict()
             await self._sweep_artifacts()

@@ -139,7 +139,7 @@ class PartitionServerRunner:
         return process, endpoint
 
     async def _fork(self) -> _Process:
-        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(self._log_file.parent.mkdir, parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         log = os.open(self._log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:

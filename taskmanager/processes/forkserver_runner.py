@@ -191,12 +191,12 @@ class ForkserverRunner:
     # ------------------------------------------------------------ one forkserver process
 
     async def _start_generation(self) -> None:
+        await asyncio.to_thread(self._log_file.parent.mkdir, parents=True, exist_ok=True)
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         command = [sys.executable, "-P", "-m", "taskmanager.processes.forkserver"]
         command += ["--control-fd", str(theirs.fileno()), "--parent-pid", str(os.getpid())]
-        self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with theirs, self._log_file.open("ab") as log:
             # On the main thread, which lives as long as the daemon: see die_with_parent.
             process = subprocess.Popen(  # noqa: ASYNC220 - returns when exec has happened

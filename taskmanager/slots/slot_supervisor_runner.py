@@ -221,7 +221,7 @@ class SlotSupervisor:
 
     async def _fork(self, slot_id: str, slot: _Slot) -> SlotProcessRunner:
         log_file = self._job_logs(slot.job_id) / f"slot-{slot_id}.log"
-        log_file.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(log_file.parent.mkdir, parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         log = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         descriptors = [theirs.fileno(), log]
