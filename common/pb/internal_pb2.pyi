@@ -1254,7 +1254,10 @@ class RestoredOperator(_message.Message):
     KEYED_FIELD_NUMBER: _builtins.int
     LISTS_FIELD_NUMBER: _builtins.int
     SPLITS_FIELD_NUMBER: _builtins.int
+    SPLIT_PARALLELISM_FIELD_NUMBER: _builtins.int
     operator_uid: _builtins.str
+    split_parallelism: _builtins.int
+    """How many subtasks the splits were made for: who discovers them again makes the same; 0 = as many as there are."""
     @_builtins.property
     def keyed(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.KeyedStateSnapshot]:
         """All snapshots with key-groups of this subtask; more than one after a change of parallelism."""
@@ -1270,10 +1273,11 @@ class RestoredOperator(_message.Message):
         keyed: _abc.Iterable[_checkpoint_pb2.KeyedStateSnapshot] | None = ...,
         lists: _abc.Iterable[_checkpoint_pb2.OperatorStateSnapshot] | None = ...,
         splits: _abc.Iterable[_checkpoint_pb2.SplitSnapshot] | None = ...,
+        split_parallelism: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyed", b"keyed", "lists", b"lists", "operator_uid", b"operator_uid", "splits", b"splits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyed", b"keyed", "lists", b"lists", "operator_uid", b"operator_uid", "split_parallelism", b"split_parallelism", "splits", b"splits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,6 +91,7 @@ class StateHandle(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
     inline: _builtins.bytes
     """Where path is empty."""
     path: _builtins.str
@@ -98,6 +99,10 @@ class StateHandle(_message.Message):
     size_bytes: _builtins.int
     checksum: _builtins.int
     """CRC-32 of the bytes."""
+    store: _builtins.str
+    """The store that path is relative to, where it is another one than the job's directory: what a job was started
+    from and goes on reading until its own first checkpoint.
+    """
     def __init__(
         self,
         *,
@@ -106,10 +111,11 @@ class StateHandle(_message.Message):
         offset: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
         checksum: _builtins.int = ...,
+        store: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "inline", b"inline", "offset", b"offset", "path", b"path", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "inline", b"inline", "offset", b"offset", "path", b"path", "size_bytes", b"size_bytes", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,7 +397,10 @@ class OperatorSnapshot(_message.Message):
     KEYED_FIELD_NUMBER: _builtins.int
     LISTS_FIELD_NUMBER: _builtins.int
     SPLITS_FIELD_NUMBER: _builtins.int
+    SPLIT_PARALLELISM_FIELD_NUMBER: _builtins.int
     operator_uid: _builtins.str
+    split_parallelism: _builtins.int
+    """Sources only: how many subtasks the splits were made for; 0 = as many as the vertex has."""
     @_builtins.property
     def keyed(self) -> Global___KeyedStateSnapshot: ...
     @_builtins.property
@@ -407,10 +416,11 @@ class OperatorSnapshot(_message.Message):
         keyed: Global___KeyedStateSnapshot | None = ...,
         lists: _abc.Iterable[Global___OperatorStateSnapshot] | None = ...,
         splits: _abc.Iterable[Global___SplitSnapshot] | None = ...,
+        split_parallelism: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["keyed", b"keyed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyed", b"keyed", "lists", b"lists", "operator_uid", b"operator_uid", "splits", b"splits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyed", b"keyed", "lists", b"lists", "operator_uid", b"operator_uid", "split_parallelism", b"split_parallelism", "splits", b"splits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -602,6 +612,37 @@ class VertexFingerprint(_message.Message):
 Global___VertexFingerprint: _TypeAlias = VertexFingerprint  # noqa: Y015
 
 @_typing.final
+class EdgeFingerprint(_message.Message):
+    """An exchange of the job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SOURCE_VERTEX_FIELD_NUMBER: _builtins.int
+    TARGET_VERTEX_FIELD_NUMBER: _builtins.int
+    BLOCKING_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    source_vertex: _builtins.str
+    target_vertex: _builtins.str
+    blocking: _builtins.bool
+    """Its rows are complete before they are read: a checkpoint may need them again."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        source_vertex: _builtins.str = ...,
+        target_vertex: _builtins.str = ...,
+        blocking: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocking", b"blocking", "id", b"id", "source_vertex", b"source_vertex", "target_vertex", b"target_vertex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EdgeFingerprint: _TypeAlias = EdgeFingerprint  # noqa: Y015
+
+@_typing.final
 class CheckpointProperties(_message.Message):
     """What a checkpoint is taken as."""
 
@@ -648,6 +689,7 @@ class CheckpointManifest(_message.Message):
     SUBTASKS_FIELD_NUMBER: _builtins.int
     PENSTOCK_VERSION_FIELD_NUMBER: _builtins.int
     PROPERTIES_FIELD_NUMBER: _builtins.int
+    EDGES_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     job_id: _builtins.str
     job_name: _builtins.str
@@ -662,6 +704,8 @@ class CheckpointManifest(_message.Message):
     def subtasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubtaskSnapshot]: ...
     @_builtins.property
     def properties(self) -> Global___CheckpointProperties: ...
+    @_builtins.property
+    def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___EdgeFingerprint]: ...
     def __init__(
         self,
         *,
@@ -676,10 +720,11 @@ class CheckpointManifest(_message.Message):
         subtasks: _abc.Iterable[Global___SubtaskSnapshot] | None = ...,
         penstock_version: _builtins.str = ...,
         properties: Global___CheckpointProperties | None = ...,
+        edges: _abc.Iterable[Global___EdgeFingerprint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["properties", b"properties"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "completed_at_ms", b"completed_at_ms", "format_version", b"format_version", "job_id", b"job_id", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "penstock_version", b"penstock_version", "properties", b"properties", "subtasks", b"subtasks", "triggered_at_ms", b"triggered_at_ms", "vertices", b"vertices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "completed_at_ms", b"completed_at_ms", "edges", b"edges", "format_version", b"format_version", "job_id", b"job_id", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "penstock_version", b"penstock_version", "properties", b"properties", "subtasks", b"subtasks", "triggered_at_ms", b"triggered_at_ms", "vertices", b"vertices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

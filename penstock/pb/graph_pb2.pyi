@@ -1418,6 +1418,7 @@ class Vertex(_message.Message):
     SLOT_GROUP_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
     COLOCATION_GROUP_FIELD_NUMBER: _builtins.int
+    MAX_PARALLELISM_IS_EXPLICIT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"v0", "v1", ... in topological order."""
     name: _builtins.str
@@ -1427,6 +1428,8 @@ class Vertex(_message.Message):
     """Subtasks of vertices of one group share slots, one subtask of each vertex a slot."""
     colocation_group: _builtins.str
     """Subtasks of equal index in one group share a slot and are restarted together; "" = none."""
+    max_parallelism_is_explicit: _builtins.bool
+    """The user has said max_parallelism; else a restore takes over what the state was stored with."""
     @_builtins.property
     def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___Operator]:
         """The chain, in topological order (a tree rooted in the first)."""
@@ -1441,10 +1444,11 @@ class Vertex(_message.Message):
         slot_group: _builtins.str = ...,
         operators: _abc.Iterable[Global___Operator] | None = ...,
         colocation_group: _builtins.str = ...,
+        max_parallelism_is_explicit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["colocation_group", b"colocation_group", "id", b"id", "max_parallelism", b"max_parallelism", "name", b"name", "operators", b"operators", "parallelism", b"parallelism", "slot_group", b"slot_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["colocation_group", b"colocation_group", "id", b"id", "max_parallelism", b"max_parallelism", "max_parallelism_is_explicit", b"max_parallelism_is_explicit", "name", b"name", "operators", b"operators", "parallelism", b"parallelism", "slot_group", b"slot_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

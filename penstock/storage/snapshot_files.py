@@ -17,6 +17,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -33,6 +34,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob, SnapshotCopy, SnapshotReader, SnapshotWriter
 from penstock.storage.object_paths import check_path
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.open_store import open_store, substore
 
 SHARED_DIRECTORY: Final = "shared"
 
@@ -193,11 +195,15 @@ class StoreSnapshotReader(SnapshotReader):
     """Reads what handles refer to. May be used from any thread.
 
     Args:
-        store: the job's directory; None = there is none: all handles are inline.
+        store: the job's directory; None = there is none: all handles are inline, or name their store.
+        opened: opens the stores that handles name.
     """
 
-    def __init__(self, store: ObjectStore | None) -> None:
+    def __init__(
+        self, store: ObjectStore | None, opened: Callable[[str], ObjectStore] = open_store
+    ) -> None:
         self._store = store
+        self._opened = cache(opened)
 
     @override
     def read(self, handle: checkpoint_pb2.StateHandle) -> bytes:
@@ -229,14 +235,15 @@ class StoreSnapshotReader(SnapshotReader):
         return handle.inline[offset : offset + size_bytes]
 
     def _stored(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
-        if self._store is None:
+        store = self._opened(handle.store) if handle.store else self._store
+        if store is None:
             raise StoreNotFound(
                 f"{_where(handle)}: this checkpoint was kept in files, and there is no directory: "
                 "set execution.checkpointing.dir to the one it was taken with"
             )
         try:
             check_path(handle.path)
-            return self._store.read(handle.path, offset, size_bytes)
+            return store.read(handle.path, offset, size_bytes)
         except ValueError as error:
             raise StoreCorrupt(f"{_where(handle)}: the reference is damaged: {error}") from error
 
@@ -310,4 +317,6 @@ def _tiny(
 
 
 def _where(handle: checkpoint_pb2.StateHandle) -> str:
-    return f"{handle.path} at offset {handle.offset}" if handle.path else "inline state"
+    if not handle.path:
+        return "inline state"
+    return f"{substore(handle.store, handle.path) if handle.store else handle.path} at offset {handle.offset}"

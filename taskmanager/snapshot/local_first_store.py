@@ -39,7 +39,7 @@ class LocalFirstReader(SnapshotReader):
 
     @override
     def read(self, handle: checkpoint_pb2.StateHandle) -> bytes:
-        path = None if self._copies is None or not handle.path else self._copies.file_of(handle)
+        path = None if self._copies is None or not _is_own(handle) else self._copies.file_of(handle)
         content = None if path is None else _part(path, 0, handle.size_bytes)
         if content is not None and zlib.crc32(content) == handle.checksum:
             self.local_bytes += len(content)
@@ -73,13 +73,18 @@ class LocalFirstReader(SnapshotReader):
 
     def _copy(self, handle: checkpoint_pb2.StateHandle) -> Path | None:
         """The copy of a blob, where it is what was written."""
-        if self._copies is None or not handle.path:
+        if self._copies is None or not _is_own(handle):
             return None
         place = handle.path, handle.offset
         if place not in self._undamaged:
             path = self._copies.file_of(handle)
             self._undamaged[place] = path if path is not None and _matches(path, handle) else None
         return self._undamaged[place]
+
+
+def _is_own(handle: checkpoint_pb2.StateHandle) -> bool:
+    """Whether it is a file of the job itself: of others there are no copies."""
+    return bool(handle.path) and not handle.store
 
 
 def _matches(path: Path, handle: checkpoint_pb2.StateHandle) -> bool:

@@ -16,6 +16,7 @@ from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotCopy, SnapshotReader, SnapshotWriter
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.open_store import open_store
 from penstock.storage.snapshot_files import (
     PackedSnapshotWriter,
     StoreSnapshotReader,
@@ -40,6 +41,7 @@ class SnapshotFiles:
         backups: takes copies of what is written; None = there are none.
         local: copies that are read where they are undamaged; None = none are.
         counters: of the attempt.
+        opened: opens the stores that handles name.
 
     Attributes:
         reader: reads what earlier attempts wrote.
@@ -56,6 +58,7 @@ class SnapshotFiles:
         backups: LocalCopies | None = None,
         local: LocalCopies | None = None,
         counters: SubtaskCounters | None = None,
+        opened: Callable[[str], ObjectStore] = open_store,
     ) -> None:
         self._store = store
         self._attempt = attempt
@@ -66,7 +69,7 @@ class SnapshotFiles:
         self._places: dict[int, set[Place]] = {}
         """Of the snapshots that were written, by checkpoint: where their blobs are."""
         self._places_lock = Lock()
-        self._local_first = LocalFirstReader(StoreSnapshotReader(store), local)
+        self._local_first = LocalFirstReader(StoreSnapshotReader(store, opened), local)
         self.reader: SnapshotReader = _EndingReader(self._local_first, has_ended)
 
     def writer(self, checkpoint_id: int) -> SnapshotWriter:

@@ -131,6 +131,7 @@ class Deployment:
             if services.config.execution_state_recovery_from_local
             else None,
             counters=self.counters,
+            opened=services.open_store,
         )
         vertex = deployment.vertex
         self._has_source = _reads_splits(vertex)

@@ -1,0 +1,230 @@
+"""What a job can be started from: a savepoint, or a checkpoint that a job has left.
+
+A path may name a savepoint's directory, a job's directory (its newest checkpoint is meant) or one ``chk-<n>`` in
+it. Everything that a start needs to know is found by reading; nothing is listed but a directory that was named
+wrongly, to say so.
+
+Invariants: what is returned can be read, and each file that it names is there as long as it should be; of a
+job's checkpoints only those count that HEAD names, unless there is no HEAD that can be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
+from penstock.pb import checkpoint_pb2
+from penstock.storage.head import HEAD_PATH, FoundManifest, decode_head, find_manifests
+from penstock.storage.manifest import decode_manifest, references
+from penstock.storage.object_store import ObjectStore
+from penstock.storage.open_store import open_store, substore
+
+SAVEPOINT_MANIFEST_PATH: Final = "manifest"
+COMMITTED_PATH: Final = "committed"
+"""Beside a savepoint's manifest: the output that it covers has been committed."""
+OWNER_PATH: Final = "OWNER"
+"""Beside a savepoint's manifest: the job that has claimed it."""
+
+_CHECKPOINT: Final = re.compile(r"(?P<directory>.+)/chk-(?P<checkpoint_id>\d{1,18})")
+_NAMED_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePoint:
+    """What was found.
+
+    Attributes:
+        uri: of the savepoint, or of the one ``chk-<n>``.
+        store_uri: of the store that all paths of the manifest are relative to.
+        store: that store.
+        manifest_path: in that store.
+    """
+
+    uri: str
+    store_uri: str
+    store: ObjectStore
+    manifest: checkpoint_pb2.CheckpointManifest
+    manifest_path: str
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it is one, or else a checkpoint."""
+        return self.manifest.properties.kind == checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
+
+    def located(self, *, is_shared: bool = False) -> checkpoint_pb2.CheckpointManifest:
+        """The manifest for a job with another directory: its files are named with their store.
+
+        Args:
+            is_shared: checkpoints of that job may refer to them.
+        """
+        located = checkpoint_pb2.CheckpointManifest()
+        located.CopyFrom(self.manifest)
+        for subtask in located.subtasks:
+            for operator in subtask.operators:
+                for file in operator.keyed.files:
+                    file.shared = file.shared and is_shared
+                    _locate(file.handle, self.store_uri)
+                for held in operator.lists:
+                    if held.HasField("handle"):
+                        _locate(held.handle, self.store_uri)
+        return located
+
+
+def _locate(handle: checkpoint_pb2.StateHandle, store_uri: str) -> None:
+    if handle.path:
+        handle.store = store_uri
+
+
+def open_restore_point(uri: str, opened: Callable[[str], ObjectStore] = open_store) -> RestorePoint:
+    """What is to be started from.
+
+    Args:
+        opened: opens stores by their names.
+
+    Raises:
+        JobRejected: nothing can be started from there; the message says what is wrong.
+        StoreTransient: it cannot be read now.
+    """
+    uri = uri.rstrip("/")
+    if not uri:
+        raise JobRejected("the path of a savepoint or checkpoint to start from is empty")
+    try:
+        point = _savepoint(uri, opened) or _checkpoint(uri, opened)
+    except StoreCorrupt as error:
+        raise JobRejected(f"{uri} cannot be started from: {error}") from error
+    if point is None:
+        raise JobRejected(_why_none(uri, opened(uri)))
+    _check_files(point)
+    return point
+
+
+def _savepoint(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint | None:
+    store = opened(uri)
+    content = _content(store, SAVEPOINT_MANIFEST_PATH)
+    if content is None:
+        return None
+    manifest = decode_manifest(content, f"{uri}/{SAVEPOINT_MANIFEST_PATH}")
+    point = RestorePoint(uri, uri, store, manifest, SAVEPOINT_MANIFEST_PATH)
+    return point if point.is_savepoint else None
+
+
+def _checkpoint(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint | None:
+    """A job's directory, or one checkpoint of it."""
+    one = _CHECKPOINT.fullmatch(uri)
+    directory = uri if one is None else one["directory"]
+    checkpoint_id = None if one is None else int(one["checkpoint_id"])
+    store = opened(directory)
+    content = _content(store, HEAD_PATH)
+    if content is None and one is None:
+        return None
+    try:
+        head = None if content is None else decode_head(content, f"{directory}/{HEAD_PATH}")
+    except StoreCorrupt as error:
+        if checkpoint_id is None:
+            raise JobRejected(_without_head(directory, store, str(error))) from error
+        head = None
+    if head is None:
+        assert checkpoint_id is not None, "without HEAD one is named"
+        path = _path_without_head(uri, store, checkpoint_id)
+        if path is None:
+            return None
+    else:
+        path = _path_in_head(uri, head, checkpoint_id)
+    content = _content(store, path)
+    if content is None:
+        raise JobRejected(f"{uri} cannot be started from: {directory}/{path} is missing")
+    manifest = decode_manifest(content, f"{directory}/{path}")
+    found = substore(directory, f"chk-{manifest.checkpoint_id}")
+    return RestorePoint(found, directory, store, manifest, path)
+
+
+def _path_in_head(uri: str, head: checkpoint_pb2.CheckpointHead, checkpoint_id: int | None) -> str:
+    retained = list(head.retained)
+    if not retained:
+        raise JobRejected(
+            f"{uri} cannot be started from: job {head.job_id} has completed no checkpoint there, or none is "
+            "kept any more"
+        )
+    if checkpoint_id is None:
+        return retained[-1].manifest_path
+    for each in retained:
+        if each.checkpoint_id == checkpoint_id:
+            return each.manifest_path
+    kept = ", ".join(f"chk-{each.checkpoint_id}" for each in retained[-_NAMED_MAX:])
+    raise JobRejected(
+        f"{uri} cannot be started from: {HEAD_PATH} of job {head.job_id} does not name it, so its files may "
+        f"be gone; there is {kept}"
+    )
+
+
+def _path_without_head(uri: str, store: ObjectStore, checkpoint_id: int) -> str | None:
+    """The manifest of a checkpoint whose job has no HEAD that can be read; None = there is none."""
+    found = [one for one in find_manifests(store) if one.manifest.checkpoint_id == checkpoint_id]
+    if len(found) > 1:
+        raise JobRejected(
+            f"{uri} cannot be started from: there is no {HEAD_PATH} that says which of its manifests counts "
+            f"({', '.join(one.path for one in found)})"
+        )
+    return found[0].path if found else None
+
+
+def _without_head(directory: str, store: ObjectStore, reason: str) -> str:
+    found: list[FoundManifest] = find_manifests(store)
+    names = ", ".join(f"{directory}/chk-{one.manifest.checkpoint_id}" for one in found[:_NAMED_MAX])
+    hint = f"; name one of {names}" if names else ""
+    return f"{directory} cannot be started from: {reason}{hint}"
+
+
+def _content(store: ObjectStore, path: str) -> bytes | None:
+    try:
+        return store.get(path)
+    except StoreNotFound:
+        return None
+
+
+def _why_none(uri: str, store: ObjectStore) -> str:
+    wanted = (
+        "give the directory of a savepoint, that of a job's checkpoints (<execution.checkpointing.dir>/<job "
+        "id>), or one chk-<n> in it"
+    )
+    try:
+        names = store.first_parts()
+    except StoreNotFound as error:
+        return f"{uri} cannot be started from: {error}; {wanted}"
+    if not names:
+        return f"{uri} cannot be started from: it is empty; {wanted}"
+    if any(name.startswith("chk-") or name == "shared" for name in names):
+        return (
+            f"{uri} cannot be started from: it has files of checkpoints, but no {HEAD_PATH}: it was copied in "
+            f"part; copy the whole directory, or {wanted}"
+        )
+    shown = ", ".join(names[:_NAMED_MAX])
+    return (
+        f"{uri} cannot be started from: there is neither a {SAVEPOINT_MANIFEST_PATH} nor a {HEAD_PATH} in it "
+        f"(but {shown}): it is no savepoint, or one that was not completed or copied in part; {wanted}"
+    )
+
+
+def _check_files(point: RestorePoint) -> None:
+    """Reads the end of each file: what is missing, or was copied in part, is found before anything starts."""
+    ends: dict[str, int] = {}
+    for reference in references(point.manifest):
+        location = reference.location
+        ends[location.path] = max(ends.get(location.path, 0), location.offset + location.size_bytes)
+    for path, end in sorted(ends.items()):
+        if not end:
+            continue
+        try:
+            point.store.read(path, end - 1, 1)
+        except (StoreNotFound, StoreCorrupt) as error:
+            raise JobRejected(
+                f"{point.uri} cannot be started from: {point.store_uri}/{path}, which it needs, is missing or "
+                f"was copied in part: {error}"
+            ) from error
+        except ValueError as error:
+            raise JobRejected(
+                f"{point.uri} cannot be started from: a reference in it is damaged: {error}"
+            ) from error

@@ -1,0 +1,158 @@
+"""What a job can be started from, and what is said of paths that name nothing of the kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import JobRejected, StoreNotFound
+from penstock.pb import checkpoint_pb2
+from penstock.storage.head import HEAD_PATH, HeadStore
+from penstock.storage.local_store import LocalStore
+from penstock.storage.manifest import encode_manifest, manifest_path
+from penstock.storage.restore_point import open_restore_point
+from penstock.storage.snapshot_files import StoreSnapshotReader
+
+JOB = "0" * 32
+
+
+def handle(path: str, content: bytes) -> checkpoint_pb2.StateHandle:
+    import zlib
+
+    return checkpoint_pb2.StateHandle(
+        path=path, size_bytes=len(content), checksum=zlib.crc32(content)
+    )
+
+
+def manifest_of(
+    checkpoint_id: int, path: str, *, kind: checkpoint_pb2.CheckpointKind.ValueType = 0
+) -> checkpoint_pb2.CheckpointManifest:
+    manifest = checkpoint_pb2.CheckpointManifest(job_id=JOB, checkpoint_id=checkpoint_id)
+    manifest.properties.kind = kind
+    subtask = manifest.subtasks.add(vertex="v0")
+    operator = subtask.operators.add(operator_uid="a")
+    operator.keyed.files.add(name="f", shared=True, handle=handle(path, b"state"))
+    return manifest
+
+
+def write_job(directory: Path, *checkpoint_ids: int) -> None:
+    """A job's directory with these checkpoints, each with a file of its own."""
+    store = LocalStore(directory)
+    heads = HeadStore(store)
+    head = heads.claim(JOB, 1)
+    for checkpoint_id in checkpoint_ids:
+        store.put(f"shared/f{checkpoint_id}", [b"state"])
+        path = manifest_path(checkpoint_id, 1)
+        store.put(path, [encode_manifest(manifest_of(checkpoint_id, f"shared/f{checkpoint_id}"))])
+        head.retained.add(checkpoint_id=checkpoint_id, manifest_path=path)
+    heads.swap(head)
+
+
+def write_savepoint(directory: Path) -> None:
+    store = LocalStore(directory)
+    store.put("files/f", [b"state"])
+    manifest = manifest_of(9, "files/f", kind=checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT)
+    store.put("manifest", [encode_manifest(manifest)])
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(JobRejected) as refused:
+        open_restore_point(str(path))
+    return str(refused.value)
+
+
+def test_a_jobs_directory_means_its_newest_checkpoint(tmp_path: Path) -> None:
+    write_job(tmp_path, 3, 7)
+    point = open_restore_point(f"{tmp_path}/")
+    assert (point.uri, point.store_uri) == (f"{tmp_path}/chk-7", str(tmp_path))
+    assert point.manifest.checkpoint_id == 7
+    assert not point.is_savepoint
+
+
+def test_one_checkpoint_is_named(tmp_path: Path) -> None:
+    write_job(tmp_path, 3, 7)
+    assert open_restore_point(f"file://{tmp_path}/chk-3").manifest.checkpoint_id == 3
+
+
+def test_a_savepoint_stays_valid_where_it_is_moved(tmp_path: Path) -> None:
+    write_savepoint(tmp_path / "before")
+    (tmp_path / "before").rename(tmp_path / "chk-5")  # whatever it is called
+    point = open_restore_point(str(tmp_path / "chk-5"))
+    assert point.is_savepoint
+    assert point.store_uri == str(tmp_path / "chk-5")
+
+
+def test_files_of_another_store_are_read_there_and_shared_by_nobody(tmp_path: Path) -> None:
+    write_savepoint(tmp_path)
+    located = open_restore_point(str(tmp_path)).located()
+    [file] = located.subtasks[0].operators[0].keyed.files
+    assert (file.handle.store, file.shared) == (str(tmp_path), False)
+    assert StoreSnapshotReader(None).read(file.handle) == b"state"
+    (tmp_path / "files/f").unlink()
+    with pytest.raises(StoreNotFound, match=str(tmp_path)):
+        StoreSnapshotReader(None).read(file.handle)
+
+
+def test_a_missing_path_is_said_to_be_missing(tmp_path: Path) -> None:
+    assert "no directory that exists" in refusal(tmp_path / "nothing")
+    assert "no directory that exists" in refusal(tmp_path / "nothing/chk-4")
+
+
+def test_an_empty_directory_a_file_and_an_empty_path(tmp_path: Path) -> None:
+    assert "it is empty" in refusal(tmp_path)
+    (tmp_path / "file").write_text("text")
+    assert "no directory" in refusal(tmp_path / "file")
+    assert "is empty" in refusal("/")
+
+
+def test_a_directory_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "part-0.parquet").write_text("rows")
+    assert "part-0.parquet" in refusal(tmp_path)
+
+
+def test_a_checkpoint_that_is_not_kept_any_more(tmp_path: Path) -> None:
+    write_job(tmp_path, 7)
+    assert "there is chk-7" in refusal(tmp_path / "chk-3")
+
+
+def test_a_job_without_a_checkpoint(tmp_path: Path) -> None:
+    write_job(tmp_path)
+    assert "completed no checkpoint" in refusal(tmp_path)
+
+
+def test_a_file_that_was_not_copied_or_only_in_part(tmp_path: Path) -> None:
+    write_job(tmp_path, 7)
+    (tmp_path / "shared/f7").write_bytes(b"sta")
+    assert "shared/f7, which it needs, is missing or was copied in part" in refusal(tmp_path)
+    (tmp_path / "shared/f7").unlink()
+    assert "shared/f7" in refusal(tmp_path)
+
+
+def test_a_manifest_that_was_not_copied(tmp_path: Path) -> None:
+    write_job(tmp_path, 7)
+    (tmp_path / "chk-7/manifest-1").unlink()
+    assert "chk-7/manifest-1 is missing" in refusal(tmp_path)
+
+
+def test_a_directory_without_head_is_copied_in_part_but_one_checkpoint_may_be_named(
+    tmp_path: Path,
+) -> None:
+    write_job(tmp_path, 3, 7)
+    (tmp_path / HEAD_PATH).unlink()
+    assert "copied in part" in refusal(tmp_path)
+    assert open_restore_point(str(tmp_path / "chk-3")).manifest.checkpoint_id == 3
+
+
+def test_a_damaged_head_names_what_can_be_named(tmp_path: Path) -> None:
+    write_job(tmp_path, 3)
+    (tmp_path / HEAD_PATH).write_bytes(b"nothing of the kind")
+    assert f"name one of {tmp_path}/chk-3" in refusal(tmp_path)
+    assert open_restore_point(str(tmp_path / "chk-3")).manifest.checkpoint_id == 3
+
+
+def test_a_damaged_manifest(tmp_path: Path) -> None:
+    write_savepoint(tmp_path)
+    content = (tmp_path / "manifest").read_bytes()
+    (tmp_path / "manifest").write_bytes(content[:-3])
+    assert "cannot be started from" in refusal(tmp_path)
