@@ -33,7 +33,7 @@ NAMES = _words(
     artifact backend cloudpickle_version cluster_id codec collect_id colocation_group column compression delimiter directory display_name
     edge_id error_class file format function host host_id id incarnation instance job_id job_name kind name operator
     operator_uid path checkpoint_directory promoted_as python_version client_version rpc_address side_tag slot_group target
-    slot_id source_vertex store tag target_vertex taskmanager_id tcp_host uid unix_path updates_of version vertex late_tag key
+    slot_id operation_id source_vertex store tag target_vertex taskmanager_id tcp_host uid unix_path updates_of version vertex late_tag key
     """
 )
 """Texts that are compared, shown in one line, or name a file: ids, names, addresses."""

@@ -244,6 +244,11 @@ class Configuration(BaseModel):
     execution_checkpointing_dir: str = Field(
         "", alias="execution.checkpointing.dir", description="Root directory of the checkpoints."
     )
+    execution_checkpointing_savepoint_dir: str = Field(
+        "",
+        alias="execution.checkpointing.savepoint-dir",
+        description="Directory in which savepoints are made where nobody names another.",
+    )
     execution_checkpointing_jobmanager_max_bytes: SizeBytes = Field(
         5 * 1024 * 1024,
         alias="execution.checkpointing.jobmanager.max-size",

@@ -1525,15 +1525,19 @@ class CheckpointCompleted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    SAVEPOINT_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
+    savepoint: _builtins.bool
+    """It was a savepoint: nothing is committed, and later snapshots do not refer to it."""
     def __init__(
         self,
         *,
         checkpoint_id: _builtins.int = ...,
+        savepoint: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "savepoint", b"savepoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,7 +23,13 @@ import structlog
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.repeated_output import RepeatedOutput, note_files, repeated_output
-from jobmanager.checkpoint.snapshot_convert import completed_of, finished_snapshot, with_replaced
+from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
+from jobmanager.checkpoint.snapshot_convert import (
+    completed_of,
+    finished_snapshot,
+    with_replaced,
+    without_positions,
+)
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from penstock.errors import (
     StoreCorrupt,
@@ -363,9 +369,9 @@ class CheckpointStoreRunner:
             HeadOutcomeUnknown: nobody knows whether it is stored; ``settle`` finds out.
         """
         claim = self._begin_storing(wanted.checkpoint_id)
-        now_ms = self._now_ms()
         path = manifest_path(wanted.checkpoint_id, self._leader_epoch)
-        manifest = self._manifest(wanted, done_splits, last_states, now_ms)
+        manifest = self.manifest(wanted, done_splits, last_states)
+        now_ms = manifest.completed_at_ms
         try:
             self._store.put(path, [encode_manifest(manifest)])
             head = _next_head(claim.head, wanted, path, now_ms)
@@ -442,13 +448,38 @@ class CheckpointStoreRunner:
         claim = self._claimed(must_exist=True, more_ids=IDS_RESERVED_AT_ONCE)
         return claim.head.next_checkpoint_id
 
-    def _manifest(
+    def verify(self) -> None:
+        """Makes sure that no other leader has the job.
+
+        Raises:
+            Fenced: one has.
+            Unrecoverable: HEAD is gone, or cannot be read.
+            StoreTransient: it cannot be found out now.
+        """
+        claim = self._claimed(must_exist=True)
+        try:
+            claim.heads.verify()
+        except HeadClaimedAgain as error:
+            self._void(claim)
+            raise StoreTransient(f"storage was slow: {error}") from error
+        except (StoreNotFound, StoreCorrupt) as error:
+            raise self._unusable(error) from error
+
+    def savepoint(self, uri: str) -> SavepointStoreRunner:
+        """The directory of a savepoint of the job.
+
+        Raises:
+            ConfigurationError: there is no such kind of store.
+        """
+        return SavepointStoreRunner(self._job_id, uri, self._store)
+
+    def manifest(
         self,
         wanted: c.StoreCheckpoint,
-        done_splits: DoneSplits,
-        last_states: LastStates,
-        now_ms: int,
+        done_splits: DoneSplits = (),
+        last_states: LastStates = MappingProxyType({}),
     ) -> checkpoint_pb2.CheckpointManifest:
+        """The manifest of a checkpoint or savepoint; arguments as of ``store``."""
         replaced = dict(wanted.replaced)
         done: dict[AttemptKey, list[tuple[str, tuple[str, ...]]]] = {}
         for key, uid, ids in done_splits:
@@ -471,13 +502,15 @@ class CheckpointStoreRunner:
             for key in wanted.finished
         )
         subtasks.sort(key=lambda snapshot: (snapshot.vertex, snapshot.subtask_index))
+        if wanted.properties.is_savepoint:
+            subtasks = [without_positions(snapshot) for snapshot in subtasks]
         return checkpoint_pb2.CheckpointManifest(
             job_id=self._job_id,
             job_name=self._job_name,
             checkpoint_id=wanted.checkpoint_id,
             leader_epoch=self._leader_epoch,
             triggered_at_ms=wanted.triggered_at_ms,
-            completed_at_ms=now_ms,
+            completed_at_ms=self._now_ms(),
             vertices=self._fingerprint,
             subtasks=subtasks,
             penstock_version=self._version,

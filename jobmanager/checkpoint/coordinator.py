@@ -9,6 +9,7 @@ Invariants (``check``):
 - a checkpoint completes once, and only after every task that takes part has acknowledged it; tasks that
   had finished before its trigger take no part and are recorded as finished;
 - checkpoints complete in the order of their ids: one that completes aborts all older ones under way;
+- a savepoint is under way alone;
 - none begins while a task is loading; who asks for one then hears why;
 - it is registered before those it subsumes are released; the count of a shared file is the number of
   completed checkpoints that are kept and name it;
@@ -19,8 +20,14 @@ Invariants (``check``):
 - each request is answered once;
 - an id is used that HEAD has reserved, so that no other leader of the job uses it (``CheckpointIds``).
 
+A savepoint goes through the same steps, alone: it waits for what is under way, and what comes next waits for it. It
+is not registered, kept or counted, and no task builds upon it; files of the job that it refers to stay where they are.
+
 Acks that are late, unknown, doubled or meant for an earlier leader are dropped and counted, and what only they
 have uploaded is deleted. What is meant for a later leader is dropped and nothing is deleted: it is that leader's.
+
+A savepoint is taken in the same steps and by itself: nothing else is under way meanwhile. It is not registered, not
+kept, not counted, and no task builds upon it; what its directory does not get is the job's, and stays where it is.
 
 A task that is done with all it has to do may finish between trigger and ack. The barrier will then never
 reach its consumers, so the checkpoint is void: it is taken again at once with the tasks that are left.
@@ -51,6 +58,7 @@ from jobmanager.checkpoint.trigger_policy import Request, TriggerPolicy, Turn
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.errors import InvariantViolation, require_invariant
 from penstock.storage.checkpoint_properties import CheckpointProperties
+from penstock.storage.savepoint import is_of_savepoint
 
 _STORY_LENGTH: Final = 64
 _NAMED_TASKS_MAX: Final = 5
@@ -154,7 +162,7 @@ class CheckpointCoordinator:
 
     @property
     def pending(self) -> tuple[PendingView, ...]:
-        """Checkpoints under way, oldest first."""
+        """Checkpoints and savepoints under way, oldest first."""
         return tuple(
             PendingView(
                 pending.checkpoint_id,
@@ -342,9 +350,12 @@ class CheckpointCoordinator:
     # ------------------------------------------------------------ requests and triggers
 
     def _request(self, event: c.CheckpointRequested) -> None:
-        request = Request(event.request_id, event.properties)
-        known = {*self._policy.queued, *(pending.request for pending in self._pending.values())}
-        if request in known:
+        deadline_ms = self._now + self._settings.timeout_ms if event.properties.is_savepoint else 0
+        request = Request(event.request_id, event.properties, deadline_ms)
+        under_way = (pending.request for pending in self._pending.values())
+        if any(
+            known.request_id == event.request_id for known in (*self._policy.queued, *under_way)
+        ):
             self.dropped_events += 1
         elif not self._active:
             self._refuse(request, c.RequestRefused.NOT_RUNNING)
@@ -368,7 +379,7 @@ class CheckpointCoordinator:
         if not self._ids.are_left:
             self._reserve_ids()
             return
-        request = self._policy.take(self._now, len(self._pending))
+        request = self._policy.take(self._now, len(self._pending), is_saving=self._is_saving)
         if request is None:
             return
         running = [key for key in self._tasks if key not in self._finished]
@@ -383,15 +394,21 @@ class CheckpointCoordinator:
             request,
             triggered_at_ms=self._wall_now,
             started_ms=self._now,
-            deadline_ms=self._now + self._settings.timeout_ms,
+            deadline_ms=request.deadline_ms or self._now + self._settings.timeout_ms,
             participants=running,
             finished=tuple(key for key in self._tasks if key in self._finished),
         )
-        self._policy.started(self._now)
-        self._statistics.triggered(checkpoint_id, self._wall_now, len(running))
+        if not request.is_savepoint:
+            self._policy.started(self._now)
+            self._statistics.triggered(checkpoint_id, self._wall_now, len(running))
         self._effects.append(
             c.TriggerTasks(checkpoint_id, self._wall_now, targets, self._properties(request))
         )
+
+    @property
+    def _is_saving(self) -> bool:
+        """Whether what is under way is a savepoint."""
+        return any(pending.is_savepoint for pending in self._pending.values())
 
     def _properties(self, request: Request) -> CheckpointProperties:
         is_full = request.properties.is_full or not self._settings.is_incremental
@@ -425,19 +442,22 @@ class CheckpointCoordinator:
             self.fenced_events += 1
             return
         pending = self._expected(event)
+        references = _own_references(event.references)
         if pending is None:
-            self._files.stray(event.references)
+            self._files.stray(references)
             return
         try:
-            claims = self._files.claim(event.checkpoint_id, event.references)
+            claims = self._files.claim(event.checkpoint_id, references)
         except SharedFileMismatch as error:
             self._abort(pending, c.AbortReason.STORE_FAILED, f"{event.key}: {error}")
             return
         except FileReleased as error:
-            self._abort(pending, c.AbortReason.DECLINED, f"{event.key} {error}")
+            reason = c.AbortReason.OUTDATED if pending.is_savepoint else c.AbortReason.DECLINED
+            self._abort(pending, reason, f"{event.key} {error}")
             return
         pending.acknowledge(event.key, Ack(event.snapshot, claims, event.summary))
-        self._statistics.acknowledged(event.checkpoint_id, event.summary)
+        if not pending.is_savepoint:
+            self._statistics.acknowledged(event.checkpoint_id, event.summary)
         if pending.phase is CheckpointPhase.READY:
             self._ready.append(event.checkpoint_id)
 
@@ -460,6 +480,10 @@ class CheckpointCoordinator:
         self._abort(pending, reason, f"{event.key} declined it: {event.reason}")
 
     def _expire(self) -> None:
+        for request in self._policy.expired(self._now):
+            named = ", ".join(map(str, self._pending))
+            detail = f"{c.RequestRefused.EXPIRED.value}: checkpoint {named}" if named else ""
+            self._refuse(request, c.RequestRefused.EXPIRED, detail)
         for pending in list(self._pending.values()):
             expires = pending.expires_ms
             if expires is None or expires > self._now:
@@ -500,7 +524,7 @@ class CheckpointCoordinator:
                 self._abort(pending, c.AbortReason.STORE_FAILED, str(error))
                 continue
             pending.become(CheckpointPhase.STORING)
-            self._storing = pending.checkpoint_id
+            self._storing, is_savepoint = pending.checkpoint_id, pending.is_savepoint
             self._effects.append(
                 c.StoreCheckpoint(
                     checkpoint_id=pending.checkpoint_id,
@@ -508,8 +532,10 @@ class CheckpointCoordinator:
                     snapshots=tuple((key, ack.snapshot) for key, ack in acks),
                     finished=pending.finished,
                     replaced=pending.registration.replaced,
-                    retained=self._completed.ids_with(pending.checkpoint_id),
-                    next_checkpoint_id=self._ids.end_with_next_store(),
+                    retained=(
+                        () if is_savepoint else self._completed.ids_with(pending.checkpoint_id)
+                    ),
+                    next_checkpoint_id=0 if is_savepoint else self._ids.end_with_next_store(),
                     state_bytes=pending.summary().state_bytes
                     + sum(reference.location.size_bytes for reference in left),
                     last=tuple(
@@ -537,13 +563,17 @@ class CheckpointCoordinator:
             self._unsettle(self._pending[event.checkpoint_id], event.error)
 
     def _unsettle(self, pending: PendingCheckpoint, reason: str) -> None:
-        """Nobody knows whether it is stored: who waits is not kept waiting until somebody does."""
+        """Nobody knows whether it is stored: who waits is not kept waiting until somebody does.
+
+        Who waits for a savepoint is: it may be there, and must not be taken twice.
+        """
         pending.become(CheckpointPhase.UNSETTLED)
         pending.unsettled = (
             f"whether checkpoint {pending.checkpoint_id} is stored is not known yet: {reason}"
         )
         self._effects.append(c.SettleCheckpoint(pending.checkpoint_id, reason))
-        for request in (pending.give_up_request(), *self._policy.stop()):
+        given_up = () if pending.is_savepoint else (pending.give_up_request(),)
+        for request in (*given_up, *self._policy.stop()):
             self._refuse(request, c.RequestRefused.UNSETTLED, pending.unsettled)
 
     def _complete(self, event: c.CheckpointStored) -> None:
@@ -553,6 +583,9 @@ class CheckpointCoordinator:
         self._storing = None
         pending = self._pending.pop(event.checkpoint_id)
         pending.become(CheckpointPhase.COMPLETED)
+        if pending.is_savepoint:
+            self._complete_savepoint(pending)
+            return
         summary = pending.summary()
         checkpoint = c.CompletedCheckpoint(
             checkpoint_id=event.checkpoint_id,
@@ -587,6 +620,13 @@ class CheckpointCoordinator:
             self._files.release(old, waiting)
         self._files.end(event.checkpoint_id)
 
+    def _complete_savepoint(self, pending: PendingCheckpoint) -> None:
+        """Its tasks go on as if there had been none."""
+        if keys := self._running(pending.participants):
+            self._effects.append(c.NotifySaved(pending.checkpoint_id, keys))
+        self._answer(pending.request, pending.checkpoint_id)
+        self._files.end(pending.checkpoint_id)
+
     # ------------------------------------------------------------ ends
 
     def _abort(
@@ -601,6 +641,9 @@ class CheckpointCoordinator:
         del self._pending[checkpoint_id]
         if checkpoint_id in self._ready:
             self._ready.remove(checkpoint_id)
+        if pending.is_savepoint:
+            self._abort_savepoint(pending, reason, detail)
+            return
         verdict = self._failures.aborted(reason)
         self._policy.aborted(verdict.failed_in_a_row if reason.counts else 0, self._now)
         self._statistics.failed(checkpoint_id, detail, self._wall_now)
@@ -618,6 +661,19 @@ class CheckpointCoordinator:
         )
         if verdict.fails_job and self._active:
             self._effects.append(c.FailJob(_too_many(verdict.failed_in_a_row, detail)))
+        self._files.end(checkpoint_id)
+
+    def _abort_savepoint(
+        self, pending: PendingCheckpoint, reason: c.AbortReason, detail: str
+    ) -> None:
+        checkpoint_id, request = pending.checkpoint_id, pending.request
+        if keys := self._running(pending.participants):
+            self._effects.append(c.NotifyAborted(checkpoint_id, keys))
+        if reason in (c.AbortReason.TASK_FINISHED, c.AbortReason.OUTDATED):
+            self._policy.add_again(request)
+        else:
+            self._effects.append(c.DiscardSavepoint(checkpoint_id, pending.target))
+            self._answer(request, checkpoint_id, c.RequestRefused.ABORTED, detail)
         self._files.end(checkpoint_id)
 
     def _answer(
@@ -644,8 +700,10 @@ class CheckpointCoordinator:
     def _call_at(self) -> None:
         dues = [self._files.deletions.due_ms(self._now)]
         dues += [pending.expires_ms for pending in self._pending.values()]
+        dues.append(self._policy.expires_ms())
         if self._can_trigger and self._ids.are_left:
-            dues.append(self._policy.due_ms(self._now, len(self._pending)))
+            under_way = len(self._pending)
+            dues.append(self._policy.due_ms(self._now, under_way, is_saving=self._is_saving))
         elif self._can_trigger and self._storing is None:
             dues.append(self._ids.due_ms())
         due = min((due for due in dues if due is not None), default=None)
@@ -674,6 +732,7 @@ class CheckpointCoordinator:
         require_invariant(
             self._active or not self._policy.queued, "requests wait for tasks that do not run"
         )
+        require_invariant(len(pending) <= 1 or not self._is_saving, "a savepoint is not alone")
 
     def check(self) -> None:
         """Checks the invariants.
@@ -712,6 +771,11 @@ def _too_many(failed_in_a_row: int, detail: str) -> str:
         f"{failed_in_a_row} checkpoints in a row have failed, more than "
         f"execution.checkpointing.tolerable-failed-checkpoints allows; the last one: {detail}"
     )
+
+
+def _own_references(references: Iterable[c.FileReference]) -> tuple[c.FileReference, ...]:
+    """Those to files of the job: what was written into a savepoint's directory is the savepoint's."""
+    return tuple(one for one in references if not is_of_savepoint(one.location.path))
 
 
 def _told(event: c.CoordinatorEvent) -> str:

@@ -85,6 +85,7 @@ class AbortReason(Enum):
     TASKS_STOPPED = "the job's tasks were stopped"
     STORE_FAILED = "it could not be stored"
     TOO_LARGE = "its state is larger than storage 'jobmanager' takes"
+    OUTDATED = "a subtask had not heard yet of the newest completed checkpoint"
 
     @property
     def counts(self) -> bool:
@@ -94,6 +95,7 @@ class AbortReason(Enum):
             AbortReason.TASKS_STOPPED,
             AbortReason.TASK_FINISHED,
             AbortReason.COMPARING,
+            AbortReason.OUTDATED,
         )
 
 
@@ -103,6 +105,8 @@ class RequestRefused(Enum):
     NOT_RUNNING = "not all tasks of the job are running"
     LOADING = "tasks read a broadcast side first (load_first), and checkpoints begin once it has been read"
     DISABLED = "checkpointing is off: set execution.checkpointing.interval or .dir"
+    BLOCKING_EXCHANGE = "the job is in the middle of a blocking exchange"
+    EXPIRED = "it waited longer than execution.checkpointing.timeout for a checkpoint under way"
     QUEUE_FULL = "too many checkpoints are waiting already"
     ABORTED = "the checkpoint was aborted"
     NO_ID = "no checkpoint id could be reserved in HEAD"
@@ -184,7 +188,7 @@ class TimeReached:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """Somebody wants a checkpoint now.
+    """Somebody wants a checkpoint or a savepoint now.
 
     Attributes:
         request_id: chosen by who asks; answered by ``AnswerRequest``.
@@ -318,7 +322,8 @@ class TriggerTasks:
 
 @dataclass(frozen=True, slots=True)
 class StoreCheckpoint:
-    """All tasks have acknowledged: write the manifest, then swap HEAD.
+    """All tasks have acknowledged: write the manifest, then swap HEAD; of a savepoint, bring its files
+    together and write the manifest last.
 
     Attributes:
         snapshots: the opaque snapshots, one per task that took part.
@@ -326,8 +331,9 @@ class StoreCheckpoint:
         last: what these hold, opaque, where they hold anything.
         replaced: per shared key the location that counts, where it is another than the snapshot says:
             to be put into the snapshots before they are written.
-        retained: ids HEAD is to name afterwards, this one last; manifests of others are deleted later.
-        next_checkpoint_id: ids below it are reserved with it.
+        retained: ids HEAD is to name afterwards, this one last; manifests of others are deleted later. None of
+            a savepoint.
+        next_checkpoint_id: ids below it are reserved with it; 0 of a savepoint.
         properties: what it was taken as.
     """
 
@@ -371,6 +377,14 @@ class NotifyCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class NotifySaved:
+    """Tell tasks that a savepoint is complete: nothing is committed, and nothing builds upon it."""
+
+    checkpoint_id: int
+    keys: tuple[AttemptKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NotifyAborted:
     """Tell tasks that a checkpoint will not complete."""
 
@@ -386,6 +400,18 @@ class DeleteFiles:
     """
 
     paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardSavepoint:
+    """A savepoint will not be complete: remove what has been written to its directory.
+
+    Attributes:
+        target: the directory.
+    """
+
+    checkpoint_id: int
+    target: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +464,7 @@ class FailJob:
     message: str
 
 
-CheckpointCommand = TriggerTasks | NotifyCompleted | NotifyAborted
+CheckpointCommand = TriggerTasks | NotifyCompleted | NotifySaved | NotifyAborted
 """What tasks are told: these effects travel to the TaskManagers as they are."""
 
 CoordinatorEffect = (
@@ -447,8 +473,10 @@ CoordinatorEffect = (
     | SettleCheckpoint
     | ReserveIds
     | NotifyCompleted
+    | NotifySaved
     | NotifyAborted
     | DeleteFiles
+    | DiscardSavepoint
     | CallAt
     | AnswerRequest
     | ReportAborted

@@ -83,6 +83,7 @@ class PendingCheckpoint:
     ) -> None:
         self.checkpoint_id = checkpoint_id
         self.request = request
+        self._properties = request.properties
         self.triggered_at_ms = triggered_at_ms
         self.started_ms = started_ms
         self.deadline_ms = deadline_ms
@@ -94,6 +95,16 @@ class PendingCheckpoint:
         """Why it is not known whether it is stored."""
         self._acks: dict[AttemptKey, Ack | None] = dict.fromkeys(participants)
         self._acked = 0
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it is its user's, also where nobody waits for it any more."""
+        return self._properties.is_savepoint
+
+    @property
+    def target(self) -> str:
+        """The directory that a savepoint is written to."""
+        return self._properties.target
 
     @property
     def participants(self) -> tuple[AttemptKey, ...]:

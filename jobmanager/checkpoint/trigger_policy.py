@@ -1,19 +1,26 @@
 """When the next checkpoint may start, and for whom.
 
-Order: final ones, then those on demand, then the periodic one. Those on demand are served in order of
-arrival; one that has to be taken again because a task finished goes first of its kind. The queue is
-bounded: beyond it a request on demand is refused. A final one is never refused.
+Order: final ones, then savepoints, then those on demand, then the periodic one. Savepoints and those on
+demand are served in order of arrival; one that has to be taken again because a task finished goes first of its
+kind. The queues are bounded: beyond that a request is refused. A final one is never refused.
 
 What holds back what:
 
-    holds back                          final   on demand   periodic   periodic again
-    max-concurrent checkpoints          yes     yes         yes        yes
-    interval since the last start       no      no          yes        no
-    min-pause since the last end        no      no          yes        no
-    another one under way, min-pause>0  no      no          yes        no
-    pause after failures in a row       no      no          yes        yes
+    holds back                          final   savepoint   on demand   periodic   periodic again
+    a savepoint under way               yes     yes         yes         yes        yes
+    a savepoint that waits              no      yes         yes         yes        yes
+    max-concurrent checkpoints          yes     yes         yes         yes        yes
+    any checkpoint under way            no      yes         no          no         no
+    interval since the last start       no      no          no          yes        no
+    min-pause since the last end        no      no          no          yes        no
+    another one under way, min-pause>0  no      no          no          yes        no
+    pause after failures in a row       no      no          no          yes        yes
 
-The interval counts from the start of the last checkpoint of any kind, since any of them makes work safe.
+A savepoint aborts nothing and shares nothing with what goes on beside it, so it is alone: it waits for what is
+under way, and what comes next waits for it, in both cases no longer than a checkpoint may take (``expired``).
+
+The interval counts from the start of the last checkpoint of the job's own, since any of them makes work safe; a
+savepoint does not.
 Periodic ones go on after a final one: a task that waits for a checkpoint and has missed the final one is
 served by the next. All times are steady.
 
@@ -45,23 +52,36 @@ class Turn(IntEnum):
     """Why a checkpoint is taken, in the order in which they are served."""
 
     FINAL = 0
-    ON_DEMAND = 1
-    PERIODIC = 2
+    SAVEPOINT = 1
+    ON_DEMAND = 2
+    PERIODIC = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checkpoint that somebody wants; ``request_id`` is "" for the periodic one."""
+    """A checkpoint that somebody wants; ``request_id`` is "" for the periodic one.
+
+    Attributes:
+        deadline_ms: of a savepoint: steady time until which it waits and is taken.
+    """
 
     request_id: str = ""
     properties: CheckpointProperties = PLAIN
+    deadline_ms: int = 0
 
     @property
     def turn(self) -> Turn:
         """Before and behind which others it is served."""
         if not self.request_id:
             return Turn.PERIODIC
+        if self.is_savepoint:
+            return Turn.SAVEPOINT
         return Turn.FINAL if self.properties.behind is BehindBarrier.END else Turn.ON_DEMAND
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it is taken for its user."""
+        return self.properties.is_savepoint
 
 
 PERIODIC: Final = Request()
@@ -86,7 +106,9 @@ class TriggerPolicy:
 
     def __init__(self, settings: CheckpointSettings) -> None:
         self._settings = settings
-        self._queues: dict[Turn, deque[Request]] = {Turn.FINAL: deque(), Turn.ON_DEMAND: deque()}
+        self._queues: dict[Turn, deque[Request]] = {
+            turn: deque() for turn in Turn if turn is not Turn.PERIODIC
+        }
         self._periodic_again = False
         self._last_start_ms = 0
         self._last_end_ms: int | None = None
@@ -95,7 +117,7 @@ class TriggerPolicy:
     @property
     def queued(self) -> tuple[Request, ...]:
         """Requests that wait, in the order in which they are served."""
-        return (*self._queues[Turn.FINAL], *self._queues[Turn.ON_DEMAND])
+        return tuple(request for queue in self._queues.values() for request in queue)
 
     def begin(self, now_ms: int) -> None:
         """Tasks run: the first periodic checkpoint starts an interval from now."""
@@ -113,7 +135,7 @@ class TriggerPolicy:
     def add(self, request: Request) -> RequestRefused | None:
         """Queues a request that is not periodic; says why not where it does not."""
         queue = self._queues[request.turn]
-        if request.turn is Turn.ON_DEMAND and len(queue) >= REQUESTS_MAX:
+        if request.turn is not Turn.FINAL and len(queue) >= REQUESTS_MAX:
             return RequestRefused.QUEUE_FULL
         queue.append(request)
         return None
@@ -125,8 +147,20 @@ class TriggerPolicy:
         else:
             self._queues[request.turn].appendleft(request)
 
+    def expires_ms(self) -> int | None:
+        """When the next savepoint has waited for too long; None = none waits."""
+        return min((one.deadline_ms for one in self._queues[Turn.SAVEPOINT]), default=None)
+
+    def expired(self, now_ms: int) -> tuple[Request, ...]:
+        """Forgets and returns savepoints that have waited for too long."""
+        queue = self._queues[Turn.SAVEPOINT]
+        late = tuple(one for one in queue if one.deadline_ms <= now_ms)
+        for one in late:
+            queue.remove(one)
+        return late
+
     def started(self, now_ms: int) -> None:
-        """A checkpoint has started."""
+        """A checkpoint of the job's own has started."""
         self._last_start_ms = now_ms
         self._periodic_again = False
 
@@ -147,23 +181,26 @@ class TriggerPolicy:
             first = self._settings.interval_ms or DEFAULT_FAILURE_PAUSE_MS
             self._not_before_ms = now_ms + pause_after_failures_ms(failed_in_a_row, first)
 
-    def due_ms(self, now_ms: int, under_way: int) -> int | None:
+    def due_ms(self, now_ms: int, under_way: int, *, is_saving: bool = False) -> int | None:
         """When ``take`` will return a request, not before now; None = not by time alone.
 
         Args:
             now_ms: the time.
             under_way: checkpoints that have started and not ended.
+            is_saving: the one under way is a savepoint.
         """
-        if under_way >= self._settings.max_concurrent:
+        if is_saving or under_way >= self._settings.max_concurrent:
             return None
+        if self._queues[Turn.SAVEPOINT] and not self._queues[Turn.FINAL]:
+            return None if under_way else now_ms
         if any(self._queues.values()):
             return now_ms
         periodic = self._periodic_due_ms(under_way)
         return None if periodic is None else max(periodic, now_ms)
 
-    def take(self, now_ms: int, under_way: int) -> Request | None:
+    def take(self, now_ms: int, under_way: int, *, is_saving: bool = False) -> Request | None:
         """The request whose checkpoint is to start now; it is no longer queued."""
-        due = self.due_ms(now_ms, under_way)
+        due = self.due_ms(now_ms, under_way, is_saving=is_saving)
         if due is None or due > now_ms:
             return None
         for kind in sorted(self._queues):

@@ -34,6 +34,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.job.ended_checkpoints_runner import delete_checkpoints
+from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
 from jobmanager.job.job_description import (
     JobDescription,
     check_checkpoint_directory,
@@ -46,6 +47,7 @@ from jobmanager.job.job_master_runner import (
 )
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_record import JobRecord
+from jobmanager.job.operations_runner import JobOperation
 from jobmanager.job.swept_output_runner import sweep_output
 from jobmanager.messages import job_messages as m
 from jobmanager.messages.job_state import JobState
@@ -57,6 +59,7 @@ from jobmanager.stores.job_store import JobStore, UnfinishedJob
 from penstock.config import Configuration
 from penstock.errors import JobNotFound, JobRejected, StoreTransient, StreamError
 from penstock.pb import client_pb2, graph_pb2
+from penstock.storage.checkpoint_properties import SavepointFormat
 
 _METRICS_AFTER_END_MS = 60_000
 _OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
@@ -376,6 +379,7 @@ class DispatcherRunner:
             slot_wait=lambda: self._cluster.slot_wait(job_id),
             problem=lambda: runner.checkpoints.problem,
             repeated=runner.checkpoints.repeated,
+            operations=runner.checkpoints.operations,
         )
         self._jobs[job_id] = _Job(record, runner)
         self._results.open(job_id, record.collect_limits, job.settings.checkpoints is not None)
@@ -552,7 +556,7 @@ class DispatcherRunner:
         if job is not None and job.runner is not None:
             job.runner.post(m.FailureRequested(cause_of_error(error, self._clock.now_ms())))
 
-    async def checkpoint(self, job_id: str) -> int:
+    async def checkpoint(self, job_id: str, operation_id: str = "") -> int:
         """Takes a checkpoint of a job now; returns its id when it is complete.
 
         Raises:
@@ -560,12 +564,41 @@ class DispatcherRunner:
             JobRejected: it takes none, or has ended.
             StreamError: it could not be taken.
         """
+        operation = self._checkpoints(job_id).checkpoint(operation_id)
+        return (await operation.result()).checkpoint_id
+
+    async def savepoint(
+        self,
+        job_id: str,
+        operation_id: str,
+        directory: str,
+        format: SavepointFormat,
+    ) -> JobOperation:
+        """Takes a savepoint of a job; returns when it is complete.
+
+        Raises:
+            JobNotFound: there is no such job.
+            JobRejected: it takes none, or has ended; or the directory is not for it.
+            StreamError: it could not be taken.
+        """
+        operation = self._checkpoints(job_id).savepoint(operation_id, directory, format)
+        return await operation.result()
+
+    def operation(self, job_id: str, operation_id: str) -> JobOperation:
+        """What somebody has asked of a job, as it stands.
+
+        Raises:
+            JobNotFound: there is no such job, or it knows no such operation.
+        """
+        return self._find(job_id).record.operations.find(operation_id)
+
+    def _checkpoints(self, job_id: str) -> JobCheckpointsRunner:
         job = self._find(job_id)
         if job.unreadable is not None:
             raise StreamError(f"no checkpoint was taken: {job.unreadable.problem}")
         if job.runner is None:
             raise JobRejected(f"job {job.record.job_id} has ended: {job.record.state.name}")
-        return await job.runner.checkpoints.request()
+        return job.runner.checkpoints
 
     def now_ms(self) -> int:
         """The wall clock."""

@@ -146,11 +146,35 @@ class CheckpointWiring:
         waits_to_load = not self._runs and self._graph.waits_to_load
         if isinstance(event, c.CheckpointRequested) and waits_to_load:
             return [c.AnswerRequest(event.request_id, 0, c.RequestRefused.LOADING)]
+        if isinstance(event, c.CheckpointRequested) and event.properties.is_savepoint:
+            exchange = self._exchange_under_way()
+            if exchange:
+                refused = c.RequestRefused.BLOCKING_EXCHANGE
+                return [c.AnswerRequest(event.request_id, 0, refused, exchange)]
         if self._coordinator is None:
             if isinstance(event, c.CheckpointRequested):
                 return [c.AnswerRequest(event.request_id, 0, c.RequestRefused.NOT_RUNNING)]
             raise InvariantViolation(f"{type(event).__name__} came before the job was prepared")
         return self._step(event, splits)
+
+    def _exchange_under_way(self) -> str:
+        """A blocking exchange that has not been read to its end; "" = none is.
+
+        What of it is to be read yet lies in partitions of this job's scope, which nobody can start from.
+        """
+        plan = self._graph.plan
+        for edge in plan.edges:
+            readers = range(plan.vertex(edge.target).parallelism)
+            if edge.exchange is Exchange.BLOCKING and any(
+                self._graph.current_of(SubtaskId(edge.target, index)).state
+                is not AttemptState.FINISHED
+                for index in readers
+            ):
+                return (
+                    f"the blocking exchange {edge.id} ({edge.source} -> {edge.target}) has not been read to "
+                    "its end, and no savepoint holds rows of an exchange: try again when it has"
+                )
+        return ""
 
     def _is_current(self, key: AttemptKey) -> bool:
         attempt = self._graph.find_current(key)
@@ -172,7 +196,7 @@ class CheckpointWiring:
 
     def _wire(self, effect: c.CoordinatorEffect, splits: SourceSplits) -> list[WiredEffect]:
         match effect:
-            case c.TriggerTasks() | c.NotifyCompleted() | c.NotifyAborted():
+            case c.TriggerTasks() | c.NotifyCompleted() | c.NotifySaved() | c.NotifyAborted():
                 return self._send(effect)
             case c.StoreCheckpoint():
                 done = tuple(

@@ -39,7 +39,9 @@ from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
 from jobmanager.job.collect_sinks import CollectSinks
 from jobmanager.job.exception_views import decode_repeated, encode_repeated
+from jobmanager.job.operations_runner import JobOperation, OperationKind, OperationsRunner
 from jobmanager.job.restored_tasks import RestoredTasks, restored_checkpoint, restored_tasks
+from jobmanager.job.savepoints_runner import SavepointsRunner
 from jobmanager.messages import job_messages as m
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import cause_of_error, plan_of
@@ -53,13 +55,17 @@ from penstock.errors import (
     Unrecoverable,
 )
 from penstock.pb import graph_pb2
+from penstock.storage.checkpoint_properties import PLAIN, CheckpointProperties, SavepointFormat
 from penstock.storage.head import HeadOutcomeUnknown
+from penstock.storage.open_store import substore
+from penstock.storage.savepoint import savepoint_name
 
 _ATTEMPTS_RESERVED_AT_ONCE: Final = 16
 _RECORD_LANE: Final = "job record"
 _START_LANE: Final = "checkpoint starts"
 _STORE_LANE: Final = "checkpoint store"
 _DELETION_LANE: Final = "checkpoint deletions"
+_SAVEPOINT_LANE: Final = "savepoints"
 _STORE_PATIENCE_S: Final = 10.0
 """How long a start waits for a checkpoint that is being stored."""
 _FIRST_PAUSE_S: Final = 0.5
@@ -90,6 +96,7 @@ class JobCheckpointsRunner:
         jobs: keeps the attempt numbers; None where the job ends with this JobManager.
         results: rows of its collect sinks.
         clock: where the time comes from.
+        savepoint_directory: in which savepoints are made where nobody names another; "" = there is none.
         post: takes events for the job's machine.
         in_order: runs actions of one lane one after the other.
         is_recovered: the job was another JobManager's: until it has been prepared once, what cannot be read
@@ -108,6 +115,7 @@ class JobCheckpointsRunner:
         post: Callable[[m.JobEvent], None],
         in_order: Callable[[str, Callable[[], Awaitable[None]]], None],
         *,
+        savepoint_directory: str = "",
         is_recovered: bool = False,
     ) -> None:
         self._job_id = job_id
@@ -139,6 +147,23 @@ class JobCheckpointsRunner:
         self._attempts_end = 0
         self._timer: asyncio.TimerHandle | None = None
         self._answers: dict[str, asyncio.Future[int]] = {}
+        self._savepoint_directory = savepoint_directory
+        self.operations = OperationsRunner(job_id, in_order)
+        """What users have asked for."""
+        self._savepoints = (
+            None
+            if store is None
+            else SavepointsRunner(
+                job_id,
+                store,
+                self.calls,
+                clock,
+                request=self._request,
+                post=post,
+                fail=self._fail,
+                pause=self._pause,
+            )
+        )
         self._closed = False
         self._may_be_unreadable = is_recovered
         self.problem = ""
@@ -154,9 +179,14 @@ class JobCheckpointsRunner:
         return self._restored.get(subtask)
 
     def end(self) -> None:
-        """The job has ended: what it was still storing matters to nobody."""
+        """The job has ended: what it was still storing matters to nobody; who still waits is told so."""
         self._ended.set()
         self._give_up_storing()
+        if self._savepoints is not None:
+            self._savepoints.give_up()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(StreamError(f"job {self._job_id} has ended"))
         for waiting in self._until_end:
             if not waiting.done():
                 waiting.set_result(None)
@@ -164,36 +194,79 @@ class JobCheckpointsRunner:
             self._store.stop()
 
     def close(self) -> None:
-        """Nothing more will be asked; who still waits is told so."""
+        """Nothing more will be asked."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self.end()
         self._record_thread.shutdown(wait=False)
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(StreamError(f"job {self._job_id} has ended"))
 
     def note_running(self) -> None:
         """The job's tasks run."""
         if self._store is not None:
             self.gauges.note_started(self._clock.now_ms())
 
-    async def request(self) -> int:
-        """Takes a checkpoint now; returns its id when it is complete.
+    def checkpoint(self, operation_id: str = "") -> JobOperation:
+        """Begins to take a checkpoint now; its end says what came of it.
+
+        Args:
+            operation_id: chosen by who asks; "" = nobody asks again.
 
         Raises:
-            JobRejected: the job takes none.
+            JobRejected: the id is not one.
+        """
+        self._check_open()
+        wanted = JobOperation(operation_id or uuid4().hex, OperationKind.CHECKPOINT)
+        return self.operations.begin(wanted, self._take_checkpoint)
+
+    def savepoint(self, operation_id: str, directory: str, format: SavepointFormat) -> JobOperation:
+        """Begins to take a savepoint; its end says what came of it.
+
+        Args:
+            operation_id: chosen by who asks.
+            directory: gets a directory for it; "" = as configured.
+            format: of its keyed state.
+
+        Raises:
+            JobRejected: the job takes none, the id is not one, or there is no directory.
+        """
+        self._check_open()
+        savepoints = self._savepoints
+        if savepoints is None:
+            raise JobRejected(
+                f"no savepoint of job {self._job_id} was taken: it takes no checkpoints: set "
+                "execution.checkpointing.interval, and execution.checkpointing.dir"
+            )
+        directory = directory or self._savepoint_directory
+        if not directory:
+            raise JobRejected(
+                f"no savepoint of job {self._job_id} was taken: name a directory for it, or set "
+                "execution.checkpointing.savepoint-dir"
+            )
+        path = substore(directory, savepoint_name(self._job_id, operation_id))
+        wanted = JobOperation(operation_id, OperationKind.SAVEPOINT, path)
+        return self.operations.begin(wanted, lambda operation: savepoints.take(operation, format))
+
+    def _check_open(self) -> None:
+        if self._closed or self._ended.is_set():
+            raise JobRejected(f"job {self._job_id} has ended")
+
+    async def _take_checkpoint(self, operation: JobOperation) -> None:
+        operation.checkpoint_id = await self._request(operation.operation_id, PLAIN)
+
+    async def _request(self, request_id: str, properties: CheckpointProperties) -> int:
+        """Has the coordinator take a checkpoint or savepoint; returns its id when it is complete.
+
+        Raises:
+            JobRejected: the job takes none, or has ended.
             CheckpointAborted: it began and did not complete.
             StreamError: it could not begin.
         """
-        if self._closed:
-            raise JobRejected(f"job {self._job_id} has ended")
-        request_id = uuid4().hex
+        self._check_open()
         answer = asyncio.get_running_loop().create_future()
         self._answers[request_id] = answer
         try:
-            self._post(c.CheckpointRequested(request_id, self._clock.now_ms()))
+            self._post(c.CheckpointRequested(request_id, self._clock.now_ms(), properties))
             checkpoint_id: int = await answer
             return checkpoint_id
         finally:
@@ -201,7 +274,7 @@ class JobCheckpointsRunner:
 
     # ------------------------------------------------------------ effects
 
-    def perform(self, effect: CheckpointEffect) -> None:
+    def perform(self, effect: CheckpointEffect) -> None:  # noqa: C901 - one case per effect
         """Begins to do what the machine wants."""
         match effect:
             case m.PrepareStart():
@@ -210,6 +283,8 @@ class JobCheckpointsRunner:
                 self._in_order(_RECORD_LANE, lambda: self._reserve(attempt))
             case m.NoteCommit():
                 self._in_order(_RECORD_LANE, self._note_commit)
+            case m.WriteManifest() if effect.stored.properties.is_savepoint:
+                self._in_order(_SAVEPOINT_LANE, lambda: self._store_savepoint(effect))
             case m.WriteManifest():
                 # At once: a start that comes next waits for it.
                 self._storing = effect.stored.checkpoint_id
@@ -224,12 +299,17 @@ class JobCheckpointsRunner:
                     checkpoint_id=effect.checkpoint_id,
                     reason=effect.reason,
                 )
-                self._give_up_storing()
+                if self._savepoints is None or not self._savepoints.give_up(effect.checkpoint_id):
+                    self._give_up_storing()
             case c.ReserveIds():
                 # In the order of starts, which claim HEAD as well.
                 self._in_order(_START_LANE, self._reserve_ids)
             case c.DeleteFiles():
                 self._in_order(_DELETION_LANE, lambda: self._delete(effect))
+            case c.DiscardSavepoint():
+                assert self._savepoints is not None, "savepoints are taken where there is a store"
+                discard = self._savepoints.discard
+                self._in_order(_SAVEPOINT_LANE, lambda: discard(effect))
             case c.CallAt():
                 self._call_at(effect.at_ms)
             case c.AnswerRequest():
@@ -431,6 +511,11 @@ class JobCheckpointsRunner:
             self._storing = 0
             self._is_stored.set()
 
+    async def _store_savepoint(self, effect: m.WriteManifest) -> None:
+        assert self._savepoints is not None, "savepoints are taken where there is a store"
+        states = self._collects.last_states(key.subtask for key in effect.stored.finished)
+        await self._savepoints.store(effect, states)
+
     async def _reserve_ids(self) -> None:
         assert self._store is not None, "ids are reserved where there is a store"
         event: c.IdsReserved | c.IdsNotReserved
@@ -527,7 +612,7 @@ class JobCheckpointsRunner:
         reason = effect.detail or effect.refused.value
         message = f"no checkpoint of job {self._job_id} was taken: {reason}"
         error: StreamError
-        if effect.refused is c.RequestRefused.DISABLED:
+        if effect.refused in (c.RequestRefused.DISABLED, c.RequestRefused.BLOCKING_EXCHANGE):
             error = JobRejected(message)
         elif effect.refused is c.RequestRefused.ABORTED and effect.checkpoint_id:
             error = CheckpointAborted(effect.checkpoint_id, reason)

@@ -187,6 +187,7 @@ class JobMasterRunner:
             clock,
             self.post,
             self._in_order,
+            savepoint_directory=job.config.execution_checkpointing_savepoint_dir,
             is_recovered=options.is_recovered,
         )
 

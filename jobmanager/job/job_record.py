@@ -19,6 +19,7 @@ from jobmanager.graph.execution_attempt import AttemptKey, ExecutionAttempt
 from jobmanager.job.checkpoint_views import add_last_checkpoint, checkpoints_of
 from jobmanager.job.exception_views import exceptions_of, repeated_message
 from jobmanager.job.job_master import JobMaster
+from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.messages.job_state import JobState, is_terminal
 from jobmanager.rpc.graph_convert import attempt_key, cause_message
 from penstock.pb import client_pb2, graph_pb2
@@ -36,6 +37,7 @@ class JobRecord:
         slot_wait: what it waits for of the slot pool; None = for nothing.
         problem: why it cannot be gone on with yet; "" = it can.
         repeated: output that may be there twice; grows.
+        operations: what users have asked of it.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class JobRecord:
         slot_wait: Callable[[], client_pb2.SlotWait | None] = lambda: None,
         problem: Callable[[], str] = lambda: "",
         repeated: Collection[RepeatedOutput] = (),
+        operations: OperationsRunner | None = None,
     ) -> None:
         self.job_id = job_id
         self.name = graph.name
@@ -72,6 +75,7 @@ class JobRecord:
         self._slot_wait = slot_wait
         self._problem = problem
         self._repeated = repeated
+        self.operations = operations or OperationsRunner(job_id)
         self._vertices = [_shown(vertex) for vertex in graph.vertices]
 
     @property

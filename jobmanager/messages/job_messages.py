@@ -582,7 +582,7 @@ SpeculationEffect = ReserveAttempts | RequestSpareSlots | StartRival | ReportRiv
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """Write a manifest and swap HEAD.
+    """Write a manifest and swap HEAD; of a savepoint, bring together its files and write the manifest.
 
     Attributes:
         stored: what the coordinator wants stored.
@@ -610,6 +610,7 @@ CheckpointEffect = (
     c.SettleCheckpoint
     | c.ReserveIds
     | c.DeleteFiles
+    | c.DiscardSavepoint
     | c.CallAt
     | c.AnswerRequest
     | c.ReportAborted

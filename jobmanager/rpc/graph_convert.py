@@ -359,6 +359,9 @@ class DeploymentMessages:
             case c.NotifyCompleted(checkpoint_id):
                 completed = pb.CheckpointCompleted(checkpoint_id=checkpoint_id)
                 return pb.TaskCommand(checkpoint_completed=completed)
+            case c.NotifySaved(checkpoint_id):
+                saved = pb.CheckpointCompleted(checkpoint_id=checkpoint_id, savepoint=True)
+                return pb.TaskCommand(checkpoint_completed=saved)
             case c.NotifyAborted(checkpoint_id):
                 aborted = pb.CheckpointAborted(checkpoint_id=checkpoint_id)
                 return pb.TaskCommand(checkpoint_aborted=aborted)

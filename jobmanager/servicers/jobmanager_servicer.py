@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.installed_version import penstock_version
+from jobmanager.job.operation_views import operation_message
 from jobmanager.partitions.promoted import newest_named
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.partition_convert import persisted_details
@@ -26,6 +27,7 @@ from penstock.errors import (
     TaskManagerLost,
 )
 from penstock.pb import client_pb2, client_pb2_grpc
+from penstock.storage.checkpoint_properties import SavepointFormat
 
 _WATCH_INTERVAL_MIN_MS = 20
 
@@ -146,8 +148,29 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         self, request: client_pb2.TriggerCheckpointRequest, context: Any
     ) -> client_pb2.TriggerCheckpointResponse:
         """Takes a checkpoint; answers when it is complete."""
-        checkpoint_id = await self._dispatcher.checkpoint(request.job_id)
+        checkpoint_id = await self._dispatcher.checkpoint(request.job_id, request.operation_id)
         return client_pb2.TriggerCheckpointResponse(checkpoint_id=checkpoint_id)
+
+    @override
+    async def TriggerSavepoint(
+        self, request: client_pb2.TriggerSavepointRequest, context: Any
+    ) -> client_pb2.OperationDetails:
+        """Takes a savepoint; answers when it is complete."""
+        operation = await self._dispatcher.savepoint(
+            request.job_id,
+            request.operation_id,
+            request.directory,
+            SavepointFormat(request.format),
+        )
+        return operation_message(self._dispatcher.find(request.job_id).job_id, operation)
+
+    @override
+    async def GetOperation(
+        self, request: client_pb2.GetOperationRequest, context: Any
+    ) -> client_pb2.OperationDetails:
+        """What somebody has asked of a job, as it stands."""
+        operation = self._dispatcher.operation(request.job_id, request.operation_id)
+        return operation_message(self._dispatcher.find(request.job_id).job_id, operation)
 
     @override
     async def ListCheckpoints(

@@ -14,6 +14,7 @@ from penstock.cli.jobs import attach, cancel, info, list_jobs, logs
 from penstock.cli.nexmark import nexmark
 from penstock.cli.partitions import partitions
 from penstock.cli.run import plan, run
+from penstock.cli.savepoints import operation, savepoint
 from penstock.cli.taskmanagers import taskmanagers
 
 
@@ -34,6 +35,8 @@ for command in (
     logs,
     checkpoint,
     checkpoints,
+    savepoint,
+    operation,
     exceptions,
     partitions,
     taskmanagers,

@@ -33,12 +33,14 @@ from penstock.client.protocol import (
 )
 from penstock.client.shielded import shielded
 from penstock.errors import JobManagerUnreachable, JobRejected, ProtocolMismatch, StreamError
-from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
+from penstock.pb import checkpoint_pb2, client_pb2, client_pb2_grpc, graph_pb2
 
 _CONNECT_TIMEOUT_S = 5.0
 _CALL_TIMEOUT_S = 30.0
 _UPLOAD_TIMEOUT_S = 600.0
 _CHECKPOINT_TIMEOUT_S = 600.0
+_SAVEPOINT_TIMEOUT_S = 1_200.0
+"""It may wait for a checkpoint, and a checkpoint follows it."""
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_SIZE_MAX_BYTES),
@@ -201,21 +203,59 @@ class Client:
         """Begins to cancel a job; harmless for one that has ended."""
         self._call(lambda stub: stub.CancelJob, client_pb2.CancelJobRequest(job_id=job_id))
 
-    def checkpoint(self, job_id: str, timeout_s: float | None = None) -> int:
+    def checkpoint(
+        self, job_id: str, timeout_s: float | None = None, operation_id: str = ""
+    ) -> int:
         """Takes a checkpoint of a job now; returns its id when it is complete.
 
         Args:
             timeout_s: how long to wait at most; None = ten minutes.
+            operation_id: asked for twice under one id, it is taken once; "" = nobody asks again.
 
         Raises:
             JobRejected: the job takes none, or has ended.
             CheckpointAborted: it began and did not complete; the job runs on.
             StreamError: it could not begin.
         """
-        request = client_pb2.TriggerCheckpointRequest(job_id=job_id)
+        request = client_pb2.TriggerCheckpointRequest(job_id=job_id, operation_id=operation_id)
         timeout_s = _CHECKPOINT_TIMEOUT_S if timeout_s is None else timeout_s
         answer = self._call(lambda stub: stub.TriggerCheckpoint, request, timeout_s=timeout_s)
         return answer.checkpoint_id
+
+    def savepoint(
+        self,
+        job_id: str,
+        directory: str,
+        operation_id: str,
+        format: checkpoint_pb2.SavepointFormat.ValueType,
+        timeout_s: float | None = None,
+    ) -> client_pb2.OperationDetails:
+        """Takes a savepoint of a job; returns when it is complete.
+
+        Args:
+            directory: gets a directory for it; "" = as configured.
+            operation_id: asked for twice under one id, it is taken once.
+            timeout_s: how long to wait at most; None = twenty minutes.
+
+        Raises:
+            JobRejected: the job takes none, or has ended; or the directory is not for it.
+            CheckpointAborted: it began and did not complete; the job runs on.
+            StreamError: it could not begin.
+        """
+        request = client_pb2.TriggerSavepointRequest(
+            job_id=job_id, operation_id=operation_id, directory=directory, format=format
+        )
+        timeout_s = _SAVEPOINT_TIMEOUT_S if timeout_s is None else timeout_s
+        return self._call(lambda stub: stub.TriggerSavepoint, request, timeout_s=timeout_s)
+
+    def operation(self, job_id: str, operation_id: str) -> client_pb2.OperationDetails:
+        """What has become of something that was asked of a job.
+
+        Raises:
+            JobNotFound: the job knows no such operation.
+        """
+        request = client_pb2.GetOperationRequest(job_id=job_id, operation_id=operation_id)
+        return self._call(lambda stub: stub.GetOperation, request)
 
     def checkpoints(self, job_id: str) -> client_pb2.ListCheckpointsResponse:
         """The last checkpoints of a job, the newest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import signal
 import sys
 import threading
@@ -11,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+from uuid import uuid4
 
 import pyarrow as pa
 from typing_extensions import override
@@ -21,8 +23,9 @@ from penstock.client.job_checkpoints import Checkpoint, checkpoint_of
 from penstock.client.job_exceptions import JobException, exception_of
 from penstock.client.job_logs import AttemptLog, attempt_logs
 from penstock.client.job_metrics import job_metrics
+from penstock.client.job_operations import FORMATS, Operation, operation_of, whole_directory
 from penstock.errors import JobCanceled, JobFailed, StreamError
-from penstock.pb import client_pb2
+from penstock.pb import checkpoint_pb2, client_pb2
 
 ProgressCallback = Callable[[client_pb2.JobDetails], object]
 
@@ -45,8 +48,23 @@ class JobClient(Protocol):
     def cancel(self, job_id: str) -> None:
         """Begins to cancel a job."""
 
-    def checkpoint(self, job_id: str, timeout_s: float | None = None) -> int:
+    def checkpoint(
+        self, job_id: str, timeout_s: float | None = None, operation_id: str = ""
+    ) -> int:
         """Takes a checkpoint; its id."""
+
+    def savepoint(
+        self,
+        job_id: str,
+        directory: str,
+        operation_id: str,
+        format: checkpoint_pb2.SavepointFormat.ValueType,
+        timeout_s: float | None = None,
+    ) -> client_pb2.OperationDetails:
+        """Takes a savepoint."""
+
+    def operation(self, job_id: str, operation_id: str) -> client_pb2.OperationDetails:
+        """What has become of something that was asked of a job."""
 
     def checkpoints(self, job_id: str) -> client_pb2.ListCheckpointsResponse:
         """The last checkpoints of a job."""
@@ -142,11 +160,12 @@ class JobHandle:
         """From now on ``wait`` cancels the job when all rows that it was to bring back are here."""
         self._ends_with_rows = True
 
-    def checkpoint(self, timeout: float | None = None) -> int:
+    def checkpoint(self, timeout: float | None = None, *, operation_id: str = "") -> int:
         """Takes a checkpoint now and waits until it is complete.
 
         Args:
             timeout: seconds at most; None = ten minutes.
+            operation_id: asked for twice under one id, it is taken once.
 
         Returns:
             The checkpoint's id.
@@ -156,7 +175,50 @@ class JobHandle:
             CheckpointAborted: it began and did not complete; the job runs on.
             StreamError: it could not begin: the job is not running.
         """
-        return self._client.checkpoint(self._job_id, timeout)
+        return self._client.checkpoint(self._job_id, timeout, operation_id)
+
+    def savepoint(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        format: Literal["native", "canonical"] = "native",
+        *,
+        timeout: float | None = None,
+        operation_id: str = "",
+    ) -> str:
+        """Takes a savepoint and waits until it is complete; the job runs on.
+
+        Args:
+            directory: gets a directory for it; None = ``execution.checkpointing.savepoint-dir``.
+            format: of keyed state: as the backend keeps it, or for either backend.
+            timeout: seconds at most; None = twenty minutes.
+            operation_id: asked for twice under one id, it is taken once; "" = a new one.
+
+        Returns:
+            The directory that is the savepoint.
+
+        Raises:
+            JobRejected: the job takes none, or has ended; or the directory is not for it.
+            CheckpointAborted: it began and did not complete; the job runs on.
+            StreamError: it could not begin: the job is not running.
+        """
+        if format not in FORMATS:
+            raise ValueError(f"format={format!r}: a savepoint is {' or '.join(map(repr, FORMATS))}")
+        taken = self._client.savepoint(
+            self._job_id,
+            whole_directory(directory),
+            operation_id or uuid4().hex,
+            FORMATS[format],
+            timeout,
+        )
+        return taken.path
+
+    def operation(self, operation_id: str) -> Operation:
+        """What has become of a savepoint or checkpoint that was asked for under an id.
+
+        Raises:
+            JobNotFound: the job knows no such operation.
+        """
+        return operation_of(self._client.operation(self._job_id, operation_id))
 
     def checkpoints(self) -> list[Checkpoint]:
         """The last checkpoints, the newest first; pending and failed ones too."""

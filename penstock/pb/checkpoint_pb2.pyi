@@ -80,6 +80,21 @@ BEHIND_BARRIER_DRAIN: BehindBarrier.ValueType  # 2
 BEHIND_BARRIER_END: BehindBarrier.ValueType  # 3
 Global___BehindBarrier: _TypeAlias = BehindBarrier  # noqa: Y015
 
+class _SavepointFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SavepointFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SavepointFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SAVEPOINT_FORMAT_NATIVE: _SavepointFormat.ValueType  # 0
+    SAVEPOINT_FORMAT_CANONICAL: _SavepointFormat.ValueType  # 1
+
+class SavepointFormat(_SavepointFormat, metaclass=_SavepointFormatEnumTypeWrapper): ...
+
+SAVEPOINT_FORMAT_NATIVE: SavepointFormat.ValueType  # 0
+SAVEPOINT_FORMAT_CANONICAL: SavepointFormat.ValueType  # 1
+Global___SavepointFormat: _TypeAlias = SavepointFormat  # noqa: Y015
+
 @_typing.final
 class StateHandle(_message.Message):
     """Bytes of a snapshot: inline, or a range of a file of the store."""
@@ -652,12 +667,15 @@ class CheckpointProperties(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     FULL_FIELD_NUMBER: _builtins.int
     BEHIND_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     kind: Global___CheckpointKind.ValueType
     target: _builtins.str
     """"" = the job's directory in the checkpoint store."""
     full: _builtins.bool
     """It refers to no file of an earlier one."""
     behind: Global___BehindBarrier.ValueType
+    format: Global___SavepointFormat.ValueType
+    """Of a savepoint."""
     def __init__(
         self,
         *,
@@ -665,10 +683,11 @@ class CheckpointProperties(_message.Message):
         target: _builtins.str = ...,
         full: _builtins.bool = ...,
         behind: Global___BehindBarrier.ValueType = ...,
+        format: Global___SavepointFormat.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "full", b"full", "kind", b"kind", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "format", b"format", "full", b"full", "kind", b"kind", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from penstock.pb import checkpoint_pb2 as _checkpoint_pb2
 from penstock.pb import graph_pb2 as _graph_pb2
 import builtins as _builtins
 import sys
@@ -77,6 +78,38 @@ ATTEMPT_STATE_CANCELING: AttemptState.ValueType  # 6
 ATTEMPT_STATE_CANCELED: AttemptState.ValueType  # 7
 ATTEMPT_STATE_FAILED: AttemptState.ValueType  # 8
 Global___AttemptState: _TypeAlias = AttemptState  # noqa: Y015
+
+class _OperationKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OperationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OperationKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OPERATION_KIND_CHECKPOINT: _OperationKind.ValueType  # 0
+    OPERATION_KIND_SAVEPOINT: _OperationKind.ValueType  # 1
+
+class OperationKind(_OperationKind, metaclass=_OperationKindEnumTypeWrapper): ...
+
+OPERATION_KIND_CHECKPOINT: OperationKind.ValueType  # 0
+OPERATION_KIND_SAVEPOINT: OperationKind.ValueType  # 1
+Global___OperationKind: _TypeAlias = OperationKind  # noqa: Y015
+
+class _OperationStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OperationStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OperationStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OPERATION_STATUS_IN_PROGRESS: _OperationStatus.ValueType  # 0
+    OPERATION_STATUS_COMPLETED: _OperationStatus.ValueType  # 1
+    OPERATION_STATUS_FAILED: _OperationStatus.ValueType  # 2
+
+class OperationStatus(_OperationStatus, metaclass=_OperationStatusEnumTypeWrapper): ...
+
+OPERATION_STATUS_IN_PROGRESS: OperationStatus.ValueType  # 0
+OPERATION_STATUS_COMPLETED: OperationStatus.ValueType  # 1
+OPERATION_STATUS_FAILED: OperationStatus.ValueType  # 2
+Global___OperationStatus: _TypeAlias = OperationStatus  # noqa: Y015
 
 class _CheckpointStatus:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -963,15 +996,19 @@ class TriggerCheckpointRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    operation_id: _builtins.str
+    """Chosen by the client: asked for twice under one id, it is taken once; "" = it cannot be asked for again."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
+        operation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "operation_id", b"operation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -995,6 +1032,104 @@ class TriggerCheckpointResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TriggerCheckpointResponse: _TypeAlias = TriggerCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class TriggerSavepointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    operation_id: _builtins.str
+    """As of TriggerCheckpointRequest; part of the name of what is made."""
+    directory: _builtins.str
+    """In which it is made; "" = execution.checkpointing.savepoint-dir."""
+    format: _checkpoint_pb2.SavepointFormat.ValueType
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        operation_id: _builtins.str = ...,
+        directory: _builtins.str = ...,
+        format: _checkpoint_pb2.SavepointFormat.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "format", b"format", "job_id", b"job_id", "operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TriggerSavepointRequest: _TypeAlias = TriggerSavepointRequest  # noqa: Y015
+
+@_typing.final
+class GetOperationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    operation_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        operation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOperationRequest: _TypeAlias = GetOperationRequest  # noqa: Y015
+
+@_typing.final
+class OperationDetails(_message.Message):
+    """Something that a client has asked for and that takes its time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    UPLOADED_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    operation_id: _builtins.str
+    kind: Global___OperationKind.ValueType
+    status: Global___OperationStatus.ValueType
+    path: _builtins.str
+    """Of a savepoint: the directory that it is."""
+    message: _builtins.str
+    """Why it failed."""
+    checkpoint_id: _builtins.int
+    """What was taken; 0 = nothing yet."""
+    uploaded: _builtins.bool
+    """Of a savepoint: it lies in another store than the job's checkpoints, so all of it was written anew."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        operation_id: _builtins.str = ...,
+        kind: Global___OperationKind.ValueType = ...,
+        status: Global___OperationStatus.ValueType = ...,
+        path: _builtins.str = ...,
+        message: _builtins.str = ...,
+        checkpoint_id: _builtins.int = ...,
+        uploaded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "job_id", b"job_id", "kind", b"kind", "message", b"message", "operation_id", b"operation_id", "path", b"path", "status", b"status", "uploaded", b"uploaded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationDetails: _TypeAlias = OperationDetails  # noqa: Y015
 
 @_typing.final
 class CheckpointDetails(_message.Message):

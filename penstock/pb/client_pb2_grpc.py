@@ -89,6 +89,16 @@ class JobManagerStub:
                 request_serializer=penstock_dot_pb_dot_client__pb2.TriggerCheckpointRequest.SerializeToString,
                 response_deserializer=penstock_dot_pb_dot_client__pb2.TriggerCheckpointResponse.FromString,
                 _registered_method=True)
+        self.TriggerSavepoint = channel.unary_unary(
+                '/penstock.v1.JobManager/TriggerSavepoint',
+                request_serializer=penstock_dot_pb_dot_client__pb2.TriggerSavepointRequest.SerializeToString,
+                response_deserializer=penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
+                _registered_method=True)
+        self.GetOperation = channel.unary_unary(
+                '/penstock.v1.JobManager/GetOperation',
+                request_serializer=penstock_dot_pb_dot_client__pb2.GetOperationRequest.SerializeToString,
+                response_deserializer=penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
+                _registered_method=True)
         self.ListCheckpoints = channel.unary_unary(
                 '/penstock.v1.JobManager/ListCheckpoints',
                 request_serializer=penstock_dot_pb_dot_client__pb2.ListCheckpointsRequest.SerializeToString,
@@ -198,6 +208,20 @@ class JobManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TriggerSavepoint(self, request, context):
+        """Takes a savepoint, or waits for one that was begun under this id; answers when it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetOperation(self, request, context):
+        """What has become of a checkpoint or savepoint that somebody asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListCheckpoints(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -294,6 +318,16 @@ def add_JobManagerServicer_to_server(servicer, server):
                     servicer.TriggerCheckpoint,
                     request_deserializer=penstock_dot_pb_dot_client__pb2.TriggerCheckpointRequest.FromString,
                     response_serializer=penstock_dot_pb_dot_client__pb2.TriggerCheckpointResponse.SerializeToString,
+            ),
+            'TriggerSavepoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.TriggerSavepoint,
+                    request_deserializer=penstock_dot_pb_dot_client__pb2.TriggerSavepointRequest.FromString,
+                    response_serializer=penstock_dot_pb_dot_client__pb2.OperationDetails.SerializeToString,
+            ),
+            'GetOperation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOperation,
+                    request_deserializer=penstock_dot_pb_dot_client__pb2.GetOperationRequest.FromString,
+                    response_serializer=penstock_dot_pb_dot_client__pb2.OperationDetails.SerializeToString,
             ),
             'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCheckpoints,
@@ -623,6 +657,60 @@ class JobManager:
             '/penstock.v1.JobManager/TriggerCheckpoint',
             penstock_dot_pb_dot_client__pb2.TriggerCheckpointRequest.SerializeToString,
             penstock_dot_pb_dot_client__pb2.TriggerCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TriggerSavepoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.JobManager/TriggerSavepoint',
+            penstock_dot_pb_dot_client__pb2.TriggerSavepointRequest.SerializeToString,
+            penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOperation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.JobManager/GetOperation',
+            penstock_dot_pb_dot_client__pb2.GetOperationRequest.SerializeToString,
+            penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
             options,
             channel_credentials,
             insecure,

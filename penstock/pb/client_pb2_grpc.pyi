@@ -51,6 +51,10 @@ class JobManagerStub:
     ReadLogs: _grpc.UnaryStreamMultiCallable[_client_pb2.ReadLogsRequest, _client_pb2.LogChunk]
     TriggerCheckpoint: _grpc.UnaryUnaryMultiCallable[_client_pb2.TriggerCheckpointRequest, _client_pb2.TriggerCheckpointResponse]
     """Takes a checkpoint now; answers when it is complete."""
+    TriggerSavepoint: _grpc.UnaryUnaryMultiCallable[_client_pb2.TriggerSavepointRequest, _client_pb2.OperationDetails]
+    """Takes a savepoint, or waits for one that was begun under this id; answers when it has ended."""
+    GetOperation: _grpc.UnaryUnaryMultiCallable[_client_pb2.GetOperationRequest, _client_pb2.OperationDetails]
+    """What has become of a checkpoint or savepoint that somebody asked for."""
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListCheckpointsRequest, _client_pb2.ListCheckpointsResponse]
     ListExceptions: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListExceptionsRequest, _client_pb2.ListExceptionsResponse]
     GetCluster: _grpc.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]
@@ -84,6 +88,10 @@ class JobManagerAsyncStub(JobManagerStub):
     ReadLogs: _aio.UnaryStreamMultiCallable[_client_pb2.ReadLogsRequest, _client_pb2.LogChunk]  # type: ignore[assignment]
     TriggerCheckpoint: _aio.UnaryUnaryMultiCallable[_client_pb2.TriggerCheckpointRequest, _client_pb2.TriggerCheckpointResponse]  # type: ignore[assignment]
     """Takes a checkpoint now; answers when it is complete."""
+    TriggerSavepoint: _aio.UnaryUnaryMultiCallable[_client_pb2.TriggerSavepointRequest, _client_pb2.OperationDetails]  # type: ignore[assignment]
+    """Takes a savepoint, or waits for one that was begun under this id; answers when it has ended."""
+    GetOperation: _aio.UnaryUnaryMultiCallable[_client_pb2.GetOperationRequest, _client_pb2.OperationDetails]  # type: ignore[assignment]
+    """What has become of a checkpoint or savepoint that somebody asked for."""
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_client_pb2.ListCheckpointsRequest, _client_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     ListExceptions: _aio.UnaryUnaryMultiCallable[_client_pb2.ListExceptionsRequest, _client_pb2.ListExceptionsResponse]  # type: ignore[assignment]
     GetCluster: _aio.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]  # type: ignore[assignment]
@@ -180,6 +188,22 @@ class JobManagerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_client_pb2.TriggerCheckpointResponse, _abc.Awaitable[_client_pb2.TriggerCheckpointResponse]]:
         """Takes a checkpoint now; answers when it is complete."""
+
+    @_abc_1.abstractmethod
+    def TriggerSavepoint(
+        self,
+        request: _client_pb2.TriggerSavepointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_client_pb2.OperationDetails, _abc.Awaitable[_client_pb2.OperationDetails]]:
+        """Takes a savepoint, or waits for one that was begun under this id; answers when it has ended."""
+
+    @_abc_1.abstractmethod
+    def GetOperation(
+        self,
+        request: _client_pb2.GetOperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_client_pb2.OperationDetails, _abc.Awaitable[_client_pb2.OperationDetails]]:
+        """What has become of a checkpoint or savepoint that somebody asked for."""
 
     @_abc_1.abstractmethod
     def ListCheckpoints(

@@ -28,6 +28,15 @@ class BehindBarrier(Enum):
     """There is nothing: every task has reached the end of its data."""
 
 
+class SavepointFormat(Enum):
+    """How a savepoint holds keyed state. The numbers are part of our formats."""
+
+    NATIVE = 0
+    """As the backend keeps it: files that are there already are taken over."""
+    CANONICAL = 1
+    """As runs that either backend reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointProperties:
     """What a checkpoint is taken as.
@@ -36,6 +45,7 @@ class CheckpointProperties:
         target: the directory that it is written to; "" = the job's own in the checkpoint store.
         is_full: it refers to no file of an earlier one.
         behind: what becomes of the job behind its barrier.
+        format: of a savepoint.
 
     Example: what is taken every interval, and what ends a bounded job.
         >>> CheckpointProperties().kind.name, CheckpointProperties().is_full
@@ -48,6 +58,12 @@ class CheckpointProperties:
     target: str = ""
     is_full: bool = False
     behind: BehindBarrier = BehindBarrier.GO_ON
+    format: SavepointFormat = SavepointFormat.NATIVE
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it is its user's, and not the job's."""
+        return self.kind is CheckpointKind.SAVEPOINT
 
 
 PLAIN = CheckpointProperties()

@@ -19,7 +19,8 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -34,6 +35,7 @@ from penstock.storage.os_errors import store_error
 TEMPORARY_PREFIX: Final = ".tmp-"
 _BUFFER_BYTES: Final = 1 << 20
 _DIRECTORY_ATTEMPTS: Final = 8
+_NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class LocalStore(ObjectStore):
@@ -143,6 +145,45 @@ class LocalStore(ObjectStore):
                 return True
         except OSError as error:
             self._fail("replaced", target, error)
+
+    @override
+    def can_copy_from(self, source: ObjectStore) -> bool:
+        if not isinstance(source, LocalStore):
+            return False
+        try:
+            return _device(self.root) == _device(source.root)
+        except OSError as error:
+            self._fail("looked at", self.root, error)
+
+    @override
+    def copy_from(self, source: ObjectStore, paths: Mapping[str, str]) -> None:
+        assert isinstance(source, LocalStore), "as can_copy_from says"
+        directories: dict[Path, None] = {}
+        for source_path, path in paths.items():
+            file, target = source._file(source_path), self._file(path)
+            try:
+                self._prepare(target.parent)
+                if not self._link(file, target):
+                    # The file system makes no second names, or no more of this file.
+                    with file.open("rb", buffering=0) as opened:
+                        self._write(target, _chunks(opened))
+            except FileNotFoundError as error:
+                raise _not_found(file, error) from error
+            except OSError as error:
+                self._fail("copied", target, error)
+            directories[target.parent] = None
+        for directory in directories:
+            _fsync_directory(directory)
+
+    def _link(self, file: Path, target: Path) -> bool:
+        try:
+            target.unlink(missing_ok=True)
+            target.hardlink_to(file)
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                return False
+            raise
+        return True
 
     @override
     def first_parts(self) -> tuple[str, ...]:
@@ -337,6 +378,18 @@ class LocalStore(ObjectStore):
 
     def _fail(self, what: str, target: Path, error: OSError) -> NoReturn:
         raise store_error(what, target, error) from error
+
+
+def _device(directory: Path) -> int:
+    """Of the file system that a directory is on, or will be."""
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    return directory.stat().st_dev
+
+
+def _chunks(file: FileIO) -> Iterator[bytes]:
+    while chunk := file.read(_BUFFER_BYTES):
+        yield chunk
 
 
 def _lock_file(target: Path) -> Path:

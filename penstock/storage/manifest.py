@@ -23,6 +23,7 @@ from penstock.storage.checkpoint_properties import (
     BehindBarrier,
     CheckpointKind,
     CheckpointProperties,
+    SavepointFormat,
 )
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 
@@ -71,6 +72,7 @@ def properties_message(properties: CheckpointProperties) -> checkpoint_pb2.Check
         target=properties.target,
         full=properties.is_full,
         behind=checkpoint_pb2.BehindBarrier.ValueType(properties.behind.value),
+        format=checkpoint_pb2.SavepointFormat.ValueType(properties.format.value),
     )
 
 
@@ -85,6 +87,7 @@ def properties_of(message: checkpoint_pb2.CheckpointProperties) -> CheckpointPro
         message.target,
         message.full,
         BehindBarrier(message.behind),
+        SavepointFormat(message.format),
     )
 
 

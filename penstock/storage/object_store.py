@@ -7,14 +7,16 @@ that the same call may succeed later; ``StoreNotFound`` and ``StoreCorrupt`` tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from penstock.errors import StoreTransient
+from penstock.errors import InvariantViolation, StoreTransient
 
 TEMPORARY_AGE_MAX_MS: Final = 3_600_000
 """What has not been written to for this long under a hidden name has no living writer."""
+
+_COPIED_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,24 @@ class ObjectStore(Protocol):
             StoreTransient: it cannot be read or written now.
         """
 
+    def can_copy_from(self, source: ObjectStore) -> bool:
+        """Whether ``copy_from`` can take objects of that store without anybody reading them."""
+        return False
+
+    def copy_from(self, source: ObjectStore, paths: Mapping[str, str]) -> None:
+        """Takes over objects of another store, which stay there; only where ``can_copy_from``.
+
+        Args:
+            source: has them.
+            paths: by path in the source the path here; what is here is replaced.
+
+        Raises:
+            StoreNotFound: the source has one of them no more.
+            StoreTransient: they cannot be copied now.
+        """
+        if paths:
+            raise InvariantViolation(f"{self!r} copies nothing from {source!r}")
+
     def first_parts(self) -> tuple[str, ...]:
         """What paths begin with up to their first ``/``, sorted, each once; asks for no object below.
 
@@ -145,3 +165,28 @@ def delete_all(store: ObjectStore, paths: Iterable[str]) -> None:
     """
     for error in store.delete_many(paths).values():
         raise error
+
+
+def copy_all(source: ObjectStore, target: ObjectStore, paths: Mapping[str, str]) -> None:
+    """Copies objects from one store to another, by the stores themselves where they can.
+
+    Args:
+        paths: by path in the source the path in the target.
+
+    Raises:
+        StoreNotFound: the source has one of them no more.
+        StoreTransient: they cannot be copied now.
+    """
+    if target.can_copy_from(source):
+        target.copy_from(source, paths)
+        return
+    for source_path, path in paths.items():
+        target.put(path, _parts(source, source_path))
+
+
+def _parts(store: ObjectStore, path: str) -> Iterator[bytes]:
+    [size] = [one.size_bytes for one in store.list(path) if one.path == path] or [0]
+    if not size:
+        yield store.get(path)
+    for offset in range(0, size, _COPIED_BYTES):
+        yield store.read(path, offset, min(_COPIED_BYTES, size - offset))

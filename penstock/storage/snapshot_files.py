@@ -98,11 +98,12 @@ class PackedSnapshotWriter(SnapshotWriter):
     Args:
         store: the job's directory; None = there is none (checkpoint storage ``jobmanager``):
             everything is inline.
-        name: of the file below ``shared/``, see ``snapshot_file_name``.
+        name: of the file, see ``snapshot_file_name``.
         inline_max_bytes: with a store: all blobs are inline where they have no more than this together.
         total_inline_max_bytes: without a store: what all blobs may have together, else
             ``StoreFull``; None = no limit.
         begin_copy: makes the taker of a second copy of the file, by its path; None = there is none.
+        directory: of the file in the store.
 
     Attributes:
         uploaded_bytes: what ``write`` has put into the store; 0 where all is inline.
@@ -115,9 +116,10 @@ class PackedSnapshotWriter(SnapshotWriter):
         inline_max_bytes: int,
         total_inline_max_bytes: int | None = None,
         begin_copy: Callable[[str], SnapshotCopy] | None = None,
+        directory: str = SHARED_DIRECTORY,
     ) -> None:
         self._store = store
-        self._path = f"{SHARED_DIRECTORY}/{name}"
+        self._path = f"{directory}/{name}"
         self._inline_max_bytes = inline_max_bytes
         self._total_inline_max_bytes = total_inline_max_bytes
         self._begin_copy = begin_copy

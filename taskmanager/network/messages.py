@@ -27,6 +27,7 @@ from penstock.storage.checkpoint_properties import (
     BehindBarrier,
     CheckpointKind,
     CheckpointProperties,
+    SavepointFormat,
 )
 from taskmanager.network.frames import Buffer, FrameError
 
@@ -127,7 +128,7 @@ _WATERMARK, _BARRIER, _LATENCY, _STATUS, _END_OF_DATA, _END_OF_PARTITION, _CANCE
 _TAG = struct.Struct("<B")
 _TIMESTAMP = struct.Struct("<Bq")
 _TWO_NUMBERS = struct.Struct("<Bqq")
-_BARRIER_HEAD = struct.Struct("<BqqqBBB")
+_BARRIER_HEAD = struct.Struct("<BqqqBBBB")
 
 
 def encode_control(element: ControlElement) -> bytes:
@@ -189,17 +190,20 @@ def _encode_barrier(barrier: CheckpointBarrier) -> bytes:
         properties.kind.value,
         properties.is_full,
         properties.behind.value,
+        properties.format.value,
     )
     return head + properties.target.encode()
 
 
 def _decode_barrier(data: bytes) -> CheckpointBarrier:
-    _, checkpoint_id, timestamp_ms, epoch, kind, is_full, behind = _BARRIER_HEAD.unpack_from(data)
+    head = _BARRIER_HEAD.unpack_from(data)
+    _, checkpoint_id, timestamp_ms, epoch, kind, is_full, behind, format = head
     properties = CheckpointProperties(
         CheckpointKind(kind),
         data[_BARRIER_HEAD.size :].decode(),
         bool(is_full),
         BehindBarrier(behind),
+        SavepointFormat(format),
     )
     return CheckpointBarrier(checkpoint_id, timestamp_ms, epoch, properties)
 

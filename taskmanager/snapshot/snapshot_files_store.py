@@ -17,6 +17,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotCopy, SnapshotReader, SnapshotWriter
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store
+from penstock.storage.savepoint import STATE_DIRECTORY
 from penstock.storage.snapshot_files import (
     PackedSnapshotWriter,
     StoreSnapshotReader,
@@ -41,7 +42,7 @@ class SnapshotFiles:
         backups: takes copies of what is written; None = there are none.
         local: copies that are read where they are undamaged; None = none are.
         counters: of the attempt.
-        opened: opens the stores that handles name.
+        opened: opens the stores that handles name, and the directories of savepoints.
 
     Attributes:
         reader: reads what earlier attempts wrote.
@@ -61,6 +62,7 @@ class SnapshotFiles:
         opened: Callable[[str], ObjectStore] = open_store,
     ) -> None:
         self._store = store
+        self._opened = opened
         self._attempt = attempt
         self._inline_max_bytes = inline_max_bytes
         self._jobmanager_max_bytes = jobmanager_max_bytes
@@ -72,8 +74,12 @@ class SnapshotFiles:
         self._local_first = LocalFirstReader(StoreSnapshotReader(store, opened), local)
         self.reader: SnapshotReader = _EndingReader(self._local_first, has_ended)
 
-    def writer(self, checkpoint_id: int) -> SnapshotWriter:
-        """A writer for the snapshot that a checkpoint takes of the attempt."""
+    def writer(self, checkpoint_id: int, target: str = "") -> SnapshotWriter:
+        """A writer for the snapshot that a checkpoint takes of the attempt, or a savepoint.
+
+        Args:
+            target: the directory of the savepoint; "" = it is the job's own.
+        """
         attempt = self._attempt
         name = snapshot_file_name(
             checkpoint_id,
@@ -82,6 +88,10 @@ class SnapshotFiles:
             attempt.attempt,
             uuid.uuid4().hex[:12],
         )
+        if target:
+            return PackedSnapshotWriter(
+                self._opened(target), name, self._inline_max_bytes, directory=STATE_DIRECTORY
+            )
         return PackedSnapshotWriter(
             self._store,
             name,

@@ -22,8 +22,8 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob, SnapshotWriter
 from penstock.storage.checkpoint_properties import (
     BehindBarrier,
-    CheckpointKind,
     CheckpointProperties,
+    SavepointFormat,
 )
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator
@@ -109,11 +109,11 @@ class SubtaskSnapshotter:
 
     Args:
         parts: the operators of the chain, the source's first where there is one.
-        new_writer: makes the writer for a checkpoint.
+        new_writer: makes the writer for a checkpoint, or for the savepoint that is written to a directory.
         submit: runs a function on an I/O thread.
         inline_max_bytes: larger lists of operators go to the file.
         is_incremental: backends refer to files of earlier checkpoints.
-        on_written: told of each snapshot before it is acknowledged, on an I/O thread.
+        on_written: told of each snapshot of the job's own before it is acknowledged, on an I/O thread.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class SubtaskSnapshotter:
         subtask_index: int,
         parts: Sequence[SnapshotPart],
         *,
-        new_writer: Callable[[int], SnapshotWriter],
+        new_writer: Callable[[int, str], SnapshotWriter],
         submit: Callable[[Callable[[], None]], object],
         listener: SnapshotListener,
         clock: Clock,
@@ -182,7 +182,11 @@ class SubtaskSnapshotter:
             for part in self._parts:
                 snapshot.operators.append(self._sync_part(part, barrier.checkpoint_id, work))
                 frozen.append(
-                    None if part.backend is None else part.backend.snapshot(barrier.checkpoint_id)
+                    None
+                    if part.backend is None
+                    else part.backend.snapshot(
+                        barrier.checkpoint_id, is_full=barrier.properties.is_full
+                    )
                 )
         except CheckpointAborted as aborted:
             _discard(frozen)
@@ -221,7 +225,7 @@ class SubtaskSnapshotter:
         when_written: Callable[[LastStates | None], None],
     ) -> None:
         try:
-            self._write(0, snapshot, ())
+            self._write(0, "", snapshot, ())
         except (StreamError, OSError) as error:
             _log.warning(
                 "state.last_not_written",
@@ -261,7 +265,7 @@ class SubtaskSnapshotter:
         try:
             for left in work:
                 left()
-            self._write(barrier.checkpoint_id, snapshot, frozen)
+            self._write(barrier.checkpoint_id, barrier.properties.target, snapshot, frozen)
         except TaskFailure as error:
             _discard(frozen)
             self._listener.fail_later(error)
@@ -275,18 +279,19 @@ class SubtaskSnapshotter:
             elapsed_ns = self._clock.monotonic_ns() - started_ns
             snapshot.metrics.async_ms = elapsed_ns // _NANOS_PER_MS
             self._counters.state_bytes = snapshot.metrics.state_bytes
-            if self._on_written is not None:
+            if self._on_written is not None and not barrier.properties.is_savepoint:
                 self._on_written(barrier.checkpoint_id, snapshot)
             self._listener.acknowledge(barrier, snapshot)
 
     def _write(
         self,
         checkpoint_id: int,
+        target: str,
         snapshot: checkpoint_pb2.SubtaskSnapshot,
         frozen: Sequence[BackendSnapshot | None],
     ) -> None:
         lists = dict(self._large_lists(snapshot))
-        handles = self._new_writer(checkpoint_id).write(_blobs(frozen, lists))
+        handles = self._new_writer(checkpoint_id, target).write(_blobs(frozen, lists))
         for name, held in lists.items():
             held.handle.CopyFrom(handles[name])
             held.item_count = len(held.items)
@@ -309,9 +314,14 @@ class SubtaskSnapshotter:
 
 def _obstacle(properties: CheckpointProperties, *, is_incremental: bool) -> str:
     """Why a snapshot of these properties cannot be taken here; "" = it can."""
-    is_own = properties.kind is CheckpointKind.CHECKPOINT and not properties.target
-    if not is_own or properties.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN):
-        return f"tasks of this version take the job's own checkpoints only, not {properties}"
+    if (
+        properties.is_savepoint != bool(properties.target)
+        or properties.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN)
+        or properties.format is not SavepointFormat.NATIVE
+    ):
+        return f"tasks of this version do not take {properties}"
+    if properties.is_savepoint:
+        return ""
     if properties.is_full and is_incremental:
         return (
             "it is to refer to no earlier checkpoint, and the tasks were started with "

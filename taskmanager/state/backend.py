@@ -254,8 +254,11 @@ class KeyedStateBackend(Protocol):
     def memory_bytes(self) -> int:
         """Approximate size of all states in memory."""
 
-    def snapshot(self, checkpoint_id: int) -> BackendSnapshot:
+    def snapshot(self, checkpoint_id: int, *, is_full: bool = False) -> BackendSnapshot:
         """The synchronous part of a snapshot; a few milliseconds, however large the state.
+
+        Args:
+            is_full: it is to refer to nothing that was written before.
 
         Raises:
             CheckpointAborted: too many snapshots are still being written.

@@ -210,7 +210,9 @@ class Execution:
         elif kind == "replace_producer":
             self.run(partial(self._parts.replace_producer, command.replace_producer.channel))
         elif kind == "checkpoint_completed":
-            self._end_checkpoint(command.checkpoint_completed.checkpoint_id, is_completed=True)
+            completed = command.checkpoint_completed
+            # What a savepoint covers joins the next checkpoint, as what an aborted one does.
+            self._end_checkpoint(completed.checkpoint_id, is_completed=not completed.savepoint)
         elif kind == "checkpoint_aborted":
             self._end_checkpoint(command.checkpoint_aborted.checkpoint_id, is_completed=False)
         self._schedule()

@@ -108,8 +108,8 @@ class _SteppedBackend:
         self._backend = backend
         self._taken = taken
 
-    def snapshot(self, checkpoint_id: int) -> SteppedSnapshot:
-        snapshot = SteppedSnapshot(self._backend.snapshot(checkpoint_id))
+    def snapshot(self, checkpoint_id: int, *, is_full: bool = False) -> SteppedSnapshot:
+        snapshot = SteppedSnapshot(self._backend.snapshot(checkpoint_id, is_full=is_full))
         self._taken(snapshot)
         return snapshot
 
@@ -248,7 +248,8 @@ class Subtask:
         assert self._newest is not None
         self._job.writings.append(Writing(self._checkpoint_id, self._newest, finish))
 
-    def _writer(self, checkpoint_id: int) -> PackedSnapshotWriter:
+    def _writer(self, checkpoint_id: int, target: str) -> PackedSnapshotWriter:
+        assert not target, "no savepoints here"
         job = self._job
         job.written += 1
         key = self.key

@@ -179,8 +179,11 @@ class HashMapStateBackend:
         spare = sum(table.memory_bytes() for table in self._spare.values())
         return keys + spare + sum(self._state_bytes(name) for name in self._states)
 
-    def snapshot(self, checkpoint_id: int) -> HashMapSnapshot:
+    def snapshot(self, checkpoint_id: int, *, is_full: bool = False) -> HashMapSnapshot:
         """Seals what has changed since the newest confirmed checkpoint.
+
+        Args:
+            is_full: everything is written anew.
 
         Raises:
             CheckpointAborted: too many snapshots are still being written, or the backend is closed.
@@ -199,8 +202,9 @@ class HashMapStateBackend:
         sparse = sparse_file(sizes, chains)
         rewritten = set() if sparse is None else {sparse}
         replaced = self._replaced()
+        refers = self._environment.is_incremental and not is_full
         items = [
-            self._item(name, namespace, slot, rewritten, replaced.get(id(slot)))
+            self._item(name, namespace, slot, rewritten, replaced.get(id(slot)), refers=refers)
             for name, namespace, slot in self._slots()
         ]
         file_name = f"{self._instance}-{self._file_count}"
@@ -382,10 +386,13 @@ class HashMapStateBackend:
         slot: TableSlot,
         rewritten: set[str],
         replaced: Export | None,
+        *,
+        refers: bool,
     ) -> SnapshotItem | None:
         """What a table adds to a snapshot; None = it has never held anything.
 
         Args:
+            refers: to what was written before.
             rewritten: files that it is not to refer to.
             replaced: what a snapshot on its way exports of it, so that nothing newer stays of the chain.
         """
@@ -394,21 +401,16 @@ class HashMapStateBackend:
             first = slot.restored[0]
             is_kept = bool(chain) and all(segment.file not in rewritten for segment in chain)
             is_kept = is_kept and replaced is None
-            copied = () if is_kept and self._environment.is_incremental else tuple(slot.restored)
+            copied = () if is_kept and refers else tuple(slot.restored)
             return SnapshotItem(
                 name, namespace, slot, first.kind, first.schema, chain, copied=copied
             )
         schema = table.schema()
-        export = next_export(chain, rewritten) if self._environment.is_incremental else WHOLE
+        export = next_export(chain, rewritten) if refers else WHOLE
         if replaced is not None:
             export = min(export, replaced)
         is_rewritten = any(segment.file in rewritten for segment in chain)
-        must_seal = (
-            is_rewritten
-            or replaced is not None
-            or slot.is_unwritten
-            or not self._environment.is_incremental
-        )
+        must_seal = is_rewritten or replaced is not None or slot.is_unwritten or not refers
         is_changed = table.is_changed(chain[-1].to_version if chain else 0)
         if schema is None or not (chain or is_changed or slot.is_unwritten):
             return None

@@ -61,10 +61,14 @@ class FileLedger:
         self._newest_confirmed = 0
 
     def to_upload(
-        self, names: Iterable[str]
+        self, names: Iterable[str], *, is_full: bool = False
     ) -> tuple[dict[str, checkpoint_pb2.StateFile], list[str]]:
-        """What a snapshot with these files refers to by name, and what it must upload."""
-        confirmed = self._confirmed
+        """What a snapshot with these files refers to by name, and what it must upload.
+
+        Args:
+            is_full: it refers to nothing.
+        """
+        confirmed = {} if is_full else self._confirmed
         names = sorted(names)
         known = {name: confirmed[name] for name in names if name in confirmed}
         return known, [name for name in names if name not in known]

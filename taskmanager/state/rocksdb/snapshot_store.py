@@ -26,6 +26,7 @@ class RocksDBSnapshot:
         queue: where ``freeze`` is waiting.
         freeze: the changes that are to be written; has a directory for links.
         ledger: of the files.
+        is_full: files of completed checkpoints are written again.
     """
 
     def __init__(
@@ -35,6 +36,8 @@ class RocksDBSnapshot:
         queue: WriteQueue,
         freeze: Freeze,
         ledger: FileLedger,
+        *,
+        is_full: bool = False,
     ) -> None:
         assert freeze.link_to is not None
         self._checkpoint_id = checkpoint_id
@@ -43,6 +46,7 @@ class RocksDBSnapshot:
         self._freeze = freeze
         self._directory = freeze.link_to
         self._ledger = ledger
+        self._is_full = is_full
         self._known: dict[str, checkpoint_pb2.StateFile] = {}
         self._uploaded: list[str] = []
 
@@ -54,7 +58,7 @@ class RocksDBSnapshot:
         """
         self._queue.write_until(self._freeze)
         names = [path.name for path in self._directory.iterdir() if _belongs(path)]
-        self._known, self._uploaded = self._ledger.to_upload(names)
+        self._known, self._uploaded = self._ledger.to_upload(names, is_full=self._is_full)
         for name in self._uploaded:
             yield Blob(name, partial(self._parts_of, name))
 

@@ -187,7 +187,7 @@ class RocksDBStateBackend:
         """Approximate size of all states in memory."""
         return self._cache_bytes + self._slot_memory.database_bytes
 
-    def snapshot(self, checkpoint_id: int) -> BackendSnapshot:
+    def snapshot(self, checkpoint_id: int, *, is_full: bool = False) -> BackendSnapshot:
         """See ``KeyedStateBackend``.
 
         Raises:
@@ -213,7 +213,9 @@ class RocksDBStateBackend:
         )
         directory = self._environment.work_directory / f"links-{next(self._link_numbers)}"
         freeze = self._freeze(directory)
-        return RocksDBSnapshot(checkpoint_id, header, self._queue, freeze, self._ledger)
+        return RocksDBSnapshot(
+            checkpoint_id, header, self._queue, freeze, self._ledger, is_full=is_full
+        )
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """See ``KeyedStateBackend``."""

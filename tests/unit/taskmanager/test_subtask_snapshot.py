@@ -61,8 +61,8 @@ class FakeBackend:
         self.content = content
         self.error: BaseException | None = None
 
-    def snapshot(self, checkpoint_id: int) -> FakeSnapshot:
-        self.story.append("backend.snapshot")
+    def snapshot(self, checkpoint_id: int, *, is_full: bool = False) -> FakeSnapshot:
+        self.story.append("backend.snapshot" + " full" * is_full)
         if self.error is not None:
             raise self.error
         return FakeSnapshot(self.story, self.content)
@@ -152,7 +152,7 @@ class Subtask:
         *,
         item: bytes = b"item",
         content: bytes = b"state",
-        new_writer: Callable[[int], SnapshotWriter] | None = None,
+        new_writer: Callable[[int, str], SnapshotWriter] | None = None,
         is_incremental: bool = True,
     ) -> None:
         self.story: list[str] = []
@@ -188,7 +188,8 @@ class Subtask:
             is_incremental=is_incremental,
         )
 
-    def _writer(self, checkpoint_id: int) -> SnapshotWriter:
+    def _writer(self, checkpoint_id: int, target: str) -> SnapshotWriter:
+        self.story += [f"into {target}"] * bool(target)
         return PackedSnapshotWriter(self.store, f"{checkpoint_id}-v1-3-0-abc", INLINE_MAX)
 
     def take(self, checkpoint_id: int = 1, *, finished: bool = False) -> None:
@@ -330,7 +331,7 @@ def test_a_backend_with_too_much_to_write_declines_at_once() -> None:
 
 @pytest.mark.parametrize("error", [StoreTransient("no answer"), OSError("no space")])
 def test_what_the_store_cannot_take_declines(error: Exception) -> None:
-    subtask = Subtask(new_writer=lambda _: FailingWriter(error))
+    subtask = Subtask(new_writer=lambda *_: FailingWriter(error))
     subtask.take(4)
     subtask.io.pop()()
     assert subtask.listener.declined == [(4, str(error))]
@@ -342,7 +343,7 @@ def test_what_the_store_cannot_take_declines(error: Exception) -> None:
 @pytest.mark.parametrize("where", ["work", "writer", "sync"])
 def test_an_error_of_our_own_ends_the_attempt(where: str) -> None:
     error: Any = InvariantViolation("our bug")
-    subtask = Subtask(new_writer=(lambda _: FailingWriter(error)) if where == "writer" else None)
+    subtask = Subtask(new_writer=(lambda *_: FailingWriter(error)) if where == "writer" else None)
     if where == "sync":
         subtask.backend.error = error
         with pytest.raises(InvariantViolation):
@@ -388,10 +389,12 @@ def test_snapshots_may_be_finished_in_another_order() -> None:
         (CheckpointProperties(behind=BehindBarrier.END), True, ""),
         (CheckpointProperties(is_full=True), False, ""),
         (CheckpointProperties(is_full=True), True, "execution.checkpointing.incremental"),
-        (CheckpointProperties(CheckpointKind.SAVEPOINT), True, "own checkpoints only"),
-        (CheckpointProperties(target="/elsewhere"), True, "own checkpoints only"),
-        (CheckpointProperties(behind=BehindBarrier.HOLD), True, "own checkpoints only"),
-        (CheckpointProperties(behind=BehindBarrier.DRAIN), True, "own checkpoints only"),
+        (CheckpointProperties(CheckpointKind.SAVEPOINT, "/kept/s"), True, ""),
+        (CheckpointProperties(CheckpointKind.SAVEPOINT, "/kept/s", is_full=True), True, ""),
+        (CheckpointProperties(CheckpointKind.SAVEPOINT), True, "do not take"),
+        (CheckpointProperties(target="/elsewhere"), True, "do not take"),
+        (CheckpointProperties(behind=BehindBarrier.HOLD), True, "do not take"),
+        (CheckpointProperties(behind=BehindBarrier.DRAIN), True, "do not take"),
     ],
 )
 def test_what_cannot_be_taken_as_it_is_wanted_is_declined_and_not_taken_otherwise(
@@ -407,3 +410,7 @@ def test_what_cannot_be_taken_as_it_is_wanted_is_declined_and_not_taken_otherwis
     else:
         subtask.run()
         assert subtask.listener.barriers == [barrier]
+        is_full = properties.is_full and "backend.snapshot full" in subtask.story
+        assert is_full == properties.is_full
+        into = [told for told in subtask.story if told.startswith("into")]
+        assert into == [f"into {properties.target}"] * properties.is_savepoint

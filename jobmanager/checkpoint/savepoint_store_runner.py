@@ -1,0 +1,176 @@
+"""The directory of one savepoint, as the JobManager fills it.
+
+Tasks write what is new into it; what the job's own checkpoints hold already is copied by the store itself. The
+manifest comes last, and only where there is none. Whoever gives a savepoint up puts a word into its place
+first: so what was about to write the manifest cannot do so any more, and what it would name may go.
+
+Every call blocks, and may be made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
+from penstock.pb import checkpoint_pb2
+from penstock.storage.manifest import decode_manifest, encode_manifest, references
+from penstock.storage.object_store import ObjectStore, copy_all
+from penstock.storage.open_store import open_store
+from penstock.storage.savepoint import (
+    GIVEN_UP,
+    MANIFEST_PATH,
+    STATE_DIRECTORY,
+    is_of_savepoint,
+    path_in_savepoint,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointBegun:
+    """What a directory is like before anything is written to it.
+
+    Attributes:
+        is_elsewhere: the job's files cannot be copied there by the store: everything is written anew.
+        checkpoint_id: of the savepoint that is there already, taken under this name; 0 = none is.
+    """
+
+    is_elsewhere: bool
+    checkpoint_id: int = 0
+
+
+class SavepointStoreRunner:
+    """Fills one directory.
+
+    Args:
+        job_id: whose savepoint it is.
+        uri: names the directory.
+        own: the directory of the job's checkpoints.
+        open: opens stores by name.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        uri: str,
+        own: ObjectStore,
+        open: Callable[[str], ObjectStore] = open_store,
+    ) -> None:
+        self._job_id = job_id
+        self._uri = uri
+        self._own = own
+        self._store = open(uri)
+        self._log = structlog.get_logger(__name__).bind(job_id=job_id, path=uri)
+
+    def begin(self) -> SavepointBegun:
+        """Looks whether a savepoint can be written here.
+
+        Raises:
+            JobRejected: there is something else.
+            StoreTransient: it cannot be written, or looked at.
+        """
+        found = self._found()
+        if found is not None:
+            return SavepointBegun(is_elsewhere=False, checkpoint_id=found.checkpoint_id)
+        others = [one.path for one in self._store.list("") if not is_of_savepoint(one.path)]
+        if others:
+            raise JobRejected(
+                f"{self._uri} is not empty: {others[0]} is in it; name a directory in which the savepoint "
+                "gets one of its own"
+            )
+        self._store.check_writable()
+        return SavepointBegun(is_elsewhere=not self._store.can_copy_from(self._own))
+
+    def complete(self, manifest: checkpoint_pb2.CheckpointManifest) -> None:
+        """Brings all files together, then writes the manifest.
+
+        Args:
+            manifest: refers to files of the job and of the savepoint; is changed.
+
+        Raises:
+            StoreNotFound: a file is not there.
+            JobRejected: another savepoint is.
+            StoreTransient: it cannot be written now; it may be there all the same.
+        """
+        copied: dict[str, str] = {}
+        for handle in _handles(manifest):
+            if handle.path and not is_of_savepoint(handle.path):
+                copied[handle.path] = path_in_savepoint(handle.path)
+                handle.path = copied[handle.path]
+        copy_all(self._own, self._store, copied)
+        self._check_files(manifest)
+        if not self._store.compare_and_swap(MANIFEST_PATH, None, encode_manifest(manifest)):
+            found = self._found()
+            if found is None or found.checkpoint_id != manifest.checkpoint_id:
+                raise JobRejected(f"another savepoint has been written to {self._uri} meanwhile")
+        self._sweep({reference.location.path for reference in references(manifest)})
+
+    def settle(self, checkpoint_id: int) -> bool:
+        """Whether the savepoint is complete; from now on that does not change any more.
+
+        Raises:
+            StoreTransient: it cannot be found out now.
+        """
+        if self._store.compare_and_swap(MANIFEST_PATH, None, GIVEN_UP):
+            return False
+        try:
+            found = self._found()
+        except StoreCorrupt:
+            return False
+        return found is not None and found.checkpoint_id == checkpoint_id
+
+    def discard(self) -> None:
+        """The savepoint will not be complete: what was written for it goes, but for a manifest."""
+        try:
+            if self._found() is not None:
+                return
+        except StoreCorrupt:
+            pass  # given up: nothing names what is there
+        self._sweep(set())
+        self._store.remove_remains()
+
+    def _found(self) -> checkpoint_pb2.CheckpointManifest | None:
+        """The savepoint that is there.
+
+        Raises:
+            JobRejected: it is another job's.
+            StoreCorrupt: it was given up, or is damaged.
+        """
+        try:
+            content = self._store.get(MANIFEST_PATH)
+        except StoreNotFound:
+            return None
+        if content == GIVEN_UP:
+            raise StoreCorrupt(
+                f"the savepoint in {self._uri} was given up, since its storage did not answer: take another"
+            )
+        manifest = decode_manifest(content, f"{self._uri}/{MANIFEST_PATH}")
+        if manifest.job_id != self._job_id:
+            raise JobRejected(f"{self._uri} holds a savepoint of job {manifest.job_id}")
+        return manifest
+
+    def _check_files(self, manifest: checkpoint_pb2.CheckpointManifest) -> None:
+        sizes = {one.path: one.size_bytes for one in self._store.list(f"{STATE_DIRECTORY}/")}
+        for reference in references(manifest):
+            location = reference.location
+            if sizes.get(location.path, -1) < location.offset + location.size_bytes:
+                raise StoreNotFound(
+                    f"{location.path} is not in {self._uri}, though a task has written it: the JobManager "
+                    "and every TaskManager must share that directory"
+                )
+
+    def _sweep(self, kept: set[str]) -> None:
+        """What earlier tries have left; what cannot be removed does no harm."""
+        written = [one.path for one in self._store.list(f"{STATE_DIRECTORY}/")]
+        for path, error in self._store.delete_many(set(written) - kept).items():
+            self._log.warning("savepoint.not_swept", file=path, reason=str(error))
+
+
+def _handles(
+    manifest: checkpoint_pb2.CheckpointManifest,
+) -> list[checkpoint_pb2.StateHandle]:
+    operators = [one for subtask in manifest.subtasks for one in subtask.operators]
+    files = [file.handle for operator in operators for file in operator.keyed.files]
+    return files + [held.handle for operator in operators for held in operator.lists]

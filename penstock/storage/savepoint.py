@@ -1,0 +1,35 @@
+"""What a savepoint is on disk: one directory that holds all it needs.
+
+    manifest     as a checkpoint's; written last, and only where there is none: with it the savepoint exists
+    state/       the files with its state, by the names that snapshot files have everywhere
+    committed    the output that it names as prepared has been committed by the job that it was taken of
+
+All paths in its manifest are relative to the directory, so that it may be copied and moved.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MANIFEST_PATH: Final = "manifest"
+COMMITTED_PATH: Final = "committed"
+STATE_DIRECTORY: Final = "state"
+GIVEN_UP: Final = b"this savepoint was given up"
+"""Stands in the place of a manifest that nobody shall write any more."""
+
+_NAME_OF_JOB_LENGTH: Final = 8
+
+
+def savepoint_name(job_id: str, operation_id: str) -> str:
+    """How the directory of a savepoint is called, within the one that the user names."""
+    return f"savepoint-{job_id[:_NAME_OF_JOB_LENGTH]}-{operation_id}"
+
+
+def is_of_savepoint(path: str) -> bool:
+    """Whether a path that a snapshot refers to lies in the savepoint's directory, and not in the job's."""
+    return path.startswith(f"{STATE_DIRECTORY}/")
+
+
+def path_in_savepoint(path: str) -> str:
+    """Where a snapshot file of the job lies in a savepoint."""
+    return f"{STATE_DIRECTORY}/{path.rpartition('/')[2]}"

@@ -1,0 +1,135 @@
+"""Aim: a savepoint of a job on real daemons is one directory that holds all it needs, wherever it is moved, and the
+job goes on as if there had been none. Method: jobs with state in both backends, small enough to lie in manifests and
+large enough for files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.client.job import JobHandle
+from penstock.errors import JobRejected
+from penstock.storage.checkpoint_properties import CheckpointKind
+from penstock.storage.local_store import LocalStore
+from penstock.storage.manifest import decode_manifest, properties_of, references
+from penstock.storage.snapshot_files import StoreSnapshotReader
+from tests.integration.conftest import NewEnvironment
+from tests.support.jobs import DEADLINE_S, await_details
+
+pytestmark = pytest.mark.integration
+
+KEYS = 20_000
+
+
+def numbers(start: int, count: int) -> pa.RecordBatch:
+    keys = [number % KEYS for number in range(start, start + count)]
+    return pa.RecordBatch.from_pydict({"k": keys, "n": range(start, start + count)})
+
+
+def submit(new_env: NewEnvironment, backend: str = "hashmap", **config: object) -> JobHandle:
+    env = new_env(
+        config={
+            "execution.checkpointing.interval": "1h",
+            "state.backend.type": backend,
+            **{key.replace("_", "."): value for key, value in config.items()},
+        }
+    )
+    stream = env.generate(numbers, rate=40_000)
+    stream.key_by("k").aggregate(total=ps.sum("n")).uid("totals").discard()
+    handle = env.submit("savepoints")
+    await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > KEYS)
+    return handle
+
+
+def check_whole(path: Path) -> int:
+    """Reads all that a savepoint names; returns the rows in its manifest's segments."""
+    store = LocalStore(path)
+    manifest = decode_manifest(store.get("manifest"))
+    assert properties_of(manifest.properties).kind is CheckpointKind.SAVEPOINT
+    reader = StoreSnapshotReader(store)
+    rows = 0
+    for subtask in manifest.subtasks:
+        assert not subtask.inputs
+        assert not subtask.outputs
+        for operator in subtask.operators:
+            for file in operator.keyed.files:
+                reader.read(file.handle)
+            rows += sum(segment.row_count for segment in operator.keyed.segments)
+    for reference in references(manifest):
+        assert reference.location.path.startswith("state/")
+    files = {one.path for one in store.list("")} - {"manifest", "committed"}
+    assert files == {reference.location.path for reference in references(manifest)}
+    return rows
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_a_savepoint_is_one_directory_that_may_be_moved(
+    new_env: NewEnvironment, tmp_path: Path, backend: str
+) -> None:
+    handle = submit(new_env, backend)
+    first = handle.checkpoint(DEADLINE_S)
+    path = Path(handle.savepoint(tmp_path / "kept", timeout=DEADLINE_S))
+    assert path.parent == tmp_path / "kept"
+    rows = check_whole(path)
+    assert backend == "rocksdb" or rows > KEYS
+    # What the checkpoint had written has a second name, and is not there twice.
+    assert any(file.stat().st_nlink > 1 for file in (path / "state").iterdir())
+    later = handle.checkpoint(DEADLINE_S)
+    assert later > first
+    assert handle.savepoint(tmp_path / "kept", timeout=DEADLINE_S) != str(path)
+    copied = tmp_path / "copied"
+    shutil.copytree(path, copied)
+    shutil.rmtree(path)
+    assert check_whole(copied) == rows
+    handle.cancel()
+    with pytest.raises(ps.JobCanceled):
+        handle.wait(DEADLINE_S)
+    assert check_whole(copied) == rows
+
+
+def test_asked_for_twice_under_one_id_it_is_taken_once(
+    new_env: NewEnvironment, address: str, tmp_path: Path
+) -> None:
+    handle = submit(new_env)
+    command = ["savepoint", handle.job_id, str(tmp_path), "--operation-id", "mine", "--json"]
+    told = [CliRunner().invoke(main, [*command, "--jobmanager", address]) for _ in range(2)]
+    assert [one.exit_code for one in told] == [0, 0], told[0].output
+    first, second = (json.loads(one.output) for one in told)
+    assert first == second
+    assert first["job_id"] == handle.job_id
+    assert first["operation_id"] == "mine"
+    assert Path(first["path"]).name == f"savepoint-{handle.job_id[:8]}-mine"
+    check_whole(Path(first["path"]))
+    shown = handle.operation("mine")
+    assert (shown.kind, shown.status, shown.path) == ("SAVEPOINT", "COMPLETED", first["path"])
+    with pytest.raises(ps.errors.JobNotFound, match="other"):
+        handle.operation("other")
+    assert handle.checkpoint(operation_id="c") == handle.checkpoint(operation_id="c")
+
+
+def test_what_is_in_the_way_is_named(new_env: NewEnvironment, tmp_path: Path) -> None:
+    handle = submit(new_env)
+    with pytest.raises(JobRejected, match="savepoint-dir"):
+        handle.savepoint()
+    (tmp_path / f"savepoint-{handle.job_id[:8]}-mine").mkdir()
+    (tmp_path / f"savepoint-{handle.job_id[:8]}-mine" / "notes.txt").write_text("mine")
+    with pytest.raises(JobRejected, match=r"not empty: notes\.txt"):
+        handle.savepoint(tmp_path, operation_id="mine")
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(ps.StreamError, match="file"):
+        handle.savepoint(tmp_path / "file")
+    assert handle.status() == "RUNNING"
+
+
+def test_a_job_without_checkpoints_says_why(new_env: NewEnvironment, tmp_path: Path) -> None:
+    handle = submit(new_env, execution_checkpointing_interval="none")
+    with pytest.raises(JobRejected, match=r"takes no checkpoints.*execution\.checkpointing"):
+        handle.savepoint(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,215 @@
+"""Aim: a savepoint is taken beside a job's checkpoints and is none of them.
+
+Method: the coordinator, driven event by event; and its savepoints in between drawn requests, acks, stores and stops, where
+every request is answered once and what is registered, kept and counted is that of the checkpoints alone.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.settings import CheckpointSettings
+from jobmanager.checkpoint.trigger_policy import Request, TriggerPolicy
+from penstock.storage.checkpoint_properties import CheckpointKind, CheckpointProperties
+from tests.support.checkpoints import (
+    CHAIN,
+    MIDDLE,
+    SOURCE,
+    Driver,
+    deletions,
+    of_type,
+    private,
+    shared,
+)
+
+SAVEPOINT = CheckpointProperties(CheckpointKind.SAVEPOINT, "/kept/savepoint-1")
+
+
+def ask(driver: Driver, name: str = "s") -> list[c.CoordinatorEffect]:
+    return driver.step(c.CheckpointRequested(name, driver.now_ms, SAVEPOINT))
+
+
+def triggered(effects: list[c.CoordinatorEffect]) -> c.TriggerTasks:
+    [trigger] = of_type(effects, c.TriggerTasks)
+    return trigger
+
+
+def test_it_is_not_kept_counted_or_built_upon() -> None:
+    driver = Driver(max_concurrent=3)
+    driver.complete(shared("a", "shared/1"))
+    trigger = triggered(ask(driver))
+    assert trigger.properties == SAVEPOINT
+    effects = driver.ack_all(trigger.checkpoint_id, shared("a", "shared/1"), private("state/2"))
+    [store] = of_type(effects, c.StoreCheckpoint)
+    assert (store.retained, store.next_checkpoint_id) == ((), 0)
+    effects = driver.stored(trigger.checkpoint_id)
+    assert of_type(effects, c.AnswerRequest) == [c.AnswerRequest("s", trigger.checkpoint_id)]
+    [saved] = of_type(effects, c.NotifySaved)
+    assert set(saved.keys) == {task.key for task in CHAIN}
+    assert not of_type(effects, c.NotifyCompleted)
+    assert not of_type(effects, c.ReportCompleted)
+    machine = driver.machine
+    assert [kept.checkpoint_id for kept in machine.retained] == [1]
+    assert machine.shared_count(shared("a", "").key or c.FileRange("", 0, 0, 0)) == 1
+    assert machine.completed_total == 1
+    assert [record.checkpoint_id for record in machine.history] == [1]
+    # The next checkpoint has an id behind it, and releases the first one's file.
+    effects = driver.complete(shared("b", "shared/3"))
+    assert [kept.checkpoint_id for kept in machine.retained] == [trigger.checkpoint_id + 1]
+    assert "shared/1" in deletions(effects)
+    assert not any(path.startswith("state/") for path in deletions(effects))
+
+
+def test_it_waits_for_what_is_under_way_and_holds_back_what_comes_next() -> None:
+    driver = Driver(max_concurrent=3, interval_ms=1_000)
+    first = driver.trigger()
+    assert not of_type(ask(driver), c.TriggerTasks)
+    assert not of_type(driver.request(), c.TriggerTasks)
+    assert not of_type(driver.at(5_000), c.TriggerTasks)  # the interval's checkpoint waits as well
+    driver.ack_all(first)
+    savepoint = triggered(driver.stored(first))
+    assert savepoint.properties.is_savepoint
+    assert not of_type(driver.at(6_000), c.TriggerTasks)
+    driver.ack_all(savepoint.checkpoint_id)
+    assert not triggered(driver.stored(savepoint.checkpoint_id)).properties.is_savepoint
+
+
+def test_the_interval_goes_on_as_if_there_had_been_none() -> None:
+    driver = Driver(interval_ms=1_000)
+    driver.at(900)
+    savepoint = triggered(ask(driver)).checkpoint_id
+    driver.at(950)
+    driver.ack_all(savepoint)
+    driver.stored(savepoint)
+    assert not of_type(driver.at(999), c.TriggerTasks)
+    assert of_type(driver.at(1_000), c.TriggerTasks)
+
+
+def test_it_waits_and_is_taken_within_the_timeout_together() -> None:
+    driver = Driver(interval_ms=None, timeout_ms=1_000)
+    first = driver.trigger()
+    driver.at(500)
+    ask(driver)
+    driver.at(900)
+    driver.ack_all(first)
+    savepoint = triggered(driver.stored(first)).checkpoint_id
+    assert not of_type(driver.at(1_499), c.AnswerRequest)
+    effects = driver.at(1_500)
+    [answer] = of_type(effects, c.AnswerRequest)
+    assert answer.refused is c.RequestRefused.ABORTED
+    assert of_type(effects, c.DiscardSavepoint) == [c.DiscardSavepoint(savepoint, SAVEPOINT.target)]
+
+
+def test_one_that_has_waited_too_long_is_forgotten() -> None:
+    policy = TriggerPolicy(CheckpointSettings(1_000, max_concurrent=2))
+    early, late = Request("s", SAVEPOINT, 500), Request("t", SAVEPOINT, 600)
+    policy.add(late)
+    policy.add(early)
+    assert policy.due_ms(0, under_way=1) is None
+    assert policy.expires_ms() == 500
+    assert policy.expired(499) == ()
+    assert policy.expired(500) == (early,)
+    assert policy.queued == (late,)
+    assert policy.due_ms(510, under_way=0) == 510
+
+
+@pytest.mark.parametrize("cause", ["declined", "expired", "store", "stopped"])
+def test_one_that_fails_harms_nothing(cause: str) -> None:
+    driver = Driver(interval_ms=None, tolerable_failed=0)
+    driver.complete(shared("a", "shared/1"))
+    savepoint = triggered(ask(driver)).checkpoint_id
+    if cause == "declined":
+        effects = driver.step(c.DeclineReceived(MIDDLE, savepoint, "no room", driver.now_ms))
+    elif cause == "expired":
+        effects = driver.at(60_000)
+    elif cause == "stopped":
+        effects = driver.stop()
+    else:
+        driver.ack_all(savepoint)
+        effects = driver.not_stored(savepoint)
+    [answer] = of_type(effects, c.AnswerRequest)
+    assert (answer.request_id, answer.refused) == ("s", c.RequestRefused.ABORTED)
+    assert of_type(effects, c.NotifyAborted)
+    assert of_type(effects, c.DiscardSavepoint)
+    assert not of_type(effects, c.FailJob)
+    assert not of_type(effects, c.ReportAborted)
+    assert driver.machine.failed_total == 0
+    assert not deletions(effects)
+
+
+def test_a_task_that_had_not_heard_of_the_newest_checkpoint_is_asked_again() -> None:
+    driver = Driver(interval_ms=None)
+    driver.complete(shared("a", "shared/1"))
+    driver.complete(shared("b", "shared/2"))
+    savepoint = triggered(ask(driver)).checkpoint_id
+    effects = driver.ack(savepoint, SOURCE, shared("a", "shared/1"))
+    again = triggered(effects)
+    assert again.checkpoint_id == savepoint + 1
+    assert again.properties == SAVEPOINT
+    assert not of_type(effects, c.AnswerRequest)
+    assert not of_type(effects, c.DiscardSavepoint)
+
+
+def test_one_that_is_being_written_when_time_is_up_is_waited_for() -> None:
+    driver = Driver(interval_ms=None, timeout_ms=1_000)
+    savepoint = triggered(ask(driver)).checkpoint_id
+    driver.ack_all(savepoint)
+    effects = driver.at(1_000)
+    assert of_type(effects, c.SettleCheckpoint)
+    assert not of_type(effects, c.AnswerRequest)
+    effects = driver.stored(savepoint)
+    assert of_type(effects, c.AnswerRequest) == [c.AnswerRequest("s", savepoint)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_among_drawn_events(seed: int) -> None:
+    """Each request is answered once, and checkpoints alone are kept."""
+    drawn = random.Random(seed)
+    driver = Driver(max_concurrent=2, interval_ms=700, timeout_ms=3_000)
+    answers: dict[str, int] = {}
+    asked: dict[str, bool] = {}
+    savepoints: set[int] = set()
+    storing: list[int] = []
+
+    def take(effects: list[c.CoordinatorEffect]) -> None:
+        for answer in of_type(effects, c.AnswerRequest):
+            answers[answer.request_id] = answers.get(answer.request_id, 0) + 1
+        for trigger in of_type(effects, c.TriggerTasks):
+            if trigger.properties.is_savepoint:
+                savepoints.add(trigger.checkpoint_id)
+        storing.extend(store.checkpoint_id for store in of_type(effects, c.StoreCheckpoint))
+
+    for index in range(300):
+        match drawn.randrange(8):
+            case 0:
+                asked[f"s{index}"] = True
+                take(ask(driver, f"s{index}"))
+            case 1:
+                asked[f"c{index}"] = False
+                take(driver.step(c.CheckpointRequested(f"c{index}", driver.now_ms)))
+            case 2 | 3 | 4:
+                pending = driver.machine.pending
+                if pending:
+                    one = drawn.choice(pending).checkpoint_id
+                    for task in CHAIN:
+                        take(driver.ack(one, task.key, private(f"state/{one}")))
+            case 5:
+                if storing:
+                    one = storing.pop(0)
+                    take(driver.stored(one) if drawn.random() < 0.8 else driver.not_stored(one))
+            case 6:
+                take(driver.at(driver.now_ms - 100_000 + drawn.randrange(900)))
+            case _:
+                if drawn.random() < 0.1:
+                    take(driver.stop())
+                    take(driver.restart())
+        assert not savepoints & {kept.checkpoint_id for kept in driver.machine.retained}
+        assert not savepoints & {record.checkpoint_id for record in driver.machine.history}
+    while storing:
+        take(driver.stored(storing.pop(0)))
+    take(driver.stop())
+    assert savepoints
+    assert {name: answers.get(name) for name in asked} == dict.fromkeys(asked, 1)

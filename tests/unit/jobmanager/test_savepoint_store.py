@@ -1,0 +1,139 @@
+"""Aim: the directory of a savepoint holds all that its manifest names, or no manifest.
+
+Method: stores on disk, with files of a job and files that tasks have written; also a store that copies nothing from
+another, and one that is given up on before it answers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
+from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
+from penstock.pb import checkpoint_pb2
+from penstock.storage.local_store import LocalStore
+from penstock.storage.manifest import decode_manifest, references
+from penstock.storage.memory_store import MemoryStore
+from penstock.storage.object_store import ObjectStore
+from penstock.storage.savepoint import MANIFEST_PATH
+
+JOB = "0" * 32
+
+
+def manifest_of(
+    *paths: str, content: bytes = b"state", job_id: str = JOB
+) -> checkpoint_pb2.CheckpointManifest:
+    """Names files of a backend, one at each path."""
+    files = [
+        checkpoint_pb2.StateFile(
+            name=path,
+            handle=checkpoint_pb2.StateHandle(
+                path=path, size_bytes=len(content), checksum=zlib.crc32(content)
+            ),
+        )
+        for path in paths
+    ]
+    keyed = checkpoint_pb2.KeyedStateSnapshot(files=files)
+    operator = checkpoint_pb2.OperatorSnapshot(operator_uid="u", keyed=keyed)
+    subtask = checkpoint_pb2.SubtaskSnapshot(vertex="v0", operators=[operator])
+    return checkpoint_pb2.CheckpointManifest(job_id=job_id, checkpoint_id=7, subtasks=[subtask])
+
+
+@pytest.fixture(params=["disk", "elsewhere"])
+def own(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """The job's directory, with one file."""
+    store = MemoryStore(1 << 20) if request.param == "elsewhere" else LocalStore(tmp_path / "own")
+    store.put("shared/1-v0-0-0-a", [b"state"])
+    return store
+
+
+def test_files_of_the_job_are_copied_and_named_anew(own: ObjectStore, tmp_path: Path) -> None:
+    target = LocalStore(tmp_path / "s")
+    runner = SavepointStoreRunner(JOB, str(tmp_path / "s"), own)
+    begun = runner.begin()
+    assert begun.is_elsewhere == isinstance(own, MemoryStore)
+    target.put("state/7-v0-0-0-b", [b"state"])
+    target.put("state/6-v0-0-0-c", [b"of an earlier try"])
+    runner.complete(manifest_of("shared/1-v0-0-0-a", "state/7-v0-0-0-b"))
+    stored = decode_manifest(target.get(MANIFEST_PATH))
+    named = [reference.location.path for reference in references(stored)]
+    assert named == ["state/1-v0-0-0-a", "state/7-v0-0-0-b"]
+    assert [one.path for one in target.list("state/")] == named
+    assert target.get("state/1-v0-0-0-a") == own.get("shared/1-v0-0-0-a") == b"state"
+    again = runner.begin()
+    assert again.checkpoint_id == 7
+    runner.discard()  # what is complete stays
+    assert runner.settle(7)
+    assert target.get(MANIFEST_PATH)
+
+
+def test_a_file_that_is_missing_keeps_the_manifest_from_being_written(tmp_path: Path) -> None:
+    own, target = LocalStore(tmp_path / "own"), LocalStore(tmp_path / "s")
+    runner = SavepointStoreRunner(JOB, str(tmp_path / "s"), own)
+    runner.begin()
+    with pytest.raises(StoreNotFound, match="own/shared"):
+        runner.complete(manifest_of("shared/1-v0-0-0-a"))
+    with pytest.raises(StoreNotFound, match="every TaskManager must share"):
+        runner.complete(manifest_of("state/7-v0-0-0-b"))
+    assert not target.list("")
+    runner.discard()
+    assert not (tmp_path / "s").exists()
+
+
+def test_what_is_given_up_cannot_be_completed_any_more(own: ObjectStore, tmp_path: Path) -> None:
+    target = LocalStore(tmp_path / "s")
+    runner = SavepointStoreRunner(JOB, str(tmp_path / "s"), own)
+    runner.begin()
+    assert not runner.settle(7)
+    with pytest.raises(StoreCorrupt, match="given up"):
+        runner.complete(manifest_of("shared/1-v0-0-0-a"))
+    runner.discard()
+    assert [one.path for one in target.list("")] == [MANIFEST_PATH]
+    with pytest.raises(StoreCorrupt, match="take another"):
+        runner.begin()
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "error", "said"),
+    [
+        ("notes.txt", [b"mine"], JobRejected, r"not empty: notes\.txt"),
+        ("shared/1-v0-0-0-a", [b"x"], JobRejected, "not empty: shared"),
+        ("state/7-v0-0-0-b", [b"left"], None, ""),
+        (MANIFEST_PATH, [b"something"], StoreCorrupt, "manifest"),
+    ],
+)
+def test_what_is_there_already(
+    tmp_path: Path, path: str, content: Iterable[bytes], error: type[Exception] | None, said: str
+) -> None:
+    LocalStore(tmp_path / "s").put(path, content)
+    runner = SavepointStoreRunner(JOB, str(tmp_path / "s"), MemoryStore(10))
+    if error is None:
+        runner.begin()
+    else:
+        with pytest.raises(error, match=said):
+            runner.begin()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    runner = SavepointStoreRunner(JOB, str(tmp_path / "file" / "s"), MemoryStore(10))
+    with pytest.raises(StoreTransient, match="file"):
+        runner.begin()
+
+
+def test_a_store_copies_by_second_names(tmp_path: Path) -> None:
+    source, target = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    source.put("x/1", [b"one"])
+    assert target.can_copy_from(source)
+    assert not target.can_copy_from(MemoryStore(10))
+    target.copy_from(source, {"x/1": "y/2"})
+    assert (tmp_path / "a" / "x" / "1").samefile(tmp_path / "b" / "y" / "2")
+    target.copy_from(source, {"x/1": "y/2"})
+    source.delete("x/1")
+    assert target.get("y/2") == b"one"
+    with pytest.raises(StoreNotFound, match="a/x/1"):
+        target.copy_from(source, {"x/1": "y/3"})
