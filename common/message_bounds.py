@@ -62,6 +62,8 @@ COUNTS: dict[str, int] = {
     # of a graph
     "artifacts": 10_000,
     "requirements": 10_000,
+    "run_options": 10_000,
+    "run_arguments": 10_000,
     "config": 10_000,
     "vertices": 10_000,
     "operators": 10_000,

@@ -263,6 +263,13 @@ class Configuration(BaseModel):
         alias="execution.checkpointing.num-retained",
         description="Completed checkpoints to keep.",
     )
+    execution_checkpointing_retention: Literal[
+        "DELETE_ON_CANCELLATION", "RETAIN_ON_CANCELLATION"
+    ] = Field(
+        "DELETE_ON_CANCELLATION",
+        alias="execution.checkpointing.externalized-checkpoint-retention",
+        description="Whether the checkpoints of a job that is cancelled stay, so that it can be started from them again; those of a job that has failed always do.",
+    )
     execution_checkpointing_unaligned: bool = Field(
         False,
         alias="execution.checkpointing.unaligned.enabled",
@@ -282,6 +289,27 @@ class Configuration(BaseModel):
         False,
         alias="execution.state-recovery.from-local",
         description="Restore from local copies where they are undamaged.",
+    )
+
+    execution_state_recovery_path: str = Field(
+        "",
+        alias="execution.state-recovery.path",
+        description="What a job starts from: a savepoint, the directory of another job's checkpoints or one `chk-<n>` in it.",
+    )
+    execution_state_recovery_claim_mode: Literal["no-claim", "claim"] = Field(
+        "no-claim",
+        alias="execution.state-recovery.claim-mode",
+        description="`no-claim`: what the job starts from is left alone, and not needed any more from its first own checkpoint on; `claim`: it belongs to the job, which removes what it needs no more.",
+    )
+    execution_state_recovery_ignore_unclaimed: bool = Field(
+        False,
+        alias="execution.state-recovery.ignore-unclaimed-state",
+        description="Leave out state of operators that the job does not have; else it is refused.",
+    )
+    execution_state_recovery_in_doubt: Literal["commit", "leave"] | None = Field(
+        None,
+        alias="execution.state-recovery.in-doubt",
+        description="What becomes of output that a savepoint covers and of which nobody knows whether it was committed: the job commits it, or leaves it; not set: such a savepoint is refused.",
     )
 
     # -- state

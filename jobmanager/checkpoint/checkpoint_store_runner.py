@@ -17,9 +17,11 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from uuid import uuid4
 
 import structlog
 
+from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.repeated_output import RepeatedOutput, note_files, repeated_output
@@ -32,6 +34,7 @@ from jobmanager.checkpoint.snapshot_convert import (
 )
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from penstock.errors import (
+    JobRejected,
     StoreCorrupt,
     StoreFull,
     StoreNotFound,
@@ -39,6 +42,7 @@ from penstock.errors import (
     StreamError,
     Unrecoverable,
 )
+from penstock.graph.restore_check import check_restore, dropped_states
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import (
     HEAD_PATH,
@@ -56,7 +60,13 @@ from penstock.storage.manifest import (
 )
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore, delete_all
-from penstock.storage.snapshot_files import StoreSnapshotReader, parse_snapshot_file_name
+from penstock.storage.restore_point import open_restore_point
+from penstock.storage.snapshot_files import (
+    SHARED_DIRECTORY,
+    StoreSnapshotReader,
+    parse_snapshot_file_name,
+    snapshot_file_name,
+)
 
 _SWEPT_PREFIXES = ("chk-", "shared/")
 _SWAP_ATTEMPTS = 10
@@ -74,12 +84,14 @@ class PreparedCheckpoints:
         newest: manifest of the newest checkpoint that can be read; None = there is none.
         retained: what HEAD names and can be read, oldest first.
         repeated: what is written again, since newer checkpoints are damaged; None = nothing.
+        is_of_another: ``newest`` was taken of another job: this one has no checkpoint of its own yet.
     """
 
     newest: checkpoint_pb2.CheckpointManifest | None
     retained: tuple[c.CompletedCheckpoint, ...]
     next_checkpoint_id: int
     repeated: RepeatedOutput | None = None
+    is_of_another: bool = False
 
 
 class _Claim:
@@ -104,6 +116,11 @@ class CheckpointStoreRunner:
         leader_epoch: in whose name it acts.
         version: of Penstock, for the manifests.
         now_ms: the wall clock.
+        starts_from: what the job is started from as long as it has no checkpoint of its own; "" = nothing.
+
+    Attributes:
+        started_from: what the job was started from; None = from nothing, or that is not known yet. Replaced as a
+            whole, so that any thread may read it.
     """
 
     def __init__(
@@ -115,6 +132,7 @@ class CheckpointStoreRunner:
         leader_epoch: int,
         version: str,
         now_ms: Callable[[], int],
+        starts_from: str = "",
     ) -> None:
         self._job_id = job_id
         self._job_name = graph.name
@@ -124,6 +142,8 @@ class CheckpointStoreRunner:
         self._leader_epoch = leader_epoch
         self._version = version
         self._now_ms = now_ms
+        self._starts_from = starts_from
+        self.started_from: checkpoint_pb2.StartedFrom | None = None
         self._claim: _Claim | None = None
         self._claims = 0
         self._turns = threading.Lock()
@@ -239,12 +259,83 @@ class CheckpointStoreRunner:
             self._sweep(of_dead, completed)
             if alone is None:
                 self._sweep_temporaries()
+        if not head.retained and self._starts_from:
+            return self._started(claim, unusable)
+        self._note_started_from(head)
         return PreparedCheckpoints(
             newest=readable[-1][1] if readable else None,
             retained=completed,
             next_checkpoint_id=head.next_checkpoint_id - IDS_RESERVED_AT_ONCE,
             repeated=self._repeated(head, readable[-1][1]) if readable else None,
+            is_of_another=bool(readable) and readable[-1][1].job_id != self._job_id,
         )
+
+    def _started(self, claim: _Claim, unusable: Collection[int]) -> PreparedCheckpoints:
+        """The job has completed no checkpoint: it starts from what it was told to, the first time or again."""
+        path = self._starts_from
+        try:
+            point = open_restore_point(path)
+        except JobRejected as error:
+            raise CheckpointsUnreadable(
+                f"job {self._job_id} was started from {path}, has completed no checkpoint of its own, and cannot "
+                f"be started from there again: {error}"
+            ) from error
+        checkpoint_id = point.manifest.checkpoint_id
+        if checkpoint_id in unusable:
+            raise CheckpointsUnreadable(
+                f"job {self._job_id} was started from {path}, which is damaged: the JobManager's log says where; "
+                "start it from another one"
+            )
+        head = checkpoint_pb2.CheckpointHead()
+        head.CopyFrom(claim.head)
+        head.next_checkpoint_id = max(
+            head.next_checkpoint_id, checkpoint_id + 1 + IDS_RESERVED_AT_ONCE
+        )
+        dropped = check_restore(self._graph, point.manifest, ignores_unclaimed=True).dropped
+        head.started_from.CopyFrom(
+            checkpoint_pb2.StartedFrom(
+                path=path,
+                checkpoint_id=checkpoint_id,
+                dropped_states=dropped_states(dropped),
+            )
+        )
+        if head != claim.head:
+            self._swap(claim, head)
+        self._note_started_from(head)
+        return PreparedCheckpoints(
+            newest=point.located(),
+            retained=(),
+            next_checkpoint_id=head.next_checkpoint_id - IDS_RESERVED_AT_ONCE,
+            is_of_another=True,
+        )
+
+    def bring_lists(self, tasks: Mapping[SubtaskId, internal_pb2.RestoredTask]) -> None:
+        """Copies what finished subtasks go on holding in files of another store: nobody else ever writes it again.
+
+        Raises:
+            StreamError: it cannot be read or written.
+        """
+        reader = StoreSnapshotReader(self._store)
+        for subtask, task in tasks.items():
+            for held in (one for operator in task.operators for one in operator.lists):
+                if task.finished and held.handle.store:
+                    content = reader.read(held.handle)
+                    name = snapshot_file_name(
+                        task.checkpoint_id,
+                        subtask.vertex,
+                        subtask.subtask_index,
+                        0,
+                        uuid4().hex[:12],
+                    )
+                    path = f"{SHARED_DIRECTORY}/{name}"
+                    self._store.put(path, [content])
+                    held.handle.store, held.handle.path, held.handle.offset = "", path, 0
+
+    def _note_started_from(self, head: checkpoint_pb2.CheckpointHead) -> None:
+        if head.HasField("started_from"):
+            noted = checkpoint_pb2.StartedFrom()
+            noted.CopyFrom(head.started_from)
+            self.started_from = noted
 
     def _repeated(
         self,
@@ -377,6 +468,7 @@ class CheckpointStoreRunner:
             head = _next_head(claim.head, wanted, path, now_ms)
             note_files(head.retained[-1], self._graph, manifest)
             self._swap(claim, head)
+            self._note_started_from(head)
         except HeadOutcomeUnknown:
             self._void(claim)
             raise
@@ -515,6 +607,7 @@ class CheckpointStoreRunner:
             subtasks=subtasks,
             penstock_version=self._version,
             properties=properties_message(wanted.properties),
+            edges=exchanges(self._graph),
         )
 
     def _swap(self, claim: _Claim, head: checkpoint_pb2.CheckpointHead) -> None:
@@ -609,6 +702,10 @@ def _next_head(
         state_bytes=wanted.state_bytes,
     )
     head.next_checkpoint_id = max(last.next_checkpoint_id, wanted.next_checkpoint_id)
+    started = head.started_from
+    if head.HasField("started_from") and not started.independent_since_checkpoint_id:
+        started.independent_since_checkpoint_id = wanted.checkpoint_id
+        started.independent_since_ms = now_ms
     return head
 
 
@@ -630,6 +727,19 @@ def _check_files(
         location = reference.location
         if sizes.get(location.path, -1) < location.offset + location.size_bytes:
             raise StoreCorrupt(f"{location.path}, which it refers to, is missing or truncated")
+
+
+def exchanges(graph: graph_pb2.JobGraph) -> list[checkpoint_pb2.EdgeFingerprint]:
+    """What a manifest says of the exchanges of the graph it belongs to."""
+    return [
+        checkpoint_pb2.EdgeFingerprint(
+            id=edge.id,
+            source_vertex=edge.source_vertex,
+            target_vertex=edge.target_vertex,
+            blocking=edge.partition_type == graph_pb2.RESULT_PARTITION_TYPE_BLOCKING,
+        )
+        for edge in graph.edges
+    ]
 
 
 def fingerprint(graph: graph_pb2.JobGraph) -> list[checkpoint_pb2.VertexFingerprint]:

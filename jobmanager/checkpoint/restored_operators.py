@@ -56,14 +56,19 @@ def restored_operators(
         if operator is not None and operator.HasField("keyed"):
             check_max_parallelism(name, operator.keyed.max_parallelism, max_parallelism)
         states.append(None if operator is None else _held_state(operator))
+    # Splits of older checkpoints were made for as many subtasks as there were.
+    made_for = max(
+        (one.split_parallelism or len(held) for one in held if one and one.splits), default=0
+    )
     return [
         internal_pb2.RestoredOperator(
             operator_uid=uid,
             keyed=assigned.keyed,
             lists=map(list_of, assigned.lists),
             splits=assigned.splits,
+            split_parallelism=made_for,
         )
-        for assigned in assign_state(states, parallelism, max_parallelism)
+        for assigned in assign_state(states, parallelism, max_parallelism, _size_of)
     ]
 
 
@@ -90,6 +95,10 @@ def list_of(
         del part.items[:]
         part.items.extend(held.items[share.first : share.first + share.count])
     return part
+
+
+def _size_of(split: checkpoint_pb2.SplitSnapshot) -> int:
+    return 0 if split.done else max(split.size, 1)
 
 
 def _held_state(operator: checkpoint_pb2.OperatorSnapshot) -> _HeldState:

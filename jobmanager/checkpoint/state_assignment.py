@@ -8,6 +8,8 @@ Invariants:
   snapshot holds is restored by exactly one subtask;
 - split lists: every item goes to exactly one subtask, in order, and no two subtasks differ by more than
   one item;
+- splits of a source: each goes to exactly one subtask, the largest first to the one with the least; those without
+  a size (they are done) by number;
 - union lists: every subtask gets all items in the order of the old subtasks;
 - broadcast lists: all old subtasks held the same; every subtask gets one copy.
 
@@ -17,7 +19,7 @@ and RoundRobinOperatorStateRepartitioner (which deals out item by item; here run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
@@ -104,7 +106,10 @@ class AssignedState(Generic[K, L, S]):
 
 
 def assign_state(
-    held: Sequence[HeldState[K, L, S] | None], parallelism: int, max_parallelism: int
+    held: Sequence[HeldState[K, L, S] | None],
+    parallelism: int,
+    max_parallelism: int,
+    size_of: Callable[[S], int] = lambda _: 0,
 ) -> list[AssignedState[K, L, S]]:
     """The state of one operator, per new subtask.
 
@@ -112,6 +117,7 @@ def assign_state(
         held: by old subtask; None = it had nothing.
         parallelism: number of new subtasks.
         max_parallelism: number of key-groups, the same as in the checkpoint.
+        size_of: what is left to read of a split.
 
     Raises:
         StoreCorrupt: key-groups of the checkpoint overlap or are none of the operator's.
@@ -125,7 +131,9 @@ def assign_state(
     keyed: list[list[K]] = [[] for _ in range(parallelism)]
     if parts:
         keyed = assign_keyed(parts, parallelism, max_parallelism)
-    splits = assign_split([() if one is None else one.splits for one in held], parallelism)
+    splits = assign_by_size(
+        [() if one is None else one.splits for one in held], parallelism, size_of
+    )
     lists = _assign_lists([() if one is None else one.lists for one in held], parallelism)
     return [AssignedState(*own) for own in zip(keyed, lists, splits, strict=True)]
 
@@ -238,6 +246,39 @@ def assign_split(lists: Sequence[Sequence[T]], parallelism: int) -> list[list[T]
     items = [item for own in lists for item in own]
     bounds = [index * len(items) // parallelism for index in range(parallelism + 1)]
     return [items[bounds[index] : bounds[index + 1]] for index in range(parallelism)]
+
+
+def assign_by_size(
+    lists: Sequence[Sequence[T]], parallelism: int, size_of: Callable[[T], int]
+) -> list[list[T]]:
+    """Splits of a source, per new subtask, in the order in which they were.
+
+    Args:
+        lists: splits per old subtask, by its index; empty where it had none.
+        parallelism: number of new subtasks.
+        size_of: what is left to read of a split; 0 = nothing.
+
+    Example: the large one is alone.
+        >>> assign_by_size([["a", "bbb"], ["c"], ["d"]], 2, len)
+        [['bbb'], ['a', 'c', 'd']]
+    """
+    _check_parallelism(parallelism)
+    if len(lists) == parallelism:
+        return [list(items) for items in lists]
+    items = [item for own in lists for item in own]
+    sizes = [size_of(item) for item in items]
+    loads, counts = [0] * parallelism, [0] * parallelism
+    owners = [0] * len(items)
+    for place in sorted(range(len(items)), key=lambda place: -sizes[place]):
+        least = loads if sizes[place] else counts
+        owner = min(range(parallelism), key=lambda index: (least[index], counts[index], index))
+        owners[place] = owner
+        loads[owner] += sizes[place]
+        counts[owner] += 1
+    assigned: list[list[T]] = [[] for _ in range(parallelism)]
+    for item, owner in zip(items, owners, strict=True):
+        assigned[owner].append(item)
+    return assigned
 
 
 def assign_union(lists: Sequence[Sequence[T]], parallelism: int) -> list[list[T]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from jobmanager.graph.execution_attempt import SubtaskId
 from penstock.errors import Unrecoverable
@@ -66,6 +66,20 @@ class StoredOperators:
                     f"{uid!r}), which the job does not have: give operators with state a .uid('...'), and "
                     "restore what has the same"
                 )
+
+    def leave_out(self, lists: Mapping[str, str]) -> None:
+        """Forgets one list of each of some operators.
+
+        Args:
+            lists: operator uid -> name.
+        """
+        for uid, name in lists.items():
+            for index, operator in self._held.get(uid, {}).items():
+                kept = checkpoint_pb2.OperatorSnapshot()
+                kept.CopyFrom(operator)
+                del kept.lists[:]
+                kept.lists.extend(one for one in operator.lists if one.name != name)
+                self._held[uid][index] = kept
 
     def held_by(self, uid: str) -> list[checkpoint_pb2.OperatorSnapshot | None]:
         """What an operator held, by old subtask; empty = it was not there."""

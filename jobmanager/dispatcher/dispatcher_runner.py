@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -24,6 +25,12 @@ from common.clock import Clock
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
+from jobmanager.dispatcher.job_start_runner import (
+    JobStart,
+    check_takes_checkpoints,
+    prepare_start,
+    starts_from,
+)
 from jobmanager.dispatcher.recovery import (
     JobEndedError,
     JobUnreadableError,
@@ -60,6 +67,8 @@ from penstock.config import Configuration
 from penstock.errors import JobNotFound, JobRejected, StoreTransient, StreamError
 from penstock.pb import client_pb2, graph_pb2
 from penstock.storage.checkpoint_properties import SavepointFormat
+
+_T = TypeVar("_T")
 
 _METRICS_AFTER_END_MS = 60_000
 _OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
@@ -195,6 +204,7 @@ class DispatcherRunner:
                 # What a job without checkpoints had begun to commit stays, as that of a failed one.
                 has_hidden_output=unfinished.is_cancelled
                 and end.state is JobState.CANCELED
+                and not end.is_retained
                 and not unfinished.has_committed,
             )
             self._log.warning("job.lost", job_id=job_id, state=end.state.name, reason=str(end))
@@ -317,18 +327,43 @@ class DispatcherRunner:
         if job_id in self._jobs:
             return
         self._check_not_stopping()
+        start = await self._start_of(job_id, graph)
+        graph = graph if start is None else start.graph
         job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
         await self._check_store(job)
+        if start is not None:
+            check_takes_checkpoints(job)
         # While that was waited for, it may have come once more.
         if job_id in self._jobs:
             return
         self._check_not_stopping()
         self._cluster.partitions.check_persisted(graph)
+        if start is not None and start.is_claim:
+            await self._check("claim", start.point.uri, graph.name, start.claim)
         self._store.save(job_id, graph)
         self._begin(job, self._clock.now_ms(), self._options(job))
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
         if job.settings.warning:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
+
+    async def _start_of(self, job_id: str, graph: graph_pb2.JobGraph) -> JobStart | None:
+        """What the job starts from; None = from nothing."""
+        path = starts_from(graph, self._config)
+        if not path:
+            return None
+        look = partial(prepare_start, job_id, graph, self._config, self.has_unended)
+        return await self._check("start", path, graph.name, look)
+
+    async def _check(self, what: str, path: str, name: str, work: Callable[[], _T]) -> _T:
+        """Not on the event loop, as ``_check_store``."""
+        try:
+            return await self._checks.run(what, work)
+        except StoreSilent as error:
+            raise JobRejected(
+                f"job {name!r}: {path}, which it is to start from, has not answered for "
+                f"{_CHECK_TIMEOUT_MS // 1000} s: see whether its disk or its mount hangs, and submit the job "
+                "again"
+            ) from error
 
     def _check_not_stopping(self) -> None:
         if self._stopping:
@@ -380,6 +415,8 @@ class DispatcherRunner:
             problem=lambda: runner.checkpoints.problem,
             repeated=runner.checkpoints.repeated,
             operations=runner.checkpoints.operations,
+            has_discarded=lambda: runner.checkpoints.is_discarded,
+            started_from=lambda: runner.checkpoints.started_from,
         )
         self._jobs[job_id] = _Job(record, runner)
         self._results.open(job_id, record.collect_limits, job.settings.checkpoints is not None)

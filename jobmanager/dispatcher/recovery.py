@@ -8,17 +8,16 @@ tried again.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import over_cluster
-from jobmanager.job.job_description import JobDescription, describe
+from jobmanager.job.job_description import JobDescription, claimed_directory, describe
 from jobmanager.job.job_settings import JobSettings, job_settings
 from jobmanager.messages.job_state import JobState
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.job_store import UnfinishedJob
 from penstock.config import Configuration
 from penstock.errors import StreamError
+from penstock.storage.open_store import substore
 
 
 class JobUnreadableError(StreamError):
@@ -31,12 +30,21 @@ class JobEndedError(StreamError):
     Attributes:
         state: FAILED; CANCELED where its user had cancelled it; or what it had ended in before.
         checkpoint_directory: what is to be deleted with it; "" = nothing.
+        is_retained: it was cancelled, and its checkpoints, with the output that they let be committed, stay.
     """
 
-    def __init__(self, state: JobState, reason: str, checkpoint_directory: str = "") -> None:
+    def __init__(
+        self,
+        state: JobState,
+        reason: str,
+        checkpoint_directory: str = "",
+        *,
+        is_retained: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.state = state
-        self.checkpoint_directory = checkpoint_directory
+        self.checkpoint_directory = "" if is_retained else checkpoint_directory
+        self.is_retained = is_retained
 
 
 def recovered(
@@ -54,10 +62,11 @@ def recovered(
     if unfinished.problem:
         raise JobUnreadableError(unfinished.problem)
     try:
-        settings = job_settings(over_cluster(config, dict(unfinished.graph.config)))
+        own = over_cluster(config, dict(unfinished.graph.config))
+        settings = job_settings(own)
     except StreamError as error:
         raise JobUnreadableError(f"its configuration cannot be used: {error}") from error
-    _check_end(unfinished, settings)
+    _check_end(unfinished, settings, claimed_directory(own))
     try:
         # The TaskManagers have not registered yet: each is checked when it gives slots.
         return describe(unfinished.job_id, unfinished.graph, config, artifacts, list)
@@ -65,15 +74,18 @@ def recovered(
         raise JobUnreadableError(str(error)) from error
 
 
-def _check_end(unfinished: UnfinishedJob, settings: JobSettings) -> None:
+def _check_end(unfinished: UnfinishedJob, settings: JobSettings, claimed: str) -> None:
     root = settings.directory if settings.checkpoints is not None else ""
-    directory = str(Path(root) / unfinished.job_id) if root else ""
+    directory = (claimed or substore(root, unfinished.job_id)) if root else ""
     if unfinished.end:
         state = JobState[unfinished.end]
-        raise JobEndedError(state, "the JobManager ended after the job", directory)
+        is_retained = state is JobState.CANCELED and settings.retains_on_cancellation
+        reason = "the JobManager ended after the job"
+        raise JobEndedError(state, reason, directory, is_retained=is_retained)
     if unfinished.is_cancelled:
         reason = "the job was cancelled when the JobManager ended"
-        raise JobEndedError(JobState.CANCELED, reason, directory)
+        is_retained = settings.retains_on_cancellation
+        raise JobEndedError(JobState.CANCELED, reason, directory, is_retained=is_retained)
     if unfinished.has_committed:
         raise JobEndedError(
             JobState.FAILED,

@@ -37,6 +37,13 @@ def checkpoints_of(master: JobMaster | None, directory: str) -> client_pb2.ListC
     )
 
 
+def newest_checkpoint(master: JobMaster | None, directory: str) -> str:
+    """Where the newest checkpoint lies that can be restored from; "" = there is none on disk."""
+    coordinator = coordinator_of(master)
+    latest = None if coordinator is None else coordinator.latest_completed
+    return f"{directory}/chk-{latest.checkpoint_id}" if latest is not None and directory else ""
+
+
 def add_last_checkpoint(details: client_pb2.JobDetails, master: JobMaster | None) -> None:
     """The newest checkpoint, and how many have failed."""
     coordinator = coordinator_of(master)

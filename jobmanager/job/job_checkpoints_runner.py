@@ -54,7 +54,7 @@ from penstock.errors import (
     StreamError,
     Unrecoverable,
 )
-from penstock.pb import graph_pb2
+from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.checkpoint_properties import PLAIN, CheckpointProperties, SavepointFormat
 from penstock.storage.head import HeadOutcomeUnknown
 from penstock.storage.open_store import substore
@@ -99,6 +99,7 @@ class JobCheckpointsRunner:
         savepoint_directory: in which savepoints are made where nobody names another; "" = there is none.
         post: takes events for the job's machine.
         in_order: runs actions of one lane one after the other.
+        leaves_output: what is prepared in what the job is started from is not committed.
         is_recovered: the job was another JobManager's: until it has been prepared once, what cannot be read
             is tried again, and fails nothing.
     """
@@ -116,8 +117,10 @@ class JobCheckpointsRunner:
         in_order: Callable[[str, Callable[[], Awaitable[None]]], None],
         *,
         savepoint_directory: str = "",
+        leaves_output: bool = False,
         is_recovered: bool = False,
     ) -> None:
+        self._leaves_output = leaves_output
         self._job_id = job_id
         self._graph = graph
         self._store = store
@@ -173,6 +176,11 @@ class JobCheckpointsRunner:
         self._has_read_repeated = False
         self.is_discarded = False
         """The job has ended, and its checkpoints are to be deleted once nobody writes any."""
+
+    @property
+    def started_from(self) -> checkpoint_pb2.StartedFrom | None:
+        """What the job was started from; None = from nothing."""
+        return None if self._store is None else self._store.started_from
 
     def restored(self, subtask: SubtaskId) -> internal_pb2.RestoredTask | None:
         """What the next attempt of a subtask starts from; None = from nothing."""
@@ -384,8 +392,16 @@ class JobCheckpointsRunner:
         await self._note_repeated(found.repeated)
         if found.newest is not None:
             self._restored = restored_tasks(
-                found.newest, self._graph, effect.subtasks, self._rebuilt
+                found.newest,
+                self._graph,
+                effect.subtasks,
+                self._rebuilt,
+                is_of_another=found.is_of_another,
+                leaves_output=self._leaves_output,
             )
+            if found.is_of_another:
+                store, tasks = self._store, self._restored
+                await self._call("bring lists", lambda: store.bring_lists(tasks))
             restored = restored_checkpoint(found.newest.checkpoint_id, self._restored, self._graph)
         return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
 

@@ -31,6 +31,7 @@ from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store, substore
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
+_CHECKPOINT = re.compile(r"chk-\d+")
 _OWN_SETTINGS = ("jobmanager.", "taskmanager.", "security.", "log.")
 
 
@@ -56,6 +57,8 @@ class JobDescription:
     def checkpoint_directory(self) -> str:
         """Where tasks write their snapshots; "" = they travel inline, or there are none."""
         root = self.settings.directory
+        if root and (claimed := claimed_directory(self.config)):
+            return claimed
         return substore(root, self.job_id) if root else ""
 
     def options(
@@ -81,6 +84,7 @@ class JobDescription:
             labels=labels,
             exceptions_max=self.config.jobmanager_exception_history_size,
             speculation=self.settings.speculation,
+            retains_on_cancellation=self.settings.retains_on_cancellation,
         )
 
     def checkpoint_store(self) -> ObjectStore | None:
@@ -104,6 +108,13 @@ def _coordinator(
         next_checkpoint_id=next_checkpoint_id,
         leader_epoch=leader_epoch,
     )
+
+
+def claimed_directory(config: Configuration) -> str:
+    """The directory of another job's checkpoints that this one has claimed; "" = none."""
+    directory, _, name = config.execution_state_recovery_path.rpartition("/")
+    is_claimed = config.execution_state_recovery_claim_mode == "claim"
+    return directory if is_claimed and _CHECKPOINT.fullmatch(name) else ""
 
 
 def check_checkpoint_directory(job: JobDescription) -> None:

@@ -252,8 +252,8 @@ class JobMaster:
             case m.CancelRequested():
                 is_ending = self.state in ENDING and self.state is not JobState.FAILING
                 if not is_ending and not self._is_over:
-                    self._is_final = event.is_noted
-                    self._stop(JobState.CANCELLING, is_final=event.is_noted)
+                    self._is_final = event.is_noted and not self.options.retains_on_cancellation
+                    self._stop(JobState.CANCELLING, is_final=self._is_final)
             case m.SuspendRequested():
                 if self.state not in ENDING and not self._is_over:
                     self._stop(JobState.SUSPENDED)
@@ -867,7 +867,10 @@ class JobMaster:
         had_others = self.failure is not None or self.options.is_recovered
         if state is JobState.CANCELED and self._is_final and had_others:
             self._effects.append(m.SweepOutput())
-        if self._wiring is not None and state in (JobState.FINISHED, JobState.CANCELED):
+        is_discarded = state is JobState.FINISHED or (
+            state is JobState.CANCELED and not self.options.retains_on_cancellation
+        )
+        if self._wiring is not None and is_discarded:
             self._effects.append(m.DiscardCheckpoints())
 
     def _become(self, state: JobState) -> None:

@@ -180,6 +180,7 @@ class JobMasterRunner:
                 leader_epoch=leader_epoch,
                 version=penstock_version(),
                 now_ms=clock.now_ms,
+                starts_from=job.config.execution_state_recovery_path,
             ),
             0 if job.settings.checkpoints is None else job.settings.checkpoints.timeout_ms,
             jobs if job.settings.outlives_jobmanager else None,
@@ -188,6 +189,7 @@ class JobMasterRunner:
             self.post,
             self._in_order,
             savepoint_directory=job.config.execution_checkpointing_savepoint_dir,
+            leaves_output=job.config.execution_state_recovery_in_doubt == "leave",
             is_recovered=options.is_recovered,
         )
 

@@ -46,6 +46,7 @@ class JobOptions:
         labels: of its failures.
         exceptions_max: entries of its exceptions history.
         speculation: when subtasks are so slow that they get rivals; None = never.
+        retains_on_cancellation: its checkpoints stay when it is cancelled, and what they let be committed.
     """
 
     restart: RestartSettings = field(default_factory=RestartSettings)
@@ -57,6 +58,7 @@ class JobOptions:
     labels: FailureLabels = field(default_factory=FailureLabels)
     exceptions_max: int = DEFAULT_SIZE
     speculation: SlowTaskSettings | None = None
+    retains_on_cancellation: bool = False
 
     @property
     def survives(self) -> bool:

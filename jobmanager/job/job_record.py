@@ -16,13 +16,18 @@ from jobmanager.failover.exceptions_history import ExceptionEntry
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.graph.execution_attempt import AttemptKey, ExecutionAttempt
-from jobmanager.job.checkpoint_views import add_last_checkpoint, checkpoints_of
+from jobmanager.job.checkpoint_views import (
+    add_last_checkpoint,
+    checkpoints_of,
+    newest_checkpoint,
+)
 from jobmanager.job.exception_views import exceptions_of, repeated_message
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.messages.job_state import JobState, is_terminal
 from jobmanager.rpc.graph_convert import attempt_key, cause_message
-from penstock.pb import client_pb2, graph_pb2
+from penstock.graph.start_command import start_command
+from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
 
 
 class JobRecord:
@@ -38,6 +43,8 @@ class JobRecord:
         problem: why it cannot be gone on with yet; "" = it can.
         repeated: output that may be there twice; grows.
         operations: what users have asked of it.
+        has_discarded: its checkpoints are not kept.
+        started_from: what it was started from; None = from nothing.
     """
 
     def __init__(
@@ -51,6 +58,8 @@ class JobRecord:
         problem: Callable[[], str] = lambda: "",
         repeated: Collection[RepeatedOutput] = (),
         operations: OperationsRunner | None = None,
+        has_discarded: Callable[[], bool] = lambda: False,
+        started_from: Callable[[], checkpoint_pb2.StartedFrom | None] = lambda: None,
     ) -> None:
         self.job_id = job_id
         self.name = graph.name
@@ -76,6 +85,10 @@ class JobRecord:
         self._problem = problem
         self._repeated = repeated
         self.operations = operations or OperationsRunner(job_id)
+        self._has_discarded = has_discarded
+        self._started_from = started_from
+        self._run_options = list(graph.run_options)
+        self._run_arguments = list(graph.run_arguments)
         self._vertices = [_shown(vertex) for vertex in graph.vertices]
 
     @property
@@ -148,7 +161,16 @@ class JobRecord:
             ended_at_ms=self.ended_at_ms,
             restarts=self._master.restarts if self._master is not None else 0,
             problem=self._problem(),
+            restorable_from=self._restorable_from(),
         )
+
+    def _restorable_from(self) -> str:
+        """What a job that has ended can be started from again; "" = nothing."""
+        if not self.ended or self.state is JobState.FINISHED or self._has_discarded():
+            return ""
+        own = newest_checkpoint(self._master, self._checkpoint_directory)
+        started_from = self._started_from()
+        return own or ("" if started_from is None else started_from.path)
 
     def checkpoints(self) -> client_pb2.ListCheckpointsResponse:
         """The last checkpoints, the newest first."""
@@ -171,6 +193,12 @@ class JobRecord:
         )
         if self.failure is not None:
             details.failure.CopyFrom(cause_message(self.failure))
+        if details.summary.restorable_from:
+            details.start_again = start_command(
+                self.name, details.summary.restorable_from, self._run_options, self._run_arguments
+            )
+        if (started_from := self._started_from()) is not None:
+            details.started_from.CopyFrom(started_from)
         if (slot_wait := self._slot_wait()) is not None:
             details.slot_wait.CopyFrom(slot_wait)
         if self._master is None:

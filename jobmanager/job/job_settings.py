@@ -28,6 +28,7 @@ class JobSettings:
         memory_max_bytes: limit of the JobManager's memory for it.
         warning: for the log, "" = none.
         speculation: when subtasks are so slow that they get rivals; None = never.
+        retains_on_cancellation: its checkpoints stay when it is cancelled.
     """
 
     restart: RestartSettings
@@ -36,6 +37,7 @@ class JobSettings:
     memory_max_bytes: int = 0
     warning: str = ""
     speculation: SlowTaskSettings | None = None
+    retains_on_cancellation: bool = False
 
     @property
     def outlives_jobmanager(self) -> bool:
@@ -80,6 +82,8 @@ def job_settings(config: Configuration) -> JobSettings:
         ),
         directory=config.execution_checkpointing_dir if is_on_disk else "",
         memory_max_bytes=config.execution_checkpointing_jobmanager_max_bytes,
+        retains_on_cancellation=is_on_disk
+        and config.execution_checkpointing_retention == "RETAIN_ON_CANCELLATION",
     )
 
 

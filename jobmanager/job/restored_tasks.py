@@ -19,7 +19,10 @@ from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.rpc.graph_convert import plan_of
+from penstock.graph.restore_check import COMMITTABLES
 from penstock.pb import checkpoint_pb2, graph_pb2
+
+_COLLECTED = "collect"
 
 RestoredTasks = Mapping[SubtaskId, internal_pb2.RestoredTask]
 
@@ -29,6 +32,9 @@ def restored_tasks(
     graph: graph_pb2.JobGraph,
     alone: Collection[SubtaskId] | None = None,
     rebuilt: Collection[str] = (),
+    *,
+    is_of_another: bool = False,
+    leaves_output: bool = False,
 ) -> RestoredTasks:
     """The state of each subtask of the job.
 
@@ -38,12 +44,18 @@ def restored_tasks(
     Args:
         alone: subtasks that begin again while the others run; None = all begin again.
         rebuilt: vertices whose subtasks begin from nothing whatever the checkpoint holds of them.
+        is_of_another: it was taken of another job: rows on their way and rows that were collected were that job's,
+            and state of operators that are gone is left out.
+        leaves_output: of another job: what its sinks had prepared is not committed.
 
     Raises:
         Unrecoverable: the checkpoint does not fit the job.
     """
     stored = StoredOperators(manifest)
-    stored.check(graph)
+    if is_of_another:
+        stored.leave_out(_lists_left(graph, leaves_output=leaves_output))
+    else:
+        stored.check(graph)
     same: dict[SubtaskId, checkpoint_pb2.SubtaskSnapshot] = {}
     tasks: dict[SubtaskId, internal_pb2.RestoredTask] = {}
     for vertex in graph.vertices:
@@ -54,13 +66,14 @@ def restored_tasks(
             if snapshot is not None:
                 same[subtask] = snapshot
                 task.finished = snapshot.finished
-                task.inputs.extend(snapshot.inputs)
-                task.outputs.extend(snapshot.outputs)
+                if not is_of_another:
+                    task.inputs.extend(snapshot.inputs)
+                    task.outputs.extend(snapshot.outputs)
             if snapshot is not None or (old is None and stored.before(vertex)):
                 tasks[subtask] = task
     dealt, given = deal(same, graph, alone, rebuilt)
     uids = {vertex.id: function_uids(vertex) for vertex in graph.vertices}
-    ends = _ends_of_finished(plan_of(graph), same)
+    ends = {} if is_of_another else _ends_of_finished(plan_of(graph), same)
     for subtask, snapshot in same.items():
         task = tasks[subtask]
         if snapshot.finished:
@@ -70,6 +83,17 @@ def restored_tasks(
         if not task.outputs:
             task.outputs.extend(ends.get(subtask, ()))
     return tasks
+
+
+def _lists_left(graph: graph_pb2.JobGraph, *, leaves_output: bool) -> dict[str, str]:
+    """Lists of another job's sinks that are not restored: operator uid -> name."""
+    return {
+        operator.uid: _COLLECTED if operator.sink.HasField("collect") else COMMITTABLES
+        for vertex in graph.vertices
+        for operator in vertex.operators
+        if operator.WhichOneof("spec") == "sink"
+        and (leaves_output or operator.sink.HasField("collect"))
+    }
 
 
 def _tasks_of(vertex: graph_pb2.Vertex, stored: StoredOperators) -> list[internal_pb2.RestoredTask]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.client.job import JobResult
-from penstock.pb import client_pb2
+from penstock.pb import checkpoint_pb2, client_pb2
 
 _NO_WATERMARK = -(2**63)
 _FINAL_WATERMARK = 2**63 - 1
@@ -34,7 +34,39 @@ def summary_fields(summary: client_pb2.JobSummary) -> dict[str, Any]:
         "ended_at_ms": summary.ended_at_ms or None,
         "restarts": summary.restarts,
         "problem": summary.problem or None,
+        "restorable_from": summary.restorable_from or None,
     }
+
+
+def started_fields(started: checkpoint_pb2.StartedFrom) -> dict[str, Any]:
+    """What a job was started from, in ``--json`` of ``info``."""
+    return {
+        "path": started.path,
+        "checkpoint_id": started.checkpoint_id,
+        "claimed": started.claimed,
+        "independent_since_checkpoint_id": started.independent_since_checkpoint_id or None,
+        "independent_since_ms": started.independent_since_ms or None,
+        "dropped": [
+            {"operator_uid": one.operator_uid, "name": one.name} for one in started.dropped_states
+        ],
+    }
+
+
+def started_lines(started: checkpoint_pb2.StartedFrom) -> list[str]:
+    """The same for people."""
+    since = started.independent_since_checkpoint_id
+    if started.claimed:
+        owned = "it belongs to this job"
+    elif since:
+        owned = f"not needed since checkpoint {since}, {time_of(started.independent_since_ms)}"
+    else:
+        owned = "still needed: this job has completed no checkpoint of its own"
+    lines = [f"started from: {started.path} (checkpoint {started.checkpoint_id}); {owned}"]
+    lines += [
+        f"  left out: state of operator {one.name} (uid {one.operator_uid})"
+        for one in started.dropped_states
+    ]
+    return lines
 
 
 def repeated_fields(repeated: client_pb2.RepeatedOutput) -> dict[str, Any]:
@@ -74,6 +106,10 @@ def details_fields(details: client_pb2.JobDetails) -> dict[str, Any]:
         }
         if details.HasField("slot_wait")
         else None,
+        "started_from": started_fields(details.started_from)
+        if details.HasField("started_from")
+        else None,
+        "start_again": details.start_again or None,
         "repeated_output": [repeated_fields(one) for one in details.repeated_output],
         "vertices": [_vertex_fields(vertex) for vertex in details.vertices],
         "failure": {

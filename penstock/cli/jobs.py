@@ -25,6 +25,7 @@ from penstock.cli.describe import (
     load_cells,
     repeated_lines,
     result_fields,
+    started_lines,
     state_name,
     summary_fields,
     time_of,
@@ -37,18 +38,26 @@ from penstock.printable import in_one_line
 
 
 @click.command("list")
+@click.option(
+    "--restorable",
+    is_flag=True,
+    help="Only jobs that have failed, or were cancelled, and have left a checkpoint; with its path.",
+)
 @common_options
 @reports_errors
-def list_jobs(jobmanager: str | None, as_json: bool) -> None:
+def list_jobs(restorable: bool, jobmanager: str | None, as_json: bool) -> None:
     """List running and ended jobs, newest first."""
     with connected(jobmanager) as client:
         jobs = sorted(client.jobs(), key=lambda job: -job.submitted_at_ms)
+    if restorable:
+        jobs = [job for job in jobs if job.restorable_from]
     if as_json:
         print_json({"jobs": [summary_fields(job) for job in jobs]})
         return
     now_ms = time.time_ns() // 1_000_000
     print_table(
-        ["JOB", "NAME", "STATE", "SUBMITTED", "DURATION", "RESTARTS"],
+        ["JOB", "NAME", "STATE", "SUBMITTED", "DURATION", "RESTARTS"]
+        + (["RESTORABLE FROM"] if restorable else []),
         [
             [
                 job.job_id,
@@ -57,6 +66,7 @@ def list_jobs(jobmanager: str | None, as_json: bool) -> None:
                 time_of(job.submitted_at_ms),
                 duration_of(job, now_ms),
                 job.restarts,
+                *([job.restorable_from] if restorable else []),
             ]
             for job in jobs
         ],
@@ -80,6 +90,8 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
         echo(f"{summary.problem}; it is tried again")
     if summary.restarts:
         echo(f"restarts: {summary.restarts}")
+    if details.HasField("started_from"):
+        echo("\n".join(started_lines(details.started_from)))
     if details.last_checkpoint_id:
         when = time_of(details.last_checkpoint_at_ms)
         echo(f"last checkpoint: {details.last_checkpoint_id}, {when}")
@@ -133,6 +145,8 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
             echo(f"row: {failure.row}")
         if failure.traceback:
             echo(failure.traceback)
+    if details.start_again:
+        echo(f"\nto start it again from its newest checkpoint: {details.start_again}")
 
 
 @click.command()

@@ -6,7 +6,7 @@ import contextlib
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -25,6 +25,7 @@ from penstock.client.code_shipping import import_paths
 from penstock.client.job import job_result
 from penstock.client.own_modules import set_apart
 from penstock.client.progress import ProgressDisplay
+from penstock.client.start_configuration import start_configuration
 from penstock.client.submission import PlanCollected, SubmissionOverride, submission_override
 from penstock.config import parse_override
 from penstock.errors import ConfigurationError, JobRejected, StreamError
@@ -38,6 +39,33 @@ _rest_argument = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 _config_option = click.option(
     "-D", "overrides", multiple=True, metavar="KEY=VALUE", help="Wins over the script's own value."
 )
+_start_options = (
+    click.option(
+        "--from-savepoint",
+        metavar="PATH",
+        help="Start from a savepoint, a job's checkpoints, or one chk-<n> of them.",
+    ),
+    click.option("--claim", is_flag=True, help="What is started from belongs to the job."),
+    click.option(
+        "--in-doubt",
+        type=click.Choice(["commit", "leave"]),
+        help="Output that a savepoint covers and that nobody may have committed.",
+    ),
+    click.option(
+        "--allow-non-restored-state",
+        is_flag=True,
+        help="Leave out state of operators that are gone.",
+    ),
+)
+
+
+def _starts(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say what a job starts from."""
+    for option in reversed(_start_options):
+        command = option(command)
+    return command
+
+
 _py_files_option = click.option(
     "--py-files",
     multiple=True,
@@ -56,6 +84,7 @@ _py_files_option = click.option(
     help="Checked against what the TaskManagers have, before anything starts.",
 )
 @click.option("--detach", is_flag=True, help="Return when the job is submitted.")
+@_starts
 @common_options
 @_rest_argument
 @reports_errors
@@ -65,6 +94,10 @@ def run(
     py_files: tuple[Path, ...],
     requirements: Path | None,
     detach: bool,
+    from_savepoint: str | None,
+    claim: bool,
+    in_doubt: str | None,
+    allow_non_restored_state: bool,
     jobmanager: str | None,
     as_json: bool,
     arguments: tuple[str, ...],
@@ -72,10 +105,18 @@ def run(
     """Run a job script on a cluster. Arguments of the script follow after --."""
     override = SubmissionOverride(
         address=jobmanager_addresses(jobmanager),
-        config=_configuration(overrides),
+        config=_configuration(overrides)
+        | start_configuration(
+            from_savepoint,
+            claim=claim,
+            in_doubt=in_doubt,
+            ignores_unclaimed=allow_non_restored_state,
+        ),
         detach=detach,
         py_files=py_files,
         requirements=_requirements(requirements),
+        run_options=_run_options(script, overrides, py_files, requirements, jobmanager),
+        run_arguments=arguments,
     )
     with ProgressDisplay() as display, submission_override(override), _free_stdout(as_json):
         override.on_progress = display
@@ -183,6 +224,25 @@ def _configuration(overrides: Sequence[str]) -> dict[str, str]:
     except ConfigurationError as error:
         echo(f"penstock: {error}", err=True)
         sys.exit(EXIT_USAGE)
+
+
+def _run_options(
+    script: Path,
+    overrides: Sequence[str],
+    py_files: Sequence[Path],
+    requirements: Path | None,
+    jobmanager: str | None,
+) -> list[str]:
+    """What runs the script again in the same way."""
+    options = [] if jobmanager is None else ["--jobmanager", jobmanager]
+    for override in overrides:
+        if not override.startswith("execution.state-recovery."):
+            options += ["-D", override]
+    for file in py_files:
+        options += ["--py-files", str(file)]
+    if requirements is not None:
+        options += ["--requirements", str(requirements)]
+    return [*options, str(script)]
 
 
 def _requirements(path: Path | None) -> list[str]:

@@ -398,6 +398,8 @@ def job_failed(details: client_pb2.JobDetails) -> JobFailed:
         lines.append(f"  row: {cause.row}")
     if cause.traceback:
         lines.append(cause.traceback.rstrip())
+    if details.start_again:
+        lines.append(f"to start it again from its newest checkpoint: {details.start_again}")
     return JobFailed(
         "\n".join(lines),
         job_id=summary.job_id,

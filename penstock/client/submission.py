@@ -36,6 +36,8 @@ class SubmissionOverride:
         detach: ``execute`` returns as soon as the job is submitted.
         py_files: code to ship besides what the script imports.
         requirements: PEP 508 requirements on the TaskManagers.
+        run_options: the script, and options that stay when it is run again.
+        run_arguments: of the script.
         plan_only: the first ``execute`` or ``submit`` raises ``PlanCollected``.
         on_progress: called with the newest details while ``execute`` waits.
         handles: every job that was submitted.
@@ -47,6 +49,8 @@ class SubmissionOverride:
     detach: bool = False
     py_files: Sequence[Path] = ()
     requirements: Sequence[str] = ()
+    run_options: Sequence[str] = ()
+    run_arguments: Sequence[str] = ()
     plan_only: bool = False
     on_progress: ProgressCallback | None = None
     handles: list[JobHandle] = field(default_factory=list)

@@ -802,6 +802,7 @@ class CheckpointHead(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     RETAINED_FIELD_NUMBER: _builtins.int
     NEXT_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    STARTED_FROM_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     job_id: _builtins.str
     leader_epoch: _builtins.int
@@ -811,6 +812,10 @@ class CheckpointHead(_message.Message):
     def retained(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetainedCheckpoint]:
         """Oldest first."""
 
+    @_builtins.property
+    def started_from(self) -> Global___StartedFrom:
+        """Not set = the job began from nothing."""
+
     def __init__(
         self,
         *,
@@ -819,11 +824,75 @@ class CheckpointHead(_message.Message):
         leader_epoch: _builtins.int = ...,
         retained: _abc.Iterable[Global___RetainedCheckpoint] | None = ...,
         next_checkpoint_id: _builtins.int = ...,
+        started_from: Global___StartedFrom | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["started_from", b"started_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format_version", b"format_version", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "next_checkpoint_id", b"next_checkpoint_id", "retained", b"retained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format_version", b"format_version", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "next_checkpoint_id", b"next_checkpoint_id", "retained", b"retained", "started_from", b"started_from"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckpointHead: _TypeAlias = CheckpointHead  # noqa: Y015
+
+@_typing.final
+class StartedFrom(_message.Message):
+    """The savepoint, or the checkpoint of another job, that a job was started from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    CLAIMED_FIELD_NUMBER: _builtins.int
+    INDEPENDENT_SINCE_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    INDEPENDENT_SINCE_MS_FIELD_NUMBER: _builtins.int
+    DROPPED_STATES_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    checkpoint_id: _builtins.int
+    claimed: _builtins.bool
+    """It has taken the place over, and removes what it needs no more."""
+    independent_since_checkpoint_id: _builtins.int
+    """From this own checkpoint on nothing of the path is needed any more; 0 = it still is."""
+    independent_since_ms: _builtins.int
+    @_builtins.property
+    def dropped_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedState]:
+        """State that was left out: its operator is gone."""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        checkpoint_id: _builtins.int = ...,
+        claimed: _builtins.bool = ...,
+        independent_since_checkpoint_id: _builtins.int = ...,
+        independent_since_ms: _builtins.int = ...,
+        dropped_states: _abc.Iterable[Global___DroppedState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "claimed", b"claimed", "dropped_states", b"dropped_states", "independent_since_checkpoint_id", b"independent_since_checkpoint_id", "independent_since_ms", b"independent_since_ms", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartedFrom: _TypeAlias = StartedFrom  # noqa: Y015
+
+@_typing.final
+class DroppedState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_UID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    operator_uid: _builtins.str
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        operator_uid: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "operator_uid", b"operator_uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DroppedState: _TypeAlias = DroppedState  # noqa: Y015

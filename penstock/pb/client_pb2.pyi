@@ -624,10 +624,13 @@ class JobDetails(_message.Message):
     SLOT_WAIT_FIELD_NUMBER: _builtins.int
     REPEATED_OUTPUT_FIELD_NUMBER: _builtins.int
     STARTED_FROM_FIELD_NUMBER: _builtins.int
+    START_AGAIN_FIELD_NUMBER: _builtins.int
     last_checkpoint_id: _builtins.int
     """0 = none yet."""
     last_checkpoint_at_ms: _builtins.int
     failed_checkpoints: _builtins.int
+    start_again: _builtins.str
+    """The command that starts it again from summary.restorable_from; "" = there is nothing."""
     @_builtins.property
     def summary(self) -> Global___JobSummary: ...
     @_builtins.property
@@ -645,7 +648,7 @@ class JobDetails(_message.Message):
         """The newest last."""
 
     @_builtins.property
-    def started_from(self) -> Global___StartedFrom:
+    def started_from(self) -> _checkpoint_pb2.StartedFrom:
         """Not set = it began from nothing."""
 
     def __init__(
@@ -659,78 +662,16 @@ class JobDetails(_message.Message):
         failed_checkpoints: _builtins.int = ...,
         slot_wait: Global___SlotWait | None = ...,
         repeated_output: _abc.Iterable[Global___RepeatedOutput] | None = ...,
-        started_from: Global___StartedFrom | None = ...,
+        started_from: _checkpoint_pb2.StartedFrom | None = ...,
+        start_again: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "slot_wait", b"slot_wait", "started_from", b"started_from", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_checkpoints", b"failed_checkpoints", "failure", b"failure", "last_checkpoint_at_ms", b"last_checkpoint_at_ms", "last_checkpoint_id", b"last_checkpoint_id", "repeated_output", b"repeated_output", "slot_wait", b"slot_wait", "started_from", b"started_from", "summary", b"summary", "vertices", b"vertices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_checkpoints", b"failed_checkpoints", "failure", b"failure", "last_checkpoint_at_ms", b"last_checkpoint_at_ms", "last_checkpoint_id", b"last_checkpoint_id", "repeated_output", b"repeated_output", "slot_wait", b"slot_wait", "start_again", b"start_again", "started_from", b"started_from", "summary", b"summary", "vertices", b"vertices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobDetails: _TypeAlias = JobDetails  # noqa: Y015
-
-@_typing.final
-class StartedFrom(_message.Message):
-    """The savepoint, or the checkpoint of another job, that a job was started from."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PATH_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
-    CLAIMED_FIELD_NUMBER: _builtins.int
-    INDEPENDENT_SINCE_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
-    INDEPENDENT_SINCE_MS_FIELD_NUMBER: _builtins.int
-    DROPPED_STATES_FIELD_NUMBER: _builtins.int
-    path: _builtins.str
-    checkpoint_id: _builtins.int
-    claimed: _builtins.bool
-    """It has taken the place over, and removes what it needs no more."""
-    independent_since_checkpoint_id: _builtins.int
-    """From this own checkpoint on nothing of the path is needed any more; 0 = it still is."""
-    independent_since_ms: _builtins.int
-    @_builtins.property
-    def dropped_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedState]:
-        """State that was left out: its operator is gone."""
-
-    def __init__(
-        self,
-        *,
-        path: _builtins.str = ...,
-        checkpoint_id: _builtins.int = ...,
-        claimed: _builtins.bool = ...,
-        independent_since_checkpoint_id: _builtins.int = ...,
-        independent_since_ms: _builtins.int = ...,
-        dropped_states: _abc.Iterable[Global___DroppedState] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "claimed", b"claimed", "dropped_states", b"dropped_states", "independent_since_checkpoint_id", b"independent_since_checkpoint_id", "independent_since_ms", b"independent_since_ms", "path", b"path"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StartedFrom: _TypeAlias = StartedFrom  # noqa: Y015
-
-@_typing.final
-class DroppedState(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OPERATOR_UID_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
-    operator_uid: _builtins.str
-    name: _builtins.str
-    def __init__(
-        self,
-        *,
-        operator_uid: _builtins.str = ...,
-        name: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "operator_uid", b"operator_uid"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DroppedState: _TypeAlias = DroppedState  # noqa: Y015
 
 @_typing.final
 class RepeatedOutput(_message.Message):

@@ -1589,6 +1589,8 @@ class JobGraph(_message.Message):
     PYTHON_VERSION_FIELD_NUMBER: _builtins.int
     CLOUDPICKLE_VERSION_FIELD_NUMBER: _builtins.int
     REQUIREMENTS_FIELD_NUMBER: _builtins.int
+    RUN_OPTIONS_FIELD_NUMBER: _builtins.int
+    RUN_ARGUMENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     python_version: _builtins.str
     """Stamp of the pickles: refused where a TaskManager differs. "3.11" """
@@ -1605,6 +1607,14 @@ class JobGraph(_message.Message):
     def requirements(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """PEP 508 requirements that every TaskManager must meet before anything starts."""
 
+    @_builtins.property
+    def run_options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """How it was submitted: the script and its options as `penstock run` takes them, and its arguments. Empty = by a
+        program that no command runs.
+        """
+
+    @_builtins.property
+    def run_arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1616,10 +1626,12 @@ class JobGraph(_message.Message):
         python_version: _builtins.str = ...,
         cloudpickle_version: _builtins.str = ...,
         requirements: _abc.Iterable[_builtins.str] | None = ...,
+        run_options: _abc.Iterable[_builtins.str] | None = ...,
+        run_arguments: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "cloudpickle_version", b"cloudpickle_version", "config", b"config", "edges", b"edges", "name", b"name", "python_version", b"python_version", "requirements", b"requirements", "vertices", b"vertices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "cloudpickle_version", b"cloudpickle_version", "config", b"config", "edges", b"edges", "name", b"name", "python_version", b"python_version", "requirements", b"requirements", "run_arguments", b"run_arguments", "run_options", b"run_options", "vertices", b"vertices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,6 +36,8 @@ class DraftVertex:
     max_parallelism: int | None
     colocation_group: str
     operators: list[DraftOperator] = field(default_factory=list)
+    is_max_explicit: bool = False
+    """The user has said max_parallelism of one of the operators."""
 
 
 @dataclass(eq=False, slots=True)
@@ -256,7 +258,12 @@ class Draft:
         ids = {id(vertex): f"v{i}" for i, vertex in enumerate(self._vertices)}
         for vertex in self._vertices:
             graph.vertices.append(
-                _vertex_proto(vertex, ids[id(vertex)], self._max_parallelism(vertex))
+                _vertex_proto(
+                    vertex,
+                    ids[id(vertex)],
+                    self._max_parallelism(vertex),
+                    is_max_explicit=vertex.is_max_explicit or bool(self._default_max),
+                )
             )
         for i, edge in enumerate(self._edges):
             operator = edge.source.operator
@@ -305,11 +312,14 @@ def chain_name(vertex: graph_pb2.Vertex) -> str:
     return name(0)
 
 
-def _vertex_proto(vertex: DraftVertex, vertex_id: str, max_parallelism: int) -> graph_pb2.Vertex:
+def _vertex_proto(
+    vertex: DraftVertex, vertex_id: str, max_parallelism: int, *, is_max_explicit: bool
+) -> graph_pb2.Vertex:
     proto = graph_pb2.Vertex(
         id=vertex_id,
         parallelism=vertex.parallelism,
         max_parallelism=max_parallelism,
+        max_parallelism_is_explicit=is_max_explicit,
         slot_group=vertex.slot_group,
         colocation_group=vertex.colocation_group,
     )

@@ -146,22 +146,26 @@ class Planner:
             proto.unread_columns.extend(name for name in of_stream if name not in given.names)
         inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
         if chained:
-            return self._draft.append(
+            operator = self._draft.append(
                 proto,
                 inputs[0].source,
                 output,
                 max_parallelism=most,
                 colocation_group=together,
             )
-        return self._draft.start_vertex(
-            proto,
-            inputs,
-            output,
-            parallelism=parallelism,
-            slot_group=group,
-            max_parallelism=most,
-            colocation_group=together,
-        )
+        else:
+            operator = self._draft.start_vertex(
+                proto,
+                inputs,
+                output,
+                parallelism=parallelism,
+                slot_group=group,
+                max_parallelism=most,
+                colocation_group=together,
+            )
+        if node.properties.max_parallelism is not None:
+            operator.vertex.is_max_explicit = True
+        return operator
 
     def _outputs(
         self,

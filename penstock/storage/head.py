@@ -134,6 +134,50 @@ class HeadStore:
             f"{leader_epoch} claimed it: do several JobManagers lead?"
         )
 
+    def take_over(
+        self,
+        job_id: str,
+        owner: str,
+        checkpoint_id: int,
+        started_from: checkpoint_pb2.StartedFrom,
+    ) -> None:
+        """Makes HEAD another job's, which goes on from one of its checkpoints; newer ones are forgotten.
+
+        The job that had it can add nothing any more, whoever leads it. To be repeated after an error.
+
+        Args:
+            job_id: whose HEAD it is from then on; nothing changes where it is already.
+            owner: the job that is to lose it.
+            checkpoint_id: what is gone on from.
+            started_from: what HEAD tells of it.
+
+        Raises:
+            Fenced: it is neither job's, or does not name the checkpoint any more; it stays as it is.
+            StoreNotFound: there is no HEAD.
+            StoreCorrupt: it cannot be understood; it stays.
+            StoreTransient: it cannot be read or written now.
+        """
+        for _ in range(_CLAIM_ATTEMPTS):
+            content = self._content()
+            if content is None:
+                raise StoreNotFound(f"there is no {HEAD_PATH}: {self._why_absent}")
+            head = decode_head(content)
+            if head.job_id == job_id:
+                return
+            if head.job_id != owner:
+                raise Fenced(f"job {head.job_id} has claimed it")
+            kept = [one for one in head.retained if one.checkpoint_id <= checkpoint_id]
+            if not kept or kept[-1].checkpoint_id != checkpoint_id:
+                raise Fenced(f"{HEAD_PATH} of job {owner} does not name it any more")
+            del head.retained[:]
+            head.retained.extend(kept)
+            # The epochs of another cluster mean nothing here.
+            head.job_id, head.leader_epoch = job_id, 0
+            head.started_from.CopyFrom(started_from)
+            if self._store.compare_and_swap(HEAD_PATH, content, _encode(head, os.urandom(16))):
+                return
+        raise StoreTransient(f"{HEAD_PATH} of job {owner} changed while job {job_id} claimed it")
+
     def swap(self, head: checkpoint_pb2.CheckpointHead) -> None:
         """Replaces HEAD. When this returns, the new one counts and survives a crash.
 

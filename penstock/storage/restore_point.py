@@ -41,6 +41,7 @@ class RestorePoint:
         store_uri: of the store that all paths of the manifest are relative to.
         store: that store.
         manifest_path: in that store.
+        owner: the job that HEAD belongs to, or that has claimed the savepoint; "" = none is known.
     """
 
     uri: str
@@ -48,6 +49,7 @@ class RestorePoint:
     store: ObjectStore
     manifest: checkpoint_pb2.CheckpointManifest
     manifest_path: str
+    owner: str = ""
 
     @property
     def is_savepoint(self) -> bool:
@@ -138,7 +140,7 @@ def _checkpoint(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint 
         raise JobRejected(f"{uri} cannot be started from: {directory}/{path} is missing")
     manifest = decode_manifest(content, f"{directory}/{path}")
     found = substore(directory, f"chk-{manifest.checkpoint_id}")
-    return RestorePoint(found, directory, store, manifest, path)
+    return RestorePoint(found, directory, store, manifest, path, head.job_id if head else "")
 
 
 def _path_in_head(uri: str, head: checkpoint_pb2.CheckpointHead, checkpoint_id: int | None) -> str:

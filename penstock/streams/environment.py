@@ -21,6 +21,7 @@ from penstock.client.job import (
     wait_or_cancel,
 )
 from penstock.client.looped_job import LoopedJob
+from penstock.client.start_configuration import start_configuration
 from penstock.client.submission import PlanCollected, current_override
 from penstock.config import Configuration
 from penstock.connectors.source import Source
@@ -447,8 +448,20 @@ class Environment:
         """
         return JobPlan(self._plan(name).graph)
 
-    def submit(self, name: str = "job") -> JobHandle:
+    def submit(
+        self,
+        name: str = "job",
+        *,
+        from_savepoint: Path | None = None,
+        claim: bool = False,
+    ) -> JobHandle:
         """Submits the job and returns at once; the environment can then build another.
+
+        Args:
+            from_savepoint: what to start from: a savepoint, the directory of a job's checkpoints, or one
+                ``chk-<n>`` in it.
+            claim: that belongs to the job from then on, which removes what it needs no more; else it is left
+                alone, and not needed any more from the job's first own checkpoint on.
 
         Raises:
             JobRejected: the job cannot run; the environment has forgotten it and can build another.
@@ -456,12 +469,14 @@ class Environment:
         """
         _check_job_name(name)
         try:
-            planned = self._plan(name)
+            planned = self._plan(name, start_configuration(from_savepoint, claim=claim))
             override = current_override()
             if override.plan_only:
                 raise PlanCollected(planned.graph)
             for warning in planned.warnings:
                 _log.warning("job %r: %s", name, warning)
+            planned.graph.run_options.extend(override.run_options)
+            planned.graph.run_arguments.extend(override.run_arguments)
             client = self._client_for(planned.graph)
             client.upload_artifacts(planned.artifacts)
             job_id = client.submit(uuid.uuid4().hex, planned.graph)
@@ -473,8 +488,14 @@ class Environment:
         override.handles.append(handle)
         return handle
 
-    def execute(self, name: str = "job") -> JobResult:
-        """Runs the job to its end.
+    def execute(
+        self,
+        name: str = "job",
+        *,
+        from_savepoint: Path | None = None,
+        claim: bool = False,
+    ) -> JobResult:
+        """Runs the job to its end; arguments as for ``submit``.
 
         Ctrl-C cancels the job. Under ``penstock run --detach`` it returns once the job is submitted. An endless
         job that does nothing but collect rows up to limits is cancelled when they are here; that is its result.
@@ -487,7 +508,7 @@ class Environment:
         override = current_override()
         ends_with_rows = self._builder.is_limited and self._builder.is_endless
         with terminates_as_exception():
-            handle = self.submit(name)
+            handle = self.submit(name, from_savepoint=from_savepoint, claim=claim)
             if ends_with_rows:
                 handle.end_with_rows()
             if override.detach:
@@ -508,13 +529,14 @@ class Environment:
         for rows in collected:
             rows.end_with_loop(job)
 
-    def _plan(self, name: str) -> PlannedJob:
+    def _plan(self, name: str, start: Mapping[str, object] | None = None) -> PlannedJob:
         _check_job_name(name)
         override = current_override()
+        config = self._config.merged(start or {}).merged(override.config)
         return plan_job(
             name,
             self._builder.sinks,
-            self.config,
+            config,
             py_files=override.py_files,
             requirements=override.requirements,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -40,9 +41,14 @@ ReportSplits = Callable[[internal_pb2.SplitsDiscovered], None]
 
 
 class SourceOperator:
-    """Reads the splits of one subtask of a source."""
+    """Reads the splits of one subtask of a source.
+
+    Attributes:
+        split_parallelism: how many subtasks its splits were made for.
+    """
 
     def __init__(self, spec: graph_pb2.Operator, event_time_column: str) -> None:
+        self.split_parallelism = 0
         self._spec = spec
         self._event_time_column = event_time_column
         self._schema = schema_from_bytes(spec.output_schema)
@@ -62,8 +68,15 @@ class SourceOperator:
         context: OperatorContext,
         report_splits: ReportSplits,
         restored: Iterable[checkpoint_pb2.SplitSnapshot] = (),
+        split_parallelism: int = 0,
     ) -> None:
-        """Starts the source with the splits it had; subtask 0 begins to discover."""
+        """Starts the source with the splits it had; subtask 0 begins to discover.
+
+        Args:
+            split_parallelism: how many subtasks the splits were made for before; 0 = as many as there are. Made for
+                another number they would be others, and rows would be read twice.
+        """
+        self.split_parallelism = split_parallelism or context.parallelism
         self._context = context
         self._report_splits = report_splits
         self._source = self._guard(lambda: build_source(self._spec.source, self._spec))
@@ -84,6 +97,7 @@ class SourceOperator:
             takes_checkpoints=context.takes_checkpoints,
         )
         self._guard(lambda: self._source.start(self._source_context))
+        self._discovery_context = replace(self._source_context, parallelism=self.split_parallelism)
         self._restore(restored)
         if context.subtask_index == 0:
             self._discover()
@@ -111,7 +125,7 @@ class SourceOperator:
     def _discover(self) -> None:
         self._next_discovery_at_ms = None
         self._context.run_in_background(
-            lambda: self._guard(lambda: self._source.discover(self._source_context)),
+            lambda: self._guard(lambda: self._source.discover(self._discovery_context)),
             self._on_discovered,
         )
 

@@ -49,6 +49,7 @@ class SnapshotPart:
         operator: None for a source, which is no operator of the chain.
         backend: None where the operator keeps no keyed state.
         splits: a source's splits as they stand.
+        split_parallelism: how many subtasks these were made for.
         is_of_function: its lists are those of a user's function, which count beyond the subtask's end.
     """
 
@@ -58,6 +59,7 @@ class SnapshotPart:
     backend: KeyedStateBackend | None
     splits: Callable[[], list[checkpoint_pb2.SplitSnapshot]] | None = None
     is_of_function: bool = False
+    split_parallelism: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +253,7 @@ class SubtaskSnapshotter:
             operator_uid=part.uid,
             lists=part.operator_state.snapshot(),
             splits=part.splits() if part.splits is not None else (),
+            split_parallelism=part.split_parallelism,
         )
 
     def _finish(

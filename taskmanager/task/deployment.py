@@ -271,6 +271,7 @@ class Deployment:
                 None,
                 partial(list, restored.splits),
                 is_of_function=restored.operator_uid in of_functions,
+                split_parallelism=restored.split_parallelism,
             )
             for restored in self._deployment.restore.operators
         ]
@@ -353,9 +354,19 @@ class Deployment:
         if source is not None:
             spec = self._deployment.vertex.operators[0]
             context = self._contexts[SOURCE]
-            source.open(context, execution.report_splits, self._restored_operator(spec).splits)
+            restored = self._restored_operator(spec)
+            source.open(
+                context, execution.report_splits, restored.splits, restored.split_parallelism
+            )
             parts.append(
-                SnapshotPart(spec.uid, None, context.operator_state, None, source.split_snapshots)
+                SnapshotPart(
+                    spec.uid,
+                    None,
+                    context.operator_state,
+                    None,
+                    source.split_snapshots,
+                    split_parallelism=source.split_parallelism,
+                )
             )
         parts.reverse()
 

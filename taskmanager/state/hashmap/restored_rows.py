@@ -114,7 +114,7 @@ def restored_rows(
                 files,
                 reader,
                 common,
-                covered == key_groups,
+                covered == key_groups and all(files[one.file].shared for one in chain),
                 operator,
             )
             found.setdefault((table.name, namespace), []).append(rows)

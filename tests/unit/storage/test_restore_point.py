@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import JobRejected, StoreNotFound
+from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, HeadStore
 from penstock.storage.local_store import LocalStore
@@ -18,8 +19,6 @@ JOB = "0" * 32
 
 
 def handle(path: str, content: bytes) -> checkpoint_pb2.StateHandle:
-    import zlib
-
     return checkpoint_pb2.StateHandle(
         path=path, size_bytes=len(content), checksum=zlib.crc32(content)
     )
@@ -156,3 +155,29 @@ def test_a_damaged_manifest(tmp_path: Path) -> None:
     content = (tmp_path / "manifest").read_bytes()
     (tmp_path / "manifest").write_bytes(content[:-3])
     assert "cannot be started from" in refusal(tmp_path)
+
+
+def test_one_of_two_jobs_takes_head_over_and_the_old_one_is_fenced(tmp_path: Path) -> None:
+    write_job(tmp_path, 3, 7)
+    store = LocalStore(tmp_path)
+    old = HeadStore(store)
+    old.claim(JOB, 5)
+    started = checkpoint_pb2.StartedFrom(path=str(tmp_path), checkpoint_id=3, claimed=True)
+    HeadStore(store).take_over("a" * 32, JOB, 3, started)
+    HeadStore(store).take_over("a" * 32, JOB, 3, started)  # asked again
+    with pytest.raises(Fenced, match=r"job a{32} has claimed it"):
+        HeadStore(store).take_over("b" * 32, JOB, 3, started)
+    with pytest.raises(Fenced):
+        old.verify()
+    head = HeadStore(store).claim("a" * 32, 2, reserved_ids=16)
+    assert [one.checkpoint_id for one in head.retained] == [3]
+    assert head.started_from.claimed
+    with pytest.raises(StoreCorrupt):
+        old.claim(JOB, 6)
+
+
+def test_a_checkpoint_that_is_not_kept_cannot_be_taken_over(tmp_path: Path) -> None:
+    write_job(tmp_path, 7)
+    started = checkpoint_pb2.StartedFrom(path=str(tmp_path), checkpoint_id=3, claimed=True)
+    with pytest.raises(Fenced, match="does not name it"):
+        HeadStore(LocalStore(tmp_path)).take_over("a" * 32, JOB, 3, started)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jobmanager.checkpoint.state_assignment import (
     KeyedPart,
     assign_broadcast,
+    assign_by_size,
     assign_keyed,
     assign_split,
     assign_union,
@@ -131,3 +132,35 @@ def test_broadcast_gives_one_copy_each(old: list[int | None], parallelism: int) 
             assert copy == old[index]
         else:
             assert copy in present if present else copy is None
+
+
+sized = st.lists(st.lists(st.integers(0, 50), max_size=5), max_size=12)
+
+
+@given(sized, parallelisms)
+def test_splits_are_dealt_out_by_size_none_lost_and_none_twice(
+    held: list[list[int]], parallelism: int
+) -> None:
+    numbered = [[(i, j, size) for j, size in enumerate(own)] for i, own in enumerate(held)]
+    assigned = assign_by_size(numbered, parallelism, lambda split: split[2])
+    assert sorted(split for own in assigned for split in own) == sorted(
+        split for own in numbered for split in own
+    )
+    if len(held) == parallelism:
+        assert assigned == numbered
+        return
+    assert all(own == sorted(own) for own in assigned)
+    loads = [sum(size for _, _, size in own) for own in assigned]
+    largest = max((split[2] for own in numbered for split in own), default=0)
+    assert max(loads) - min(loads) <= largest
+
+
+@given(
+    st.lists(st.lists(st.none(), max_size=5), max_size=12), parallelisms, st.sampled_from([0, 7])
+)
+def test_splits_of_one_size_and_those_that_are_done_differ_by_at_most_one(
+    held: list[list[None]], parallelism: int, size: int
+) -> None:
+    if len(held) != parallelism:
+        counts = [len(own) for own in assign_by_size(held, parallelism, lambda _: size)]
+        assert max(counts) - min(counts) <= 1

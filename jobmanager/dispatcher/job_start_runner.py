@@ -1,0 +1,194 @@
+"""What a submitted job is to start from: found, checked against the job, and noted in its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from jobmanager.failover.restart_settings import over_cluster
+from jobmanager.job.job_description import JobDescription
+from penstock.config import Configuration
+from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
+from penstock.graph.restore_check import (
+    COMMITTABLES,
+    StateFate,
+    adopt_key_groups,
+    check_restore,
+    dropped_states,
+)
+from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.head import HeadStore
+from penstock.storage.restore_point import COMMITTED_PATH, RestorePoint, open_restore_point
+
+PATH_KEY = "execution.state-recovery.path"
+IN_DOUBT_KEY = "execution.state-recovery.in-doubt"
+
+_log = structlog.get_logger(__name__)
+
+
+def starts_from(graph: graph_pb2.JobGraph, cluster: Configuration) -> str:
+    """What the configuration of a job says it starts from; "" = nothing."""
+    return over_cluster(cluster, dict(graph.config)).execution_state_recovery_path
+
+
+@dataclass(frozen=True, slots=True)
+class JobStart:
+    """What a job starts from, found good.
+
+    Attributes:
+        graph: of the job, as it is to be run.
+        is_claim: what it starts from is to be the job's own.
+        dropped: state that is left out.
+    """
+
+    job_id: str
+    graph: graph_pb2.JobGraph
+    point: RestorePoint
+    is_claim: bool
+    dropped: tuple[StateFate, ...]
+
+    def claim(self) -> None:
+        """Makes what the job starts from its own, and nobody else's; blocks. To be repeated after an error.
+
+        Raises:
+            JobRejected: another job has claimed it.
+            StoreTransient: it cannot be claimed now.
+        """
+        point = self.point
+        started = checkpoint_pb2.StartedFrom(
+            path=point.uri,
+            checkpoint_id=point.manifest.checkpoint_id,
+            claimed=True,
+            dropped_states=dropped_states(self.dropped),
+        )
+        try:
+            HeadStore(point.store).take_over(
+                self.job_id, point.owner, point.manifest.checkpoint_id, started
+            )
+        except (Fenced, StoreNotFound, StoreCorrupt) as error:
+            raise JobRejected(f"{point.uri} cannot be claimed: {error}") from error
+
+
+def check_takes_checkpoints(job: JobDescription) -> None:
+    """Refuses to start a job from anything that takes no checkpoints: it could not be restarted.
+
+    Raises:
+        JobRejected: it takes none.
+    """
+    if job.settings.checkpoints is None:
+        reason = job.settings.warning or "execution.checkpointing.interval is none"
+        raise JobRejected(
+            f"job {job.graph.name!r} cannot be started from a savepoint or checkpoint without taking checkpoints "
+            f"itself ({reason}): set execution.checkpointing.dir, and an interval in batch mode"
+        )
+
+
+def prepare_start(
+    job_id: str,
+    graph: graph_pb2.JobGraph,
+    cluster: Configuration,
+    is_running: Callable[[str], bool],
+) -> JobStart:
+    """Looks whether a job can be started from what its configuration says; blocks.
+
+    The graph that is to be run names the one checkpoint, whatever becomes of the newest one later, and has the key-groups of its state.
+
+    Args:
+        job_id: of the job that is to be started.
+        graph: stays as it is.
+        cluster: configuration of the cluster.
+        is_running: whether a job of this id has not ended on this cluster.
+
+    Raises:
+        JobRejected: it cannot be started from there.
+        StoreTransient: that cannot be read now.
+    """
+    config = over_cluster(cluster, dict(graph.config))
+    path = config.execution_state_recovery_path
+    point = open_restore_point(path)
+    original = point.owner or point.manifest.job_id
+    if not point.is_savepoint and is_running(original):
+        raise JobRejected(
+            f"job {graph.name!r} cannot be started from {point.uri}: job {original} still runs on this cluster and "
+            "goes on from there itself; cancel it first (with "
+            "execution.checkpointing.externalized-checkpoint-retention: RETAIN_ON_CANCELLATION), or take a "
+            "savepoint"
+        )
+    found = graph_pb2.JobGraph()
+    found.CopyFrom(graph)
+    adopt_key_groups(found, point.manifest)
+    check = check_restore(
+        found,
+        point.manifest,
+        ignores_unclaimed=config.execution_state_recovery_ignore_unclaimed,
+    )
+    check.raise_refusal(graph.name, point.uri)
+    found.config[PATH_KEY] = point.uri
+    in_doubt = _in_doubt(graph.name, point, config, is_running=is_running(original))
+    found.config[IN_DOUBT_KEY] = in_doubt
+    for fate in check.dropped:
+        _log.warning(
+            "restore.state_dropped",
+            path=point.uri,
+            operator=fate.operator,
+            operator_uid=fate.uid,
+            reason=fate.reason,
+        )
+    is_claim = config.execution_state_recovery_claim_mode == "claim"
+    if is_claim:
+        _check_claim(point, config)
+    return JobStart(job_id, found, point, is_claim, check.dropped)
+
+
+def _check_claim(point: RestorePoint, config: Configuration) -> None:
+    if not point.owner:
+        raise JobRejected(
+            f"{point.uri} cannot be claimed: there is no HEAD that says whose it is; start without --claim"
+        )
+    if config.execution_checkpointing_storage != "filesystem":
+        raise JobRejected(
+            f"{point.uri} cannot be claimed by a job that keeps its checkpoints in the JobManager's memory: set "
+            "execution.checkpointing.storage: filesystem, or start without --claim"
+        )
+
+
+def _in_doubt(name: str, point: RestorePoint, config: Configuration, *, is_running: bool) -> str:
+    """Whether the job commits the output that is prepared in what it starts from."""
+    said = config.execution_state_recovery_in_doubt
+    if not point.is_savepoint:
+        # HEAD names it: whoever goes on from it commits what it covers, as often as need be.
+        return said or "commit"
+    if not has_prepared_output(point) or COMMITTED_PATH in point.store.first_parts():
+        return "leave"
+    if said is None:
+        raise JobRejected(
+            f"job {name!r} cannot be started from {point.uri}: nobody knows whether the output that it covers "
+            "was committed by the job that it was taken of; look, and say --in-doubt commit (this job commits "
+            "it) or --in-doubt leave (it was committed, or is not wanted)"
+        )
+    if said == "commit" and is_running:
+        raise JobRejected(
+            f"job {name!r} cannot commit the output that {point.uri} covers: job {point.manifest.job_id} still "
+            "runs on this cluster and may commit it, or take it back, itself; wait until it has completed its "
+            "next checkpoint, or cancel it first"
+        )
+    return said
+
+
+def has_prepared_output(point: RestorePoint) -> bool:
+    """Whether sinks have prepared output that a checkpoint was to commit."""
+    sinks = {
+        operator.uid
+        for vertex in point.manifest.vertices
+        for operator in vertex.operators
+        if operator.kind == "sink"
+    }
+    return any(
+        held.name == COMMITTABLES and (held.items or held.HasField("handle"))
+        for subtask in point.manifest.subtasks
+        for operator in subtask.operators
+        if operator.operator_uid in sinks
+        for held in operator.lists
+    )

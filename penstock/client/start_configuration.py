@@ -1,0 +1,44 @@
+"""What a job starts from, as configuration: commands and calls say the same with the same keys."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.errors import JobRejected
+
+_PREFIX = "execution.state-recovery."
+
+
+def start_configuration(
+    path: str | os.PathLike[str] | None,
+    *,
+    claim: bool = False,
+    in_doubt: str | None = None,
+    ignores_unclaimed: bool = False,
+) -> dict[str, str]:
+    """The keys that are set.
+
+    Args:
+        path: of a savepoint, a job's checkpoints or one of them; None = as configured. A relative one is meant
+            from here.
+        claim: it belongs to the job from then on.
+        in_doubt: "commit" | "leave"; None = as configured.
+        ignores_unclaimed: state of operators that are gone is left out.
+
+    Raises:
+        JobRejected: the path is empty.
+    """
+    found: dict[str, str] = {}
+    if path is not None:
+        text = os.fspath(path)
+        if not text:
+            raise JobRejected("the path of a savepoint or checkpoint to start from is empty")
+        found[f"{_PREFIX}path"] = text if "://" in text else str(Path(text).absolute())
+    if claim:
+        found[f"{_PREFIX}claim-mode"] = "claim"
+    if in_doubt is not None:
+        found[f"{_PREFIX}in-doubt"] = in_doubt
+    if ignores_unclaimed:
+        found[f"{_PREFIX}ignore-unclaimed-state"] = "true"
+    return found

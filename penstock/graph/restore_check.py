@@ -1,0 +1,260 @@
+"""Whether a job can be started from a savepoint or another job's checkpoint, and what becomes of each state.
+
+State belongs to the uid of its operator, whatever vertex, chain or subtask it was in. The client that plans and
+the JobManager that starts ask the same question here.
+
+Source: Carbone et al., "State Management in Apache Flink", sections 3.1.2 and 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from penstock.errors import JobRejected
+from penstock.pb import checkpoint_pb2, graph_pb2
+
+COMMITTABLES = "committables"
+"""The list in which sinks keep what is prepared."""
+BUNDLE_LIST = "bundle"
+"""What an aggregation in front of an exchange holds back."""
+_OF_PRE_AGGREGATION = frozenset({BUNDLE_LIST, "gauge", "largest_time"})
+_OF_COLLECT = frozenset({"collect"})
+_NAMED_MAX = 10
+
+
+class Fate(Enum):
+    """What becomes of a state."""
+
+    MAPS = "maps"
+    MIGRATES = "migrates"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class StateFate:
+    """One state of one operator.
+
+    Attributes:
+        state: its name; "splits" of a source; "" = all that the operator has.
+        reason: why it is so; "" where it maps as it is.
+        is_uid_generated: the operator has its uid from its place in the graph: another graph may lose it.
+    """
+
+    uid: str
+    operator: str
+    state: str
+    fate: Fate
+    reason: str = ""
+    is_uid_generated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreCheck:
+    """What was found.
+
+    Attributes:
+        fates: by operator, in the order of the stored graph.
+        problems: why it cannot be started, beside states that are refused.
+    """
+
+    fates: tuple[StateFate, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why it cannot be started; none = it can."""
+        refused = (
+            f"state {fate.state!r} of operator {fate.operator!r} (uid {fate.uid!r}): {fate.reason}"
+            if fate.state
+            else f"operator {fate.operator!r} (uid {fate.uid!r}): {fate.reason}"
+            for fate in self.fates
+            if fate.fate is Fate.REFUSED
+        )
+        return (*self.problems, *refused)
+
+    @property
+    def dropped(self) -> tuple[StateFate, ...]:
+        """What is left out."""
+        return tuple(fate for fate in self.fates if fate.fate is Fate.DROPPED)
+
+    def raise_refusal(self, job: str, path: str) -> None:
+        """Says all that is refused.
+
+        Raises:
+            JobRejected: something is.
+        """
+        refusals = self.refusals
+        if refusals:
+            shown = "; ".join(refusals[:_NAMED_MAX])
+            more = f"; and {len(refusals) - _NAMED_MAX} more" if len(refusals) > _NAMED_MAX else ""
+            raise JobRejected(f"job {job!r} cannot be started from {path}: {shown}{more}")
+
+
+def dropped_states(dropped: Iterable[StateFate]) -> list[checkpoint_pb2.DroppedState]:
+    """What is left out, as it is kept and shown."""
+    return [checkpoint_pb2.DroppedState(operator_uid=one.uid, name=one.operator) for one in dropped]
+
+
+def check_restore(
+    graph: graph_pb2.JobGraph,
+    manifest: checkpoint_pb2.CheckpointManifest,
+    *,
+    ignores_unclaimed: bool,
+) -> RestoreCheck:
+    """What becomes of each state.
+
+    Args:
+        graph: with the key-groups that ``adopt_key_groups`` gave it.
+        ignores_unclaimed: state of operators that are gone is dropped.
+    """
+    operators = {one.uid: one for vertex in graph.vertices for one in vertex.operators}
+    vertex_of = {one.uid: vertex for vertex in graph.vertices for one in vertex.operators}
+    held = _held(manifest)
+    fates: list[StateFate] = []
+    for stored in (one for vertex in manifest.vertices for one in vertex.operators):
+        snapshots = held.get(stored.uid, [])
+        states = _states(stored, snapshots)
+        if not states:
+            continue
+        operator = operators.get(stored.uid)
+        if operator is None:
+            fates.append(_unclaimed(stored, states, ignores_unclaimed))
+            continue
+        refusal = _key_group_problem(snapshots, vertex_of[stored.uid])
+        for state in states:
+            fate = Fate.MAPS if not refusal else Fate.REFUSED
+            fates.append(_fate(stored, state, fate, refusal))
+    return RestoreCheck(tuple(fates), tuple(_exchange_problems(manifest)))
+
+
+def adopt_key_groups(
+    graph: graph_pb2.JobGraph, manifest: checkpoint_pb2.CheckpointManifest
+) -> None:
+    """Takes over the number of key-groups that state was stored with, where the user has said none.
+
+    Vertices between which rows stay where they lie keep the same number.
+    """
+    stored = {one.uid: vertex for vertex in manifest.vertices for one in vertex.operators}
+    for group in _joined_by_forward(graph):
+        known = {
+            stored[one.uid].max_parallelism
+            for vertex in group
+            for one in vertex.operators
+            if one.uid in stored
+        }
+        if len(known) == 1 and not any(vertex.max_parallelism_is_explicit for vertex in group):
+            for vertex in group:
+                vertex.max_parallelism = next(iter(known))
+
+
+def _joined_by_forward(graph: graph_pb2.JobGraph) -> Iterable[list[graph_pb2.Vertex]]:
+    group_of = {vertex.id: [vertex] for vertex in graph.vertices}
+    for edge in graph.edges:
+        source, target = group_of.get(edge.source_vertex), group_of.get(edge.target_vertex)
+        is_forward = edge.partitioning == graph_pb2.PARTITIONING_FORWARD
+        if is_forward and source is not None and target is not None and source is not target:
+            source += target
+            group_of.update((vertex.id, source) for vertex in target)
+    return {id(group): group for group in group_of.values()}.values()
+
+
+def _held(
+    manifest: checkpoint_pb2.CheckpointManifest,
+) -> Mapping[str, list[checkpoint_pb2.OperatorSnapshot]]:
+    held: dict[str, list[checkpoint_pb2.OperatorSnapshot]] = {}
+    for subtask in manifest.subtasks:
+        for operator in subtask.operators:
+            held.setdefault(operator.operator_uid, []).append(operator)
+    return held
+
+
+def _states(
+    stored: checkpoint_pb2.OperatorFingerprint,
+    snapshots: Iterable[checkpoint_pb2.OperatorSnapshot],
+) -> list[str]:
+    """Names of what would be lost with an operator."""
+    tables: dict[str, None] = {}
+    lists: dict[str, None] = {}
+    splits = False
+    for snapshot in snapshots:
+        if snapshot.keyed.segments or snapshot.keyed.files:
+            tables.update(dict.fromkeys(table.name for table in snapshot.keyed.tables))
+        lists.update((one.name, None) for one in snapshot.lists if _has_items(one))
+        splits = splits or bool(snapshot.splits)
+    if stored.kind == "sink" and lists.keys() <= _OF_COLLECT:
+        lists.clear()  # rows that the client of the other job has got
+    if lists.keys() <= _OF_PRE_AGGREGATION and BUNDLE_LIST not in lists:
+        lists.clear()
+    return [*tables, *lists, *(["splits"] if splits else [])]
+
+
+def _has_items(held: checkpoint_pb2.OperatorStateSnapshot) -> bool:
+    if held.HasField("handle"):
+        return True
+    if held.name == BUNDLE_LIST:
+        return any(held.items)
+    return bool(held.items)
+
+
+def _unclaimed(
+    stored: checkpoint_pb2.OperatorFingerprint, states: Iterable[str], ignores_unclaimed: bool
+) -> StateFate:
+    names = ", ".join(states)
+    if ignores_unclaimed:
+        return _fate(stored, "", Fate.DROPPED, f"the job has no such operator ({names})")
+    generated = (
+        "; the uid was made from its place in the graph, which has changed"
+        * stored.uid_is_generated
+    )
+    return _fate(
+        stored,
+        "",
+        Fate.REFUSED,
+        f"it has state ({names}), and the job has no such operator{generated}: give the operator that goes on "
+        f"with it .uid({stored.uid!r}), or leave it out with --allow-non-restored-state",
+    )
+
+
+def _fate(
+    stored: checkpoint_pb2.OperatorFingerprint, state: str, fate: Fate, reason: str = ""
+) -> StateFate:
+    return StateFate(stored.uid, stored.name, state, fate, reason, stored.uid_is_generated)
+
+
+def _key_group_problem(
+    snapshots: Iterable[checkpoint_pb2.OperatorSnapshot], vertex: graph_pb2.Vertex
+) -> str:
+    for snapshot in snapshots:
+        stored = snapshot.keyed.max_parallelism
+        if snapshot.HasField("keyed") and stored != vertex.max_parallelism:
+            return (
+                f"it was stored with max-parallelism {stored}, and the job says {vertex.max_parallelism}: it "
+                f"decides which key-group a key belongs to, so it cannot change; say {stored}, or nothing"
+            )
+        if snapshot.HasField("keyed") and vertex.parallelism > stored:
+            return (
+                f"it was stored with max-parallelism {stored}, and the job has parallelism "
+                f"{vertex.parallelism}: it cannot be larger"
+            )
+    return ""
+
+
+def _exchange_problems(manifest: checkpoint_pb2.CheckpointManifest) -> Iterator[str]:
+    """Rows that were complete on their way, and have gone with their job."""
+    names = {vertex.id: vertex.name for vertex in manifest.vertices}
+    begun = {subtask.vertex for subtask in manifest.subtasks}
+    done = dict.fromkeys(begun, 0)
+    for subtask in manifest.subtasks:
+        done[subtask.vertex] += subtask.finished
+    parallelism = {vertex.id: vertex.parallelism for vertex in manifest.vertices}
+    for edge in manifest.edges:
+        has_ended = done.get(edge.target_vertex, 0) == parallelism.get(edge.target_vertex)
+        if edge.blocking and edge.source_vertex in begun and not has_ended:
+            yield (
+                f"it needs the rows of the blocking exchange {edge.id} ({names.get(edge.source_vertex)} -> "
+                f"{names.get(edge.target_vertex)}), which were kept for the job that made them only: take "
+                "another checkpoint, from before that exchange began or after it was read"
+            )

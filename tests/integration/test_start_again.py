@@ -1,0 +1,217 @@
+"""Aim: a job is started from the checkpoint that another one has left, and goes on exactly there.
+
+Method: rows are counted per key and each count is written to files by two jobs, one after the other, into one
+directory: over both, each number comes once. Every case waits for what it needs, with a deadline.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock as ps
+from penstock.client.client import Client
+from tests.integration.conftest import NewEnvironment
+from tests.support.jobs import DEADLINE_S, await_details, cancel
+from tests.support.processes import Deadline, wait_gone
+
+pytestmark = pytest.mark.integration
+
+KEYS, ROWS, RATE = 7, 4_000, 500
+"""At this rate a job runs for eight seconds, and is cancelled within the first."""
+
+
+def config(tmp_path: Path, **more: object) -> dict[str, object]:
+    return {
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "execution.checkpointing.interval": "100ms",
+        "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
+        **more,
+    }
+
+
+def numbers(start: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(start, start + count), pa.int64())})
+
+
+class Count(ps.KeyedProcessFunction):
+    """Numbers the rows of each key."""
+
+    seen = ps.ValueState("seen", pa.int64(), default=0)
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        self.seen.update(self.seen.value() + 1)
+        out.emit(key=ctx.key, count=self.seen.value())
+
+
+def build(env: ps.Environment, output: Path, rate: float | None = None) -> None:
+    rows = env.generate(numbers, rows=ROWS, rate=rate, schema={"n": "int64"}).uid("numbers")
+    keyed = rows.select(key=ps.col("n") % KEYS, n=ps.col("n")).uid("select").key_by("key")
+    schema = {"key": "int64", "count": "int64"}
+    counts = keyed.process(Count(), schema=schema).uid("counts")
+    counts.write_parquet(output).uid("files")
+
+
+def written(output: Path) -> list[dict[str, Any]]:
+    files = [path for path in output.glob("*.parquet") if not path.name.startswith((".", "_"))]
+    return [row for path in files for row in pq.read_table(path).to_pylist()]
+
+
+def assert_complete(output: Path) -> None:
+    """Each row of the source has made one update of its key's count; a count that starts anew would show twice."""
+    found = Counter((row["key"], row["count"]) for row in written(output))
+    wanted = Counter((n % KEYS, n // KEYS + 1) for n in range(ROWS))
+    assert found == wanted
+
+
+def run_until_checkpoint(
+    new_env: NewEnvironment, tmp_path: Path, parallelism: int = 2, **more: object
+) -> str:
+    """Cancels a job behind its third checkpoint; returns where its checkpoints are."""
+    env = new_env(parallelism, config(tmp_path, **more))
+    build(env, tmp_path / "out", RATE)
+    handle = env.submit("first")
+    await_details(
+        handle,
+        lambda _metrics, state: state == "RUNNING" and handle.details().last_checkpoint_id > 2,
+    )
+    cancel(handle)
+    return str(tmp_path / "checkpoints" / handle.job_id)
+
+
+@pytest.mark.parametrize("parallelism", [2, 1, 3])
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_goes_on_where_a_cancelled_job_has_stopped(
+    new_env: NewEnvironment, tmp_path: Path, backend: str, parallelism: int
+) -> None:
+    more = {"state.backend.type": backend}
+    path = run_until_checkpoint(new_env, tmp_path, **more)
+    env = new_env(parallelism, config(tmp_path, **more))
+    build(env, tmp_path / "out")
+    handle = env.submit("second", from_savepoint=path)
+    assert handle.wait(DEADLINE_S).status == "FINISHED"
+    assert_complete(tmp_path / "out")
+    started = handle.details().started_from
+    assert re.fullmatch(rf"{re.escape(path)}/chk-\d+", started.path)
+    assert started.independent_since_checkpoint_id > started.checkpoint_id
+    assert Path(started.path).exists()
+
+
+def test_needs_nothing_of_the_original_once_it_has_a_checkpoint(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    path = run_until_checkpoint(new_env, tmp_path)
+    env = new_env(2, config(tmp_path))
+    build(env, tmp_path / "out", RATE)
+    handle = env.submit("second", from_savepoint=path)
+    await_details(
+        handle, lambda _m, _s: handle.details().started_from.independent_since_checkpoint_id
+    )
+    shutil.rmtree(path)
+    cancel(handle)
+    env = new_env(1, config(tmp_path))
+    build(env, tmp_path / "out")
+    again = str(tmp_path / "checkpoints" / handle.job_id)
+    assert env.submit("third", from_savepoint=again).wait(DEADLINE_S).status == "FINISHED"
+    assert_complete(tmp_path / "out")
+
+
+def test_cancelled_and_failed_jobs_are_listed_with_what_they_can_be_started_from(
+    new_env: NewEnvironment, client: Client, tmp_path: Path
+) -> None:
+    path = run_until_checkpoint(new_env, tmp_path)
+    listed = {job.job_id: job.restorable_from for job in client.jobs()}
+    assert listed[Path(path).name].startswith(f"{path}/chk-")
+    env = new_env(1, config(tmp_path) | {"restart-strategy.type": "none"})
+    failing = env.generate(numbers, rows=ROWS, rate=RATE, schema={"n": "int64"})
+    failing.map(lambda row: 1 // (200 - row.n), schema={"n": "int64"}).discard()
+    handle = env.submit("failing")
+    with pytest.raises(ps.JobFailed) as failed:
+        handle.wait(DEADLINE_S)
+    last = str(failed.value).splitlines()[-1]
+    restorable_from = handle.details().summary.restorable_from
+    assert last.endswith(f"env.submit('failing', from_savepoint='{restorable_from}')")
+    assert Path(restorable_from).is_dir()
+
+
+def test_without_retention_nothing_is_left_of_a_cancelled_job(
+    new_env: NewEnvironment, client: Client, tmp_path: Path
+) -> None:
+    key = "execution.checkpointing.externalized-checkpoint-retention"
+    path = run_until_checkpoint(new_env, tmp_path, **{key: "DELETE_ON_CANCELLATION"})
+    [job] = [job for job in client.jobs() if job.job_id == Path(path).name]
+    assert not job.restorable_from
+
+
+def test_a_checkpoint_of_a_job_that_still_runs_is_refused(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    env = new_env(1, config(tmp_path))
+    build(env, tmp_path / "out", 100)
+    handle = env.submit("first")
+    await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id)
+    build(env, tmp_path / "out")
+    with pytest.raises(ps.JobRejected, match=f"job {handle.job_id} still runs on this cluster"):
+        env.submit("second", from_savepoint=tmp_path / "checkpoints" / handle.job_id)
+
+
+def test_state_that_has_no_operator_is_refused_by_name_or_left_out(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    path = run_until_checkpoint(new_env, tmp_path)
+    more = {"execution.state-recovery.ignore-unclaimed-state": True}
+
+    def build_other(env: ps.Environment) -> None:
+        rows = env.generate(numbers, rows=ROWS, schema={"n": "int64"}).uid("numbers")
+        rows.write_parquet(tmp_path / "other").uid("files")
+
+    env = new_env(2, config(tmp_path))
+    build_other(env)
+    with pytest.raises(ps.JobRejected, match=r"'counts'.*--allow-non-restored-state"):
+        env.submit("second", from_savepoint=path)
+    env = new_env(2, config(tmp_path, **more))
+    build_other(env)
+    handle = env.submit("second", from_savepoint=path)
+    assert handle.wait(DEADLINE_S).status == "FINISHED"
+    assert [one.operator_uid for one in handle.details().started_from.dropped_states] == ["counts"]
+
+
+def test_key_groups_are_taken_over_unless_others_are_asked_for(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    path = run_until_checkpoint(new_env, tmp_path, **{"pipeline.max-parallelism": 16})
+    env = new_env(3, config(tmp_path))
+    build(env, tmp_path / "out")
+    other = new_env(2, config(tmp_path, **{"pipeline.max-parallelism": 24}))
+    build(other, tmp_path / "out")
+    with pytest.raises(ps.JobRejected, match="stored with max-parallelism 16, and the job says 24"):
+        other.submit("refused", from_savepoint=path)
+    handle = env.submit("second", from_savepoint=path)
+    assert handle.wait(DEADLINE_S).status == "FINISHED"
+    assert_complete(tmp_path / "out")
+    assert {vertex.max_parallelism for vertex in handle.details().vertices} == {16}
+
+
+def test_a_claimed_checkpoint_belongs_to_the_job_and_goes_with_it(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    path = run_until_checkpoint(new_env, tmp_path)
+    env = new_env(3, config(tmp_path))
+    build(env, tmp_path / "out", 2 * RATE)
+    handle = env.submit("second", from_savepoint=path, claim=True)
+    claimed = handle.details().started_from.checkpoint_id
+    await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id > claimed)
+    build(env, tmp_path / "other")
+    with pytest.raises(ps.JobRejected, match=f"job {handle.job_id} still runs"):
+        env.submit("third", from_savepoint=path, claim=True)
+    assert handle.wait(DEADLINE_S).status == "FINISHED"
+    assert_complete(tmp_path / "out")
+    assert handle.details().started_from.claimed
+    wait_gone(Path(path), Deadline(f"the end of {path}"))

@@ -1,0 +1,132 @@
+"""Aim: what becomes of each state when a job is started from another one's is said before anything starts.
+
+Method: stored operators and a graph, made by hand; each case changes one thing.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import JobRejected
+from penstock.graph.restore_check import Fate, adopt_key_groups, check_restore
+from penstock.pb import checkpoint_pb2, graph_pb2
+
+FORWARD = graph_pb2.PARTITIONING_FORWARD
+HASH = graph_pb2.PARTITIONING_HASH
+
+
+def stored_job(max_parallelism: int = 128) -> checkpoint_pb2.CheckpointManifest:
+    """A source and, behind an exchange, an operator with keyed state."""
+    manifest = checkpoint_pb2.CheckpointManifest(checkpoint_id=4)
+    for vertex, uid in (("v0", "source"), ("v1", "counts")):
+        manifest.vertices.add(
+            id=vertex, name=vertex, parallelism=1, max_parallelism=max_parallelism
+        ).operators.add(uid=uid, name=f"the {uid}")
+    source = manifest.subtasks.add(vertex="v0").operators.add(operator_uid="source")
+    source.splits.add(id="a", size=3)
+    keyed = manifest.subtasks.add(vertex="v1").operators.add(operator_uid="counts").keyed
+    keyed.max_parallelism = max_parallelism
+    keyed.tables.add(name="seen", kind="value")
+    keyed.segments.add(table=0)
+    return manifest
+
+
+def graph_of(
+    *uids: str, partitioning: graph_pb2.Partitioning.ValueType = HASH
+) -> graph_pb2.JobGraph:
+    graph = graph_pb2.JobGraph(name="job")
+    for number, uid in enumerate(uids):
+        vertex = graph.vertices.add(id=f"v{number}", parallelism=2, max_parallelism=256)
+        vertex.operators.add(uid=uid, name=uid)
+    for number in range(1, len(uids)):
+        graph.edges.add(
+            source_vertex=f"v{number - 1}", target_vertex=f"v{number}", partitioning=partitioning
+        )
+    return graph
+
+
+def fates(
+    graph: graph_pb2.JobGraph,
+    manifest: checkpoint_pb2.CheckpointManifest,
+    *,
+    ignores_unclaimed: bool = False,
+) -> dict[tuple[str, str], Fate]:
+    check = check_restore(graph, manifest, ignores_unclaimed=ignores_unclaimed)
+    return {(one.uid, one.state): one.fate for one in check.fates}
+
+
+def test_state_maps_by_uid_wherever_the_operator_is() -> None:
+    graph, manifest = graph_of("new", "counts", "source"), stored_job()
+    adopt_key_groups(graph, manifest)
+    assert fates(graph, manifest) == {
+        ("source", "splits"): Fate.MAPS,
+        ("counts", "seen"): Fate.MAPS,
+    }
+
+
+def test_state_without_operator_is_refused_or_left_out() -> None:
+    graph, manifest = graph_of("source"), stored_job()
+    adopt_key_groups(graph, manifest)
+    assert fates(graph, manifest)["counts", ""] is Fate.REFUSED
+    check = check_restore(graph, manifest, ignores_unclaimed=False)
+    with pytest.raises(
+        JobRejected, match=r"'the counts' \(uid 'counts'\).*seen.*--allow-non-restored"
+    ):
+        check.raise_refusal("job", "/somewhere")
+    left = check_restore(graph, manifest, ignores_unclaimed=True)
+    left.raise_refusal("job", "/somewhere")
+    assert [one.uid for one in left.dropped] == ["counts"]
+
+
+def test_operators_without_state_may_go() -> None:
+    manifest = stored_job()
+    del manifest.subtasks[1].operators[0].keyed.segments[:]
+    assert ("counts", "") not in fates(graph_of("source"), manifest)
+
+
+def test_rows_that_were_collected_and_an_empty_bundle_are_no_state() -> None:
+    manifest = stored_job()
+    operators = manifest.vertices[1].operators
+    operators.add(uid="collect", name="collect", kind="sink")
+    operators.add(uid="before", name="pre-aggregate", kind="window_aggregate")
+    held = manifest.subtasks[1].operators
+    held.add(operator_uid="collect").lists.add(name="collect", items=[b"1", b"2"])
+    before = held.add(operator_uid="before")
+    before.lists.add(name="bundle")
+    before.lists.add(name="gauge", items=[b"1"])
+    graph = graph_of("source", "counts")
+    assert {uid for uid, _ in fates(graph, manifest)} == {"source", "counts"}
+    before.lists[0].items.append(b"rows")
+    assert fates(graph, manifest)["before", ""] is Fate.REFUSED
+
+
+def test_the_stored_number_of_key_groups_is_taken_over_with_all_that_lies_by_it() -> None:
+    graph = graph_of("counts", "kept", partitioning=FORWARD)
+    adopt_key_groups(graph, stored_job(32))
+    assert [vertex.max_parallelism for vertex in graph.vertices] == [32, 32]
+
+
+def test_a_number_that_was_asked_for_stays_and_another_one_is_refused() -> None:
+    graph, manifest = graph_of("source", "counts"), stored_job(32)
+    graph.vertices[1].max_parallelism_is_explicit = True
+    adopt_key_groups(graph, manifest)
+    assert graph.vertices[1].max_parallelism == 256
+    assert fates(graph, manifest)["counts", "seen"] is Fate.REFUSED
+
+
+def test_more_subtasks_than_key_groups_are_refused() -> None:
+    graph, manifest = graph_of("source", "counts"), stored_job(1)
+    adopt_key_groups(graph, manifest)
+    [refusal] = check_restore(graph, manifest, ignores_unclaimed=False).refusals
+    assert "max-parallelism 1, and the job has parallelism 2" in refusal
+
+
+def test_rows_of_a_blocking_exchange_have_gone_with_their_job() -> None:
+    manifest = stored_job()
+    manifest.edges.add(id="e0", source_vertex="v0", target_vertex="v1", blocking=True)
+    graph = graph_of("source", "counts")
+    adopt_key_groups(graph, manifest)
+    [problem] = check_restore(graph, manifest, ignores_unclaimed=False).problems
+    assert "blocking exchange e0 (v0 -> v1)" in problem
+    manifest.subtasks[1].finished = True
+    assert not check_restore(graph, manifest, ignores_unclaimed=False).problems
