@@ -20,7 +20,8 @@ from penstock.graph.restore_check import (
 )
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HeadStore
-from penstock.storage.restore_point import COMMITTED_PATH, RestorePoint, open_restore_point
+from penstock.storage.restore_point import RestorePoint, open_restore_point
+from penstock.storage.savepoint import COMMITTED_PATH
 
 PATH_KEY = "execution.state-recovery.path"
 IN_DOUBT_KEY = "execution.state-recovery.in-doubt"

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 def fsck(
     directory: str, orphans: bool, delete: bool, force: bool, grace: str, as_json: bool
 ) -> None:
-    """Check the checkpoints in STORAGE_DIR.
+    """Check the checkpoints and savepoints in STORAGE_DIR.
 
-    STORAGE_DIR is the directory of execution.checkpointing.dir, or that of one job in it. All that
-    retained checkpoints refer to is read. The exit status is 0 where all is well, 1 where something is
+    STORAGE_DIR is the directory of execution.checkpointing.dir, or that of one job in it, or one with
+    savepoints, or a savepoint. All that savepoints and retained checkpoints refer to is read. The exit status is 0 where all is well, 1 where something is
     damaged; orphans are no damage.
 
     With --orphans --delete, orphans are listed and then deleted, but not those of a job that may be

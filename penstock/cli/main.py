@@ -14,7 +14,7 @@ from penstock.cli.jobs import attach, cancel, info, list_jobs, logs
 from penstock.cli.nexmark import nexmark
 from penstock.cli.partitions import partitions
 from penstock.cli.run import plan, run
-from penstock.cli.savepoints import operation, savepoint
+from penstock.cli.savepoints import dispose, operation, savepoint, savepoints, state
 from penstock.cli.taskmanagers import taskmanagers
 
 
@@ -36,7 +36,10 @@ for command in (
     checkpoint,
     checkpoints,
     savepoint,
+    savepoints,
     operation,
+    state,
+    dispose,
     exceptions,
     partitions,
     taskmanagers,

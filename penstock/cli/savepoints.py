@@ -1,4 +1,4 @@
-"""``penstock savepoint`` and ``operation``."""
+"""``penstock savepoint``, ``operation``, ``savepoints``, ``dispose`` and ``state``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from uuid import uuid4
 
 import click
 
-from penstock.cli.context import common_options, connected, echo, print_json, reports_errors
+from penstock.cli.context import (
+    common_options,
+    connected,
+    echo,
+    print_json,
+    print_table,
+    reports_errors,
+)
+from penstock.cli.describe import size_of, time_of
+from penstock.client.job import TERMINAL_STATES
 from penstock.client.job_operations import FORMATS, operation_of, whole_directory
+from penstock.errors import JobNotFound, JobRejected
 
 
 @click.command()
@@ -73,3 +83,157 @@ def operation(job: str, operation_id: str, jobmanager: str | None, as_json: bool
     echo(f"{shown.kind.lower()} {shown.id} {shown.status} {shown.path}".rstrip())
     if shown.failure:
         echo(f"it failed: {shown.failure}")
+
+
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document with stable fields."
+)
+
+
+@click.command()
+@click.argument("directory", metavar="DIR")
+@_json_option
+@reports_errors
+def savepoints(directory: str, as_json: bool) -> None:
+    """List the savepoints in DIR, newest first."""
+    from penstock.storage.kept_state import list_savepoints
+
+    found = list_savepoints(whole_directory(directory))
+    if as_json:
+        print_json({"savepoints": [asdict(one) for one in found]})
+        return
+    print_table(
+        ["PATH", "STATUS", "JOB", "NAME", "TAKEN", "FORMAT", "SIZE", "COMMITTED"],
+        [
+            [
+                one.path,
+                one.status + (" (for ending)" if one.is_for_ending else ""),
+                one.job_id,
+                one.job_name,
+                time_of(one.taken_at_ms) if one.taken_at_ms else "",
+                one.format,
+                size_of(one.size_bytes),
+                "yes" if one.committed else "",
+            ]
+            for one in found
+        ],
+    )
+    for one in found:
+        if one.problem:
+            echo(f"{one.path}: {one.problem}", err=True)
+        if one.owner:
+            echo(f"{one.path}: claimed: {one.owner}", err=True)
+
+
+@click.command()
+@click.argument("path")
+@click.option(
+    "--force", is_flag=True, help="Nobody runs a job on it: ask no JobManager, and mind no owner."
+)
+@common_options
+@reports_errors
+def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> None:
+    """Remove a savepoint, or the checkpoints that an ended job has left.
+
+    PATH is the directory of the savepoint, or that of the job in the checkpoint store. Whether that job still runs
+    is asked of the JobManager.
+    """
+    from penstock.storage.kept_state import dispose as dispose_of
+
+    def check_ended(job_id: str) -> None:
+        if force:
+            return
+        with connected(jobmanager) as client:
+            try:
+                state = client.job(job_id).summary.state
+            except JobNotFound:
+                return
+        if state not in TERMINAL_STATES:
+            raise JobRejected(
+                f"job {job_id} still runs, and goes on from what is in {path} when something fails: nothing "
+                f"has been removed; `penstock cancel {job_id}` ends it"
+            )
+
+    uri = whole_directory(path)
+    what = dispose_of(uri, check_ended, force=force)
+    if as_json:
+        print_json({"path": uri, "removed": what})
+    else:
+        echo(f"removed {what} {uri}")
+
+
+@click.command()
+@click.argument("path")
+@click.argument("uid", required=False)
+@click.argument("state_name", metavar="[STATE]", required=False)
+@click.option("--limit", type=int, default=20, show_default=True, help="Rows of STATE to print.")
+@_json_option
+@reports_errors
+def state(path: str, uid: str | None, state_name: str | None, limit: int, as_json: bool) -> None:
+    """Show what a savepoint or a checkpoint holds.
+
+    PATH is a savepoint, a job's directory of checkpoints (its newest one is meant), or one chk-<n> in it. Without
+    STATE its states are listed, all or those of operator UID; with it, rows of that state.
+    """
+    from itertools import islice
+
+    from penstock.storage.restore_point import open_restore_point
+    from penstock.storage.snapshot_files import StoreSnapshotReader
+    from penstock.storage.stored_state import stored_rows, stored_states
+
+    point = open_restore_point(whole_directory(path))
+    if uid is not None and state_name is not None:
+        reader = StoreSnapshotReader(point.store)
+        rows = list(islice(stored_rows(point.manifest, reader, uid, state_name), max(0, limit)))
+        rows = [{name: _shown(value) for name, value in row.items()} for row in rows]
+        if as_json:
+            print_json({"path": point.uri, "uid": uid, "state": state_name, "rows": rows})
+            return
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        print_table(
+            [name.upper() for name in names],
+            [[row.get(name, "") for name in names] for row in rows],
+        )
+        return
+    states = [one for one in stored_states(point.manifest) if uid in (None, one.uid)]
+    if uid is not None and not states:
+        raise JobRejected(f"{point.uri} holds no state of an operator {uid!r}")
+    if as_json:
+        manifest = point.manifest
+        print_json(
+            {
+                "path": point.uri,
+                "job_id": manifest.job_id,
+                "job_name": manifest.job_name,
+                "checkpoint_id": manifest.checkpoint_id,
+                "states": [asdict(one) for one in states],
+            }
+        )
+        return
+    print_table(
+        ["UID", "OPERATOR", "STATE", "KIND", "BACKEND", "ROWS", "SUBTASKS", "COLUMNS"],
+        [
+            [
+                one.uid,
+                one.operator,
+                one.name,
+                one.kind,
+                one.backend,
+                "" if one.rows is None else f"{one.rows:,}",
+                len(one.subtasks),
+                ", ".join(f"{name}: {kind}" for name, kind in one.columns.items()),
+            ]
+            for one in states
+        ],
+    )
+
+
+def _shown(value: object) -> object:
+    """A value as JSON and people read it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_shown(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _shown(one) for name, one in value.items()}
+    return repr(value) if isinstance(value, bytes) else str(value)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from penstock.errors import ConfigurationError, StoreCorrupt, StoreNotFound, StoreTransient
@@ -22,6 +23,7 @@ from penstock.storage.fsck_report import (
     JobReport,
     ManifestFacts,
     Orphan,
+    Problem,
     StoredObject,
     judge_job,
     retained_manifests,
@@ -35,6 +37,12 @@ from penstock.storage.manifest import (
 )
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store, substore
+from penstock.storage.savepoint import (
+    COMMITTED_PATH,
+    MANIFEST_PATH,
+    OWNER_PATH,
+    looks_like_savepoint,
+)
 from penstock.storage.snapshot_files import SHARED_DIRECTORY
 
 GRACE_MS: Final = 3_600_000
@@ -44,7 +52,7 @@ _ATTEMPTS_MAX: Final = 5
 
 
 def check_store(root: str, *, now_ms: int | None = None, grace_ms: int = GRACE_MS) -> FsckReport:
-    """Checks all jobs below a checkpoint root, or one job's directory.
+    """Checks all jobs and savepoints below a directory, or that of one of them.
 
     Args:
         root: names the store, as ``open_store`` takes it.
@@ -52,14 +60,17 @@ def check_store(root: str, *, now_ms: int | None = None, grace_ms: int = GRACE_M
         grace_ms: a job in whose directory something was written within it may be running.
 
     Raises:
-        ConfigurationError: there are things in the directory, and none of them is a job's.
+        ConfigurationError: there are things in the directory, and none of them is a job's, or a savepoint.
         StoreTransient: a directory cannot be listed.
     """
     if now_ms is None:
         now_ms = time.time_ns() // 1_000_000
     return FsckReport(
         tuple(
-            _check_job(store, name, now_ms, grace_ms) for name, store in _job_stores(root).items()
+            _check_savepoint(store, name, now_ms, grace_ms)
+            if looks_like_savepoint(_inside(store))
+            else _check_job(store, name, now_ms, grace_ms)
+            for name, store in _job_stores(root).items()
         )
     )
 
@@ -117,8 +128,8 @@ def _job_stores(root: str) -> dict[str, ObjectStore]:
     jobs = {name: one for name, one in stores.items() if _is_job(_inside(one))}
     if inside and not jobs:
         raise ConfigurationError(
-            f"{root} holds no job's checkpoints: give the directory of "
-            "execution.checkpointing.dir, or that of one job in it"
+            f"{root} holds no job's checkpoints and no savepoint: give the directory of "
+            "execution.checkpointing.dir, one with savepoints, or that of one job or savepoint in it"
         )
     return jobs
 
@@ -131,9 +142,34 @@ def _inside(store: ObjectStore) -> tuple[str, ...]:
 
 
 def _is_job(first_parts: tuple[str, ...]) -> bool:
-    return any(
+    return looks_like_savepoint(first_parts) or any(
         part in (HEAD_PATH, SHARED_DIRECTORY) or part.startswith("chk-") for part in first_parts
     )
+
+
+def _check_savepoint(store: ObjectStore, directory: str, now_ms: int, grace_ms: int) -> JobReport:
+    """A savepoint is its own HEAD: its one manifest counts."""
+    objects = tuple(
+        StoredObject(one.path, one.size_bytes, one.modified_at_ms)
+        for one in store.list("")
+        if one.path not in (COMMITTED_PATH, OWNER_PATH)
+    )
+    manifest = _read_manifest(store, MANIFEST_PATH)
+    found = manifest if isinstance(manifest, ManifestFacts) else ManifestFacts("", 0, 0, ())
+    head = HeadFacts(
+        found.job_id,
+        found.leader_epoch,
+        found.checkpoint_id + 1,
+        ((found.checkpoint_id, MANIFEST_PATH),),
+    )
+    manifests = {} if manifest is None else {MANIFEST_PATH: manifest}
+    failures = _check_ranges(store, {reference.location for reference in found.references})
+    facts = JobFacts(found.job_id, objects, "", head, manifests, failures)
+    report = judge_job(facts, now_ms, grace_ms)
+    if manifest is None:
+        problem = Problem(Damage.MISSING, MANIFEST_PATH, "it has none: it was never completed")
+        return replace(report, directory=directory, problems=(problem,))
+    return replace(report, directory=directory)
 
 
 def _check_job(store: ObjectStore, directory: str, now_ms: int, grace_ms: int) -> JobReport:
@@ -161,20 +197,27 @@ def _read_job(store: ObjectStore, directory: str) -> JobFacts:
         manifest = _read_manifest(store, path)
         if manifest is not None:
             manifests[path] = manifest
+    named = {
+        reference.location
+        for manifest in manifests.values()
+        if isinstance(manifest, ManifestFacts)
+        for reference in manifest.references
+    }
+    failures = _check_ranges(store, named)
+    return JobFacts(directory, objects, head_version, head, manifests, failures)
+
+
+def _check_ranges(
+    store: ObjectStore, locations: Iterable[StoredRange]
+) -> dict[StoredRange, tuple[Damage, str]]:
     failures: dict[StoredRange, tuple[Damage, str]] = {}
     for location in sorted(
-        {
-            reference.location
-            for manifest in manifests.values()
-            if isinstance(manifest, ManifestFacts)
-            for reference in manifest.references
-        },
-        key=lambda location: (location.path, location.offset, location.size_bytes),
+        locations, key=lambda location: (location.path, location.offset, location.size_bytes)
     ):
         failure = _check_range(store, location)
         if failure is not None:
             failures[location] = failure
-    return JobFacts(directory, objects, head_version, head, manifests, failures)
+    return failures
 
 
 def _head_version(store: ObjectStore) -> str:

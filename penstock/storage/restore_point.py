@@ -21,12 +21,7 @@ from penstock.storage.head import HEAD_PATH, FoundManifest, decode_head, find_ma
 from penstock.storage.manifest import decode_manifest, references
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store, substore
-
-SAVEPOINT_MANIFEST_PATH: Final = "manifest"
-COMMITTED_PATH: Final = "committed"
-"""Beside a savepoint's manifest: the output that it covers has been committed."""
-OWNER_PATH: Final = "OWNER"
-"""Beside a savepoint's manifest: the job that has claimed it."""
+from penstock.storage.savepoint import MANIFEST_PATH
 
 _CHECKPOINT: Final = re.compile(r"(?P<directory>.+)/chk-(?P<checkpoint_id>\d{1,18})")
 _NAMED_MAX: Final = 5
@@ -105,11 +100,11 @@ def open_restore_point(uri: str, opened: Callable[[str], ObjectStore] = open_sto
 
 def _savepoint(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint | None:
     store = opened(uri)
-    content = _content(store, SAVEPOINT_MANIFEST_PATH)
+    content = _content(store, MANIFEST_PATH)
     if content is None:
         return None
-    manifest = decode_manifest(content, f"{uri}/{SAVEPOINT_MANIFEST_PATH}")
-    point = RestorePoint(uri, uri, store, manifest, SAVEPOINT_MANIFEST_PATH)
+    manifest = decode_manifest(content, f"{uri}/{MANIFEST_PATH}")
+    point = RestorePoint(uri, uri, store, manifest, MANIFEST_PATH)
     return point if point.is_savepoint else None
 
 
@@ -205,7 +200,7 @@ def _why_none(uri: str, store: ObjectStore) -> str:
         )
     shown = ", ".join(names[:_NAMED_MAX])
     return (
-        f"{uri} cannot be started from: there is neither a {SAVEPOINT_MANIFEST_PATH} nor a {HEAD_PATH} in it "
+        f"{uri} cannot be started from: there is neither a {MANIFEST_PATH} nor a {HEAD_PATH} in it "
         f"(but {shown}): it is no savepoint, or one that was not completed or copied in part; {wanted}"
     )
 

@@ -3,19 +3,25 @@
     manifest     as a checkpoint's; written last, and only where there is none: with it the savepoint exists
     state/       the files with its state, by the names that snapshot files have everywhere
     committed    the output that it names as prepared has been committed by the job that it was taken of
+    OWNER        the job that has claimed it, whose files these are from then on
 
 All paths in its manifest are relative to the directory, so that it may be copied and moved.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 MANIFEST_PATH: Final = "manifest"
 COMMITTED_PATH: Final = "committed"
+OWNER_PATH: Final = "OWNER"
 STATE_DIRECTORY: Final = "state"
 GIVEN_UP: Final = b"this savepoint was given up"
 """Stands in the place of a manifest that nobody shall write any more."""
+
+BESIDE_MANIFEST: Final = frozenset({MANIFEST_PATH, COMMITTED_PATH, OWNER_PATH})
+"""What may lie in its directory besides the files with its state."""
 
 _NAME_OF_JOB_LENGTH: Final = 8
 
@@ -23,6 +29,15 @@ _NAME_OF_JOB_LENGTH: Final = 8
 def savepoint_name(job_id: str, operation_id: str) -> str:
     """How the directory of a savepoint is called, within the one that the user names."""
     return f"savepoint-{job_id[:_NAME_OF_JOB_LENGTH]}-{operation_id}"
+
+
+def looks_like_savepoint(first_parts: Collection[str]) -> bool:
+    """Whether a directory with such content is one, or is the beginning of one."""
+    is_begun = STATE_DIRECTORY in first_parts
+    return MANIFEST_PATH in first_parts or (
+        is_begun
+        and BESIDE_MANIFEST.issuperset(part for part in first_parts if part != STATE_DIRECTORY)
+    )
 
 
 def is_of_savepoint(path: str) -> bool:

@@ -42,6 +42,7 @@ import pyarrow as pa
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import UInt16Array
 from penstock.storage.key_types import Int64Array, value_type
+from penstock.storage.run_reader import WIDTH
 from taskmanager.kernels import encode_keys
 from taskmanager.state.key_batches import retyped
 
@@ -50,12 +51,10 @@ KEY_GROUP: Final = "__key_group"
 DELETED: Final = "__deleted"
 CODEC: Final = b"codec"
 
-_WIDTH: Final = b"width"
 _COMPACT_BITS: Final = 32
 _PLAIN: Final = pa.ipc.IpcWriteOptions(use_threads=False)
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 """On the thread that writes: others would take the cores from those who process rows."""
-_READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
 _UNSIGNED: Final = {
     kind: (0, (1 << kind.bit_width) - 1) for kind in (pa.uint8(), pa.uint16(), pa.uint32())
 }
@@ -136,25 +135,13 @@ def write_segment(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
         yield memoryview(sink.getvalue())
 
 
-def read_segment(data: bytes | memoryview) -> Iterator[pa.RecordBatch]:
-    """The batches of a segment.
-
-    Raises:
-        pyarrow.ArrowInvalid: the bytes are no segment.
-    """
-    source = pa.BufferReader(pa.py_buffer(data))
-    while source.tell() < source.size():
-        with pa.ipc.open_stream(source, options=_READ_OPTIONS) as reader:
-            yield from map(_widened, reader)
-
-
 def _narrowed(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch with integers in the narrowest types that hold them."""
     fields, columns = [], []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         kind = _narrowest(column)
         if kind != field.type:
-            metadata = {**(field.metadata or {}), _WIDTH: str(field.type)}
+            metadata = {**(field.metadata or {}), WIDTH: str(field.type)}
             field = field.with_type(kind).with_metadata(metadata)
             column = (
                 pa.array(column.to_numpy().astype(kind.to_pandas_dtype()))
@@ -182,21 +169,6 @@ def _narrowest(column: pa.Array) -> pa.DataType:
         if lowest <= smallest and largest <= highest:
             return kind
     return column.type
-
-
-def _widened(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The inverse of ``_narrowed``."""
-    fields, columns = [], []
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        metadata = dict(field.metadata or {})
-        width = metadata.pop(_WIDTH, None)
-        if width is not None:
-            kind = pa.type_for_alias(width.decode())
-            field = field.with_type(kind).with_metadata(metadata or None)
-            column = column.cast(kind)
-        fields.append(field)
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
 
 
 def _is_compact(schema: pa.Schema) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -133,3 +134,53 @@ def test_a_job_without_checkpoints_says_why(new_env: NewEnvironment, tmp_path: P
     with pytest.raises(JobRejected, match=r"takes no checkpoints.*execution\.checkpointing"):
         handle.savepoint(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_savepoints_are_listed_looked_into_checked_and_disposed_of(
+    new_env: NewEnvironment, address: str, tmp_path: Path
+) -> None:
+    handle = submit(new_env)
+
+    def told(*command: str, status: int = 0) -> Any:
+        if command[0] == "dispose":
+            command = (*command, "--jobmanager", address)
+        result = CliRunner().invoke(main, [*command, "--json"])
+        assert result.exit_code == status, result.output
+        return json.loads(result.output) if not status else result.output
+
+    handle.checkpoint(DEADLINE_S)
+    paths = [handle.savepoint(tmp_path, timeout=DEADLINE_S) for _ in range(2)]
+    (tmp_path / "savepoint-half" / "state").mkdir(parents=True)
+    (tmp_path / "savepoint-half" / "state" / "file").write_text("half")
+    listed = told("savepoints", str(tmp_path))["savepoints"]
+    assert [one["path"] for one in listed[:2]] == paths[::-1]
+    assert [one["status"] for one in listed] == ["COMPLETE", "COMPLETE", "INCOMPLETE"]
+    assert {one["job_id"] for one in listed[:2]} == {handle.job_id}
+    states = {
+        one["name"]: one for one in told("state", paths[0])["states"] if one["uid"] == "totals"
+    }
+    [name] = states
+    assert states[name]["rows"] >= KEYS
+    assert states[name]["subtasks"] == [0, 1]
+    rows = told("state", paths[0], "totals", name, "--limit", "1000000")["rows"]
+    assert sorted(row["key_0"] for row in rows) == list(range(KEYS))
+    assert "there is no state" in told("state", paths[0], "totals", "other", status=1)
+    checked = CliRunner().invoke(main, ["fsck", str(tmp_path), "--json"])
+    problems = {job["job_id"]: job["problems"] for job in json.loads(checked.output)["jobs"]}
+    assert [one["path"] for one in problems.pop("savepoint-half")] == ["manifest"]
+    assert set(map(len, problems.values())) == {0}
+    told("dispose", paths[0])
+    assert not Path(paths[0]).exists()
+    told("dispose", str(tmp_path / "savepoint-half"))
+    assert "no savepoint" in told("dispose", str(tmp_path), status=1)
+    directory = Path(handle.checkpoints()[0].path).parents[1]
+    assert "still runs" in told("dispose", str(directory), status=1)
+    check_whole(Path(paths[1]))
+    file = next((Path(paths[1]) / "state").iterdir())
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.unlink()
+    file.write_bytes(content)
+    checked = CliRunner().invoke(main, ["fsck", paths[1], "--json"])
+    assert checked.exit_code == 1, checked.output
+    handle.checkpoint(DEADLINE_S)

@@ -15,11 +15,11 @@ import pyarrow as pa
 from penstock.errors import StoreCorrupt, TaskFailure, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
+from penstock.storage.run_reader import CHECKSUM_BYTES, read_segment
 from taskmanager.state.hashmap.chains import Chain, Segment
-from taskmanager.state.run_format import CODEC, FORMAT_VERSION, read_segment, within
+from taskmanager.state.run_format import CODEC, FORMAT_VERSION, within
 
 BACKEND: Final = "hashmap"
-CHECKSUM_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)

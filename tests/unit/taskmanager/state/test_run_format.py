@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskmanager.state.run_format import CODEC, read_segment, sorted_batch, write_segment
+from penstock.storage.run_reader import read_segment
+from taskmanager.state.run_format import CODEC, sorted_batch, write_segment
 
 INTEGERS = [pa.int64(), pa.uint64(), pa.int32(), pa.uint16(), pa.int8()]
 OTHERS = [pa.float64(), pa.bool_(), pa.string(), pa.timestamp("ms"), pa.list_(pa.int64())]

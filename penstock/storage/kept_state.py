@@ -1,0 +1,167 @@
+"""Savepoints and what jobs have left, as users see them on disk: listed, looked into, and disposed of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
+from penstock.storage.checkpoint_properties import BehindBarrier
+from penstock.storage.head import HEAD_PATH, HeadStore
+from penstock.storage.manifest import decode_manifest, properties_of
+from penstock.storage.object_store import ObjectStore, delete_all
+from penstock.storage.open_store import open_store, substore
+from penstock.storage.savepoint import (
+    COMMITTED_PATH,
+    GIVEN_UP,
+    MANIFEST_PATH,
+    OWNER_PATH,
+    is_of_savepoint,
+    looks_like_savepoint,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSavepoint:
+    """A savepoint, or what is left of one that was never completed.
+
+    Attributes:
+        status: "COMPLETE", "INCOMPLETE" (it has no manifest) or "DAMAGED".
+        problem: what is wrong with a damaged one; "" = nothing.
+        taken_at_ms: when it was complete.
+        format: "native" or "canonical".
+        size_bytes: of all files in its directory.
+        is_for_ending: event time had been ended before it was taken (``stop --drain``).
+        committed: the job that it was taken of has committed the output that it names.
+        owner: the job that has claimed it; "" = none has.
+    """
+
+    path: str
+    status: str
+    problem: str = ""
+    job_id: str = ""
+    job_name: str = ""
+    checkpoint_id: int = 0
+    taken_at_ms: int = 0
+    format: str = ""
+    size_bytes: int = 0
+    is_for_ending: bool = False
+    committed: bool = False
+    owner: str = ""
+
+
+def list_savepoints(uri: str) -> list[KeptSavepoint]:
+    """The savepoints in a directory, the newest first; the directory may be one itself.
+
+    Raises:
+        StoreNotFound: there is no such directory.
+        StoreTransient: it cannot be read now.
+    """
+    uri = uri.rstrip("/")
+    store = open_store(uri)
+    inside = store.first_parts()
+    if looks_like_savepoint(inside):
+        return [_kept(uri, store)]
+    found = []
+    for name in inside:
+        one = open_store(substore(uri, name))
+        try:
+            parts = one.first_parts()
+        except StoreNotFound:
+            continue  # an object
+        if looks_like_savepoint(parts):
+            found.append(_kept(substore(uri, name), one))
+    return sorted(found, key=lambda one: (-one.taken_at_ms, one.path))
+
+
+def _kept(uri: str, store: ObjectStore) -> KeptSavepoint:
+    objects = store.list("")
+    size_bytes = sum(one.size_bytes for one in objects)
+    names = {one.path for one in objects}
+    if MANIFEST_PATH not in names:
+        return KeptSavepoint(uri, "INCOMPLETE", size_bytes=size_bytes)
+    try:
+        content = store.get(MANIFEST_PATH)
+        if content == GIVEN_UP:
+            return KeptSavepoint(uri, "INCOMPLETE", size_bytes=size_bytes)
+        manifest = decode_manifest(content, MANIFEST_PATH)
+        properties = properties_of(manifest.properties)
+    except (StoreCorrupt, ValueError) as error:
+        return KeptSavepoint(uri, "DAMAGED", str(error), size_bytes=size_bytes)
+    return KeptSavepoint(
+        uri,
+        "COMPLETE",
+        job_id=manifest.job_id,
+        job_name=manifest.job_name,
+        checkpoint_id=manifest.checkpoint_id,
+        taken_at_ms=manifest.completed_at_ms,
+        format=properties.format.name.lower(),
+        size_bytes=size_bytes,
+        is_for_ending=properties.behind is BehindBarrier.DRAIN,
+        committed=COMMITTED_PATH in names,
+        owner=store.get(OWNER_PATH).decode(errors="replace") if OWNER_PATH in names else "",
+    )
+
+
+def dispose(uri: str, check_ended: Callable[[str], None], *, force: bool = False) -> str:
+    """Removes a savepoint, or what an ended job has left of its checkpoints; returns what it was.
+
+    Args:
+        check_ended: raises where the job of this id may still run.
+        force: also a savepoint that another job has claimed.
+
+    Raises:
+        JobRejected: it is neither, or somebody needs it.
+        StreamError: something cannot be removed now; to be repeated.
+    """
+    uri = uri.rstrip("/")
+    store = open_store(uri)
+    try:
+        inside = store.first_parts()
+    except StoreNotFound as error:
+        raise JobRejected(f"there is no savepoint, and no job's directory: {error}") from error
+    if HEAD_PATH in inside:
+        return _dispose_of_job(store, check_ended)
+    if not looks_like_savepoint(inside):
+        raise JobRejected(
+            f"{uri} is no savepoint and no job's directory of checkpoints: nothing has been removed"
+        )
+    if OWNER_PATH in inside and not force:
+        owner = store.get(OWNER_PATH).decode(errors="replace").strip()
+        raise JobRejected(
+            f"{uri} has been claimed, and its files are another job's now: {owner}; --force removes them "
+            "all the same"
+        )
+    others = [
+        one.path
+        for one in store.list("")
+        if not is_of_savepoint(one.path)
+        and one.path not in (MANIFEST_PATH, COMMITTED_PATH, OWNER_PATH)
+    ]
+    if others:
+        raise JobRejected(
+            f"{uri} holds something that is no part of a savepoint: {others[0]}; nothing has been removed"
+        )
+    # Without its manifest it is no savepoint any more, wherever this ends.
+    delete_all(store, [MANIFEST_PATH])
+    _remove_all(store)
+    return "savepoint"
+
+
+def _dispose_of_job(store: ObjectStore, check_ended: Callable[[str], None]) -> str:
+    heads = HeadStore(store)
+    head = heads.read()
+    if head is not None:
+        check_ended(head.job_id)
+        # A JobManager that has the job after all cannot add anything any more.
+        head = heads.claim(head.job_id, head.leader_epoch + 1)
+        del head.retained[:]
+        heads.swap(head)
+    delete_all(store, [one.path for one in store.list("") if one.path != HEAD_PATH])
+    _remove_all(store)
+    return f"checkpoints of job {head.job_id}" if head is not None else "checkpoints"
+
+
+def _remove_all(store: ObjectStore) -> None:
+    delete_all(store, [one.path for one in store.list("")])
+    store.remove_remains()
