@@ -60,7 +60,9 @@ from penstock.storage.manifest import (
 )
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore, delete_all
-from penstock.storage.restore_point import open_restore_point
+from penstock.storage.open_store import open_store
+from penstock.storage.restore_point import open_restore_point, remove_savepoint
+from penstock.storage.savepoint import OWNER_PATH
 from penstock.storage.snapshot_files import (
     SHARED_DIRECTORY,
     StoreSnapshotReader,
@@ -144,6 +146,8 @@ class CheckpointStoreRunner:
         self._now_ms = now_ms
         self._starts_from = starts_from
         self.started_from: checkpoint_pb2.StartedFrom | None = None
+        self._has_dropped = False
+        """What the job has claimed is gone."""
         self._claim: _Claim | None = None
         self._claims = 0
         self._turns = threading.Lock()
@@ -296,6 +300,8 @@ class CheckpointStoreRunner:
             checkpoint_pb2.StartedFrom(
                 path=path,
                 checkpoint_id=checkpoint_id,
+                is_savepoint=point.is_savepoint,
+                claimed=point.is_savepoint and point.owner == self._job_id,
                 dropped_states=dropped_states(dropped),
             )
         )
@@ -330,6 +336,32 @@ class CheckpointStoreRunner:
                     path = f"{SHARED_DIRECTORY}/{name}"
                     self._store.put(path, [content])
                     held.handle.store, held.handle.path, held.handle.offset = "", path, 0
+
+    def _drop_claimed(
+        self, head: checkpoint_pb2.CheckpointHead, checkpoint_id: int | None = None
+    ) -> None:
+        """Removes the savepoint that the job has claimed, once nothing names it and nobody reads it any more.
+
+        Args:
+            checkpoint_id: the newest: tasks hear of the first own one, and read the savepoint no more, before they
+                take part in the next; None = the job has ended.
+        """
+        started = head.started_from
+        since = started.independent_since_checkpoint_id
+        is_needed = checkpoint_id is not None and (not since or since >= checkpoint_id)
+        if not (started.claimed and started.is_savepoint) or is_needed or self._has_dropped:
+            return
+        store = open_store(started.path)
+        try:
+            if store.get(OWNER_PATH).decode(errors="replace") == self._job_id:
+                remove_savepoint(store)
+            self._has_dropped = True
+        except StoreNotFound:
+            self._has_dropped = True
+        except StoreTransient as error:
+            self._log.warning("savepoint.not_removed", path=started.path, reason=str(error))
+            if checkpoint_id is None:
+                raise
 
     def _note_started_from(self, head: checkpoint_pb2.CheckpointHead) -> None:
         if head.HasField("started_from"):
@@ -469,6 +501,7 @@ class CheckpointStoreRunner:
             note_files(head.retained[-1], self._graph, manifest)
             self._swap(claim, head)
             self._note_started_from(head)
+            self._drop_claimed(head, wanted.checkpoint_id)
         except HeadOutcomeUnknown:
             self._void(claim)
             raise
@@ -678,6 +711,7 @@ class CheckpointStoreRunner:
         empty.CopyFrom(claim.head)
         del empty.retained[:]
         self._swap(claim, empty)
+        self._drop_claimed(empty)
         found = [one.path for one in self._store.list("")]
         delete_all(self._store, [path for path in found if path != HEAD_PATH])
 

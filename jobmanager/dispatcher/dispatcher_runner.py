@@ -351,7 +351,9 @@ class DispatcherRunner:
         path = starts_from(graph, self._config)
         if not path:
             return None
-        look = partial(prepare_start, job_id, graph, self._config, self.has_unended)
+        look = partial(
+            prepare_start, job_id, graph, self._config, self.has_unended, self._has_ended
+        )
         return await self._check("start", path, graph.name, look)
 
     async def _check(self, what: str, path: str, name: str, work: Callable[[], _T]) -> _T:
@@ -532,6 +534,10 @@ class DispatcherRunner:
         """True for a job that is known and has not ended."""
         job = self._jobs.get(job_id)
         return job is not None and not job.record.ended
+
+    def _has_ended(self, job_id: str) -> bool:
+        job = self._jobs.get(job_id)
+        return job is not None and job.record.ended
 
     def find(self, job_id: str) -> JobRecord:
         """The job of this id, or of this unique beginning of an id.

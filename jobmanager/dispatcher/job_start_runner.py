@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from jobmanager.failover.restart_settings import over_cluster
-from jobmanager.job.job_description import JobDescription
+from jobmanager.job.job_description import JobDescription, is_checkpoint_path
 from penstock.config import Configuration
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.graph.restore_check import (
@@ -20,8 +20,12 @@ from penstock.graph.restore_check import (
 )
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HeadStore
-from penstock.storage.restore_point import RestorePoint, open_restore_point
-from penstock.storage.savepoint import COMMITTED_PATH
+from penstock.storage.restore_point import (
+    RestorePoint,
+    claim_savepoint,
+    open_restore_point,
+)
+from penstock.storage.savepoint import COMMITTED_PATH, OWNER_PATH
 
 PATH_KEY = "execution.state-recovery.path"
 IN_DOUBT_KEY = "execution.state-recovery.in-doubt"
@@ -65,6 +69,9 @@ class JobStart:
             dropped_states=dropped_states(self.dropped),
         )
         try:
+            if point.is_savepoint:
+                claim_savepoint(point, self.job_id)
+                return
             HeadStore(point.store).take_over(
                 self.job_id, point.owner, point.manifest.checkpoint_id, started
             )
@@ -91,6 +98,7 @@ def prepare_start(
     graph: graph_pb2.JobGraph,
     cluster: Configuration,
     is_running: Callable[[str], bool],
+    has_ended: Callable[[str], bool],
 ) -> JobStart:
     """Looks whether a job can be started from what its configuration says; blocks.
 
@@ -101,6 +109,7 @@ def prepare_start(
         graph: stays as it is.
         cluster: configuration of the cluster.
         is_running: whether a job of this id has not ended on this cluster.
+        has_ended: whether one has.
 
     Raises:
         JobRejected: it cannot be started from there.
@@ -137,6 +146,12 @@ def prepare_start(
             operator_uid=fate.uid,
             reason=fate.reason,
         )
+    is_others = point.is_savepoint and point.owner not in ("", job_id)
+    if is_others and not has_ended(point.owner):
+        raise JobRejected(
+            f"job {graph.name!r} cannot be started from {point.uri}: job {point.owner} has claimed it, and "
+            f"removes it; where that job is no more, remove {point.uri}/{OWNER_PATH}"
+        )
     is_claim = config.execution_state_recovery_claim_mode == "claim"
     if is_claim:
         _check_claim(point, config)
@@ -144,9 +159,13 @@ def prepare_start(
 
 
 def _check_claim(point: RestorePoint, config: Configuration) -> None:
-    if not point.owner:
+    if not point.is_savepoint and not point.owner:
         raise JobRejected(
             f"{point.uri} cannot be claimed: there is no HEAD that says whose it is; start without --claim"
+        )
+    if point.is_savepoint and is_checkpoint_path(point.uri):
+        raise JobRejected(
+            f"{point.uri} cannot be claimed: it has the name of a checkpoint; rename it"
         )
     if config.execution_checkpointing_storage != "filesystem":
         raise JobRejected(

@@ -112,9 +112,14 @@ def _coordinator(
 
 def claimed_directory(config: Configuration) -> str:
     """The directory of another job's checkpoints that this one has claimed; "" = none."""
-    directory, _, name = config.execution_state_recovery_path.rpartition("/")
+    path = config.execution_state_recovery_path
     is_claimed = config.execution_state_recovery_claim_mode == "claim"
-    return directory if is_claimed and _CHECKPOINT.fullmatch(name) else ""
+    return path.rpartition("/")[0] if is_claimed and is_checkpoint_path(path) else ""
+
+
+def is_checkpoint_path(path: str) -> bool:
+    """Whether a path is called as one checkpoint of a job is."""
+    return _CHECKPOINT.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def check_checkpoint_directory(job: JobDescription) -> None:

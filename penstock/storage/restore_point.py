@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
+from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, FoundManifest, decode_head, find_manifests
 from penstock.storage.manifest import decode_manifest, references
-from penstock.storage.object_store import ObjectStore
+from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.open_store import open_store, substore
-from penstock.storage.savepoint import MANIFEST_PATH
+from penstock.storage.savepoint import MANIFEST_PATH, OWNER_PATH
 
 _CHECKPOINT: Final = re.compile(r"(?P<directory>.+)/chk-(?P<checkpoint_id>\d{1,18})")
 _NAMED_MAX: Final = 5
@@ -75,6 +75,35 @@ def _locate(handle: checkpoint_pb2.StateHandle, store_uri: str) -> None:
         handle.store = store_uri
 
 
+def claim_savepoint(point: RestorePoint, job_id: str) -> None:
+    """Makes a savepoint a job's own; of several that claim it at once, one does. To be repeated after an error.
+
+    Args:
+        point: with the owner that is to lose it, where there is one.
+        job_id: the new owner.
+
+    Raises:
+        Fenced: it is another job's.
+        StoreTransient: it cannot be claimed now.
+    """
+    before = point.owner.encode() or None
+    if not point.store.compare_and_swap(OWNER_PATH, before, job_id.encode()):
+        owner = (_content(point.store, OWNER_PATH) or b"").decode(errors="replace").strip()
+        if owner != job_id:
+            raise Fenced(f"job {owner or 'of another name'} has claimed it")
+
+
+def remove_savepoint(store: ObjectStore) -> None:
+    """Removes a savepoint, its manifest first: what is left of one that is removed in part is none.
+
+    Raises:
+        StoreTransient: something of it cannot be removed now.
+    """
+    store.delete(MANIFEST_PATH)
+    delete_all(store, [one.path for one in store.list("")])
+    store.remove_remains()
+
+
 def open_restore_point(uri: str, opened: Callable[[str], ObjectStore] = open_store) -> RestorePoint:
     """What is to be started from.
 
@@ -104,7 +133,8 @@ def _savepoint(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint |
     if content is None:
         return None
     manifest = decode_manifest(content, f"{uri}/{MANIFEST_PATH}")
-    point = RestorePoint(uri, uri, store, manifest, MANIFEST_PATH)
+    owner = (_content(store, OWNER_PATH) or b"").decode(errors="replace").strip()
+    point = RestorePoint(uri, uri, store, manifest, MANIFEST_PATH, owner)
     return point if point.is_savepoint else None
 
 

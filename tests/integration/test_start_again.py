@@ -215,3 +215,32 @@ def test_a_claimed_checkpoint_belongs_to_the_job_and_goes_with_it(
     assert_complete(tmp_path / "out")
     assert handle.details().started_from.claimed
     wait_gone(Path(path), Deadline(f"the end of {path}"))
+
+
+@pytest.mark.parametrize("claim", [False, True])
+def test_goes_on_from_a_savepoint_that_was_moved(
+    new_env: NewEnvironment, tmp_path: Path, claim: bool
+) -> None:
+    key = "execution.checkpointing.externalized-checkpoint-retention"
+    env = new_env(2, config(tmp_path, **{key: "DELETE_ON_CANCELLATION"}))
+    build(env, tmp_path / "out", RATE)
+    handle = env.submit("first")
+    await_details(handle, lambda _m, state: state == "RUNNING")
+    taken = Path(handle.savepoint(str(tmp_path / "savepoints")))
+    moved = taken.rename(tmp_path / "moved")
+    cancel(handle)
+    shutil.rmtree(tmp_path / "out")
+    env = new_env(3, config(tmp_path) | {"execution.state-recovery.in-doubt": "leave"})
+    build(env, tmp_path / "out")
+    handle = env.submit("second", from_savepoint=moved, claim=claim)
+    assert handle.wait(DEADLINE_S).status == "FINISHED"
+    counts: dict[int, list[int]] = {}
+    for row in written(tmp_path / "out"):
+        counts.setdefault(row["key"], []).append(row["count"])
+    for key, own in counts.items():
+        last = (ROWS - 1 - key) // KEYS + 1
+        assert sorted(own) == list(range(min(own), last + 1))
+    if claim:
+        wait_gone(moved, Deadline(f"the end of {moved}"))
+    else:
+        assert (moved / "manifest").exists()

@@ -12,7 +12,11 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, HeadStore
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest, manifest_path
-from penstock.storage.restore_point import open_restore_point
+from penstock.storage.restore_point import (
+    claim_savepoint,
+    open_restore_point,
+    remove_savepoint,
+)
 from penstock.storage.snapshot_files import StoreSnapshotReader
 
 JOB = "0" * 32
@@ -181,3 +185,23 @@ def test_a_checkpoint_that_is_not_kept_cannot_be_taken_over(tmp_path: Path) -> N
     started = checkpoint_pb2.StartedFrom(path=str(tmp_path), checkpoint_id=3, claimed=True)
     with pytest.raises(Fenced, match="does not name it"):
         HeadStore(LocalStore(tmp_path)).take_over("a" * 32, JOB, 3, started)
+
+
+def test_of_two_that_claim_a_savepoint_one_does(tmp_path: Path) -> None:
+    write_savepoint(tmp_path)
+    first, second = (open_restore_point(str(tmp_path)) for _ in range(2))
+    claim_savepoint(first, "a")
+    claim_savepoint(first, "a")  # asked again
+    with pytest.raises(Fenced, match="job a has claimed it"):
+        claim_savepoint(second, "b")
+    after = open_restore_point(str(tmp_path))
+    assert after.owner == "a"
+    claim_savepoint(after, "c")  # job a is known to have ended
+    assert open_restore_point(str(tmp_path)).owner == "c"
+
+
+def test_a_savepoint_is_removed_with_all_that_lies_beside_it(tmp_path: Path) -> None:
+    write_savepoint(tmp_path / "one")
+    claim_savepoint(open_restore_point(str(tmp_path / "one")), "a")
+    remove_savepoint(LocalStore(tmp_path / "one"))
+    assert not (tmp_path / "one").exists()
