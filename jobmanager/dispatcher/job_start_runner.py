@@ -133,6 +133,7 @@ def prepare_start(
         found,
         point.manifest,
         ignores_unclaimed=config.execution_state_recovery_ignore_unclaimed,
+        backend=config.state_backend_type,
     )
     check.raise_refusal(graph.name, point.uri)
     found.config[PATH_KEY] = point.uri

@@ -21,6 +21,7 @@ from penstock.cli.context import (
     print_json,
     reports_errors,
 )
+from penstock.cli.planned_restore import planned_restore
 from penstock.client.code_shipping import import_paths
 from penstock.client.job import job_result
 from penstock.client.own_modules import set_apart
@@ -136,6 +137,16 @@ def run(
 @_script_argument
 @_config_option
 @_py_files_option
+@click.option(
+    "--from-savepoint",
+    metavar="PATH",
+    help="Say of each state there whether it maps, migrates, is dropped or is refused.",
+)
+@click.option(
+    "--allow-non-restored-state",
+    is_flag=True,
+    help="Leave out state of operators that are gone.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_rest_argument
 @reports_errors
@@ -143,21 +154,33 @@ def plan(
     script: Path,
     overrides: tuple[str, ...],
     py_files: tuple[Path, ...],
+    from_savepoint: str | None,
+    allow_non_restored_state: bool,
     as_json: bool,
     arguments: tuple[str, ...],
 ) -> None:
-    """Show what a job script would submit; nothing runs."""
+    """Show what a job script would submit; nothing runs.
+
+    With --from-savepoint the status is 1 where a run would be refused.
+    """
+    start = start_configuration(from_savepoint, ignores_unclaimed=allow_non_restored_state)
     override = SubmissionOverride(
-        config=_configuration(overrides), py_files=py_files, plan_only=True
+        config=_configuration(overrides) | start, py_files=py_files, plan_only=True
     )
     try:
         with submission_override(override), _free_stdout(as_json):
             status = _run_script(script, arguments, py_files)
     except PlanCollected as collected:
+        restored = planned_restore(collected.graph)
         if as_json:
-            print_json(plan_dict(collected.graph))
+            fields = plan_dict(collected.graph)
+            print_json(fields if restored is None else {**fields, "restore": restored.fields()})
         else:
             echo(explain(collected.graph))
+            if restored is not None:
+                restored.show()
+        if restored is not None and restored.check.refusals:
+            sys.exit(EXIT_FAILED)
         return
     if status == 0:
         echo(f"penstock: {script} submitted no job: it must call execute or submit", err=True)

@@ -21,6 +21,9 @@ BUNDLE_LIST = "bundle"
 """What an aggregation in front of an exchange holds back."""
 _OF_PRE_AGGREGATION = frozenset({BUNDLE_LIST, "gauge", "largest_time"})
 _OF_COLLECT = frozenset({"collect"})
+_STATEFUL = frozenset(
+    {"source", "process", "window_aggregate", "window_function", "running_aggregate", "join"}
+)
 _NAMED_MAX = 10
 
 
@@ -31,6 +34,7 @@ class Fate(Enum):
     MIGRATES = "migrates"
     DROPPED = "dropped"
     REFUSED = "refused"
+    NEW = "new"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +107,14 @@ def check_restore(
     manifest: checkpoint_pb2.CheckpointManifest,
     *,
     ignores_unclaimed: bool,
+    backend: str = "",
 ) -> RestoreCheck:
     """What becomes of each state.
 
     Args:
         graph: with the key-groups that ``adopt_key_groups`` gave it.
         ignores_unclaimed: state of operators that are gone is dropped.
+        backend: that the job keeps its state in; "" = not looked at.
     """
     operators = {one.uid: one for vertex in graph.vertices for one in vertex.operators}
     vertex_of = {one.uid: vertex for vertex in graph.vertices for one in vertex.operators}
@@ -124,9 +130,17 @@ def check_restore(
             fates.append(_unclaimed(stored, states, ignores_unclaimed))
             continue
         refusal = _key_group_problem(snapshots, vertex_of[stored.uid])
+        refusal = refusal or _backend_problem(snapshots, backend)
         for state in states:
             fate = Fate.MAPS if not refusal else Fate.REFUSED
             fates.append(_fate(stored, state, fate, refusal))
+    known = {one.uid for vertex in manifest.vertices for one in vertex.operators}
+    for uid, operator in operators.items():
+        if uid not in known and operator.WhichOneof("spec") in _STATEFUL:
+            reason = "it begins without state"
+            fates.append(
+                StateFate(uid, operator.name, "", Fate.NEW, reason, operator.uid_is_generated)
+            )
     return RestoreCheck(tuple(fates), tuple(_exchange_problems(manifest)))
 
 
@@ -238,6 +252,17 @@ def _key_group_problem(
             return (
                 f"it was stored with max-parallelism {stored}, and the job has parallelism "
                 f"{vertex.parallelism}: it cannot be larger"
+            )
+    return ""
+
+
+def _backend_problem(snapshots: Iterable[checkpoint_pb2.OperatorSnapshot], backend: str) -> str:
+    for snapshot in snapshots:
+        stored = snapshot.keyed.backend
+        if backend and stored and stored != backend:
+            return (
+                f"it was stored by the backend {stored!r}, and the job keeps its state in {backend!r}: set "
+                f"state.backend.type: {stored}, or take a canonical savepoint"
             )
     return ""
 

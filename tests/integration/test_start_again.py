@@ -6,8 +6,10 @@ directory: over both, each number comes once. Every case waits for what it needs
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
+from penstock.cli.main import main
 from penstock.client.client import Client
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details, cancel
@@ -244,3 +247,42 @@ def test_goes_on_from_a_savepoint_that_was_moved(
         wait_gone(moved, Deadline(f"the end of {moved}"))
     else:
         assert (moved / "manifest").exists()
+
+
+def test_a_plan_says_what_becomes_of_each_state(
+    new_env: NewEnvironment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_until_checkpoint(new_env, tmp_path)
+    script = tmp_path / "job.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        import penstock as ps
+        from tests.integration.test_start_again import build, numbers
+
+        env = ps.Environment()
+        if "other" in sys.argv:
+            rows = env.generate(numbers, rows=10, schema={{"n": "int64"}}).uid("numbers")
+            rows.write_parquet("{tmp_path}/out").uid("files")
+        else:
+            build(env, Path("{tmp_path}/out"))
+        env.execute("job")
+        """)
+    )
+
+    def plan(*options: str) -> tuple[int, dict[str, Any]]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(("plan", str(script), "--json", "--from-savepoint", path, *options))
+        return int(ended.value.code or 0), json.loads(capsys.readouterr().out)["restore"]
+
+    status, found = plan()
+    assert (status, found["refused"]) == (0, False)
+    fates = {(one["operator_uid"], one["state"]): one["fate"] for one in found["states"]}
+    assert fates["counts", "seen"] == "maps"
+    status, found = plan("--", "other")
+    assert (status, found["refused"]) == (1, True)
+    status, found = plan("--allow-non-restored-state", "--", "other")
+    assert status == 0
+    assert {one["operator_uid"]: one["fate"] for one in found["states"]}["counts"] == "dropped"

@@ -1,0 +1,87 @@
+"""``penstock plan --from-savepoint``: what becomes of each state, before anything stops or starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.cli.context import echo, print_table
+from penstock.config import Configuration
+from penstock.graph.restore_check import Fate, RestoreCheck, adopt_key_groups, check_restore
+from penstock.pb import graph_pb2
+from penstock.storage.restore_point import RestorePoint, open_restore_point
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRestore:
+    """What a run would find."""
+
+    point: RestorePoint
+    check: RestoreCheck
+
+    def fields(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "path": self.point.uri,
+            "checkpoint_id": self.point.manifest.checkpoint_id,
+            "is_savepoint": self.point.is_savepoint,
+            "refused": bool(self.check.refusals),
+            "problems": list(self.check.problems),
+            "states": [
+                {
+                    "operator_uid": fate.uid,
+                    "uid_is_generated": fate.is_uid_generated,
+                    "operator": fate.operator,
+                    "state": fate.state or None,
+                    "fate": fate.fate.value,
+                    "reason": fate.reason or None,
+                }
+                for fate in self.check.fates
+            ],
+        }
+
+    def show(self) -> None:
+        """For people."""
+        echo(f"\nfrom {self.point.uri} (checkpoint {self.point.manifest.checkpoint_id}):")
+        print_table(
+            ["OPERATOR", "UID", "STATE", "", "WHY"],
+            [
+                [fate.operator, fate.uid, fate.state or "(all)", fate.fate.value, fate.reason]
+                for fate in self.check.fates
+            ],
+        )
+        generated = sorted(
+            {
+                fate.operator
+                for fate in self.check.fates
+                if fate.is_uid_generated and fate.fate is not Fate.DROPPED
+            }
+        )
+        if generated:
+            echo(
+                "a risk: the uids of these operators were made from their place in the graph, and change with it: "
+                f"{', '.join(generated)}; give each the uid shown here with .uid('...')"
+            )
+        for problem in self.check.refusals:
+            echo(f"refused: {problem}")
+
+
+def planned_restore(graph: graph_pb2.JobGraph) -> PlannedRestore | None:
+    """What a run of the job would find; None = it starts from nothing.
+
+    Raises:
+        JobRejected: there is nothing to start from.
+        StoreTransient: it cannot be read now.
+    """
+    config = Configuration.from_mapping(dict(graph.config))
+    if not config.execution_state_recovery_path:
+        return None
+    point = open_restore_point(config.execution_state_recovery_path)
+    adopt_key_groups(graph, point.manifest)
+    check = check_restore(
+        graph,
+        point.manifest,
+        ignores_unclaimed=config.execution_state_recovery_ignore_unclaimed,
+        backend=config.state_backend_type,
+    )
+    return PlannedRestore(point, check)
