@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from taskmanager.state.keyed_rows import (
     present_states,
 )
 from taskmanager.state.run_format import key_fields
+from taskmanager.state.slot_arrays import SlotArrays
 from taskmanager.state.snapshot_table import RestoredPart
 
 Int64Array = npt.NDArray[np.int64]
@@ -35,7 +37,7 @@ def count_fields(ttl_ms: int) -> tuple[pa.Field, ...]:
     return (_FILLED, _WINDOW_INDEX, _TOUCHED) if ttl_ms else (_FILLED, _WINDOW_INDEX)
 
 
-class CountTable:
+class CountTable(SlotArrays):
     """Per key: rows in its open window, that window's index, and the number its contents go by.
 
     A key stays for good, since the index of its windows goes on counting; where nobody reads the index
@@ -56,6 +58,23 @@ class CountTable:
     """
 
     kind = "counts"
+    by_slot = MappingProxyType(
+        {
+            "filled": 0,
+            "window_index": 0,
+            "instance": -1,
+            "touched_ms": 0,
+            "_changed_in": 0,
+            "_born_in": 0,
+        }
+    )
+    filled: Int64Array
+    window_index: Int64Array
+    instance: Int64Array
+    touched_ms: Int64Array
+    _changed_in: Int64Array
+    _born_in: Int64Array
+    """The version in which the key came, ``_RESTORED``, or 0 where the index is not in use."""
 
     def __init__(
         self, key_types: Sequence[pa.DataType], contents: InstanceState, ttl_ms: int = 0
@@ -70,43 +89,29 @@ class CountTable:
     def _begin(self, contents: InstanceState) -> None:
         """No key is in memory."""
         self.contents = contents
-        self._keys = KeyIndex(self._types)
         self.numbers = NumberPool()
-        self.filled = np.zeros(64, np.int64)
-        self.window_index = np.zeros(64, np.int64)
-        self.instance = np.full(64, -1, np.int64)
-        self.touched_ms = np.zeros(64, np.int64)
-        self._changed_in = np.zeros(64, np.int64)
-        self._born_in = np.zeros(64, np.int64)
-        """The version in which the key came, ``_RESTORED``, or 0 where the index is not in use."""
+        self._keys = KeyIndex(self._types)
+        self._make_arrays()
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def memory_bytes(self) -> int:
         """Approximate size, what the windows hold included."""
-        return self._keys.memory_bytes() + 6 * self.filled.nbytes + self.contents.memory_bytes()
+        return self._keys.memory_bytes() + self._array_bytes() + self.contents.memory_bytes()
 
     def key_indices(self, keys: KeyBatch) -> Int64Array:
         """Where the keys are in ``filled``, ``window_index`` and ``instance``: int64[n]."""
         return self._indices(keys)
 
     def _indices(self, keys: KeyBatch) -> Int64Array:
-        indices = self._keys.indices(keys)
-        missing = self._keys.bound - len(self.filled)
-        if missing > 0:
-            zeros = np.zeros(max(missing, len(self.filled)), np.int64)
-            self.filled = np.append(self.filled, zeros)
-            self.window_index = np.append(self.window_index, zeros)
-            self.instance = np.append(self.instance, zeros - 1)
-            self.touched_ms = np.append(self.touched_ms, zeros)
-            self._changed_in = np.append(self._changed_in, zeros)
-            self._born_in = np.append(self._born_in, zeros)
+        indices, _ = self._keys.enter(keys)
+        self._reserve(self._keys.bound)
         return indices
 
     def keys(self, indices: Int64Array) -> list[pa.Array]:
         """The keys, per key column n values."""
-        return self._keys.keys(indices)
+        return self._keys.key_columns(indices)
 
     def changed(self, indices: Int64Array) -> None:
         """The windows of these keys have changed, or what they hold."""
@@ -189,7 +194,7 @@ class CountTable:
         if self._forgets:
             is_empty = self._is_empty(indices)
             if since_version:
-                dead = self._keys.keys(indices[is_empty])
+                dead = self._keys.key_columns(indices[is_empty])
             indices = indices[~is_empty]
         numbers = [self.filled[indices], self.window_index[indices]]
         if self._ttl_ms:
@@ -207,7 +212,7 @@ class CountTable:
             self.schema(),
             len(self._types),
             max_parallelism,
-            self._keys.keys(indices),
+            self._keys.key_columns(indices),
             content,
             dead,
         )

@@ -11,6 +11,7 @@ from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.storage.key_encoding import bounds_of
 from taskmanager.kernels import RecordTable, encode_keys
 from taskmanager.state.group_column import GroupColumn, valid_rows
+from taskmanager.state.slot_arrays import grown
 from taskmanager.state.value_log import FrozenStates, ValueLog, ranges_of
 
 Int64Array = npt.NDArray[np.int64]
@@ -66,18 +67,13 @@ class DistinctCount(GroupColumn):
     def _append_pairs(self, groups: Int64Array, values: pa.Array) -> None:
         start = self._values.append(values)
         stop = start + len(values)
-        if stop > len(self._number_of_pair):
-            grown = np.empty(max(stop, 2 * len(self._number_of_pair)), np.int64)
-            grown[:start] = self._number_of_pair[:start]
-            self._number_of_pair = grown
+        self._number_of_pair = grown(self._number_of_pair, stop)
         self._number_of_pair[start:stop] = self._number[groups]
 
     def _reserve(self, groups: Int64Array) -> None:
-        missing = int(groups.max(initial=-1)) + 1 - len(self._count)
-        if missing > 0:
-            missing = max(missing, len(self._count))
-            self._count = np.append(self._count, np.zeros(missing, np.int64))
-            self._number = np.append(self._number, np.full(missing, -1, np.int64))
+        bound = int(groups.max(initial=-1)) + 1
+        self._count = grown(self._count, bound)
+        self._number = grown(self._number, bound, -1)
 
     @override
     def merge(self, other: GroupColumn, source: Int64Array, target: Int64Array) -> None:

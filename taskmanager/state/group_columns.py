@@ -15,6 +15,7 @@ from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import BadRecord
 from taskmanager.state.distinct_count import DistinctCount
 from taskmanager.state.group_column import GroupColumn, valid_rows
+from taskmanager.state.slot_arrays import grown
 from taskmanager.state.value_log import FrozenStates, GroupedLog, ValueLog
 from taskmanager.state.wide_columns import wide_type
 
@@ -36,11 +37,7 @@ class _SlotColumn(GroupColumn):
         self._position = np.full(64, -1, np.int64)
 
     def _reserve(self, groups: Int64Array) -> None:
-        size = int(groups.max(initial=-1)) + 1
-        if size > len(self._position):
-            grown = np.full(max(size, 2 * len(self._position)), -1, np.int64)
-            grown[: len(self._position)] = self._position
-            self._position = grown
+        self._position = grown(self._position, int(groups.max(initial=-1)) + 1, -1)
 
     def _store(self, groups: Int64Array, values: pa.Array) -> None:
         """Sets the value of each of the (different) groups."""
@@ -97,10 +94,7 @@ class FirstOrLast(_SlotColumn):
     @override
     def _reserve(self, groups: Int64Array) -> None:
         super()._reserve(groups)
-        if len(self._sequence) < len(self._position):
-            grown = np.zeros(len(self._position), np.int64)
-            grown[: len(self._sequence)] = self._sequence
-            self._sequence = grown
+        self._sequence = grown(self._sequence, len(self._position))
 
     @override
     def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:

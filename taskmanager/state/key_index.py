@@ -1,4 +1,4 @@
-"""Small integers for keys, and the keys of those integers again."""
+"""Slots for keys, and the keys of slots again."""
 
 from __future__ import annotations
 
@@ -9,80 +9,80 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
-from taskmanager.kernels import RecordTable, distinct, encode_keys
-from taskmanager.state.key_batches import retyped
-from taskmanager.state.value_log import ValueLog
+from taskmanager.kernels import RecordTable, distinct
+from taskmanager.state.slot_arrays import grown
+from taskmanager.state.slot_keys import SlotKeys
 
 Int64Array = npt.NDArray[np.int64]
 
-_COMPACT_ABOVE = 1 << 15
-
 
 class KeyIndex:
-    """Gives every key an index; the index of a removed key is given out again.
+    """Gives every key a slot, a small integer; the slot of a removed key is given out again.
+
+    Another thread may read the keys of slots, but not while ``remove`` runs.
 
     Args:
         key_types: types of the key columns.
     """
 
     def __init__(self, key_types: Sequence[pa.DataType]) -> None:
-        self._types = tuple(key_types)
         self._records = RecordTable(key_types, [], with_index=True)
-        self._logs = [ValueLog(kind) for kind in key_types]
-        self._position = np.full(64, -1, np.int64)
+        self._keys = SlotKeys(key_types)
+        self._is_used = np.zeros(64, np.bool_)
 
     def __len__(self) -> int:
         return len(self._records)
 
     @property
     def bound(self) -> int:
-        """One more than the largest index in use."""
+        """One more than the largest slot in use."""
         return self._records.index_bound
 
     def memory_bytes(self) -> int:
         """Approximate size."""
-        logs = sum(log.memory_bytes for log in self._logs)
-        return self._records.memory_bytes() + logs + self._position.nbytes
+        return self._records.memory_bytes() + self._keys.memory_bytes() + self._is_used.nbytes
 
-    def indices(self, keys: KeyBatch) -> Int64Array:
-        """The indices of keys, int64[n]; new keys are added."""
-        indices = self._records.lookup_or_insert(keys)
-        missing = self.bound - len(self._position)
-        if missing > 0:
-            added = np.full(max(missing, len(self._position)), -1, np.int64)
-            self._position = np.append(self._position, added)
-        new = np.flatnonzero(self._position[indices] < 0)
-        if len(new):
-            added, rows = np.unique(indices[new], return_index=True)
-            first = len(self._logs[0])
-            # Restored keys have plain types: what is kept has one type.
-            columns = retyped(keys.take(new[rows]), self._types).to_arrays()
-            for log, values in zip(self._logs, columns, strict=True):
-                log.append(values)
-            self._position[added] = np.arange(first, first + len(added))
-        return indices
+    def enter(self, keys: KeyBatch) -> tuple[Int64Array, Int64Array]:
+        """Gives new keys a slot.
+
+        Returns:
+            The slots of n keys, int64[n]; and where each of the new ones comes first among them.
+        """
+        count = len(self._records)
+        slots = self._records.lookup_or_insert(keys)
+        if len(self._records) == count:
+            return slots, np.empty(0, np.int64)
+        self._is_used = grown(self._is_used, self.bound)
+        new = np.flatnonzero(~self._is_used[slots])
+        added, firsts = np.unique(slots[new], return_index=True)
+        rows = new[firsts]
+        self._keys.put(added, keys.take(rows))
+        self._is_used[added] = True
+        return slots, rows
 
     def missing(self, keys: KeyBatch) -> KeyBatch:
-        """The different keys that have no index."""
-        absent = keys.take(np.flatnonzero(self._records.lookup(keys) < 0))
+        """The different keys that have no slot."""
+        absent = keys.take(np.flatnonzero(~self._records.contains(keys)))
         return absent.take(distinct(absent)[0]) if len(absent) else absent
 
-    def keys(self, indices: Int64Array) -> list[pa.Array]:
-        """The keys that have the indices, per key column n values."""
-        positions = self._position[indices]
-        # A position of -1 would stand for null: every index that is asked for is in use.
-        assert not len(positions) or positions.min() >= 0, "an index that is not in use"
-        return [log.take(positions) for log in self._logs]
+    def keys(self, slots: Int64Array) -> KeyBatch:
+        """The keys of slots in use."""
+        return self._keys.take(slots)
 
-    def remove(self, indices: Int64Array) -> None:
-        """Forgets the keys that have the (different) indices."""
-        if not len(indices):
+    def key_columns(self, slots: Int64Array) -> list[pa.Array]:
+        """The keys of slots in use, per key column n values."""
+        return self._keys.columns(slots)
+
+    def is_used(self, slots: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which of the slots have a key."""
+        used: npt.NDArray[np.bool_] = self._is_used[slots]
+        return used
+
+    def remove(self, slots: Int64Array) -> None:
+        """Forgets the keys of the (different) slots, which are in use."""
+        if not len(slots):
             return
-        self._records.remove(encode_keys(self.keys(indices)))
-        self._position[indices] = -1
-        if len(self._logs[0]) > max(2 * len(self._records), _COMPACT_ABOVE):
-            used = np.flatnonzero(self._position >= 0)
-            positions = self._position[used]
-            for log in self._logs:
-                log.keep(positions)
-            self._position[used] = np.arange(len(used))
+        assert self._is_used[slots].all(), "a slot that is not in use"
+        self._records.remove(self._keys.take(slots))
+        self._is_used[slots] = False
+        self._keys.free(slots, self._is_used)

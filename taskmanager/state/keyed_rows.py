@@ -18,6 +18,7 @@ from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
 from taskmanager.kernels import RecordTable
 from taskmanager.state.run_format import DELETED, KEY_GROUP
+from taskmanager.state.slot_arrays import grown
 from taskmanager.state.value_log import FrozenStates
 from taskmanager.state.wide_columns import narrow_batches
 
@@ -129,10 +130,7 @@ def latest_rows(
     count = 0
     for batch in checked:
         ids = known.lookup_or_insert(encode_keys(batch.columns[first:stop]))
-        if known.index_bound > len(last_row):
-            grown = np.empty(max(known.index_bound, 2 * len(last_row)), np.int64)
-            grown[: len(last_row)] = last_row
-            last_row = grown
+        last_row = grown(last_row, known.index_bound)
         last_row[ids] = np.arange(count, count + len(ids))  # the last write to an element stays
         row_ids.append(ids)
         count += len(ids)

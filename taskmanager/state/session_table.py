@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from taskmanager.state.instances import InstanceState, NumberPool
 from taskmanager.state.key_index import KeyIndex
 from taskmanager.state.keyed_rows import SealedKeyedRows, keyed_schema, latest_rows
 from taskmanager.state.run_format import key_fields
+from taskmanager.state.slot_arrays import SlotArrays, grown
 from taskmanager.state.snapshot_table import RestoredPart
 
 Int64Array = npt.NDArray[np.int64]
@@ -56,7 +58,7 @@ class SessionUpdate:
     touched: Int64Array
 
 
-class SessionTable:
+class SessionTable(SlotArrays):
     """Numbered sessions per key.
 
     Args:
@@ -66,6 +68,27 @@ class SessionTable:
     """
 
     kind = "sessions"
+    by_slot = MappingProxyType(
+        {
+            "_start": 0,
+            "_end": int(_NEVER),
+            "_key": 0,
+            "_earlier": -1,
+            "_later": -1,
+            "_fired": False,
+            "_changed_in": 0,
+            "_started_in": 0,
+        }
+    )
+    _start: Int64Array
+    _end: Int64Array
+    _key: Int64Array
+    _earlier: Int64Array
+    _later: Int64Array
+    _fired: BoolArray
+    _changed_in: Int64Array
+    _started_in: Int64Array
+    """Since when a session has its start: those of this version need no tombstone."""
 
     def __init__(
         self, key_types: Sequence[pa.DataType], gap_ms: int, contents: InstanceState
@@ -81,18 +104,10 @@ class SessionTable:
     def _begin(self, contents: InstanceState) -> None:
         """No session is in memory."""
         self.contents = contents
-        # Since when a session has its start: those of this version need no tombstone.
-        self._started_in = np.zeros(64, np.int64)
-        self._changed_in = np.zeros(64, np.int64)
+        self._make_arrays()
+        self._head = np.full(64, -1, np.int64)
         self._keys = KeyIndex(self._types)
         self._numbers = NumberPool()
-        self._head = np.full(64, -1, np.int64)
-        self._start = np.zeros(64, np.int64)
-        self._end = np.full(64, _NEVER, np.int64)
-        self._key = np.zeros(64, np.int64)
-        self._earlier = np.full(64, -1, np.int64)
-        self._later = np.full(64, -1, np.int64)
-        self._fired = np.zeros(64, np.bool_)
         self._count = 0
         # Lower bounds of the ends, so that most watermarks need no look at all sessions.
         self._first_end_to_fire = int(_NEVER)
@@ -103,8 +118,7 @@ class SessionTable:
 
     def memory_bytes(self) -> int:
         """Approximate size, what the sessions hold included."""
-        arrays = 7 * self._start.nbytes + self._fired.nbytes + self._head.nbytes
-        arrays += self._dead_bytes
+        arrays = self._array_bytes() + self._head.nbytes + self._dead_bytes
         return self._keys.memory_bytes() + arrays + self.contents.memory_bytes()
 
     def key_indices(self, keys: KeyBatch) -> Int64Array:
@@ -112,14 +126,13 @@ class SessionTable:
         return self._indices(keys)
 
     def _indices(self, keys: KeyBatch) -> Int64Array:
-        indices = self._keys.indices(keys)
-        if self._keys.bound > len(self._head):
-            self._head = _extended(self._head, self._keys.bound, -1)
+        indices, _ = self._keys.enter(keys)
+        self._head = grown(self._head, self._keys.bound, -1)
         return indices
 
     def keys(self, sessions: Int64Array) -> list[pa.Array]:
         """The keys of sessions, per key column n values."""
-        return self._keys.keys(self._key[sessions])
+        return self._keys.key_columns(self._key[sessions])
 
     def starts(self, sessions: Int64Array) -> Int64Array:
         """First milliseconds."""
@@ -226,18 +239,7 @@ class SessionTable:
     def _new_sessions(self, count: int) -> Int64Array:
         numbers = self._numbers.allocate(count)
         self._count += count
-        bound = self._numbers.bound
-        if bound > len(self._start):
-            self._start = _extended(self._start, bound, 0)
-            self._end = _extended(self._end, bound, int(_NEVER))
-            self._key = _extended(self._key, bound, 0)
-            self._earlier = _extended(self._earlier, bound, -1)
-            self._later = _extended(self._later, bound, -1)
-            self._started_in = _extended(self._started_in, bound, 0)
-            self._changed_in = _extended(self._changed_in, bound, 0)
-            fired = np.zeros(len(self._start), np.bool_)
-            fired[: len(self._fired)] = self._fired
-            self._fired = fired
+        self._reserve(self._numbers.bound)
         self._started_in[numbers] = self._version
         return numbers
 
@@ -450,9 +452,3 @@ def _components(
     component = np.empty(len(keys), np.int64)
     component[by_start] = np.cumsum(is_head) - 1
     return component, by_start, is_head
-
-
-def _extended(array: Int64Array, length: int, fill: int) -> Int64Array:
-    extended = np.full(max(2 * len(array), length), fill, np.int64)
-    extended[: len(array)] = array
-    return extended

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import bounds_of
+from taskmanager.state.slot_arrays import grown
 from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array, narrow_pieces
 
 Int64Array = npt.NDArray[np.int64]
@@ -209,10 +210,7 @@ class GroupedLog:
 
     def _note_values(self, groups: Int64Array) -> None:
         assert self._has_values is not None
-        missing = int(groups.max(initial=-1)) + 1 - len(self._has_values)
-        if missing > 0:
-            added = np.zeros(max(missing, len(self._has_values)), np.bool_)
-            self._has_values = np.append(self._has_values, added)
+        self._has_values = grown(self._has_values, int(groups.max(initial=-1)) + 1)
         self._has_values[groups] = True
 
     def memory_bytes(self) -> int:
@@ -230,9 +228,8 @@ class GroupedLog:
         self._has_values = None
         start = self._values.append(values)
         stop = start + len(values)
-        if stop > len(self._group_of):
-            self._group_of = _grown(self._group_of, stop)
-            self._sequence_of = _grown(self._sequence_of, stop)
+        self._group_of = grown(self._group_of, stop)
+        self._sequence_of = grown(self._sequence_of, stop)
         self._group_of[start:stop] = groups
         self._sequence_of[start:stop] = sequence
 
@@ -287,9 +284,3 @@ def ranges_of(starts: Int64Array, lengths: Int64Array) -> Int64Array:
     """The numbers ``starts[i] .. starts[i] + lengths[i] - 1`` for all i, one after the other."""
     before = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)
-
-
-def _grown(array: Int64Array, length: int) -> Int64Array:
-    grown = np.empty(max(2 * len(array), length), array.dtype)
-    grown[: len(array)] = array
-    return grown

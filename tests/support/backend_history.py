@@ -25,11 +25,12 @@ from penstock.storage.codec import Stamped, codec_of
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import owners
 from taskmanager.kernels import AccumulatorKind, encode_keys, record_versions
+from taskmanager.state import slot_keys
 from taskmanager.state.backend import AggregateDescriptor, KeyedStateBackend
 from taskmanager.state.descriptors import ABSENT, StateDescriptor, StateKind
 from taskmanager.state.group_columns import group_column
 from taskmanager.state.group_table import GroupTable, TableRows
-from taskmanager.state.hashmap import cell_columns, map_column, slot_keys, timer_table
+from taskmanager.state.hashmap import cell_columns, map_column, timer_table
 from taskmanager.state.instances import InstanceTable
 from taskmanager.state.rocksdb.entry_keys import PARTITION_BYTES, partition_bounds
 from taskmanager.state.rocksdb.write_queue_runner import EntryWriter

@@ -15,12 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
-from taskmanager.kernels import RecordTable
 from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.hashmap.cell_columns import HashMapListColumn, HashMapValueColumn
 from taskmanager.state.hashmap.map_column import HashMapMapColumn
 from taskmanager.state.hashmap.object_column import ObjectColumn
-from taskmanager.state.hashmap.slot_keys import SlotKeys
+from taskmanager.state.key_index import KeyIndex
 
 Int64Array = npt.NDArray[np.int64]
 C = TypeVar("C", bound=ObjectColumn)
@@ -65,9 +64,7 @@ class HashMapKeySpace:
         self.now_ms = now_ms
         self._open_column = open_column
         self._check_memory = check_memory
-        self._records = RecordTable(key_types, [], with_index=True)
-        self._keys = SlotKeys(key_types)
-        self._is_used = np.zeros(self.room, np.bool_)
+        self._keys = KeyIndex(key_types)
         self._columns: dict[str, ObjectColumn] = {}
         # Slots whose key may have nothing left.
         self._candidates: list[Int64Array] = []
@@ -112,12 +109,12 @@ class HashMapKeySpace:
         slots = np.flatnonzero(self._has_content(np.arange(self.room)))
         for start in range(0, len(slots), _KEYS_MAX):
             part = slots[start : start + _KEYS_MAX]
-            yield self._keys.take(part[self._has_content(part)])
+            yield self._keys.keys(part[self._has_content(part)])
 
     def sweep(self, now_ms: int, entries_max: int) -> int:
         """Removes what has expired in the next ``entries_max`` slots; returns how much."""
         columns = [column for column in self._columns.values() if column.descriptor.ttl_ms]
-        bound = self._records.index_bound
+        bound = self._keys.bound
         if not columns or not bound:
             return 0
         start = self._swept if self._swept < bound else 0
@@ -135,7 +132,7 @@ class HashMapKeySpace:
 
     def keys_of(self, slots: Int64Array) -> KeyBatch:
         """The keys of slots in use."""
-        return self._keys.take(slots)
+        return self._keys.keys(slots)
 
     def restored_slots(self, keys: KeyBatch) -> Int64Array:
         """The slots of restored keys."""
@@ -143,7 +140,7 @@ class HashMapKeySpace:
 
     def key_bytes(self) -> int:
         """Approximate size without the columns."""
-        return self._records.memory_bytes() + self._keys.memory_bytes() + self._is_used.nbytes
+        return self._keys.memory_bytes()
 
     def _column(self, descriptor: StateDescriptor, kind: Callable[..., C]) -> C:
         found = self._columns.get(descriptor.name)
@@ -159,26 +156,17 @@ class HashMapKeySpace:
         return self._open_column(descriptor.name, create)
 
     def _slots_of(self, keys: KeyBatch) -> Int64Array:
-        count = len(self._records)
-        slots = self._records.lookup_or_insert(keys)
-        if len(self._records) == count:
-            return slots
-        bound = self._records.index_bound
-        if bound > self.room:
-            self._grow(max(bound, 2 * self.room))
-        new = np.flatnonzero(~self._is_used[slots])
-        added, rows = np.unique(slots[new], return_index=True)
-        self._keys.put(added, keys.take(new[rows]))
-        self._is_used[added] = True
-        self._candidates.append(added)
+        slots, new = self._keys.enter(keys)
+        if len(new):
+            if self._keys.bound > self.room:
+                self._grow(max(self._keys.bound, 2 * self.room))
+            self._candidates.append(slots[new])
         return slots
 
     def _grow(self, room: int) -> None:
         with self.lock:
             for column in self._columns.values():
                 column.grow(room)
-            self._keys.reserve(room)
-        self._is_used = np.append(self._is_used, np.zeros(room - self.room, np.bool_))
         self.room = room
 
     def _has_content(self, slots: Int64Array) -> npt.NDArray[np.bool_]:
@@ -190,11 +178,9 @@ class HashMapKeySpace:
     def _forget_unused(self) -> None:
         slots = np.unique(np.concatenate(self._candidates))
         self._candidates = []
-        slots = slots[~self._has_content(slots) & self._is_used[slots]]
+        slots = slots[~self._has_content(slots) & self._keys.is_used(slots)]
         if not len(slots):
             return
         for column in self._columns.values():
             column.forget_slots(slots)
-        self._records.remove(self._keys.take(slots))
-        self._is_used[slots] = False
-        self._keys.free(slots, np.flatnonzero(self._is_used))
+        self._keys.remove(slots)

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
-from taskmanager.kernels import RecordTable
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.descriptors import StateDescriptor
+from taskmanager.state.key_index import KeyIndex
 from taskmanager.state.rocksdb.cache_host import CacheAccount, CacheHost, EntryReader
 from taskmanager.state.rocksdb.cell_columns import ListCells, StoredColumn, ValueCells
 from taskmanager.state.rocksdb.entry_keys import (
@@ -34,6 +34,7 @@ from taskmanager.state.rocksdb.entry_keys import (
 from taskmanager.state.rocksdb.map_cells import MapCells
 from taskmanager.state.rocksdb.sst_file import ByteStrings
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
+from taskmanager.state.slot_arrays import grown
 
 C = TypeVar("C", bound=StoredColumn)
 
@@ -78,9 +79,8 @@ class StoredKeySpace:
         self._host = host
         self._cache_account = CacheAccount(host)
         self._columns: dict[str, StoredColumn] = {}
-        self._index = RecordTable(key_types, [], with_index=True)
+        self._keys = KeyIndex(key_types)
         self._rests: list[bytes] = []
-        self._is_loaded = np.zeros(0, np.bool_)
         self._last_used = np.zeros(0, np.int64)
         self._bundle = 0
         self._is_entered = False
@@ -108,14 +108,9 @@ class StoredKeySpace:
     def enter(self, keys: KeyBatch) -> Int64Array:
         """The slots of n keys (equal keys, equal slots): int64[n]."""
         self._is_entered = True
-        slots = self._index.lookup_or_insert(keys)
-        bound = self._index.index_bound
-        if bound > len(self._is_loaded):
-            self._grow(max(bound, 2 * len(self._is_loaded)))
-        new = np.flatnonzero(~self._is_loaded[slots])
+        slots, new = self._keys.enter(keys)
         if len(new):
-            added, rows = np.unique(slots[new], return_index=True)
-            self._load(added, keys.take(new[rows]))
+            self._load(slots[new], keys.take(new))
         self._last_used[slots] = self._bundle
         distinct_slots = slots.tolist()
         for column in self._columns.values():
@@ -184,16 +179,14 @@ class StoredKeySpace:
         newest = np.empty(0, np.int64)
         if keep_keys:
             newest = np.sort(np.argpartition(used, count - keep_keys)[count - keep_keys :])
-        keys = self._index.key_batch().take(newest)
+        keys = self._keys.keys(newest)
         kept = newest.tolist()
         for column in self._columns.values():
             column.keep(kept)
         self._rests[:] = [self._rests[slot] for slot in kept]
-        self._index = RecordTable(self.key_types, [], capacity=len(kept), with_index=True)
+        self._keys = KeyIndex(self.key_types)
         if kept:
-            self._index.lookup_or_insert(keys)
-        self._is_loaded[:] = False
-        self._is_loaded[: len(kept)] = True
+            self._keys.enter(keys)
         self._last_used[: len(kept)] = used[newest]
         self._sweep_slot = 0
         self._account()
@@ -206,8 +199,8 @@ class StoredKeySpace:
     def memory_bytes(self) -> int:
         """Approximate size of the cache."""
         columns = sum(column.memory_bytes() for column in self._columns.values())
-        arrays = self._is_loaded.nbytes + self._last_used.nbytes
-        return self._index.memory_bytes() + len(self._rests) * _KEY_BYTES + arrays + columns
+        rests = len(self._rests) * _KEY_BYTES
+        return self._keys.memory_bytes() + rests + self._last_used.nbytes + columns
 
     def _column(self, descriptor: StateDescriptor, kind: Callable[..., C]) -> C:
         found: Any = self._columns.get(descriptor.name)
@@ -224,15 +217,11 @@ class StoredKeySpace:
             )
         return found
 
-    def _grow(self, room: int) -> None:
-        added = room - len(self._is_loaded)
-        self._is_loaded = np.append(self._is_loaded, np.zeros(added, np.bool_))
-        self._last_used = np.append(self._last_used, np.zeros(added, np.int64))
-        for column in self._columns.values():
-            column.grow(room)
-
     def _load(self, slots: Int64Array, keys: KeyBatch) -> None:
         """Brings keys that are new in the cache into it; their slots are the next ones."""
+        self._last_used = grown(self._last_used, self._keys.bound)
+        for column in self._columns.values():
+            column.grow(len(self._last_used))
         order = entry_order(keys, self._max_parallelism)
         names = entry_keys(0, keys.take(order), self._max_parallelism).to_list()
         ordered = slots[order].tolist()
@@ -241,7 +230,6 @@ class StoredKeySpace:
             self._rests[slot] = name[PARTITION_BYTES:]
         for column in self._columns.values():
             column.load(ordered)
-        self._is_loaded[slots] = True
 
     def _account(self) -> None:
         self._cache_account.resize(self.memory_bytes())

@@ -19,7 +19,7 @@ from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.operators.aggregation import AggregateInputs
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.slice_timeline import SliceTimeline
-from taskmanager.state import distinct_count, group_columns, key_index, value_log
+from taskmanager.state import distinct_count, group_columns, slot_keys, value_log
 from taskmanager.state.backend import AggregateDescriptor, KeyedStateBackend
 from taskmanager.state.group_columns import group_column
 from taskmanager.state.group_table import GroupTable
@@ -43,7 +43,7 @@ OPERATIONS = st.lists(
 
 @pytest.fixture(autouse=True)
 def compact_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (distinct_count, group_columns, key_index, value_log):
+    for module in (distinct_count, group_columns, slot_keys, value_log):
         monkeypatch.setattr(module, "_COMPACT_ABOVE", 3)
 
 
@@ -128,12 +128,12 @@ def test_key_index_gives_indices_of_removed_keys_out_again(
             index.remove(np.array([held.pop(key) for key in keys], np.int64))
         else:
             names = pa.array([f"k{key}" for key in keys])
-            found = index.indices(encode_keys([pa.array(keys), names])).tolist()
-            for key, number in zip(keys, found, strict=True):
+            slots, _ = index.enter(encode_keys([pa.array(keys), names]))
+            for key, number in zip(keys, slots.tolist(), strict=True):
                 assert held.setdefault(key, number) == number
         assert len(index) == len(held) == len(set(held.values()))
         assert index.bound <= 10
-        numbers, names = index.keys(np.array(list(held.values()), np.int64))
+        numbers, names = index.key_columns(np.array(list(held.values()), np.int64))
         assert numbers.to_pylist() == list(held)
         assert names.to_pylist() == [f"k{key}" for key in held]
 

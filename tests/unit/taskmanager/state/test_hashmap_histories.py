@@ -22,9 +22,10 @@ from penstock.storage.codec import codec_of
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import owners
 from taskmanager.kernels import AccumulatorKind, encode_keys, record_versions
+from taskmanager.state import slot_keys
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.descriptors import ABSENT, StateDescriptor, StateKind
-from taskmanager.state.hashmap import cell_columns, map_column, slot_keys, timer_table
+from taskmanager.state.hashmap import cell_columns, map_column, timer_table
 from taskmanager.state.hashmap.store import HashMapStateBackend
 from tests.support.hashmap_backend import MAX_PARALLELISM, Files, Writing, environment
 

@@ -1,4 +1,4 @@
-"""The keys of slots: the way back from the small integers that a key table gives out."""
+"""The keys of slots: the way back from the small integers that a ``KeyIndex`` gives out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
 from taskmanager.kernels import encode_keys
+from taskmanager.state.slot_arrays import grown
 
 Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 _COMPACT_ABOVE: Final = 1 << 16
 
@@ -43,16 +45,11 @@ class SlotKeys:
         """Approximate size."""
         return self._words.nbytes + self._extra.nbytes + self._arena.nbytes
 
-    def reserve(self, slots: int) -> None:
-        """Makes room for the slots 0 .. ``slots`` - 1."""
-        if slots > len(self._words):
-            added = np.zeros(max(slots - len(self._words), len(self._words)), np.int64)
-            self._words = np.append(self._words, added)
-            self._extra = np.append(self._extra, added)
-
     def put(self, slots: Int64Array, keys: KeyBatch) -> None:
         """Stores the keys of n different slots that are free."""
         self._loops = keys.loops
+        bound = int(slots.max(initial=-1)) + 1
+        self._words, self._extra = grown(self._words, bound), grown(self._extra, bound)
         if keys.fixed is not None:
             self._words[slots] = keys.fixed
             self._extra[slots] = 0 if keys.nulls is None else keys.nulls
@@ -73,6 +70,16 @@ class SlotKeys:
 
     def take(self, slots: Int64Array) -> KeyBatch:
         """The keys of n slots that are in use."""
+        keys = self._stored(slots)
+        # The hashes of keys of bytes are computed from the columns when they are encoded anew.
+        return keys if self._is_fixed else encode_keys(keys.to_arrays())
+
+    def columns(self, slots: Int64Array) -> list[pa.Array]:
+        """The keys of n slots that are in use, per key column n values."""
+        return self._stored(slots).to_arrays()
+
+    def _stored(self, slots: Int64Array) -> KeyBatch:
+        """The keys of slots, without hashes."""
         words, extra = self._words[slots], self._extra[slots]
         if self._is_fixed:
             nulls = extra == 1
@@ -82,17 +89,20 @@ class SlotKeys:
         offsets = bounds_of(extra)
         data = np.empty(int(offsets[-1]), np.uint8)
         self._loops.copy_ranges(self._arena, words, data, offsets[:-1], extra)
-        # Their hashes are computed from the columns when the keys are encoded anew.
-        columns = KeyBatch(self._types, self._loops, None, None, data, offsets).to_arrays()
-        return encode_keys(columns)
+        return KeyBatch(self._types, self._loops, None, None, data, offsets)
 
-    def free(self, slots: Int64Array, used: Int64Array) -> None:
-        """Forgets the keys of n slots; ``used`` are those that stay in use."""
+    def free(self, slots: Int64Array, is_used: BoolArray) -> None:
+        """Forgets the keys of n slots.
+
+        Args:
+            is_used: by slot, which stay in use.
+        """
         if self._is_fixed:
             return
         self._dead_bytes += int(self._extra[slots].sum())
         if self._dead_bytes <= max(_COMPACT_ABOVE, self._used_bytes // 2):
             return
+        used = np.flatnonzero(is_used)
         lengths = self._extra[used]
         offsets = bounds_of(lengths)
         arena = np.empty(int(offsets[-1]), np.uint8)
