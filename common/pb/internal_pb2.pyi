@@ -1218,9 +1218,12 @@ class RestoredTask(_message.Message):
     OPERATORS_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
     finished: _builtins.bool
     """The subtask had done all its work: it only ends its output."""
+    stopped: _builtins.bool
+    """The job was stopped with that checkpoint: the subtask commits what it covers, reads nothing, and ends."""
     @_builtins.property
     def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___RestoredOperator]: ...
     @_builtins.property
@@ -1237,10 +1240,11 @@ class RestoredTask(_message.Message):
         operators: _abc.Iterable[Global___RestoredOperator] | None = ...,
         inputs: _abc.Iterable[_checkpoint_pb2.ChannelPosition] | None = ...,
         outputs: _abc.Iterable[_checkpoint_pb2.ChannelPosition] | None = ...,
+        stopped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "finished", b"finished", "inputs", b"inputs", "operators", b"operators", "outputs", b"outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "finished", b"finished", "inputs", b"inputs", "operators", b"operators", "outputs", b"outputs", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

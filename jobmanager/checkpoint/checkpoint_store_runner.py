@@ -249,7 +249,10 @@ class CheckpointStoreRunner:
                 f"{self._store!r}): the JobManager's log says what is damaged; restore the files from "
                 "a backup; nothing has been deleted"
             )
-        completed = tuple(completed_of(retained, manifest) for retained, manifest in readable)
+        completed = tuple(
+            completed_of(retained, manifest, is_own=manifest.job_id == self._job_id)
+            for retained, manifest in readable
+        )
         if len(readable) == len(head.retained):
             # A leader that has been deposed meanwhile must not take what its successor has written.
             claim.heads.verify()
@@ -495,6 +498,12 @@ class CheckpointStoreRunner:
         path = manifest_path(wanted.checkpoint_id, self._leader_epoch)
         manifest = self.manifest(wanted, done_splits, last_states)
         now_ms = manifest.completed_at_ms
+        if wanted.properties.is_stop:
+            try:
+                self._save(wanted, manifest)
+            except (StoreTransient, StoreNotFound, StoreCorrupt, JobRejected) as error:
+                now_ms = self._now_ms()
+                return c.CheckpointNotStored(wanted.checkpoint_id, str(error), now_ms)
         try:
             self._store.put(path, [encode_manifest(manifest)])
             head = _next_head(claim.head, wanted, path, now_ms)
@@ -519,6 +528,16 @@ class CheckpointStoreRunner:
                 isinstance(error, StoreFull) and isinstance(self._store, MemoryStore),
             )
         return c.CheckpointStored(wanted.checkpoint_id, path, self._now_ms())
+
+    def _save(self, wanted: c.StoreCheckpoint, manifest: checkpoint_pb2.CheckpointManifest) -> None:
+        """Makes the savepoint with which the job is stopped, before HEAD says that it is."""
+        saved = checkpoint_pb2.CheckpointManifest()
+        saved.CopyFrom(manifest)
+        saved.properties.kind = checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
+        subtasks = [without_positions(snapshot) for snapshot in saved.subtasks]
+        del saved.subtasks[:]
+        saved.subtasks.extend(subtasks)
+        self.savepoint(wanted.properties.target).complete(saved)
 
     def _begin_storing(self, checkpoint_id: int) -> _Claim:
         """What it is stored under; a checkpoint that was given up on before is not stored any more."""

@@ -20,6 +20,8 @@ Invariants (``check``):
 - each request is answered once;
 - an id is used that HEAD has reserved, so that no other leader of the job uses it (``CheckpointIds``).
 
+The checkpoint with which a job is stopped is a checkpoint like others, taken alone as savepoints are; none comes behind it.
+
 A savepoint goes through the same steps, alone: it waits for what is under way, and what comes next waits for it. It
 is not registered, kept or counted, and no task builds upon it; files of the job that it refers to stay where they are.
 
@@ -57,7 +59,7 @@ from jobmanager.checkpoint.steady_time import SteadyTime
 from jobmanager.checkpoint.trigger_policy import Request, TriggerPolicy, Turn
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.errors import InvariantViolation, require_invariant
-from penstock.storage.checkpoint_properties import CheckpointProperties
+from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
 from penstock.storage.savepoint import is_of_savepoint
 
 _STORY_LENGTH: Final = 64
@@ -134,6 +136,8 @@ class CheckpointCoordinator:
         self._ready: deque[int] = deque()
         self._storing: int | None = None
         self._asked_at: int | None = None
+        self._is_stopped = any(checkpoint.is_stop for checkpoint in self._completed.kept[-1:])
+        """The newest checkpoint has stopped the job: none is to come behind it."""
         self._effects: list[c.CoordinatorEffect] = []
         for checkpoint in self._completed.kept:
             self._files.register(checkpoint)
@@ -337,7 +341,8 @@ class CheckpointCoordinator:
     @property
     def _can_trigger(self) -> bool:
         has_tasks = self._active and len(self._finished) < len(self._tasks)
-        return has_tasks and not self._loading and self._unsettled is None
+        is_free = not self._loading and not self._is_stopped and self._unsettled is None
+        return has_tasks and is_free
 
     @property
     def _unsettled(self) -> PendingCheckpoint | None:
@@ -350,8 +355,9 @@ class CheckpointCoordinator:
     # ------------------------------------------------------------ requests and triggers
 
     def _request(self, event: c.CheckpointRequested) -> None:
-        deadline_ms = self._now + self._settings.timeout_ms if event.properties.is_savepoint else 0
-        request = Request(event.request_id, event.properties, deadline_ms)
+        request = Request(event.request_id, event.properties)
+        if request.is_alone:
+            request = replace(request, deadline_ms=self._now + self._settings.timeout_ms)
         under_way = (pending.request for pending in self._pending.values())
         if any(
             known.request_id == event.request_id for known in (*self._policy.queued, *under_way)
@@ -374,7 +380,8 @@ class CheckpointCoordinator:
             return
         if not self._can_trigger:
             if not self._loading:
-                self._refuse_queued("all tasks of the job have finished")
+                ended = "all tasks of the job have finished"
+                self._refuse_queued("the job has been stopped" if self._is_stopped else ended)
             return
         if not self._ids.are_left:
             self._reserve_ids()
@@ -407,8 +414,8 @@ class CheckpointCoordinator:
 
     @property
     def _is_saving(self) -> bool:
-        """Whether what is under way is a savepoint."""
-        return any(pending.is_savepoint for pending in self._pending.values())
+        """Whether what is under way is a savepoint, or stops the job."""
+        return any(pending.is_alone for pending in self._pending.values())
 
     def _properties(self, request: Request) -> CheckpointProperties:
         is_full = request.properties.is_full or not self._settings.is_incremental
@@ -452,7 +459,7 @@ class CheckpointCoordinator:
             self._abort(pending, c.AbortReason.STORE_FAILED, f"{event.key}: {error}")
             return
         except FileReleased as error:
-            reason = c.AbortReason.OUTDATED if pending.is_savepoint else c.AbortReason.DECLINED
+            reason = c.AbortReason.OUTDATED if pending.is_alone else c.AbortReason.DECLINED
             self._abort(pending, reason, f"{event.key} {error}")
             return
         pending.acknowledge(event.key, Ack(event.snapshot, claims, event.summary))
@@ -572,7 +579,7 @@ class CheckpointCoordinator:
             f"whether checkpoint {pending.checkpoint_id} is stored is not known yet: {reason}"
         )
         self._effects.append(c.SettleCheckpoint(pending.checkpoint_id, reason))
-        given_up = () if pending.is_savepoint else (pending.give_up_request(),)
+        given_up = () if pending.is_alone else (pending.give_up_request(),)
         for request in (*given_up, *self._policy.stop()):
             self._refuse(request, c.RequestRefused.UNSETTLED, pending.unsettled)
 
@@ -594,7 +601,9 @@ class CheckpointCoordinator:
             state_bytes=summary.state_bytes,
             manifest_path=event.manifest_path,
             references=pending.registration.references,
+            is_stop=pending.is_stop,
         )
+        self._is_stopped = pending.is_stop
         self._ids.stored()
         self._files.register(checkpoint)
         subsumed = self._completed.add(checkpoint)
@@ -641,8 +650,8 @@ class CheckpointCoordinator:
         del self._pending[checkpoint_id]
         if checkpoint_id in self._ready:
             self._ready.remove(checkpoint_id)
-        if pending.is_savepoint:
-            self._abort_savepoint(pending, reason, detail)
+        if pending.is_alone:
+            self._abort_alone(pending, reason, detail)
             return
         verdict = self._failures.aborted(reason)
         self._policy.aborted(verdict.failed_in_a_row if reason.counts else 0, self._now)
@@ -663,17 +672,28 @@ class CheckpointCoordinator:
             self._effects.append(c.FailJob(_too_many(verdict.failed_in_a_row, detail)))
         self._files.end(checkpoint_id)
 
-    def _abort_savepoint(
-        self, pending: PendingCheckpoint, reason: c.AbortReason, detail: str
-    ) -> None:
+    def _abort_alone(self, pending: PendingCheckpoint, reason: c.AbortReason, detail: str) -> None:
+        """A savepoint, or one that was to stop the job: this says nothing about the health of checkpoints, and
+        what was held goes on."""
         checkpoint_id, request = pending.checkpoint_id, pending.request
+        behind = request.properties.behind
+        if not pending.is_savepoint:
+            self._statistics.failed(checkpoint_id, detail, self._wall_now)
         if keys := self._running(pending.participants):
             self._effects.append(c.NotifyAborted(checkpoint_id, keys))
-        if reason in (c.AbortReason.TASK_FINISHED, c.AbortReason.OUTDATED):
+        has_ended_time = behind is BehindBarrier.DRAIN
+        is_again = reason in (c.AbortReason.TASK_FINISHED, c.AbortReason.OUTDATED)
+        if is_again and not has_ended_time:
             self._policy.add_again(request)
         else:
-            self._effects.append(c.DiscardSavepoint(checkpoint_id, pending.target))
+            is_stop = request.properties.is_stop
+            self._effects.append(c.DiscardSavepoint(checkpoint_id, pending.target, is_stop))
             self._answer(request, checkpoint_id, c.RequestRefused.ABORTED, detail)
+            if has_ended_time and self._active:
+                told = (
+                    f"the job was not stopped, and its event time had been ended for that: {detail}"
+                )
+                self._effects.append(c.FailJob(told, is_free=True))
         self._files.end(checkpoint_id)
 
     def _answer(

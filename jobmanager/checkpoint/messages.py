@@ -64,6 +64,7 @@ class CompletedCheckpoint:
     Attributes:
         references: every file range it refers to, after the registry's rewriting.
         manifest_path: relative to the job's directory.
+        is_stop: the job was stopped with it: whoever restores it only commits and ends.
     """
 
     checkpoint_id: int
@@ -72,6 +73,7 @@ class CompletedCheckpoint:
     state_bytes: int
     manifest_path: str
     references: tuple[FileReference, ...]
+    is_stop: bool = False
 
 
 class AbortReason(Enum):
@@ -408,10 +410,12 @@ class DiscardSavepoint:
 
     Attributes:
         target: the directory.
+        is_complete: its manifest may be there, and goes as well.
     """
 
     checkpoint_id: int
     target: str
+    is_complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,9 +463,15 @@ class ReportCompleted:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """More checkpoints in a row have failed than are tolerated."""
+    """More checkpoints in a row have failed than are tolerated; or the job's tasks have been changed for a stop
+    that has failed.
+
+    Attributes:
+        is_free: the restart strategy is not asked.
+    """
 
     message: str
+    is_free: bool = False
 
 
 CheckpointCommand = TriggerTasks | NotifyCompleted | NotifySaved | NotifyAborted

@@ -102,6 +102,16 @@ class PendingCheckpoint:
         return self._properties.is_savepoint
 
     @property
+    def is_stop(self) -> bool:
+        """Whether the job ends with it."""
+        return self._properties.is_stop
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing else is under way beside it."""
+        return self.is_savepoint or self.is_stop
+
+    @property
     def target(self) -> str:
         """The directory that a savepoint is written to."""
         return self._properties.target

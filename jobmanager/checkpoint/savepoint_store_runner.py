@@ -20,6 +20,7 @@ from penstock.storage.manifest import decode_manifest, encode_manifest, referenc
 from penstock.storage.object_store import ObjectStore, copy_all
 from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import (
+    COMMITTED_PATH,
     GIVEN_UP,
     MANIFEST_PATH,
     STATE_DIRECTORY,
@@ -107,6 +108,14 @@ class SavepointStoreRunner:
                 raise JobRejected(f"another savepoint has been written to {self._uri} meanwhile")
         self._sweep({reference.location.path for reference in references(manifest)})
 
+    def mark_committed(self) -> None:
+        """The job that it was taken of has committed the output that it names.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        self._store.put(COMMITTED_PATH, [f"by job {self._job_id}\n".encode()])
+
     def settle(self, checkpoint_id: int) -> bool:
         """Whether the savepoint is complete; from now on that does not change any more.
 
@@ -121,11 +130,20 @@ class SavepointStoreRunner:
             return False
         return found is not None and found.checkpoint_id == checkpoint_id
 
-    def discard(self) -> None:
-        """The savepoint will not be complete: what was written for it goes, but for a manifest."""
+    def discard(self, *, is_complete: bool = False) -> None:
+        """The savepoint will not be complete: what was written for it goes.
+
+        Args:
+            is_complete: it may be complete, and is to go all the same.
+
+        Raises:
+            StoreTransient: it cannot be removed now.
+        """
         try:
             if self._found() is not None:
-                return
+                if not is_complete:
+                    return
+                self._store.delete(MANIFEST_PATH)
         except StoreCorrupt:
             pass  # given up: nothing names what is there
         self._sweep(set())

@@ -6,7 +6,12 @@ from collections.abc import Iterable, Mapping
 
 from jobmanager.checkpoint import messages as c
 from penstock.pb import checkpoint_pb2
-from penstock.storage.manifest import StoredReference, references, snapshot_references
+from penstock.storage.manifest import (
+    StoredReference,
+    properties_of,
+    references,
+    snapshot_references,
+)
 
 
 def references_of(snapshot: checkpoint_pb2.SubtaskSnapshot) -> tuple[c.FileReference, ...]:
@@ -34,7 +39,10 @@ def summary_of(metrics: checkpoint_pb2.CheckpointMetrics) -> c.SnapshotSummary:
 
 
 def completed_of(
-    retained: checkpoint_pb2.RetainedCheckpoint, manifest: checkpoint_pb2.CheckpointManifest
+    retained: checkpoint_pb2.RetainedCheckpoint,
+    manifest: checkpoint_pb2.CheckpointManifest,
+    *,
+    is_own: bool = True,
 ) -> c.CompletedCheckpoint:
     """A checkpoint that HEAD names."""
     return c.CompletedCheckpoint(
@@ -44,6 +52,7 @@ def completed_of(
         state_bytes=retained.state_bytes,
         manifest_path=retained.manifest_path,
         references=tuple(map(_reference, references(manifest))),
+        is_stop=is_own and properties_of(manifest.properties).is_stop,
     )
 
 

@@ -16,7 +16,7 @@ What holds back what:
     another one under way, min-pause>0  no      no          no          yes        no
     pause after failures in a row       no      no          no          yes        yes
 
-A savepoint aborts nothing and shares nothing with what goes on beside it, so it is alone: it waits for what is
+What is said of savepoints holds for the checkpoint with which a job is stopped, too. A savepoint aborts nothing and shares nothing with what goes on beside it, so it is alone: it waits for what is
 under way, and what comes next waits for it, in both cases no longer than a checkpoint may take (``expired``).
 
 The interval counts from the start of the last checkpoint of the job's own, since any of them makes work safe; a
@@ -74,7 +74,7 @@ class Request:
         """Before and behind which others it is served."""
         if not self.request_id:
             return Turn.PERIODIC
-        if self.is_savepoint:
+        if self.is_alone:
             return Turn.SAVEPOINT
         return Turn.FINAL if self.properties.behind is BehindBarrier.END else Turn.ON_DEMAND
 
@@ -82,6 +82,11 @@ class Request:
     def is_savepoint(self) -> bool:
         """Whether it is taken for its user."""
         return self.properties.is_savepoint
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing else is under way beside it: a savepoint, or the one with which a job is stopped."""
+        return self.properties.is_savepoint or self.properties.is_stop
 
 
 PERIODIC: Final = Request()

@@ -627,6 +627,19 @@ class DispatcherRunner:
         operation = self._checkpoints(job_id).savepoint(operation_id, directory, format)
         return await operation.result()
 
+    async def stop_with_savepoint(
+        self, job_id: str, operation_id: str, directory: str, *, drain: bool
+    ) -> JobOperation:
+        """Stops a job with a savepoint; returns when that is complete, and the job about to finish.
+
+        Raises:
+            JobNotFound: there is no such job.
+            JobRejected: it takes none; or the directory is not for it.
+            StreamError: it was not stopped, and runs on.
+        """
+        operation = self._checkpoints(job_id).stop(operation_id, directory, drain=drain)
+        return await operation.result()
+
     def operation(self, job_id: str, operation_id: str) -> JobOperation:
         """What somebody has asked of a job, as it stands.
 

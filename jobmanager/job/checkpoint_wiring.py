@@ -146,7 +146,7 @@ class CheckpointWiring:
         waits_to_load = not self._runs and self._graph.waits_to_load
         if isinstance(event, c.CheckpointRequested) and waits_to_load:
             return [c.AnswerRequest(event.request_id, 0, c.RequestRefused.LOADING)]
-        if isinstance(event, c.CheckpointRequested) and event.properties.is_savepoint:
+        if isinstance(event, c.CheckpointRequested) and event.properties.target:
             exchange = self._exchange_under_way()
             if exchange:
                 refused = c.RequestRefused.BLOCKING_EXCHANGE

@@ -55,7 +55,12 @@ from penstock.errors import (
     Unrecoverable,
 )
 from penstock.pb import checkpoint_pb2, graph_pb2
-from penstock.storage.checkpoint_properties import PLAIN, CheckpointProperties, SavepointFormat
+from penstock.storage.checkpoint_properties import (
+    PLAIN,
+    BehindBarrier,
+    CheckpointProperties,
+    SavepointFormat,
+)
 from penstock.storage.head import HeadOutcomeUnknown
 from penstock.storage.open_store import substore
 from penstock.storage.savepoint import savepoint_name
@@ -238,6 +243,29 @@ class JobCheckpointsRunner:
         Raises:
             JobRejected: the job takes none, the id is not one, or there is no directory.
         """
+        savepoints, path = self._place_of_savepoint(operation_id, directory)
+        wanted = JobOperation(operation_id, OperationKind.SAVEPOINT, path)
+        return self.operations.begin(wanted, lambda operation: savepoints.take(operation, format))
+
+    def stop(self, operation_id: str, directory: str, *, drain: bool) -> JobOperation:
+        """Begins to stop the job with a savepoint; its end says what came of it.
+
+        Args:
+            operation_id: chosen by who asks.
+            directory: as of ``savepoint``.
+            drain: event time ends first, so that windows fire.
+
+        Raises:
+            JobRejected: as ``savepoint``.
+        """
+        savepoints, path = self._place_of_savepoint(operation_id, directory)
+        behind = BehindBarrier.DRAIN if drain else BehindBarrier.HOLD
+        wanted = JobOperation(operation_id, OperationKind.STOP, path)
+        return self.operations.begin(wanted, lambda operation: savepoints.stop(operation, behind))
+
+    def _place_of_savepoint(
+        self, operation_id: str, directory: str
+    ) -> tuple[SavepointsRunner, str]:
         self._check_open()
         savepoints = self._savepoints
         if savepoints is None:
@@ -251,9 +279,7 @@ class JobCheckpointsRunner:
                 f"no savepoint of job {self._job_id} was taken: name a directory for it, or set "
                 "execution.checkpointing.savepoint-dir"
             )
-        path = substore(directory, savepoint_name(self._job_id, operation_id))
-        wanted = JobOperation(operation_id, OperationKind.SAVEPOINT, path)
-        return self.operations.begin(wanted, lambda operation: savepoints.take(operation, format))
+        return savepoints, substore(directory, savepoint_name(self._job_id, operation_id))
 
     def _check_open(self) -> None:
         if self._closed or self._ended.is_set():
@@ -402,6 +428,9 @@ class JobCheckpointsRunner:
             if found.is_of_another:
                 store, tasks = self._store, self._restored
                 await self._call("bring lists", lambda: store.bring_lists(tasks))
+            if found.retained and found.retained[-1].is_stop:
+                for task in self._restored.values():
+                    task.stopped = True
             restored = restored_checkpoint(found.newest.checkpoint_id, self._restored, self._graph)
         return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
 

@@ -625,7 +625,8 @@ class JobMaster:
     def _perform(self, effects: Iterable[WiredEffect]) -> None:
         for effect in effects:
             if isinstance(effect, c.FailJob):
-                self._fail(FailureCause("CheckpointAborted", effect.message), ALL)
+                cause = FailureCause("CheckpointAborted", effect.message)
+                self._fail(cause, ALL, is_free=effect.is_free)
             else:
                 self._effects.append(effect)
 

@@ -8,6 +8,7 @@ from penstock.pb import client_pb2
 _KIND = {
     OperationKind.CHECKPOINT: client_pb2.OPERATION_KIND_CHECKPOINT,
     OperationKind.SAVEPOINT: client_pb2.OPERATION_KIND_SAVEPOINT,
+    OperationKind.STOP: client_pb2.OPERATION_KIND_STOP,
 }
 _STATUS = {
     OperationStatus.IN_PROGRESS: client_pb2.OPERATION_STATUS_IN_PROGRESS,

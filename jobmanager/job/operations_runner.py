@@ -26,6 +26,7 @@ class OperationKind(Enum):
 
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
+    STOP = "stop"
 
 
 class OperationStatus(Enum):

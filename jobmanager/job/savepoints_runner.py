@@ -22,6 +22,7 @@ from jobmanager.job.operations_runner import JobOperation
 from jobmanager.messages import job_messages as m
 from penstock.errors import Fenced, StoreTransient, StreamError, Unrecoverable
 from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
     CheckpointKind,
     CheckpointProperties,
     SavepointFormat,
@@ -91,6 +92,41 @@ class SavepointsRunner:
             await self._discard(operation.path)
             raise
 
+    async def stop(self, operation: JobOperation, behind: BehindBarrier) -> None:
+        """Stops the job with a savepoint in ``operation.path``.
+
+        Raises:
+            StreamError: it was not stopped, and runs on.
+        """
+        directory = self._store.savepoint(operation.path)
+        begun = await self._calls.run("begin savepoint", directory.begin)
+        if begun.checkpoint_id:
+            operation.checkpoint_id = begun.checkpoint_id
+            return
+        operation.is_uploaded = begun.is_elsewhere
+        properties = CheckpointProperties(target=operation.path, behind=behind)
+        try:
+            operation.checkpoint_id = await self._request(operation.operation_id, properties)
+        except StreamError as error:
+            await self._discard(operation.path)
+            raise StreamError(f"the job was not stopped, and runs on: {error}") from error
+        await self._mark_committed(operation.path)
+
+    async def _mark_committed(self, path: str) -> None:
+        directory = self._store.savepoint(path)
+        for attempt in count():
+            try:
+                await self._calls.run("mark savepoint", directory.mark_committed)
+            except StoreTransient as error:
+                self._log.warning("savepoint.not_marked", path=path, reason=str(error))
+            else:
+                return
+            pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
+            if not await self._pause(pause_s):
+                raise StreamError(
+                    f"the job has ended, and that its output is committed could not be noted beside {path}"
+                )
+
     async def store(self, wanted: m.WriteManifest, states: LastStates) -> None:
         """Writes one that all tasks have acknowledged."""
         stored = wanted.stored
@@ -127,11 +163,14 @@ class SavepointsRunner:
 
     async def discard(self, effect: c.DiscardSavepoint) -> None:
         """Removes what was written for one that will not be complete."""
-        await self._discard(effect.target)
+        await self._discard(effect.target, is_complete=effect.is_complete)
 
-    async def _discard(self, path: str) -> None:
+    async def _discard(self, path: str, *, is_complete: bool = False) -> None:
+        directory = self._store.savepoint(path)
         try:
-            await self._calls.run("discard savepoint", self._store.savepoint(path).discard)
+            await self._calls.run(
+                "discard savepoint", lambda: directory.discard(is_complete=is_complete)
+            )
         except StreamError as error:
             self._log.warning("savepoint.not_removed", path=path, reason=str(error))
 

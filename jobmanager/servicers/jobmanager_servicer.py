@@ -165,6 +165,16 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         return operation_message(self._dispatcher.find(request.job_id).job_id, operation)
 
     @override
+    async def StopJob(
+        self, request: client_pb2.StopJobRequest, context: Any
+    ) -> client_pb2.OperationDetails:
+        """Stops a job with a savepoint; answers when nothing keeps it from finishing any more."""
+        operation = await self._dispatcher.stop_with_savepoint(
+            request.job_id, request.operation_id, request.directory, drain=request.drain
+        )
+        return operation_message(self._dispatcher.find(request.job_id).job_id, operation)
+
+    @override
     async def GetOperation(
         self, request: client_pb2.GetOperationRequest, context: Any
     ) -> client_pb2.OperationDetails:

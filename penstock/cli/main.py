@@ -14,7 +14,7 @@ from penstock.cli.jobs import attach, cancel, info, list_jobs, logs
 from penstock.cli.nexmark import nexmark
 from penstock.cli.partitions import partitions
 from penstock.cli.run import plan, run
-from penstock.cli.savepoints import dispose, operation, savepoint, savepoints, state
+from penstock.cli.savepoints import dispose, operation, savepoint, savepoints, state, stop
 from penstock.cli.taskmanagers import taskmanagers
 
 
@@ -35,6 +35,7 @@ for command in (
     logs,
     checkpoint,
     checkpoints,
+    stop,
     savepoint,
     savepoints,
     operation,

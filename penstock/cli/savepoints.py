@@ -16,7 +16,7 @@ from penstock.cli.context import (
     reports_errors,
 )
 from penstock.cli.describe import size_of, time_of
-from penstock.client.job import TERMINAL_STATES
+from penstock.client.job import TERMINAL_STATES, JobHandle
 from penstock.client.job_operations import FORMATS, operation_of, whole_directory
 from penstock.errors import JobNotFound, JobRejected
 
@@ -65,6 +65,50 @@ def savepoint(
     echo(taken.path)
     if taken.uploaded:
         echo("in another store than the job's checkpoints: all of it was written anew", err=True)
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--savepoint-dir",
+    metavar="DIR",
+    help="Gets a directory for the savepoint; default execution.checkpointing.savepoint-dir.",
+)
+@click.option(
+    "--drain",
+    is_flag=True,
+    help="End event time first: windows fire, and functions hear of the end of the data.",
+)
+@click.option("--operation-id", metavar="ID", help="As of savepoint.")
+@common_options
+@reports_errors
+def stop(
+    job: str,
+    savepoint_dir: str | None,
+    drain: bool,
+    operation_id: str | None,
+    jobmanager: str | None,
+    as_json: bool,
+) -> None:
+    """End a job with a savepoint, and wait until it has FINISHED.
+
+    Sources read nothing behind the savepoint; all output up to it is committed. Whatever fails on the way leaves the
+    job running, and is said.
+    """
+    operation_id = operation_id or uuid4().hex
+    if drain:
+        echo(
+            "--drain ends event time: all windows fire, and the savepoint is for ending the job, not for resuming it",
+            err=True,
+        )
+    with connected(jobmanager) as client:
+        job_id = client.job(job).summary.job_id
+        taken = client.stop(job_id, whole_directory(savepoint_dir), operation_id, drain=drain)
+        JobHandle(client, job_id).wait()
+    if as_json:
+        print_json({"job_id": job_id, "operation_id": operation_id, "path": taken.path})
+    else:
+        echo(taken.path)
 
 
 @click.command()

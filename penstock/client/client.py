@@ -248,6 +248,33 @@ class Client:
         timeout_s = _SAVEPOINT_TIMEOUT_S if timeout_s is None else timeout_s
         return self._call(lambda stub: stub.TriggerSavepoint, request, timeout_s=timeout_s)
 
+    def stop(
+        self,
+        job_id: str,
+        directory: str,
+        operation_id: str,
+        *,
+        drain: bool = False,
+        timeout_s: float | None = None,
+    ) -> client_pb2.OperationDetails:
+        """Stops a job with a savepoint; returns when nothing keeps it from finishing any more.
+
+        Args:
+            directory: as of ``savepoint``.
+            operation_id: as of ``savepoint``.
+            drain: event time ends first, so that windows fire.
+            timeout_s: how long to wait at most; None = twenty minutes.
+
+        Raises:
+            JobRejected: the job takes no savepoints, or has ended; or the directory is not for it.
+            StreamError: it was not stopped, and runs on.
+        """
+        request = client_pb2.StopJobRequest(
+            job_id=job_id, operation_id=operation_id, directory=directory, drain=drain
+        )
+        timeout_s = _SAVEPOINT_TIMEOUT_S if timeout_s is None else timeout_s
+        return self._call(lambda stub: stub.StopJob, request, timeout_s=timeout_s)
+
     def operation(self, job_id: str, operation_id: str) -> client_pb2.OperationDetails:
         """What has become of something that was asked of a job.
 

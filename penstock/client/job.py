@@ -63,6 +63,17 @@ class JobClient(Protocol):
     ) -> client_pb2.OperationDetails:
         """Takes a savepoint."""
 
+    def stop(
+        self,
+        job_id: str,
+        directory: str,
+        operation_id: str,
+        *,
+        drain: bool = False,
+        timeout_s: float | None = None,
+    ) -> client_pb2.OperationDetails:
+        """Stops a job with a savepoint."""
+
     def operation(self, job_id: str, operation_id: str) -> client_pb2.OperationDetails:
         """What has become of something that was asked of a job."""
 
@@ -210,6 +221,43 @@ class JobHandle:
             FORMATS[format],
             timeout,
         )
+        return taken.path
+
+    def stop(
+        self,
+        savepoint_dir: str | os.PathLike[str] | None = None,
+        drain: bool = False,
+        *,
+        timeout: float | None = None,
+        operation_id: str = "",
+    ) -> str:
+        """Ends the job with a savepoint, and waits until it has FINISHED: all output up to the savepoint is committed.
+
+        Whatever fails on the way leaves the job running.
+
+        Args:
+            savepoint_dir: gets a directory for it; None = ``execution.checkpointing.savepoint-dir``.
+            drain: event time ends first: windows fire, functions hear of the end of the data. Such a savepoint is for
+                ending, not for resuming.
+            timeout: seconds at most; None = twenty minutes.
+            operation_id: as of ``savepoint``.
+
+        Returns:
+            The directory that is the savepoint.
+
+        Raises:
+            JobRejected: the job takes no savepoints, or has ended; or the directory is not for it.
+            StreamError: it was not stopped, and runs on; the message says why.
+            TimeoutError: it has not finished yet.
+        """
+        taken = self._client.stop(
+            self._job_id,
+            whole_directory(savepoint_dir),
+            operation_id or uuid4().hex,
+            drain=drain,
+            timeout_s=timeout,
+        )
+        self.wait(timeout)
         return taken.path
 
     def operation(self, operation_id: str) -> Operation:

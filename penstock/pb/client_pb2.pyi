@@ -87,11 +87,13 @@ class _OperationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operati
     DESCRIPTOR: _descriptor.EnumDescriptor
     OPERATION_KIND_CHECKPOINT: _OperationKind.ValueType  # 0
     OPERATION_KIND_SAVEPOINT: _OperationKind.ValueType  # 1
+    OPERATION_KIND_STOP: _OperationKind.ValueType  # 2
 
 class OperationKind(_OperationKind, metaclass=_OperationKindEnumTypeWrapper): ...
 
 OPERATION_KIND_CHECKPOINT: OperationKind.ValueType  # 0
 OPERATION_KIND_SAVEPOINT: OperationKind.ValueType  # 1
+OPERATION_KIND_STOP: OperationKind.ValueType  # 2
 Global___OperationKind: _TypeAlias = OperationKind  # noqa: Y015
 
 class _OperationStatus:
@@ -1003,6 +1005,36 @@ class TriggerSavepointRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TriggerSavepointRequest: _TypeAlias = TriggerSavepointRequest  # noqa: Y015
+
+@_typing.final
+class StopJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    operation_id: _builtins.str
+    """As of TriggerSavepointRequest."""
+    directory: _builtins.str
+    drain: _builtins.bool
+    """Event time ends first: windows fire, and functions hear of the end of the data."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        operation_id: _builtins.str = ...,
+        directory: _builtins.str = ...,
+        drain: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "drain", b"drain", "job_id", b"job_id", "operation_id", b"operation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopJobRequest: _TypeAlias = StopJobRequest  # noqa: Y015
 
 @_typing.final
 class GetOperationRequest(_message.Message):

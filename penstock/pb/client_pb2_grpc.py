@@ -94,6 +94,11 @@ class JobManagerStub:
                 request_serializer=penstock_dot_pb_dot_client__pb2.TriggerSavepointRequest.SerializeToString,
                 response_deserializer=penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
                 _registered_method=True)
+        self.StopJob = channel.unary_unary(
+                '/penstock.v1.JobManager/StopJob',
+                request_serializer=penstock_dot_pb_dot_client__pb2.StopJobRequest.SerializeToString,
+                response_deserializer=penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
+                _registered_method=True)
         self.GetOperation = channel.unary_unary(
                 '/penstock.v1.JobManager/GetOperation',
                 request_serializer=penstock_dot_pb_dot_client__pb2.GetOperationRequest.SerializeToString,
@@ -215,8 +220,15 @@ class JobManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StopJob(self, request, context):
+        """Stops a job with a savepoint; answers when nothing keeps it from finishing any more, or that it runs on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetOperation(self, request, context):
-        """What has become of a checkpoint or savepoint that somebody asked for.
+        """What has become of a checkpoint, savepoint or stop that somebody asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -322,6 +334,11 @@ def add_JobManagerServicer_to_server(servicer, server):
             'TriggerSavepoint': grpc.unary_unary_rpc_method_handler(
                     servicer.TriggerSavepoint,
                     request_deserializer=penstock_dot_pb_dot_client__pb2.TriggerSavepointRequest.FromString,
+                    response_serializer=penstock_dot_pb_dot_client__pb2.OperationDetails.SerializeToString,
+            ),
+            'StopJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopJob,
+                    request_deserializer=penstock_dot_pb_dot_client__pb2.StopJobRequest.FromString,
                     response_serializer=penstock_dot_pb_dot_client__pb2.OperationDetails.SerializeToString,
             ),
             'GetOperation': grpc.unary_unary_rpc_method_handler(
@@ -683,6 +700,33 @@ class JobManager:
             target,
             '/penstock.v1.JobManager/TriggerSavepoint',
             penstock_dot_pb_dot_client__pb2.TriggerSavepointRequest.SerializeToString,
+            penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.JobManager/StopJob',
+            penstock_dot_pb_dot_client__pb2.StopJobRequest.SerializeToString,
             penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
             options,
             channel_credentials,

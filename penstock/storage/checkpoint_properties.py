@@ -42,7 +42,7 @@ class CheckpointProperties:
     """What a checkpoint is taken as.
 
     Attributes:
-        target: the directory that it is written to; "" = the job's own in the checkpoint store.
+        target: the directory of the savepoint; "" = it makes none.
         is_full: it refers to no file of an earlier one.
         behind: what becomes of the job behind its barrier.
         format: of a savepoint.
@@ -64,6 +64,11 @@ class CheckpointProperties:
     def is_savepoint(self) -> bool:
         """Whether it is its user's, and not the job's."""
         return self.kind is CheckpointKind.SAVEPOINT
+
+    @property
+    def is_stop(self) -> bool:
+        """Whether the job ends with it: its own checkpoint, and a savepoint with the same content."""
+        return not self.is_savepoint and self.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN)
 
 
 PLAIN = CheckpointProperties()

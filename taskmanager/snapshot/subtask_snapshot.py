@@ -268,7 +268,9 @@ class SubtaskSnapshotter:
         try:
             for left in work:
                 left()
-            self._write(barrier.checkpoint_id, barrier.properties.target, snapshot, frozen)
+            # With the job's own checkpoint that stops it the JobManager makes the savepoint.
+            target = barrier.properties.target if barrier.properties.is_savepoint else ""
+            self._write(barrier.checkpoint_id, target, snapshot, frozen)
         except TaskFailure as error:
             _discard(frozen)
             self._listener.fail_later(error)
@@ -317,9 +319,11 @@ class SubtaskSnapshotter:
 
 def _obstacle(properties: CheckpointProperties, *, is_incremental: bool) -> str:
     """Why a snapshot of these properties cannot be taken here; "" = it can."""
+    makes_savepoint = properties.is_savepoint or properties.is_stop
+    is_held = properties.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN)
     if (
-        properties.is_savepoint != bool(properties.target)
-        or properties.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN)
+        makes_savepoint != bool(properties.target)
+        or (properties.is_savepoint and is_held)
         or properties.format is not SavepointFormat.NATIVE
     ):
         return f"tasks of this version do not take {properties}"

@@ -253,6 +253,8 @@ class Deployment:
         except BaseException:
             subtask.close()
             raise
+        if self._deployment.restore.stopped:
+            subtask.stop()
         return subtask
 
     def _build_finished(self, execution: Execution) -> Subtask:

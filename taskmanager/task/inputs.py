@@ -43,6 +43,9 @@ class Input(Protocol):
     def abort_checkpoint(self, checkpoint_id: int) -> None:
         """A checkpoint has been given up."""
 
+    def stop(self) -> None:
+        """The job has been stopped: nothing more is read."""
+
     def alignment(self) -> Alignment | None:
         """How the barrier handed out last was aligned, None where there was nothing to align."""
 
@@ -60,6 +63,7 @@ class SourceInput:
         self._source = source
         self._triggered: deque[CheckpointBarrier] = deque()
         self._is_rows_turn = False
+        self._is_stopped = False
 
     def poll(self) -> Iterable[OperatorOutput] | None:
         """A barrier that was asked for, else what the reader has next.
@@ -67,6 +71,8 @@ class SourceInput:
         Between two barriers the reader has a turn: checkpoints that take longer than their interval do
         not keep the job from going on.
         """
+        if self._is_stopped:
+            return (self._triggered.popleft(),) if self._triggered else None
         if self._triggered and self._is_rows_turn:
             self._is_rows_turn = False
             elements = self._source.poll()
@@ -79,13 +85,17 @@ class SourceInput:
 
     @property
     def has_ended_data(self) -> bool:
-        """True when every split is read."""
-        return self._source.is_finished and not self._triggered
+        """True when every split is read, or nothing is any more."""
+        return (self._is_stopped or self._source.is_finished) and not self._triggered
 
     @property
     def has_ended(self) -> bool:
         """True when every split is read; nothing else comes in."""
         return self.has_ended_data
+
+    def stop(self) -> None:
+        """Reads no more."""
+        self._is_stopped = True
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
         """The next element is the barrier."""
@@ -177,6 +187,9 @@ class GateInput:
             return None
         return Alignment(started.first_at_ms, self._counters.bytes_in - started.first_bytes)
 
+    def stop(self) -> None:
+        """What its producers have sent behind the barrier is not processed any more: only their ends are read."""
+
     def on_timer(self, now_ms: int) -> None:
         """A gate asks for no timers."""
 
@@ -229,6 +242,9 @@ class EndedInput:
     def alignment(self) -> Alignment | None:
         """There is nothing to align."""
         return None
+
+    def stop(self) -> None:
+        """It has ended anyway."""
 
     def on_timer(self, now_ms: int) -> None:
         """It asks for no timers."""

@@ -152,6 +152,10 @@ class OperatorChain:
         """Lets ``node`` emit the elements (``SOURCE`` = they enter the chain)."""
         self._stack.append((node, iter(elements), None))
 
+    def start_last(self, node: int, elements: Iterable[OperatorOutput]) -> None:
+        """The same behind all that has been started before."""
+        self._later.append((node, iter(elements), None))
+
     def start_timer(self, node: int, now_ms: int) -> None:
         """Lets an operator emit what its timer is due for."""
         self._stack.append((node, _lazily(partial(self._operators[node].on_timer, now_ms)), None))

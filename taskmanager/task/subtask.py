@@ -6,6 +6,10 @@ is due). The way to the end: the input's data has ended -> watermark to the maxi
 what they hold -> end of data on every output -> commit where the output needs one, and the ends of all
 producers -> end of the partitions -> all of it read by the consumers -> FINISHED.
 
+Behind a barrier with which the job is stopped the subtask *holds*: it reads nothing, no timer fires, nothing that is held
+back leaves. When that checkpoint is complete it ends where it stands, without an end of its data; where it is aborted, it
+goes on as if there had been none.
+
 A barrier passes here like any other element, but nothing else is done from the moment it enters the
 chain until it has left it on every output and the snapshot has been taken: that is what makes the
 snapshot exact.
@@ -24,6 +28,7 @@ from common.elements import (
     OperatorOutput,
     Watermark,
 )
+from penstock.storage.checkpoint_properties import BehindBarrier
 from taskmanager.network.result_partition import ResultPartition
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator
@@ -109,6 +114,8 @@ class Subtask:
         self._passing: CheckpointBarrier | None = None
         self._is_void = False
         """The checkpoint whose barrier is passing has been given up meanwhile."""
+        self._held_by: int | None = None
+        """The checkpoint with which the job is to be stopped, once its barrier has passed."""
         self._snapshot_id = 0
         """Of the checkpoint that a snapshot was taken for last."""
         self._last_checkpoint_id: int | None = None
@@ -144,6 +151,8 @@ class Subtask:
     def _step(self) -> Progress:
         if self._chain.is_busy:
             return self._run_chain()
+        if self._held_by is not None:
+            return Progress.IDLE
         if self._timers and self._fire_timers():
             return self._run_chain()
         if self.phase is SubtaskPhase.READING:
@@ -171,6 +180,8 @@ class Subtask:
             self._is_void = False
             return
         self._snapshot_id = barrier.checkpoint_id
+        if barrier.properties.is_stop and self.phase is SubtaskPhase.READING:
+            self._held_by = barrier.checkpoint_id
         self._take_snapshot(barrier, self._input.alignment())
         if self.phase is SubtaskPhase.WAITING and self._last_checkpoint_id is None:
             self._last_checkpoint_id = barrier.checkpoint_id
@@ -179,6 +190,11 @@ class Subtask:
         """Lets elements of the input into the chain."""
         if isinstance(elements, tuple) and elements and isinstance(elements[0], CheckpointBarrier):
             self._passing = elements[0]
+            if self._passing.properties.behind is BehindBarrier.DRAIN and not self._has_ended_data:
+                self._chain.start(SOURCE, (Watermark(MAX_TIMESTAMP_MS),))
+                self._chain.start_end_of_data()
+                self._chain.start_last(SOURCE, elements)
+                return
         self._chain.start(SOURCE, elements)
 
     def _read(self) -> Progress:
@@ -194,6 +210,18 @@ class Subtask:
             self._chain.start_end_of_data()
             return self._run_chain()
         return Progress.IDLE
+
+    @property
+    def _has_ended_data(self) -> bool:
+        """Whether operators have heard of the end of the data."""
+        return self.phase is not SubtaskPhase.READING
+
+    def stop(self) -> None:
+        """Ends where it stands: the job has been stopped, and no data is ended."""
+        self._held_by = None
+        if self.phase is SubtaskPhase.READING:
+            self._input.stop()
+            self.phase = SubtaskPhase.ENDING
 
     def _end_data(self) -> Progress:
         for partition in self._partitions:
@@ -273,11 +301,15 @@ class Subtask:
         covering = self._last_checkpoint_id
         if covering is not None and covering <= checkpoint_id:
             self._is_committed = True
+        if self._held_by == checkpoint_id:
+            self.stop()
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """A checkpoint will not complete."""
         if self._passing is not None and self._passing.checkpoint_id == checkpoint_id:
             self._is_void = True
+        if self._held_by == checkpoint_id:
+            self._held_by = None
         self._input.abort_checkpoint(checkpoint_id)
         for operator in self._operators:
             operator.on_checkpoint_aborted(checkpoint_id)
@@ -291,8 +323,8 @@ class Subtask:
             self._timers[node] = at_ms
 
     def next_deadline_ms(self) -> int | None:
-        """Wall-clock time of the earliest timer; None while the chain is busy with something else."""
-        if self._chain.is_busy:
+        """Wall-clock time of the earliest timer; None while the chain is busy with something else, or holds."""
+        if self._chain.is_busy or self._held_by is not None:
             return None
         return min(self._timers.values(), default=None)
 
@@ -313,9 +345,8 @@ class Subtask:
     @property
     def holds_back(self) -> bool:
         """True while operators or outputs may keep rows waiting for company, and nothing is to be done."""
-        return (
-            not self._is_flushed and self.phase is SubtaskPhase.READING and not self._chain.is_busy
-        )
+        is_reading = self.phase is SubtaskPhase.READING and self._held_by is None
+        return not self._is_flushed and is_reading and not self._chain.is_busy
 
     def flush(self) -> Progress:
         """Sends all that is held back: nothing more is coming for now."""

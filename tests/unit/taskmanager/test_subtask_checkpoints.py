@@ -28,6 +28,7 @@ from common.elements import (
     OriginEnded,
     Watermark,
 )
+from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
 from taskmanager.harness.manual_clock import ManualClock
 from taskmanager.network.result_partition import ResultPartition
 from taskmanager.operators.metrics import SubtaskCounters
@@ -67,6 +68,10 @@ class FakeInput:
 
     def abort_checkpoint(self, checkpoint_id: int) -> None:
         self.aborted.append(checkpoint_id)
+
+    def stop(self) -> None:
+        self.elements.clear()
+        self.has_ended = True
 
     def alignment(self) -> Alignment | None:
         return Alignment(5, 7)
@@ -450,3 +455,56 @@ def test_a_subtask_restored_as_finished_ends_its_outputs() -> None:
     ]
     output.is_read = True
     assert subtask.step() is Progress.ENDED
+
+
+def stopping(checkpoint_id: int, behind: BehindBarrier = BehindBarrier.HOLD) -> CheckpointBarrier:
+    return CheckpointBarrier(
+        checkpoint_id, 0, properties=CheckpointProperties(target="/kept/s", behind=behind)
+    )
+
+
+def test_behind_the_barrier_of_a_stop_nothing_is_read_until_it_is_aborted() -> None:
+    source = FakeInput(rows(1), stopping(3), rows(2))
+    task = Task(source)
+    assert task.run() is Progress.IDLE
+    assert task.output.elements == [1, stopping(3)]
+    task.subtask.register_timer(SOURCE, 0)
+    assert task.subtask.next_deadline_ms() is None
+    assert not task.subtask.holds_back
+    task.subtask.checkpoint_aborted(2)  # another one
+    assert task.run() is Progress.IDLE
+    assert len(source.elements) == 1
+    task.subtask.checkpoint_aborted(3)
+    assert task.run() is Progress.IDLE
+    assert task.output.elements == [1, stopping(3), 2]
+    assert task.sink.shown == []
+
+
+def test_a_stop_that_is_complete_commits_and_ends_without_an_end_of_the_data() -> None:
+    source = FakeInput(rows(1), stopping(3), rows(2))
+    task = Task(source)
+    task.run()
+    task.subtask.checkpoint_completed(3)
+    assert task.sink.shown == [1]
+    assert task.run() is Progress.ENDED
+    assert task.output.elements == [1, stopping(3), EndOfData(), EndOfPartition()]
+
+
+def test_what_is_restored_from_a_stop_ends_at_once() -> None:
+    source = FakeInput(rows(1))
+    task = Task(source)
+    task.subtask.stop()
+    assert task.run() is Progress.ENDED
+    assert task.output.elements == [EndOfData(), EndOfPartition()]
+
+
+def test_a_drain_ends_the_data_before_its_barrier() -> None:
+    drain = stopping(3, BehindBarrier.DRAIN)
+    task = Task(FakeInput(rows(1), drain, rows(2)))
+    assert task.run() is Progress.IDLE
+    assert task.output.elements == [1, Watermark(MAX_TIMESTAMP_MS), -1, drain]
+    assert [checkpoint_id for checkpoint_id, _ in task.snapshots] == [3]
+    task.subtask.checkpoint_completed(3)
+    assert task.sink.shown == [1, -1]
+    assert task.run() is Progress.ENDED
+    assert task.output.elements[-2:] == [EndOfData(), EndOfPartition()]

@@ -13,7 +13,11 @@ import pytest
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.trigger_policy import Request, TriggerPolicy
-from penstock.storage.checkpoint_properties import CheckpointKind, CheckpointProperties
+from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
+    CheckpointKind,
+    CheckpointProperties,
+)
 from tests.support.checkpoints import (
     CHAIN,
     MIDDLE,
@@ -213,3 +217,62 @@ def test_among_drawn_events(seed: int) -> None:
     take(driver.stop())
     assert savepoints
     assert {name: answers.get(name) for name in asked} == dict.fromkeys(asked, 1)
+
+
+STOP = CheckpointProperties(target="/kept/savepoint-2", behind=BehindBarrier.HOLD)
+DRAIN = CheckpointProperties(target="/kept/savepoint-2", behind=BehindBarrier.DRAIN)
+
+
+def stop(driver: Driver, properties: CheckpointProperties = STOP) -> list[c.CoordinatorEffect]:
+    return driver.step(c.CheckpointRequested("stop", driver.now_ms, properties))
+
+
+def test_a_stop_is_the_last_checkpoint_of_its_job() -> None:
+    driver = Driver(max_concurrent=2, interval_ms=1_000)
+    first = driver.trigger()
+    assert not of_type(stop(driver), c.TriggerTasks)  # it waits, as a savepoint does
+    driver.ack_all(first)
+    trigger = triggered(driver.stored(first))
+    assert trigger.properties == STOP
+    [store] = of_type(driver.ack_all(trigger.checkpoint_id), c.StoreCheckpoint)
+    assert store.retained == (trigger.checkpoint_id,)
+    effects = driver.stored(trigger.checkpoint_id)
+    assert of_type(effects, c.NotifyCompleted)
+    assert of_type(effects, c.AnswerRequest) == [c.AnswerRequest("stop", trigger.checkpoint_id)]
+    assert [kept.is_stop for kept in driver.machine.retained] == [True]
+    assert not of_type(driver.at(60_000), c.TriggerTasks)
+    [answer] = of_type(driver.request(), c.AnswerRequest)
+    assert "stopped" in answer.detail
+    # Whoever takes the job over takes none either.
+    successor = Driver(
+        retained=driver.machine.retained, next_checkpoint_id=driver.machine.next_checkpoint_id
+    )
+    assert not of_type(successor.at(60_000), c.TriggerTasks)
+
+
+@pytest.mark.parametrize("properties", [STOP, DRAIN])
+@pytest.mark.parametrize("cause", ["declined", "expired", "store", "stopped"])
+def test_a_stop_that_fails_lets_the_job_go_on(cause: str, properties: CheckpointProperties) -> None:
+    driver = Driver(interval_ms=None, tolerable_failed=0)
+    trigger = triggered(stop(driver, properties))
+    if cause == "declined":
+        declined = c.DeclineReceived(MIDDLE, trigger.checkpoint_id, "no room", driver.now_ms)
+        effects = driver.step(declined)
+    elif cause == "expired":
+        effects = driver.at(60_000)
+    elif cause == "stopped":
+        effects = driver.stop()
+    else:
+        driver.ack_all(trigger.checkpoint_id)
+        effects = driver.not_stored(trigger.checkpoint_id)
+    [answer] = of_type(effects, c.AnswerRequest)
+    assert (answer.request_id, answer.refused) == ("stop", c.RequestRefused.ABORTED)
+    assert of_type(effects, c.NotifyAborted)
+    [discard] = of_type(effects, c.DiscardSavepoint)
+    assert discard.is_complete  # its manifest may have been written
+    failed = of_type(effects, c.FailJob)
+    # Event time has been ended: nothing but a restart takes that back, and it is not held against the job.
+    begins_again = properties is DRAIN and cause != "stopped"
+    assert [one.is_free for one in failed] == [True] * begins_again
+    if cause != "stopped":
+        assert of_type(driver.request(), c.TriggerTasks)

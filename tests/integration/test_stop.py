@@ -1,0 +1,152 @@
+"""Aim: a job that is stopped ends behind its savepoint's barrier: what it has written is what the savepoint covers, once; what
+keeps it from being stopped leaves it running, with every row once. Method: numbers counted per source subtask into files, on
+real daemons; the savepoint's position of the sources says how many rows there must be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.client.job import JobHandle
+from penstock.errors import StreamError
+from penstock.pb import checkpoint_pb2
+from penstock.storage.local_store import LocalStore
+from penstock.storage.manifest import decode_manifest
+from tests.integration.conftest import NewEnvironment
+from tests.support.jobs import DEADLINE_S, await_details
+
+pytestmark = pytest.mark.integration
+
+
+def numbers(start: int, count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": range(start, start + count)})
+
+
+def timed(start: int, count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {"n": range(start, start + count), "ts": range(start, start + count)}
+    )
+
+
+def submit(new_env: NewEnvironment, out: Path, **config: object) -> JobHandle:
+    env = new_env(config={"execution.checkpointing.interval": "1h", **config})
+    stream = env.generate(numbers, rate=20_000).uid("numbers").parallelism(1)
+    stream.rebalance().map(lambda row: row, schema=pa.schema([("n", pa.int64())])).write_parquet(
+        str(out)
+    )
+    handle = env.submit("stopped")
+    await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 2_000)
+    return handle
+
+
+def rows_of(out: Path) -> list[int]:
+    files = [file for file in out.rglob("*.parquet") if not file.name.startswith(".")]
+    return sorted(n for file in files for n in pq.read_table(file)["n"].to_pylist())
+
+
+def more_rows_than(known: int, out: Path) -> int:
+    """Waits for rows: a sink commits when it has heard that the checkpoint is complete."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (count := len(rows_of(out))) <= known:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return count
+
+
+def manifest_of(path: str) -> checkpoint_pb2.CheckpointManifest:
+    return decode_manifest(LocalStore(Path(path)).get("manifest"))
+
+
+def test_what_is_written_is_what_the_savepoint_covers(
+    new_env: NewEnvironment, address: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    handle = submit(new_env, out)
+    handle.checkpoint(DEADLINE_S)
+    before = more_rows_than(0, out)
+    command = ["stop", handle.job_id, "--savepoint-dir", str(tmp_path / "kept"), "--json"]
+    result = CliRunner().invoke(main, [*command, "--jobmanager", address])
+    assert result.exit_code == 0, result.output
+    told: dict[str, Any] = json.loads(result.output)
+    assert set(told) == {"job_id", "operation_id", "path"}
+    assert handle.status() == "FINISHED"
+    rows = rows_of(out)
+    assert len(rows) > before
+    assert rows == list(range(len(rows)))
+    assert {file.name[0] for file in out.iterdir()} == {"p"}  # nothing hidden is left
+    assert (Path(told["path"]) / "committed").exists()
+    manifest = manifest_of(told["path"])
+    assert manifest.properties.kind == checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
+    assert manifest.properties.behind == checkpoint_pb2.BEHIND_BARRIER_HOLD
+    assert handle.operation(told["operation_id"]).status == "COMPLETED"
+    assert handle.metrics()["totals"]["records_in"] >= len(rows)
+
+
+def test_windows_fire_only_with_drain(new_env: NewEnvironment, tmp_path: Path) -> None:
+    for drain in (False, True):
+        out = tmp_path / f"out-{drain}"
+        env = new_env(config={"execution.checkpointing.interval": "1h"})
+        stream = env.generate(timed, rate=10_000).parallelism(1).with_event_time("ts")
+        keyed = stream.with_columns(k=ps.col("n") % ps.lit(7)).key_by("k")
+        windows = keyed.window(ps.tumbling("1h"))
+        windows.aggregate(n=ps.count()).write_parquet(str(out))
+        handle = env.submit(f"drain {drain}")
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 2_000)
+        path = handle.stop(tmp_path / "kept", drain=drain, timeout=DEADLINE_S)
+        assert handle.status() == "FINISHED"
+        counted = sum(rows_of(out))
+        assert bool(counted) == drain
+        expected = (
+            checkpoint_pb2.BEHIND_BARRIER_DRAIN if drain else checkpoint_pb2.BEHIND_BARRIER_HOLD
+        )
+        assert manifest_of(path).properties.behind == expected
+        if drain:
+            assert counted == handle.metrics()["vertices"]["v0"]["records_in"]
+
+
+def test_an_idle_job_stops_at_once(new_env: NewEnvironment, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    env = new_env(config={"execution.checkpointing.interval": "1h"})
+    stream = env.read_json(str(tmp_path / "in"), schema=pa.schema([("n", pa.int64())]), watch="1s")
+    stream.key_by("n").aggregate(rows=ps.count()).write_parquet(str(tmp_path / "out"))
+    handle = env.submit("idle")
+    await_details(handle, lambda _, state: state == "RUNNING")
+    begun = time.monotonic()
+    handle.stop(tmp_path / "kept", timeout=DEADLINE_S)
+    assert time.monotonic() - begun < 5  # one second where nothing else runs on the machine
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_stop_that_fails_leaves_the_numbers_going_on(
+    new_env: NewEnvironment, tmp_path: Path, drain: bool
+) -> None:
+    out = tmp_path / "out"
+    handle = submit(new_env, out)
+    handle.checkpoint(DEADLINE_S)
+    # Its directory can be made, and the manifest in it cannot be written.
+    kept = tmp_path / "kept"
+    blocked = kept / f"savepoint-{handle.job_id[:8]}-mine"
+    (blocked / "state").mkdir(parents=True)
+    (blocked / ".manifest.lock").mkdir()
+    with pytest.raises(StreamError, match="not stopped, and runs on"):
+        handle.stop(kept, drain, timeout=DEADLINE_S, operation_id="mine")
+    assert handle.operation("mine").status == "FAILED"
+    assert not (blocked / "manifest").exists()
+    while True:
+        await_details(handle, lambda _, state: state == "RUNNING")
+        with contextlib.suppress(StreamError):  # its tasks begin again behind a drain
+            handle.checkpoint(DEADLINE_S)
+            break
+    handle.stop(tmp_path / "other", timeout=DEADLINE_S)
+    rows = rows_of(out)
+    assert rows == list(range(len(rows)))
