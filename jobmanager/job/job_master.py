@@ -50,7 +50,6 @@ from jobmanager.graph.execution_attempt import (
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import (
     CheckpointWiring,
     Coordinator,
@@ -91,11 +90,11 @@ class JobMaster:
         >>> from jobmanager.graph.job_plan import VertexPlan
         >>> master = JobMaster(JobPlan((VertexPlan("v1", parallelism=2),)))
         >>> master.step(m.JobStarted())
-        [RequestSlots(count=2)]
+        [RequestSlots(count=2, group=0)]
         >>> for effect in master.step(m.CancelRequested()):
         ...     print(effect)
         PublishState(state=<JobState.CANCELLING: 5>)
-        WithdrawRequest()
+        WithdrawRequest(group=0)
         PublishState(state=<JobState.CANCELED: 6>)
         >>> master.state.name
         'CANCELED'
@@ -113,6 +112,8 @@ class JobMaster:
         self._phase = JobPhase.NEW
         self._moving: frozenset[SubtaskId] = frozenset()
         """On their way: what stops, waits, is prepared or scheduled."""
+        self._group = 0
+        """Number of the group that is on its way, or was the last; none is used again."""
         self._now_ms = 0
         self._is_due = False
         """The delay of the restart is over."""
@@ -223,7 +224,7 @@ class JobMaster:
             case m.RestartDue():
                 self._take_due(event)
             case m.SlotsGranted():
-                self._take_slots(event.slots)
+                self._take_slots(event)
             case m.SlotsRefused():
                 self._take_refusal(event)
             case m.SlotsAllocated():
@@ -358,47 +359,44 @@ class JobMaster:
         for attempt in self.graph.attempts_of(self._moving):
             attempt.become(AttemptState.SCHEDULED)
         self._phase = JobPhase.SCHEDULING
-        requests = self._lease.request(self._moving)
+        requests = self._lease.request(self._group, self._moving)
         if requests:
             self._effects += [*self.speculation.yield_slots(), *requests]
         else:
             self._allocate()
 
-    def _take_slots(self, slots: tuple[Slot, ...]) -> None:
-        if self._phase is not JobPhase.SCHEDULING or not self._lease.waits:
+    def _take_slots(self, event: m.SlotsGranted) -> None:
+        if not self._lease.waits_for(event.group):
             # The request was withdrawn while the grant was on its way.
-            self._effects += free_stray(slots)
+            self._effects += free_stray(event.slots)
             return
-        self._lease.take(slots, self._moving, self.attempt)
+        self._lease.take(event.slots, event.group, self.attempt)
         # Slots that it had may have been lost while it waited.
-        missing = self._lease.request(self._moving)
+        missing = self._lease.request(self._group, self._moving)
         self._effects += missing
         if not missing:
             self._allocate()
 
     def _take_refusal(self, event: m.SlotsRefused) -> None:
-        if self._phase is not JobPhase.SCHEDULING or not self._lease.waits:
+        if not self._lease.waits_for(event.group):
             self.dropped_events += 1
             return
-        self._lease.waits = False
+        self._lease.refuse(event.group)
         self._fail(no_slots(event), self._moving)
 
     def _allocate(self) -> None:
         for attempt in self.graph.attempts_of(self._moving):
             slot = self._lease.slot_of(attempt.key.subtask)
             attempt.slot_id, attempt.taskmanager_id = slot.slot_id, slot.taskmanager_id
-        self._effects += self._lease.allocate(self._moving)
-        if self._lease.all_listen:
-            self._deploy()
+        self._effects += self._lease.allocate(self._group, self._moving)
 
     def _take_endpoints(self, event: m.SlotsAllocated) -> None:
-        replaced = self._lease.note_endpoints(event) if self._phase is JobPhase.SCHEDULING else None
-        if replaced is None:
+        group = self._lease.asked_by(event)
+        if group is None:
             self.dropped_events += 1
             return
-        if replaced:
-            self._partitions.lose_slots(replaced)
-        if not self._lease.all_listen:
+        self._partitions.lose_slots(self._lease.note_endpoints(group, event))
+        if not self._lease.all_listen(group):
             return
         if missing := self._partitions.needed_and_missing():
             failed = self._moving | {partition.producer for partition in missing}
@@ -566,6 +564,7 @@ class JobMaster:
                 self._complete_output()
         if self._phase is JobPhase.DEPLOYED and self.graph.unstarted and self._failover.startable():
             self._all_started = False
+            self._group += 1
             self._schedule()
         elif self._phase is JobPhase.STOPPING and self.graph.all_terminal(self._moving):
             self._take_end_of_attempts()
@@ -743,9 +742,9 @@ class JobMaster:
         """Stops subtasks that are to begin again."""
         if not joins:
             self._is_due = False
-            due = m.RestartDue(self.attempt + 1)
-            self._effects.append(m.PostLater(delay_ms, due))
-            self._effects += self._lease.withdraw()
+            withdrawn = self._lease.withdraw(self._group)
+            self._group += 1
+            self._effects += [m.PostLater(delay_ms, m.RestartDue(self._group)), *withdrawn]
         self._moving |= subtasks
         self._all_started = False
         is_whole = self._moving >= self.graph.started - self.graph.in_state(AttemptState.FINISHED)
@@ -765,7 +764,7 @@ class JobMaster:
             m.CancelTasks(id, tuple(keys), is_final) for id, keys in to_cancel.items()
         ]
         if to_cancel:
-            self._effects.append(m.AwaitCancellation())
+            self._effects.append(m.AwaitCancellation(self._group))
 
     def _stop(self, state: JobState, *, is_final: bool = False) -> None:
         """Leaves the way forward for good: cancels what a TaskManager has, drops what none has.
@@ -775,7 +774,8 @@ class JobMaster:
         """
         if state is not self.state:
             self._become(state)
-        self._effects += self._lease.withdraw()
+        self._effects += self._lease.withdraw(self._group)
+        self._group += 1
         self._moving = frozenset(self.graph.subtasks())
         self._phase = JobPhase.STOPPING
         self._cancel(self._moving, is_final=is_final)
@@ -788,7 +788,7 @@ class JobMaster:
             self._perform(self._wiring.stopped(self._splits, self._now_ms))
 
     def _end_overdue(self, event: m.CancellationOverdue) -> None:
-        if self._phase is not JobPhase.STOPPING or event.attempt != self.attempt:
+        if self._phase is not JobPhase.STOPPING or event.group != self._group:
             self.dropped_events += 1
             return
         overdue = self.graph.give_up()
@@ -817,10 +817,7 @@ class JobMaster:
             self._restart()
 
     def _take_due(self, event: m.RestartDue) -> None:
-        if (
-            self._phase not in (JobPhase.STOPPING, JobPhase.WAITING)
-            or event.attempt != self.attempt + 1
-        ):
+        if self._phase not in (JobPhase.STOPPING, JobPhase.WAITING) or event.group != self._group:
             self.dropped_events += 1
             return
         self._is_due = True

@@ -1,8 +1,7 @@
 """The actor of one job: owns its ``JobMaster``, runs ``step``, then the effects.
 
-Reports from TaskManagers wait at a bounded inbox, so a flood of them slows down the reporter; the
-results of the actor's own effects, grants and losses never wait. Calls to one TaskManager are made
-one after the other, in the order of the effects; calls to different TaskManagers run side by side.
+Calls to one TaskManager are made one after the other, in the order of the effects; calls to different
+TaskManagers run side by side.
 
 An exception in here is a bug; it ends this actor only. Whoever runs it (``DispatcherRunner``)
 fails the job.
@@ -23,6 +22,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.deployment import TaskPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.installed_version import penstock_version
+from jobmanager.job.inbox_runner import Inbox
 from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
 from jobmanager.job.job_description import JobDescription
 from jobmanager.job.job_master import JobMaster
@@ -48,59 +48,11 @@ from jobmanager.stores.job_store import JobStore
 from penstock.errors import StreamError, TaskManagerLost
 from penstock.partition_id import PartitionId
 
-_REPORTS_MAX = 1024
 _CANCELLATION_MARGIN_MS = 5_000
 _SWEEP_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 """Between tries to have hidden output removed; behind the last it is left to who removes the job's record."""
 _PROMOTION = "promotion"
 """Lane of work that concerns several TaskManagers."""
-
-
-class Inbox:
-    """Events of one job: own ones never wait, reports wait while too many are unread."""
-
-    def __init__(self, reports_max: int = _REPORTS_MAX) -> None:
-        self._events: deque[m.JobEvent] = deque()
-        self._reports_max = reports_max
-        self._not_empty = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
-        self._closed = False
-        self.dropped_events = 0
-        """What came after the actor's end."""
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def post(self, event: m.JobEvent) -> None:
-        """Takes an event of the actor's own; never waits."""
-        if self._closed:
-            self.dropped_events += 1
-            return
-        self._events.append(event)
-        self._not_empty.set()
-        if len(self._events) >= self._reports_max:
-            self._room.clear()
-
-    async def report(self, event: m.JobEvent) -> None:
-        """Takes an event from outside; waits while there is no room for it."""
-        await self._room.wait()
-        self.post(event)
-
-    def close(self) -> None:
-        """Nobody reads any more: what comes is dropped, and who waits for room waits no longer."""
-        self._closed = True
-        self._room.set()
-
-    async def get(self) -> m.JobEvent:
-        """The next event."""
-        await self._not_empty.wait()
-        event = self._events.popleft()
-        if not self._events:
-            self._not_empty.clear()
-        if len(self._events) < self._reports_max:
-            self._room.set()
-        return event
 
 
 class JobMasterRunner:
@@ -151,7 +103,8 @@ class JobMasterRunner:
         self._lanes: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._locating: asyncio.Task[None] | None = None
-        self._overdue_timer: asyncio.TimerHandle | None = None
+        self._overdue_timers: dict[int, asyncio.TimerHandle] = {}
+        """Group -> when its cancelled attempts have had their time."""
         self._later: set[asyncio.TimerHandle] = set()
         self.has_lost_slots = False
         self.has_unswept_output = False
@@ -225,9 +178,8 @@ class JobMasterRunner:
                 self.checkpoints.end()
         finally:
             self._inbox.close()
-            for timer in (self._overdue_timer, *self._later):
-                if timer is not None:
-                    timer.cancel()
+            for timer in (*self._overdue_timers.values(), *self._later):
+                timer.cancel()
             self.checkpoints.close()
             self._cluster.leave(self._job.job_id)
 
@@ -254,9 +206,9 @@ class JobMasterRunner:
         match effect:
             case m.RequestSlots():
                 timeout_ms = self._job.config.slot_request_timeout_ms
-                self._cluster.request_slots(job_id, effect.count, timeout_ms)
+                self._cluster.request_slots(job_id, effect.count, timeout_ms, effect.group)
             case m.WithdrawRequest():
-                self._cluster.withdraw_request(job_id)
+                self._cluster.withdraw_request(job_id, effect.group)
             case m.AllocateSlots():
                 self._call(effect.taskmanager_id, lambda client: self._allocate(client, effect))
             case m.DeployTasks():
@@ -274,8 +226,8 @@ class JobMasterRunner:
                 )
             case m.SweepOutput():
                 self._sweep_output()
-            case m.AwaitCancellation():
-                self._start_overdue_timer()
+            case m.AwaitCancellation(group):
+                self._start_overdue_timer(group)
             case m.ReleasePartitions():
                 released = [partition_id(*partition) for partition in effect.partitions]
                 self._in_order(
@@ -299,13 +251,16 @@ class JobMasterRunner:
             case _:
                 self.checkpoints.perform(effect)
 
-    def _start_overdue_timer(self) -> None:
+    def _start_overdue_timer(self, group: int) -> None:
+        def post() -> None:
+            del self._overdue_timers[group]
+            self.post(m.CancellationOverdue(group))
+
         delay_ms = self._job.config.task_cancellation_timeout_ms + _CANCELLATION_MARGIN_MS
-        if self._overdue_timer is not None:
-            self._overdue_timer.cancel()
-        self._overdue_timer = asyncio.get_running_loop().call_later(
-            delay_ms / 1000, self.post, m.CancellationOverdue(self.master.attempt)
-        )
+        if (timer := self._overdue_timers.pop(group, None)) is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._overdue_timers[group] = loop.call_later(delay_ms / 1000, post)
 
     def _post_later(self, effect: m.PostLater) -> None:
         def post() -> None:

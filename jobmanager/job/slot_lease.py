@@ -5,7 +5,11 @@ its slot over the restarts of its subtasks, so that they find their TaskManager 
 lost or given back. Slots *apart* are in no seat: those of rivals, and those that seats have left for the
 slot of a rival that has won, and that are still in use.
 
-Invariants: a slot is in one seat, or apart; each is freed exactly once, unless it is lost with its TaskManager.
+Groups of subtasks ask, and have processes started, one by one: each hears of its own alone. Where two lack the
+same seat one asks for it, and both have it when it comes.
+
+Invariants: a slot is in one seat, or apart; each is freed exactly once, unless it is lost with its TaskManager; a
+seat is asked for once at a time, and by nobody while it has a slot.
 """
 
 from __future__ import annotations
@@ -48,9 +52,9 @@ class SlotLease:
         >>> vertices = (VertexPlan("read", parallelism=2), VertexPlan("count", parallelism=1))
         >>> lease = SlotLease(JobPlan(vertices))
         >>> everyone = [SubtaskId("read", 0), SubtaskId("read", 1), SubtaskId("count", 0)]
-        >>> lease.request(everyone)
-        [RequestSlots(count=2)]
-        >>> lease.take((Slot("1", "tm-1", "a"), Slot("1", "tm-2", "a")), everyone, attempt=0)
+        >>> lease.request(7, everyone)
+        [RequestSlots(count=2, group=7)]
+        >>> lease.take((Slot("1", "tm-1", "a"), Slot("1", "tm-2", "a")), group=7, attempt=0)
         >>> lease.slot_of(everyone[0]) == lease.slot_of(everyone[2])
         True
     """
@@ -60,37 +64,52 @@ class SlotLease:
         self._tenures: dict[_Tenant, _Tenure] = {}
         self._last_slots: dict[Seat, Slot] = {}
         self._partition_endpoints: dict[str, Endpoint] = {}
-        self._allocating: dict[str, int] = {}
+        self._asked: dict[int, tuple[Seat, ...]] = {}
+        """Group -> the seats that it has asked for."""
+        self._allocating: dict[int, dict[str, int]] = {}
+        """Group -> TaskManager that has not answered -> number of the call."""
         self._calls = 0
-        self.waits = False
 
     # ------------------------------------------------------------ slots
 
-    def request(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
-        """Asks for the slots that seats of these subtasks lack; nothing = they lack none. Nobody waits any
-        more for what processes were to answer before."""
-        self._allocating = {}
-        missing = self._missing(subtasks)
+    @property
+    def waits(self) -> bool:
+        """Whether any group has asked for slots."""
+        return bool(self._asked)
+
+    def waits_for(self, group: int) -> bool:
+        """Whether a group has asked for slots."""
+        return group in self._asked
+
+    def request(self, group: int, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
+        """Asks for the slots that seats of a group's subtasks lack, and no other group has asked for."""
+        assert group not in self._asked, "one request at a time"
+        asked = {seat for seats in self._asked.values() for seat in seats}
+        missing = tuple(seat for seat in self._missing(subtasks) if seat not in asked)
         if not missing:
             return []
-        self.waits = True
-        return [m.RequestSlots(len(missing))]
+        self._asked[group] = missing
+        return [m.RequestSlots(len(missing), group)]
 
-    def withdraw(self) -> list[m.JobEffect]:
-        """Asks no longer, where nothing has come yet."""
-        if not self.waits:
-            return []
-        self.waits = False
-        return [m.WithdrawRequest()]
+    def withdraw(self, group: int) -> list[m.JobEffect]:
+        """A group asks no longer, where nothing has come yet, and waits for no process."""
+        self._allocating.pop(group, None)
+        return [m.WithdrawRequest(group)] if self._asked.pop(group, None) else []
 
-    def take(self, slots: tuple[Slot, ...], subtasks: Iterable[SubtaskId], attempt: int) -> None:
-        """The pool has granted a request for these subtasks; more may be missing by now."""
-        self.waits = False
-        seats = self._missing(subtasks)[: len(slots)]
-        placed = place_again(seats, slots, self._last_slots)
+    def refuse(self, group: int) -> None:
+        """The pool has refused what a group has asked for."""
+        del self._asked[group]
+
+    def take(self, slots: tuple[Slot, ...], group: int, attempt: int) -> None:
+        """The pool has granted a group's request; more may be missing by now."""
+        placed = place_again(self._asked.pop(group), slots, self._last_slots)
         for seat, slot in placed.items():
             self._tenures[seat] = _Tenure(slot, attempt)
         self._last_slots |= placed
+
+    def has_all(self, subtasks: Iterable[SubtaskId]) -> bool:
+        """Whether the seats of these subtasks have their slots."""
+        return not self._missing(subtasks)
 
     def _missing(self, subtasks: Iterable[SubtaskId]) -> list[Seat]:
         seats = {seat_of(self._plan, subtask) for subtask in subtasks}
@@ -141,28 +160,32 @@ class SlotLease:
 
     # ------------------------------------------------------------ processes
 
-    def allocate(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
-        """Has processes started for these subtasks where there are none; all are to say where they listen."""
+    def allocate(self, group: int, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
+        """Has processes started for a group's subtasks where there are none; all are to say where they listen."""
         seats = sorted({seat_of(self._plan, subtask) for subtask in subtasks})
         slots = [self._tenures[seat].slot for seat in seats]
         self._calls += 1
         effects: list[m.JobEffect] = []
-        self._allocating = {}
+        waiting = self._allocating[group] = {}
         for taskmanager_id, own in by_taskmanager(slots).items():
-            self._allocating[taskmanager_id] = self._calls
+            waiting[taskmanager_id] = self._calls
             slot_ids = tuple(slot.slot_id for slot in own)
             effects.append(m.AllocateSlots(taskmanager_id, slot_ids, self._calls))
         return effects
 
-    def note_endpoints(self, event: m.SlotsAllocated) -> list[str] | None:
-        """The processes of a TaskManager listen.
+    def asked_by(self, event: m.SlotsAllocated) -> int | None:
+        """The group that waits for this answer; None = nobody does (any more)."""
+        for group, waiting in self._allocating.items():
+            if waiting.get(event.taskmanager_id) == event.call:
+                return group
+        return None
 
-        Returns:
-            Slots whose process is another than before; None = nobody waits for the answer (any more).
-        """
-        if self._allocating.get(event.taskmanager_id) != event.call:
-            return None
-        del self._allocating[event.taskmanager_id]
+    def note_endpoints(self, group: int, event: m.SlotsAllocated) -> list[str]:
+        """The processes of a group on a TaskManager listen; returns the slots whose process is another than before."""
+        waiting = self._allocating[group]
+        del waiting[event.taskmanager_id]
+        if not waiting:
+            del self._allocating[group]
         if event.partition_endpoint is not None:
             self.note_partition_endpoint(event.taskmanager_id, event.partition_endpoint)
         by_slot = {
@@ -182,10 +205,9 @@ class SlotLease:
         """Where a TaskManager serves the partitions of attempts that have finished."""
         self._partition_endpoints[taskmanager_id] = endpoint
 
-    @property
-    def all_listen(self) -> bool:
-        """True when every TaskManager that was asked has answered."""
-        return not self._allocating
+    def all_listen(self, group: int) -> bool:
+        """True when every TaskManager that was asked for a group has answered."""
+        return group not in self._allocating
 
     def endpoint_of(self, slot_id: str) -> Endpoint | None:
         """Where a slot's process listens; None = it was never said, or the slot is gone."""
@@ -205,17 +227,14 @@ class SlotLease:
         """A TaskManager is gone: its slots are not given back."""
         for tenant in self._on(taskmanager_id):
             del self._tenures[tenant]
-        self._allocating.pop(taskmanager_id, None)
         self._partition_endpoints.pop(taskmanager_id, None)
 
     def give_back(self, slot_ids: Iterable[str]) -> list[m.JobEffect]:
         """Ends some slots: nobody knows what their processes do."""
         wanted = frozenset(slot_ids)
         given = {s: t for s, t in self._tenures.items() if t.slot.slot_id in wanted}
-        for tenant, tenure in given.items():
+        for tenant in given:
             del self._tenures[tenant]
-            if isinstance(tenant, Seat):
-                self._allocating.pop(tenure.slot.taskmanager_id, None)
         return _free(tenure.slot for tenure in given.values())
 
     def give_back_all(self) -> list[m.JobEffect]:

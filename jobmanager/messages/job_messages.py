@@ -1,8 +1,9 @@
 """What a JobMaster hears (events) and what it wants done (effects).
 
-The subtasks of a job may have several attempts, one after the other: ``attempt`` in events that answer an
-effect is the newest number at the time the effect was asked for, so that answers that come too late are
-known as such.
+The subtasks of a job may have several attempts, one after the other, and begin in groups, several of which may
+be on their way at a time. ``group`` names one of them, in an effect and in the events that answer it, so that an
+answer that comes too late is known as such; no two groups of a job have the same. Where subtasks begin again,
+``attempt`` does as well: it is the number of their new attempts, which others do not have.
 Events and effects of the checkpoint coordinator (``jobmanager.checkpoint.messages``) pass through.
 """
 
@@ -77,7 +78,7 @@ class PartitionsLocated:
 class RestartDue:
     """The delay before a restart is over."""
 
-    attempt: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,10 @@ class FinalCheckpointDue:
 
 @dataclass(frozen=True, slots=True)
 class SlotsGranted:
-    """The slot pool has given the job what it asked for."""
+    """The slot pool has given a group what it asked for."""
 
     slots: tuple[Slot, ...]
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class SlotsRefused:
     free: int
     taskmanagers: int
     waited_ms: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +243,9 @@ class FailureRequested:
 
 @dataclass(frozen=True, slots=True)
 class CancellationOverdue:
-    """The time in which cancelled attempts had to end is over."""
+    """The time in which the cancelled attempts of a group had to end is over."""
 
-    attempt: int = 0
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,11 +381,14 @@ class RequestSlots:
     """Ask the slot pool."""
 
     count: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WithdrawRequest:
     """Ask the slot pool no longer."""
+
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,7 +489,9 @@ class SweepOutput:
 
 @dataclass(frozen=True, slots=True)
 class AwaitCancellation:
-    """Send ``CancellationOverdue`` when cancelled attempts have had their time."""
+    """Send ``CancellationOverdue`` when the cancelled attempts of a group have had their time."""
+
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

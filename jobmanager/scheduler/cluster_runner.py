@@ -429,33 +429,33 @@ class ClusterRunner:
 
     def leave(self, job_id: str) -> None:
         """A job's actor has ended, one way or the other: it no longer waits for slots."""
-        if self._pool.open_request(job_id) is not None:
-            self._step(s.RequestWithdrawn(job_id))
+        for request in self._pool.open_requests(job_id):
+            self._step(s.RequestWithdrawn(job_id, request.group))
         self._inboxes.pop(job_id, None)
         self._wait_ms_by_job.pop(job_id, None)
 
-    def request_slots(self, job_id: str, count: int, timeout_ms: int) -> None:
-        """Asks for slots; answered by ``SlotsGranted`` or ``SlotsRefused``."""
+    def request_slots(self, job_id: str, count: int, timeout_ms: int, group: int) -> None:
+        """Asks for slots for a group of subtasks; answered by ``SlotsGranted`` or ``SlotsRefused``."""
         self._wait_ms_by_job[job_id] = timeout_ms
-        self._step(s.SlotsRequested(job_id, count, self._now_ms() + timeout_ms))
+        self._step(s.SlotsRequested(job_id, count, self._now_ms() + timeout_ms, group))
 
     def slot_wait(self, job_id: str) -> client_pb2.SlotWait | None:
-        """What clients see of a job's open request; None = it waits for none."""
-        request = self._pool.open_request(job_id)
-        if request is None:
+        """What clients see of a job's open requests, from the oldest on; None = it waits for none."""
+        requests = self._pool.open_requests(job_id)
+        if not requests:
             return None
         timeout_ms = self._wait_ms_by_job[job_id]
         return client_pb2.SlotWait(
-            needed=request.count,
+            needed=sum(request.count for request in requests),
             free=self._pool.free,
             total=self._pool.total,
-            waited_ms=timeout_ms - (request.deadline_ms - self._now_ms()),
+            waited_ms=timeout_ms - (requests[0].deadline_ms - self._now_ms()),
             timeout_ms=timeout_ms,
         )
 
-    def withdraw_request(self, job_id: str) -> None:
+    def withdraw_request(self, job_id: str, group: int) -> None:
         """Asks no longer."""
-        self._step(s.RequestWithdrawn(job_id))
+        self._step(s.RequestWithdrawn(job_id, group))
 
     def take_spare_slot(self, job_id: str, avoided: Collection[str]) -> Slot | None:
         """Gives a job a slot that nobody waits for, now or not at all; see ``SlotPool.take_spare``."""
@@ -499,7 +499,7 @@ class ClusterRunner:
             assert inbox is not None, "who waits for slots has joined"
             match effect:
                 case s.GrantSlots():
-                    inbox.post(m.SlotsGranted(effect.slots))
+                    inbox.post(m.SlotsGranted(effect.slots, effect.group))
                 case s.RefuseRequest():
                     inbox.post(
                         m.SlotsRefused(
@@ -508,6 +508,7 @@ class ClusterRunner:
                             effect.free,
                             effect.taskmanagers,
                             self._wait_ms_by_job[effect.job_id],
+                            effect.group,
                         )
                     )
         self._count()
@@ -533,6 +534,6 @@ class ClusterRunner:
             self._pool.total,
             self._pool.free,
             len(self._taskmanagers),
-            self._pool.waiting,
+            len(self._pool.waiting_jobs),
             self._pool.dropped_events,
         )

@@ -5,7 +5,9 @@ small ones; only a request for more slots than the cluster has holds nobody up w
 TaskManagers. A grant is spread: each slot comes from the TaskManager that is least loaded
 at that moment. A spare slot is for whoever can do without: it is given only where nobody waits.
 
-Invariants (``check``): a slot is held by at most one job; a job has at most one open request; a
+Groups of a job's subtasks ask one by one: none of them waits for slots of another.
+
+Invariants (``check``): a slot is held by at most one job; a group of a job has at most one open request; a
 request is granted exactly what it asked for, or times out, or is withdrawn; slots of a TaskManager
 that was lost, or that came back as a new incarnation, are held by nobody.
 """
@@ -41,18 +43,20 @@ class TaskManagerRemoved:
 
 @dataclass(frozen=True, slots=True)
 class SlotsRequested:
-    """A job needs ``count`` slots and waits for them until ``deadline_ms``."""
+    """A group of a job needs ``count`` slots and waits for them until ``deadline_ms``."""
 
     job_id: str
     count: int
     deadline_ms: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestWithdrawn:
-    """A job no longer waits."""
+    """A group of a job no longer waits."""
 
     job_id: str
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class GrantSlots:
 
     job_id: str
     slots: tuple[Slot, ...]
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ class RefuseRequest:
     total: int
     free: int
     taskmanagers: int
+    group: int = 0
 
 
 SlotEffect = GrantSlots | RefuseRequest
@@ -132,7 +138,7 @@ class SlotPool:
 
     def __init__(self) -> None:
         self._taskmanagers: dict[str, _TaskManager] = {}
-        self._queue: dict[str, SlotsRequested] = {}
+        self._queue: dict[tuple[str, int], SlotsRequested] = {}
         self.total = 0
         """Slots of all TaskManagers."""
         self.free = 0
@@ -145,16 +151,16 @@ class SlotPool:
     @property
     def waiting_jobs(self) -> tuple[str, ...]:
         """Whose requests are in the queue."""
-        return tuple(self._queue)
+        return tuple(dict.fromkeys(job_id for job_id, _ in self._queue))
 
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
         return len(self._queue)
 
-    def open_request(self, job_id: str) -> SlotsRequested | None:
-        """What a job waits for; None = it does not."""
-        return self._queue.get(job_id)
+    def open_requests(self, job_id: str) -> tuple[SlotsRequested, ...]:
+        """What groups of a job wait for, the oldest request first."""
+        return tuple(request for request in self._queue.values() if request.job_id == job_id)
 
     def counts(self, taskmanager_id: str) -> tuple[int, int]:
         """Total and free slots of one TaskManager; zeros where it is unknown."""
@@ -206,10 +212,11 @@ class SlotPool:
                     self.dropped_events += 1
             case SlotsRequested():
                 assert event.count >= 1, "a job needs at least one slot"
-                assert event.job_id not in self._queue, "one open request per job"
-                self._queue[event.job_id] = event
+                key = event.job_id, event.group
+                assert key not in self._queue, "one open request per group"
+                self._queue[key] = event
             case RequestWithdrawn():
-                if self._queue.pop(event.job_id, None) is None:
+                if self._queue.pop((event.job_id, event.group), None) is None:
                     self.dropped_events += 1
             case SlotsFreed():
                 for slot in event.slots:
@@ -276,11 +283,11 @@ class SlotPool:
                 continue
             if request.count > self.free:
                 break
-            del self._queue[request.job_id]
+            del self._queue[request.job_id, request.group]
             slots = tuple(
                 self._take(request.job_id, self._with_free()) for _ in range(request.count)
             )
-            effects.append(GrantSlots(request.job_id, slots))
+            effects.append(GrantSlots(request.job_id, slots, request.group))
         return effects
 
     def _take(self, job_id: str, candidates: Iterable[str]) -> Slot:
@@ -299,10 +306,15 @@ class SlotPool:
     def _refuse_overdue(self, now_ms: int) -> list[SlotEffect]:
         overdue = [request for request in self._queue.values() if request.deadline_ms <= now_ms]
         for request in overdue:
-            del self._queue[request.job_id]
+            del self._queue[request.job_id, request.group]
         effects: list[SlotEffect] = [
             RefuseRequest(
-                request.job_id, request.count, self.total, self.free, len(self._taskmanagers)
+                request.job_id,
+                request.count,
+                self.total,
+                self.free,
+                len(self._taskmanagers),
+                request.group,
             )
             for request in overdue
         ]

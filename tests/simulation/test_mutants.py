@@ -114,15 +114,14 @@ def test_the_overdue_timer_is_replaced() -> None:
     posted: list[tuple[int, m.JobEvent]] = []
     runner: Any = SimpleNamespace(
         _job=SimpleNamespace(config=SimpleNamespace(task_cancellation_timeout_ms=1_000)),
-        _overdue_timer=None,
-        master=SimpleNamespace(attempt=3),
+        _overdue_timers={},
         post=lambda event: posted.append((clock.now_ms(), event)),
     )
 
     async def cancel_twice() -> None:
-        JobMasterRunner._start_overdue_timer(runner)
+        JobMasterRunner._start_overdue_timer(runner, 3)
         await asyncio.sleep(5)
-        JobMasterRunner._start_overdue_timer(runner)
+        JobMasterRunner._start_overdue_timer(runner, 3)
 
     loop.create_task(cancel_twice())
     clock.run()

@@ -48,8 +48,8 @@ class JobStory:
         match effect:
             case m.PrepareStart(attempt):
                 return [m.StartPrepared(attempt)]
-            case m.RequestSlots(count):
-                return [m.SlotsGranted(tuple(self.new_slot() for _ in range(count)))]
+            case m.RequestSlots(count, group):
+                return [m.SlotsGranted(tuple(self.new_slot() for _ in range(count)), group)]
             case m.AllocateSlots(name, slot_ids, call):
                 found = tuple(Endpoint(id, "p0") for id in slot_ids)
                 return [m.SlotsAllocated(name, found, call, Endpoint("", name))]
@@ -64,6 +64,11 @@ class JobStory:
         name = f"t{self.slot_count // self.per_taskmanager}"
         self.slot_count += 1
         return Slot(f"{name}-{self.slot_count - 1}", name, "1")
+
+    def due(self) -> list[m.JobEffect]:
+        """The delay of the last restart is over."""
+        later = [effect.event for effect in self.effects if isinstance(effect, m.PostLater)]
+        return self.do([event for event in later if isinstance(event, m.RestartDue)][-1])
 
     def key(self, text: str) -> AttemptKey:
         """The current attempt of ``a0``."""

@@ -473,8 +473,8 @@ class World:
         match effect:
             case m.PrepareStart():
                 self._prepare(effect)
-            case m.RequestSlots(count):
-                self._request(count)
+            case m.RequestSlots(count, group):
+                self._request(count, group)
             case m.AllocateSlots(name, slot_ids, call):
                 if self._call(name):
                     for slot_id in slot_ids:
@@ -499,8 +499,8 @@ class World:
                 if self._call(name):
                     for key in keys:
                         self._cancel(key)
-            case m.AwaitCancellation():
-                self.timers.append(m.CancellationOverdue(self.master.attempt))
+            case m.AwaitCancellation(group):
+                self.timers.append(m.CancellationOverdue(group))
             case m.FreeSlots(slots):
                 for slot in slots:
                     self._free(slot)
@@ -513,8 +513,7 @@ class World:
                 self.published.append(state)
             case m.PostLater(delay_ms, event):
                 if isinstance(event, m.RestartDue):
-                    due = [e for e in self.timers if isinstance(e, m.RestartDue)]
-                    assert all(e.attempt <= self.master.attempt for e in due), "one is in force"
+                    assert event not in self.timers, "one for each group"
                 self.now_ms += delay_ms
                 self.timers.append(event)
             case m.WriteManifest():
@@ -538,15 +537,15 @@ class World:
                     task.is_deaf = True
         return is_heard
 
-    def _request(self, count: int) -> None:
+    def _request(self, count: int, group: int) -> None:
         if self._mishap() or len(self.free) < count:
-            self.inbox.append(m.SlotsRefused(count, 9, len(self.free), 3, 100))
+            self.inbox.append(m.SlotsRefused(count, 9, len(self.free), 3, 100, group))
             return
         slots = tuple(self.random.sample(self.free, count))
         self.free = [slot for slot in self.free if slot not in slots]
         self.held |= set(slots)
         self.granted |= set(slots)
-        self.inbox.append(m.SlotsGranted(slots))
+        self.inbox.append(m.SlotsGranted(slots, group))
 
     def _free(self, slot: Slot) -> None:
         self.freed[slot] += 1

@@ -93,7 +93,7 @@ def test_a_wrong_account_of_slots_fails_who_it_concerns(cluster_of: Any, make_gr
             await cluster.submit(make_graph())
             await cluster.wait_for(JOB, "RUNNING")
             runner = cluster.jobmanager.cluster
-            runner._pool._queue["other"] = s.SlotsRequested("other", 0, 1 << 40)
+            runner._pool._queue["other", 0] = s.SlotsRequested("other", 0, 1 << 40)
             runner._pool._grant = list  # which forgets whom it could serve
             runner._step(s.SlotsFreed(JOB, ()))
             details = await cluster.wait_for(JOB, "FAILED")

@@ -130,7 +130,7 @@ def test_a_failure_cancels_the_others_and_an_original_cause_replaces_a_consequen
         m.PublishState(JobState.FAILING),
         m.CancelTasks("a", (KEYS[0],)),
         m.CancelTasks("b", (KEYS[1], KEYS[3])),
-        m.AwaitCancellation(),
+        m.AwaitCancellation(1),
     ]
     master.step(m.AttemptReported(KEYS[1], AttemptState.FAILED, CAUSE))
     assert master.failure == CAUSE
@@ -152,7 +152,7 @@ def test_a_failing_job_that_is_cancelled_is_canceled(error_class: str) -> None:
         m.PublishState(JobState.CANCELLING),
         m.CancelTasks("a", (KEYS[0],), is_final=True),
         m.CancelTasks("b", (KEYS[1], KEYS[3]), is_final=True),
-        m.AwaitCancellation(),
+        m.AwaitCancellation(2),
     ]
     assert master.step(m.CancelRequested(is_noted=True)) == []
     master.step(m.AttemptReported(KEYS[1], AttemptState.FAILED, cause))
@@ -227,8 +227,9 @@ def test_only_a_noted_cancellation_is_final(event: m.JobEvent, is_final: bool) -
 def test_attempts_that_do_not_end_in_time_are_given_up() -> None:
     master = running()
     assert master.step(m.CancellationOverdue()) == []
-    master.step(m.CancelRequested())
-    effects = master.step(m.CancellationOverdue())
+    [*_, awaited] = master.step(m.CancelRequested())
+    assert isinstance(awaited, m.AwaitCancellation)
+    effects = master.step(m.CancellationOverdue(awaited.group))
     assert effects == [
         m.FreeSlots(SLOTS[:1]),
         m.FreeSlots(SLOTS[1:]),
@@ -292,6 +293,7 @@ class _World:
         self.pending: list[m.JobEvent] = [m.JobStarted()]
         self.alive: dict[AttemptKey, AttemptState] = {}
         self.published: list[JobState] = []
+        self.stopping = 0
         self.granted: tuple[Slot, ...] = ()
         self.freed: Counter[Slot] = Counter()
         self.lost: set[str] = set()
@@ -304,12 +306,12 @@ class _World:
 
     def perform(self, effect: m.JobEffect) -> None:
         match effect:
-            case m.RequestSlots():
+            case m.RequestSlots(_, group):
                 if self.mishap():
-                    self.pending.append(m.SlotsRefused(2, 1, 1, 1, 100))
+                    self.pending.append(m.SlotsRefused(2, 1, 1, 1, 100, group))
                 else:
                     self.granted = SLOTS
-                    self.pending.append(m.SlotsGranted(SLOTS))
+                    self.pending.append(m.SlotsGranted(SLOTS, group))
             case m.AllocateSlots(taskmanager_id, slot_ids, call):
                 ok = m.SlotsAllocated(taskmanager_id, tuple(map(Endpoint, slot_ids)), call)
                 self.pending.append(self.or_failure(taskmanager_id, ok))
@@ -333,9 +335,10 @@ class _World:
                     self.pending.append(m.CallFailed(taskmanager_id, CAUSE))
                 else:
                     self.pending += [m.AttemptReported(k, AttemptState.CANCELED) for k in keys]
-            case m.AwaitCancellation():
+            case m.AwaitCancellation(group):
+                self.stopping = group
                 if self.mishap():
-                    self.pending.append(m.CancellationOverdue())
+                    self.pending.append(m.CancellationOverdue(group))
             case m.FreeSlots(slots):
                 self.freed.update(slots)
             case m.PublishState(state):
@@ -389,7 +392,7 @@ class _World:
             m.AttemptReported(key, AttemptState.RUNNING),
             m.AttemptReported(key, AttemptState.CREATED),
             m.SplitsReported(KEYS[0], "src", (Split("s"),), True),
-            m.CancellationOverdue(),
+            m.CancellationOverdue(self.stopping),
         ]
         event = self.random.choice(disturbances)
         granted = self.granted and not any(isinstance(e, m.SlotsGranted) for e in self.pending)
@@ -413,7 +416,7 @@ def test_any_interleaving_ends_in_exactly_one_terminal_state(seed: int, mishaps:
     # Whatever did not come by itself comes from the deadline.
     if not world.master.ended:
         world.deliver(m.CancelRequested())
-        world.deliver(m.CancellationOverdue())
+        world.deliver(m.CancellationOverdue(world.stopping))
     world.mishaps = 0.0
     while world.pending:
         world.deliver(world.pending.pop(0))

@@ -71,8 +71,8 @@ def deploy(master: JobMaster, prepared: m.StartPrepared | None = None) -> list[m
     """From the prepared start to the deployment, whose effects it returns."""
     effects = master.step(prepared or m.StartPrepared(master.attempt))
     match effects:
-        case [m.RequestSlots(count)]:
-            effects = master.step(m.SlotsGranted(slots()[-count:]))
+        case [m.RequestSlots(count, group)]:
+            effects = master.step(m.SlotsGranted(slots()[-count:], group))
     for effect in effects:
         assert isinstance(effect, m.AllocateSlots)
         endpoints = tuple(map(Endpoint, effect.slot_ids))
@@ -115,7 +115,7 @@ def test_a_failure_restarts_the_job_with_new_attempts_after_the_delay() -> None:
         m.PublishState(JobState.RESTARTING),
         m.CancelTasks("b", (keys(0)[1], keys(0)[3])),
         m.CancelTasks("a", (keys(0)[2],)),
-        m.AwaitCancellation(),
+        m.AwaitCancellation(1),
     ]
     # Consequences of it join the same restart.
     lost = m.TaskManagerGone("b", FailureCause("TaskManagerLost", "gone"))
@@ -149,8 +149,8 @@ def test_attempts_are_limited_and_the_end_says_so() -> None:
     assert master.step(lost) == []
     master.step(m.RestartDue(1))
     # Refused slots are a failure like others.
-    assert master.step(m.StartPrepared(1)) == [m.RequestSlots(1)]
-    effects = master.step(m.SlotsRefused(2, 1, 1, 1, 100), now_ms=500)
+    assert master.step(m.StartPrepared(1)) == [m.RequestSlots(1, 1)]
+    effects = master.step(m.SlotsRefused(2, 1, 1, 1, 100, 1), now_ms=500)
     assert effects == [
         m.PublishState(JobState.FAILING),
         m.PublishState(JobState.FAILED),

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from common.clock import SystemClock
-from jobmanager.job.job_master_runner import Inbox
+from jobmanager.job.inbox_runner import Inbox
 from jobmanager.main import serving
 from jobmanager.messages import job_messages as m
 from jobmanager.metrics import build_registry

@@ -99,10 +99,6 @@ class Story(JobStory):
         name = self.master.graph.current_of(subtask(text)).taskmanager_id
         return self.do(m.TaskManagerGone(name, LOST))
 
-    def due(self) -> list[m.JobEffect]:
-        """The delay of the restart is over."""
-        return self.do(m.RestartDue(self.master.attempt + 1))
-
     def run(self, text: str) -> None:
         self.report(text, RUNNING)
 
@@ -483,7 +479,7 @@ def test_a_failure_joins_the_restart_under_way_or_makes_it_larger(when: str) -> 
     posted = dues(story.effects[before:])
     joins = when in ("stopping", "waiting")
     assert posted == ([] if joins else [m.PostLater(500, m.RestartDue(2))])
-    assert (m.WithdrawRequest() in story.effects) == (when == "slots")
+    assert (m.WithdrawRequest(1) in story.effects) == (when == "slots")
     story.answers_calls = story.prepares = True
     story.report("b0 b1" if when == "stopping" else "b1", AttemptState.CANCELED)
     assert deployed(story.due()) == "a0 a1 b0 b1"
@@ -496,12 +492,12 @@ def test_slots_that_are_lost_while_others_are_awaited_are_asked_for_as_well() ->
     story.run("a0 a1 b0 b1")
     story.lose("a1")
     story.answers_calls = False
-    assert story.due()[-1] == m.RequestSlots(1)
+    assert story.due()[-1] == m.RequestSlots(1, 1)
     assert story.do(m.TaskManagerGone("t0", LOST)) == []
-    effects = story.do(m.SlotsGranted((Slot("t2-0", "t2", "1"),)))
-    assert effects == [m.RequestSlots(1)]
+    effects = story.do(m.SlotsGranted((Slot("t2-0", "t2", "1"),), 1))
+    assert effects == [m.RequestSlots(1, 1)]
     story.answers_calls = True
-    assert deployed(story.do(m.SlotsGranted((Slot("t3-0", "t3", "1"),)))) == "a0 a1 b0 b1"
+    assert deployed(story.do(m.SlotsGranted((Slot("t3-0", "t3", "1"),), 1))) == "a0 a1 b0 b1"
     assert story.master.restarts == 1
 
 
@@ -514,11 +510,11 @@ def test_an_answer_of_an_earlier_call_does_not_stand_for_slots_that_are_awaited(
     assert isinstance(first, m.AllocateSlots)
     assert isinstance(second, m.AllocateSlots)
     story.do(m.CallFailed("t1", CAUSE, 1))
-    assert story.due()[-1] == m.RequestSlots(1)
+    assert story.due()[-1] == m.RequestSlots(1, 2)
     late = m.SlotsAllocated("t0", (Endpoint("t0-0", "p0"),), first.call)
     assert story.do(late) == []
     story.answers_calls = True
-    effects = story.do(m.SlotsGranted((Slot("t2-2", "t2", "1"),)))
+    effects = story.do(m.SlotsGranted((Slot("t2-2", "t2", "1"),), 2))
     assert deployed(effects) == "a0 a1 b0 b1"
 
 
@@ -531,7 +527,7 @@ def test_an_overdue_cancellation_takes_the_slot_and_all_in_it() -> None:
     effects = story.fail("a0")
     assert cancelled(effects) == "d0"
     # All share a slot: c0, which ran, ends as well, and b0 has kept its rows there.
-    effects = story.do(m.CancellationOverdue(0))
+    effects = story.do(m.CancellationOverdue(1))
     assert [e for e in effects if isinstance(e, m.FreeSlots)] == [
         m.FreeSlots((Slot("t0-0", "t0", "1"),))
     ]

@@ -60,7 +60,7 @@ def test_a_request_that_the_cluster_is_too_small_for_holds_nobody_up() -> None:
     pool.check()
     # A TaskManager more, and it is first in line again.
     assert granted(pool.step(s.TaskManagerAdded("b", "1", 2)))[0].taskmanager_id == "b"
-    assert [pool.open_request(job) is None for job in ("huge", "large")] == [True, False]
+    assert [len(pool.open_requests(job)) for job in ("huge", "large")] == [0, 1]
     pool.check()
     # Without it, the next in line may be too large as well.
     pool.step(s.TaskManagerRemoved("b"))
@@ -95,10 +95,10 @@ def test_a_spare_slot_is_given_at_once_or_not_at_all() -> None:
 EVENTS = st.one_of(
     st.builds(s.TaskManagerAdded, st.sampled_from("ab"), st.sampled_from("12"), st.integers(1, 3)),
     st.builds(s.TaskManagerRemoved, st.sampled_from("ab")),
-    st.tuples(st.just("request"), st.sampled_from("xyz"), st.integers(1, 4)),
+    st.tuples(st.just("request"), st.sampled_from("xyz"), st.integers(0, 2), st.integers(1, 4)),
     st.tuples(st.just("free"), st.sampled_from("xyz")),
     st.tuples(st.just("spare"), st.sampled_from("xyz"), st.sets(st.sampled_from("ab"))),
-    st.builds(s.RequestWithdrawn, st.sampled_from("xyz")),
+    st.builds(s.RequestWithdrawn, st.sampled_from("xyz"), st.integers(0, 2)),
     st.builds(s.TimePassed, st.integers(0, 20)),
 )
 
@@ -109,15 +109,15 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
     """Every request has one answer at most; the held slots are what a dumb ledger says."""
     pool = s.SlotPool()
     ledger: dict[str, list[Slot]] = {}
-    open_requests: dict[str, int] = {}
+    open_requests: dict[tuple[str, int], int] = {}
     incarnations: dict[str, str] = {}
     for event in events:
         match event:
-            case ("request", str(job), int(count)):
-                if job in open_requests or ledger.get(job):
+            case ("request", str(job), int(group), int(count)):
+                if (job, group) in open_requests or len(ledger.get(job, ())) > 2:
                     continue
-                open_requests[job] = count
-                effects = pool.step(s.SlotsRequested(job, count, 10))
+                open_requests[job, group] = count
+                effects = pool.step(s.SlotsRequested(job, count, 10, group))
             case ("spare", str(job), set(avoided)):
                 effects = []
                 there = any(pool.counts(name)[1] for name in {"a", "b"} - avoided)
@@ -128,8 +128,8 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
                     ledger.setdefault(job, []).append(spare)
             case ("free", str(job)):
                 effects = pool.step(s.SlotsFreed(job, tuple(ledger.pop(job, []))))
-            case s.RequestWithdrawn(job):
-                open_requests.pop(job, None)
+            case s.RequestWithdrawn(job, group):
+                open_requests.pop((job, group), None)
                 effects = pool.step(event)
             case s.TaskManagerAdded(taskmanager_id, incarnation):
                 if incarnations.get(taskmanager_id) != incarnation:
@@ -147,7 +147,7 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
             case _:
                 raise AssertionError(event)
         for effect in effects:
-            count = open_requests.pop(effect.job_id)
+            count = open_requests.pop((effect.job_id, effect.group))
             if isinstance(effect, s.GrantSlots):
                 assert len(effect.slots) == count
                 ledger.setdefault(effect.job_id, []).extend(effect.slots)

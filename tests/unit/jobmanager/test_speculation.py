@@ -330,7 +330,7 @@ def test_what_a_straggler_misses_is_made_again() -> None:
     story.do(m.AttemptReported(story.key("b3"), FAILED, CAUSE, missing))
     assert not story.rivals
     assert "x0-0" in freed(story.effects)
-    story.do(m.RestartDue(story.master.attempt + 1))
+    story.due()
     assert story.attempts("a0 a1 b3") == [2, 0, 2]
 
 
@@ -372,7 +372,7 @@ def test_a_rival_that_replaced_its_straggler_and_was_never_deployed_is_a_failure
     effects = story.do(m.RivalNotStarted(story.key("a3"), CAUSE))
     assert freed(effects) == ["x0-0"]
     assert story.went_wrong()
-    story.do(m.RestartDue(story.master.attempt + 1))
+    story.due()
     assert story.attempts("a0 a3") == [0, 2]
     assert story.do(m.RivalNotStarted(AttemptKey("a", 3, 1), CAUSE)) == []
 
@@ -403,7 +403,7 @@ def test_a_subtask_has_three_rivals_at_most_until_it_is_restarted() -> None:
     assert not story.went_wrong()
     story.report("a3", FAILED)
     assert story.went_wrong()
-    story.do(m.RestartDue(story.master.attempt + 1))
+    story.due()
     story.report("a3")
     story.look(10_000)
     assert story.rivals == ["a3"]
@@ -418,7 +418,7 @@ def test_of_a_lost_taskmanager_only_what_has_no_rival_is_restarted() -> None:
     assert fates(effects) == [m.RivalFate.WON]
     assert story.attempts("a3") == [1]
     assert story.master.graph.current_of(subtask("c3")).state is FAILED
-    effects = story.do(m.RestartDue(story.master.attempt + 1))
+    effects = story.due()
     assert story.attempts("a3 c3 c0") == [1, 2, 0]
     assert not [e for e in effects if isinstance(e, m.RequestSlots)], "the rival's slot is the seat"
 
@@ -441,7 +441,7 @@ def test_a_rival_ends_with_its_subtask(end: str) -> None:
         assert freed(effects) == ["x0-0", "x1-0"]
         story.do(m.SpareSlotGranted(subtask("b3"), Slot("late", "x9", "1")))
         assert freed(story.effects)[-1] == "late", "no rival begins while subtasks stop"
-        story.do(m.RestartDue(story.master.attempt + 1))
+        story.due()
         assert story.attempts("a0") == [3], "nothing has taken the number away"
     else:
         ended = JobState.CANCELED if end == "cancelled" else JobState.FAILED
