@@ -30,7 +30,7 @@ _TEXT_MAX = 4 * 1024 * 1024
 
 NAMES = _words(
     """
-    artifact backend cloudpickle_version cluster_id codec collect_id colocation_group column compression delimiter directory display_name
+    artifact backend cloudpickle_version cluster_id codec key_codec collect_id colocation_group column compression delimiter directory display_name
     edge_id error_class file format function host host_id id incarnation instance job_id job_name kind name operator
     operator_uid path checkpoint_directory promoted_as python_version client_version rpc_address side_tag slot_group target
     slot_id operation_id source_vertex store tag target_vertex taskmanager_id tcp_host uid unix_path updates_of version vertex late_tag key
@@ -71,6 +71,7 @@ COUNTS: dict[str, int] = {
     "columns": 100_000,
     "arguments": 1_000_000,
     "aggregates": 100_000,
+    "states": 100_000,
     "keys": 10_000,
     "second_keys": 10_000,
     "key_columns": 10_000,

@@ -71,6 +71,7 @@ from penstock.state.declarations import (
     ValueState,
 )
 from penstock.storage.codec import StateError
+from penstock.storage.codec_migration import field
 from penstock.streams.connected_streams import ConnectedStreams
 from penstock.streams.environment import Environment, JobPlan
 from penstock.streams.keyed_stream import KeyedStream, WindowedStream
@@ -159,6 +160,7 @@ __all__ = [
     "count",
     "count_distinct",
     "count_window",
+    "field",
     "first",
     "fn",
     "last",

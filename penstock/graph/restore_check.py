@@ -12,8 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+import pyarrow as pa
+
 from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.codec import Stamped, codec_of
+from penstock.storage.codec_migration import MigrationRefusedError, migration
 
 COMMITTABLES = "committables"
 """The list in which sinks keep what is prepared."""
@@ -21,6 +25,10 @@ BUNDLE_LIST = "bundle"
 """What an aggregation in front of an exchange holds back."""
 _OF_PRE_AGGREGATION = frozenset({BUNDLE_LIST, "gauge", "largest_time"})
 _OF_COLLECT = frozenset({"collect"})
+_KEY_SPACE = "key_space/"
+"""Stands before the names of such states where a database keeps them."""
+_OF_KEYS = frozenset({"value", "list", "map"})
+_CODEC = b"codec"
 _STATEFUL = frozenset(
     {"source", "process", "window_aggregate", "window_function", "running_aggregate", "join"}
 )
@@ -97,6 +105,41 @@ class RestoreCheck:
             raise JobRejected(f"job {job!r} cannot be started from {path}: {shown}{more}")
 
 
+def declared_fate(
+    operator: graph_pb2.Operator, name: str, table: checkpoint_pb2.StateTable | None
+) -> tuple[Fate, str]:
+    """What becomes of the values of a state per key, by what the function declares now."""
+    if table is None or table.kind not in _OF_KEYS or not operator.HasField("process"):
+        return Fate.MAPS, ""
+    declared = next((one for one in operator.process.states if one.name == name), None)
+    if declared is None:
+        return Fate.DROPPED, "the function declares no such state any more"
+    if declared.kind != table.kind:
+        return (
+            Fate.REFUSED,
+            f"it was stored as a {table.kind}, and is declared as a {declared.kind}",
+        )
+    schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
+    codecs = [(one.metadata or {}).get(_CODEC, b"").decode() for one in schema]
+    if declared.key_codec and codecs[-2] != declared.key_codec:
+        return (
+            Fate.REFUSED,
+            f"its keys were stored as {codecs[-2]}, and are {declared.key_codec} now",
+        )
+    new = codec_of(declared.codec)
+    if declared.type:
+        new = codec_of(pa.ipc.read_schema(pa.py_buffer(declared.type)).field(0).type)
+    if declared.ttl_ms:
+        new = Stamped(new)
+    if codecs[-1] == new.name:
+        return Fate.MAPS, ""
+    try:
+        migration(codec_of(codecs[-1]), new)
+    except MigrationRefusedError as error:
+        return Fate.REFUSED, str(error)
+    return Fate.MIGRATES, f"from {codecs[-1]} to {new.name}"
+
+
 def dropped_states(dropped: Iterable[StateFate]) -> list[checkpoint_pb2.DroppedState]:
     """What is left out, as it is kept and shown."""
     return [checkpoint_pb2.DroppedState(operator_uid=one.uid, name=one.operator) for one in dropped]
@@ -131,9 +174,14 @@ def check_restore(
             continue
         refusal = _key_group_problem(snapshots, vertex_of[stored.uid])
         refusal = refusal or _backend_problem(snapshots, backend)
+        tables = {table.name: table for one in snapshots for table in one.keyed.tables}
         for state in states:
-            fate = Fate.MAPS if not refusal else Fate.REFUSED
-            fates.append(_fate(stored, state, fate, refusal))
+            if refusal:
+                fates.append(_fate(stored, state, Fate.REFUSED, refusal))
+            else:
+                name = state.removeprefix(_KEY_SPACE)
+                fate, reason = declared_fate(operator, name, tables.get(state))
+                fates.append(_fate(stored, name, fate, reason))
     known = {one.uid for vertex in manifest.vertices for one in vertex.operators}
     for uid, operator in operators.items():
         if uid not in known and operator.WhichOneof("spec") in _STATEFUL:

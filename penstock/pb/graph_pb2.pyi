@@ -1015,6 +1015,7 @@ class ProcessSpec(_message.Message):
     FUNCTION_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     SECOND_KEYS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
     kind: Global___ProcessKind.ValueType
     @_builtins.property
     def function(self) -> Global___Function: ...
@@ -1024,6 +1025,10 @@ class ProcessSpec(_message.Message):
 
     @_builtins.property
     def second_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeclaredState]:
+        """State per key that the function declares."""
+
     def __init__(
         self,
         *,
@@ -1031,14 +1036,54 @@ class ProcessSpec(_message.Message):
         function: Global___Function | None = ...,
         keys: _abc.Iterable[_builtins.str] | None = ...,
         second_keys: _abc.Iterable[_builtins.str] | None = ...,
+        states: _abc.Iterable[Global___DeclaredState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["function", b"function"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "keys", b"keys", "kind", b"kind", "second_keys", b"second_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "keys", b"keys", "kind", b"kind", "second_keys", b"second_keys", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProcessSpec: _TypeAlias = ProcessSpec  # noqa: Y015
+
+@_typing.final
+class DeclaredState(_message.Message):
+    """What a function declares of a state: a start from what was stored otherwise is judged by it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    KEY_CODEC_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    kind: _builtins.str
+    """"value" | "list" | "map" """
+    codec: _builtins.str
+    type: _builtins.bytes
+    """Arrow IPC schema of one field: the type of the values, with aliases and defaults of fields. Empty = they have none."""
+    key_codec: _builtins.str
+    """Of a map."""
+    ttl_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        codec: _builtins.str = ...,
+        type: _builtins.bytes = ...,
+        key_codec: _builtins.str = ...,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "key_codec", b"key_codec", "kind", b"kind", "name", b"name", "ttl_ms", b"ttl_ms", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeclaredState: _TypeAlias = DeclaredState  # noqa: Y015
 
 @_typing.final
 class JoinSpec(_message.Message):

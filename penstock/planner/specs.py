@@ -40,6 +40,7 @@ from penstock.graph.window_schemas import (
 from penstock.pb import graph_pb2
 from penstock.planner.needs import Need, pruned
 from penstock.rows.schema import EVENT_TIME, user_schema
+from penstock.state.declarations import KeyedState, declared_states
 
 
 def with_event_time(fields: Iterable[pa.Field], carried: bool) -> pa.Schema:
@@ -178,6 +179,19 @@ def _process(proto: graph_pb2.Operator, operation: Process, node: Node) -> None:
     proto.process.function.CopyFrom(pickle_function(operation.function, operator=node.name))
     proto.process.keys.extend(operation.keys)
     proto.process.second_keys.extend(operation.second_keys)
+    for state in declared_states(operation.function).values():
+        if isinstance(state, KeyedState):
+            type_ = state.codec.value_type
+            proto.process.states.add(
+                name=state.name,
+                kind=state.kind,
+                codec=state.codec.name,
+                type=b""
+                if type_ is None
+                else pa.schema([pa.field("value", type_)]).serialize().to_pybytes(),
+                key_codec="" if state.key_codec is None else state.key_codec.name,
+                ttl_ms=state.ttl_ms,
+            )
 
 
 def _join(proto: graph_pb2.Operator, operation: Join) -> None:

@@ -11,7 +11,8 @@ from penstock.errors import JobRejected, StoreCorrupt
 from penstock.rows.column_values import short_repr
 from penstock.state.base import State, StateScope, codec_for
 from penstock.state.lists_and_maps import map_key_codec
-from penstock.storage.codec import ABSENT, StateError
+from penstock.storage.codec import ABSENT, StateError, codec_of
+from penstock.storage.codec_migration import MigrationRefusedError, migration
 
 _REDISTRIBUTIONS = ("split", "union")
 _ITEM_BYTES = 41
@@ -65,6 +66,7 @@ class OperatorListState(State):
         Raises:
             StateError: the restored items are of another type.
         """
+        _migrate(self, held)
         bound = self._copy()
         bound._held = _checked(self, held, self.codec.name)
         return bound
@@ -262,6 +264,26 @@ class BroadcastState(State):
         if key is None:
             raise StateError(f"state {self.name!r}: None is no key of a map, got {short_repr(key)}")
         return self._stored(key, self.key_codec, ": a key of its map")
+
+
+def _migrate(state: OperatorListState, held: ItemList) -> None:
+    """Makes restored items what is declared.
+
+    Raises:
+        StateError: they cannot become that.
+    """
+    if not held.items or held.codec in ("", state.codec.name):
+        return
+    old = codec_of(held.codec)
+    try:
+        convert = migration(old, state.codec)
+    except MigrationRefusedError as error:
+        raise StateError(
+            f"state {state.name!r}: {error}: declare it as it was, or give it another name"
+        ) from error
+    if convert is not None:
+        held.items = [state.codec.encode(convert(old.decode(item))) for item in held.items]
+    held.codec = state.codec.name
 
 
 def _checked(state: State, held: ItemList, codec: str) -> ItemList:

@@ -160,6 +160,10 @@ class Stamped(StateCodec):
             ]
         )
 
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stamped, (self.inner,)
+
     @property
     @override
     def name(self) -> str:

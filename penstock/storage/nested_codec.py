@@ -17,7 +17,7 @@ from typing_extensions import override
 from penstock.errors import StoreCorrupt
 from penstock.rows.column_values import record_as_dict, short_repr
 from penstock.storage.arrow_codecs import PlainCodec, plain_codec
-from penstock.storage.codec import EncodedCodec, StateError
+from penstock.storage.codec import EncodedCodec, StateError, codec_of
 
 
 class NestedCodec(EncodedCodec):
@@ -27,6 +27,11 @@ class NestedCodec(EncodedCodec):
         self.type = type_
         self._name = name
         self._node = _node(type_)
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The name does not say what becomes of values that were stored as another type.
+        return codec_of, (self.type,)
 
     @property
     @override

@@ -54,11 +54,16 @@ class Count(ps.KeyedProcessFunction):
         out.emit(key=ctx.key, count=self.seen.value())
 
 
-def build(env: ps.Environment, output: Path, rate: float | None = None) -> None:
+def build(
+    env: ps.Environment,
+    output: Path,
+    rate: float | None = None,
+    function: ps.KeyedProcessFunction | None = None,
+) -> None:
     rows = env.generate(numbers, rows=ROWS, rate=rate, schema={"n": "int64"}).uid("numbers")
     keyed = rows.select(key=ps.col("n") % KEYS, n=ps.col("n")).uid("select").key_by("key")
     schema = {"key": "int64", "count": "int64"}
-    counts = keyed.process(Count(), schema=schema).uid("counts")
+    counts = keyed.process(function or Count(), schema=schema).uid("counts")
     counts.write_parquet(output).uid("files")
 
 
@@ -75,11 +80,15 @@ def assert_complete(output: Path) -> None:
 
 
 def run_until_checkpoint(
-    new_env: NewEnvironment, tmp_path: Path, parallelism: int = 2, **more: object
+    new_env: NewEnvironment,
+    tmp_path: Path,
+    parallelism: int = 2,
+    function: ps.KeyedProcessFunction | None = None,
+    **more: object,
 ) -> str:
     """Cancels a job behind its third checkpoint; returns where its checkpoints are."""
     env = new_env(parallelism, config(tmp_path, **more))
-    build(env, tmp_path / "out", RATE)
+    build(env, tmp_path / "out", RATE, function)
     handle = env.submit("first")
     await_details(
         handle,
@@ -286,3 +295,78 @@ def test_a_plan_says_what_becomes_of_each_state(
     status, found = plan("--allow-non-restored-state", "--", "other")
     assert status == 0
     assert {one["operator_uid"]: one["fate"] for one in found["states"]}["counts"] == "dropped"
+
+
+STORED = pa.struct([("seen", pa.int32()), ("gone", pa.string())])
+DECLARED = pa.struct(
+    [ps.field("count", pa.int64(), alias="seen"), ps.field("base", pa.int64(), default=1_000)]
+)
+
+
+class CountBefore(ps.KeyedProcessFunction):
+    """Numbers the rows of each key, in three kinds of state."""
+
+    value = ps.ValueState("value", STORED)
+    entries = ps.MapState("entries", pa.string(), STORED)
+    items = ps.ListState("items", pa.int32())
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        seen = (self.value.value() or {"seen": 0})["seen"] + 1
+        stored = {"seen": seen, "gone": "x"}
+        self.value.update(stored)
+        self.entries.put("last", stored)
+        self.items.update([seen])
+        out.emit(key=ctx.key, count=seen)
+
+
+class CountAfter(ps.KeyedProcessFunction):
+    """The same, when the job has been changed: each state must say the same."""
+
+    value = ps.ValueState("value", DECLARED)
+    entries = ps.MapState("entries", pa.string(), DECLARED)
+    items = ps.ListState("items", pa.int64(), ttl=ps.Ttl("1h"))
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        before = self.value.value()
+        if before is not None:
+            assert before["base"] == 1_000
+            assert self.entries.get("last") == before
+            assert list(self.items.get()) == [before["count"]]
+        stored = {"count": (before or {"count": 0})["count"] + 1, "base": 1_000}
+        self.value.update(stored)
+        self.entries.put("last", stored)
+        self.items.update([stored["count"]])
+        out.emit(key=ctx.key, count=stored["count"])
+
+
+class CountOtherwise(CountAfter):
+    """What is stored cannot become this."""
+
+    items = ps.ListState("items", pa.string())
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_state_of_an_upgraded_job_migrates(
+    new_env: NewEnvironment, tmp_path: Path, backend: str, parallelism: int
+) -> None:
+    more = {"state.backend.type": backend}
+    path = run_until_checkpoint(new_env, tmp_path, function=CountBefore(), **more)
+    env = new_env(parallelism, config(tmp_path, **more))
+    build(env, tmp_path / "out", function=CountOtherwise())
+    with pytest.raises(
+        ps.JobRejected, match=r"'items'.*stored as int32, and are declared as string"
+    ):
+        env.submit("refused", from_savepoint=path)
+    env = new_env(parallelism, config(tmp_path, **more))
+    build(env, tmp_path / "out", 2 * RATE, function=CountAfter())
+    handle = env.submit("second", from_savepoint=path)
+    await_details(
+        handle, lambda _m, _s: handle.details().started_from.independent_since_checkpoint_id
+    )
+    cancel(handle)
+    env = new_env(1, config(tmp_path, **more))
+    build(env, tmp_path / "out", function=CountAfter())
+    again = str(tmp_path / "checkpoints" / handle.job_id)
+    assert env.submit("third", from_savepoint=again).wait(DEADLINE_S).status == "FINISHED"
+    assert_complete(tmp_path / "out")

@@ -33,6 +33,7 @@ from taskmanager.state.hashmap.chains import (
     sparse_file,
 )
 from taskmanager.state.hashmap.key_space import HashMapKeySpace
+from taskmanager.state.hashmap.object_column import ObjectColumn
 from taskmanager.state.hashmap.restored_rows import (
     BACKEND,
     RESTORED_TO,
@@ -44,6 +45,7 @@ from taskmanager.state.hashmap.snapshot import HashMapSnapshot, SnapshotItem, Ta
 from taskmanager.state.hashmap.timer_table import HashMapTimerTable
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.memory_check import MemoryCheck
+from taskmanager.state.migrated_values import migration_of
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.run_format import FORMAT_VERSION
 from taskmanager.state.session_table import SessionTable
@@ -77,6 +79,8 @@ class HashMapStateBackend:
         self._instance = uuid.uuid4().hex
         self._file_count = 0
         self._states: dict[str, dict[int, TableSlot]] = {}
+        self._migrated: set[str] = set()
+        """States whose restored values were stored with another codec."""
         self._files: dict[str, checkpoint_pb2.StateFile] = {}
         self._snapshots: dict[int, HashMapSnapshot] = {}
         # Per state one emptied table, so that the next namespace need not grow anew.
@@ -319,6 +323,8 @@ class HashMapStateBackend:
         # What changes from now on comes after the restored chain.
         table.seal(RESTORED_TO, self._max_parallelism).release()
         slot.restored = []
+        if name in self._migrated:
+            slot.chain = ()  # new snapshots hold nothing of what was stored otherwise
         slot.is_unwritten = not slot.chain
         return table
 
@@ -351,10 +357,24 @@ class HashMapStateBackend:
     def _loaded(self, name: str, parts: list[RestoredRows], table: T) -> T:
         state = f"state {name!r} of operator {self._operator!r}"
         for index, rows in enumerate(parts):
-            check_fits(rows, table.kind, table.schema(), state)
             part = RestoredPart(rows.key_groups, index, len(parts), rows.rows_max)
+            if isinstance(table, ObjectColumn) and self._load_migrated(table, rows, part, state):
+                self._migrated.add(name)
+                continue
+            check_fits(rows, table.kind, table.schema(), state)
             table.load(rows.batches(), part)
         return table
+
+    def _load_migrated(
+        self, column: ObjectColumn, rows: RestoredRows, part: RestoredPart, state: str
+    ) -> bool:
+        """Loads values that were stored with another codec; False = they were not."""
+        now_ms, schema = self._environment.clock.now_ms(), column.schema()
+        migration = migration_of(rows.kind, rows.schema, schema, column.descriptor, state, now_ms)
+        if migration is None:
+            return False
+        column.load(migration.batches(rows.batches(), schema), part)
+        return True
 
     # -- snapshot
 

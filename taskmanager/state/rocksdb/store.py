@@ -32,7 +32,9 @@ from taskmanager.state.count_table import CountTable
 from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.group_table import GroupTable
 from taskmanager.state.instances import InstanceState
+from taskmanager.state.migrated_values import migration_of
 from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.entry_keys import moved_to, partition_bounds
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.pacer_runner import Pacer
 from taskmanager.state.rocksdb.partitions import (
@@ -42,6 +44,7 @@ from taskmanager.state.rocksdb.partitions import (
 from taskmanager.state.rocksdb.restore_store import BACKEND, FORMAT_VERSION, open_state
 from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
+from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 from taskmanager.state.rocksdb.stored_tables import WHOLE, StoredTables
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, FrozenPart, WriteQueue
 from taskmanager.state.row_table import RowDescriptor, RowTable
@@ -256,12 +259,42 @@ class RocksDBStateBackend:
         """
         name = _COLUMN_PREFIX + descriptor.name
         schema = column_schema(key_types, descriptor)
+        self._migrate(name, schema, descriptor)
         state = self._catalog.state(name, descriptor.kind.value, schema, self._owner)
         partition = state.partitions.get(WHOLE)
         if partition is None:
             partition = Partition(self._catalog.new_number(), is_stored=False)
             state.partitions[WHOLE] = partition
         return partition.number, partition.is_stored
+
+    def _migrate(self, name: str, schema: bytes, descriptor: StateDescriptor) -> None:
+        """Writes the entries of a column anew where they were stored with another codec.
+
+        Raises:
+            TaskFailure: they cannot become what is declared.
+        """
+        stored = self._catalog.states.get(name)
+        if stored is None or stored.schema == schema:
+            return
+        migration = migration_of(
+            stored.kind,
+            pa.ipc.read_schema(pa.py_buffer(stored.schema)),
+            pa.ipc.read_schema(pa.py_buffer(schema)),
+            descriptor,
+            f"state {descriptor.name!r} of {self._owner}",
+            self._environment.clock.now_ms(),
+        )
+        stored.schema = schema
+        partition = stored.partitions.get(WHOLE)
+        if migration is None or partition is None or not partition.is_stored:
+            return
+        number = self._catalog.new_number()
+        for names, values in self._database.scan(*partition_bounds(partition.number)):
+            keys = moved_to(number, ByteStrings.of(names))
+            moved = ByteStrings.of([migration.entry(value) for value in values])
+            self._database.ingest(SstEntries(keys, moved, None))
+        self._database.drop_range(*partition_bounds(partition.number))
+        partition.number = number
 
     def pace(self, frozen_at_ms: int) -> None:
         """Pauses the thread that encodes cells (``KeySpaceHost``)."""

@@ -1,0 +1,142 @@
+"""Values, lists and maps of keys that were stored with another codec than the one declared now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import TaskFailure
+from penstock.storage.codec import StateCodec, codec_of
+from penstock.storage.codec_migration import MigrationRefusedError, migration
+from taskmanager.state.descriptors import StateDescriptor, StateKind
+
+_CODEC: Final = b"codec"
+_LENGTH_BYTES: Final = 4
+_DELETED: Final = "__deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """What makes the values of a state what is declared.
+
+    Attributes:
+        old: how they were stored.
+        new: how they are declared.
+        convert: makes the stored form of the one that of the other.
+    """
+
+    kind: StateKind
+    old: StateCodec
+    new: StateCodec
+    convert: Callable[[Any], Any]
+
+    def batches(
+        self, batches: Iterable[pa.RecordBatch], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows of a run; the values are in the last column, null in tombstones.
+
+        Args:
+            schema: of the state as it is declared.
+        """
+        for batch in batches:
+            column = batch.column(batch.num_columns - 1)
+            if self.kind is StateKind.LIST:
+                values = self._lists(column)
+            else:
+                values = self._values(column, batch.column(_DELETED))
+            yield pa.RecordBatch.from_arrays([*batch.columns[:-1], values], schema=schema)
+
+    def entry(self, data: bytes) -> bytes:
+        """The value of an entry of a database."""
+        if self.kind is not StateKind.LIST:
+            return self._encoded(data)
+        parts: list[bytes] = []
+        position = 0
+        while position < len(data):
+            start = position + _LENGTH_BYTES
+            position = start + int.from_bytes(data[position:start], "little")
+            item = self._encoded(data[start:position])
+            parts += (len(item).to_bytes(_LENGTH_BYTES, "little"), item)
+        return b"".join(parts)
+
+    def _encoded(self, data: bytes) -> bytes:
+        return self.new.encode(self.convert(self.old.decode(data)))
+
+    def _values(self, column: pa.Array, deleted: pa.Array) -> pa.Array:
+        if not deleted.true_count:
+            return self.new.column([self.convert(one) for one in self.old.stored(column)])
+        kept = self.old.stored(column.filter(pc.invert(deleted)))
+        places = iter(range(len(kept)))
+        order = [None if gone else next(places) for gone in deleted.to_pylist()]
+        values = self.new.column([self.convert(one) for one in kept])
+        return values.take(pa.array(order, pa.int64()))
+
+    def _lists(self, column: pa.Array) -> pa.Array:
+        lengths = pc.list_value_length(column).to_pylist()
+        items = self.new.column([self.convert(one) for one in self.old.stored(column.flatten())])
+        offsets: list[int | None] = []
+        end = 0
+        for length in lengths:
+            offsets.append(None if length is None else end)
+            end += length or 0
+        made = pa.large_list if pa.types.is_large_list(column.type) else pa.list_
+        array = pa.LargeListArray if pa.types.is_large_list(column.type) else pa.ListArray
+        index = pa.int64() if pa.types.is_large_list(column.type) else pa.int32()
+        return array.from_arrays(pa.array([*offsets, end], index), items, type=made(items.type))
+
+
+def migration_of(
+    kind: str,
+    stored: pa.Schema,
+    declared: pa.Schema,
+    descriptor: StateDescriptor,
+    state: str,
+    now_ms: int,
+) -> Migration | None:
+    """What makes stored values what is declared; None = they are.
+
+    Args:
+        kind: of what is stored.
+        stored: schema of its rows: the values are the last column.
+        declared: the same, of the state as it is declared.
+        state: operator and state, for messages.
+        now_ms: when values that get a time to live count as written.
+
+    Raises:
+        TaskFailure: there is nothing that does.
+    """
+    before, now = _columns(stored), _columns(declared)
+    if kind == descriptor.kind.value and before == now:
+        return None
+    new = descriptor.codec
+    old_name = (stored.field(len(stored) - 1).metadata or {}).get(_CODEC, b"").decode()
+    if kind != descriptor.kind.value or before[:-1] != now[:-1] or not old_name:
+        raise TaskFailure(
+            f"{state} was stored as {kind} by {_text(before)}, and is declared as {descriptor.kind.value} by "
+            f"{_text(now)}: its kind and its keys cannot change; declare it as it was, or give it another name, "
+            "so that it starts empty"
+        )
+    assert isinstance(new, StateCodec), "codecs of declared states"
+    old = codec_of(old_name)
+    try:
+        convert = migration(old, new, now_ms)
+    except MigrationRefusedError as error:
+        raise TaskFailure(
+            f"{state}: {error}: declare it as it was, or give it another name, so that it starts empty"
+        ) from error
+    return None if convert is None else Migration(descriptor.kind, old, new, convert)
+
+
+def _columns(schema: pa.Schema) -> list[tuple[str, str, bytes]]:
+    return [
+        (field.name, str(field.type), (field.metadata or {}).get(_CODEC, b"")) for field in schema
+    ]
+
+
+def _text(columns: list[tuple[str, str, bytes]]) -> str:
+    keys = [f"{name}: {type_}" for name, type_, _ in columns[:-1] if not name.startswith("__")]
+    return f"({', '.join(keys)})"
