@@ -26,6 +26,7 @@ GROUPS = {
         "slow-task-detector.",
     ),
     "Checkpoints": ("execution.checkpointing.", "execution.state-recovery."),
+    "S3": ("s3.",),
     "State": ("state.",),
     "Restarts": ("restart-strategy.",),
     "JobManager": ("jobmanager.",),

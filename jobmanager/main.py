@@ -44,6 +44,7 @@ from penstock.client.credentials import make_own_token
 from penstock.config import Configuration
 from penstock.errors import StreamError
 from penstock.pb import client_pb2_grpc
+from penstock.storage.open_store import use_s3
 
 ROLE = "jobmanager"
 _ID = "1"  # one JobManager per directory: ``JobStore`` locks it
@@ -81,6 +82,7 @@ async def serving(
     Raises:
         StreamError: a port, a file or a setting is not to be had.
     """
+    use_s3(lambda: config.s3)
     token, made_token_file = load_token(config.security_token_file), None
     require_token(config.jobmanager_bind_host, token, "jobmanager.bind-host")
     storage = Path(config.jobmanager_storage_dir) if config.jobmanager_storage_dir else directory

@@ -29,6 +29,7 @@ from pydantic import (
 )
 
 from penstock.errors import ConfigurationError
+from penstock.storage.s3.settings import PART_BYTES_MAX, PART_BYTES_MIN, S3Settings
 from penstock.units import duration_ms, size_bytes
 
 _INFINITE = -1
@@ -106,6 +107,9 @@ MetricsPort = Annotated[int, Field(ge=-1, le=65535)]
 
 _DEADLINE_MAX_MS = 10 * 366 * 86_400_000
 """Ten years: gRPC takes a deadline some centuries ahead for one that is over."""
+
+SECRET_KEYS = {"s3.access-key": "AWS_ACCESS_KEY_ID", "s3.secret-key": "AWS_SECRET_ACCESS_KEY"}
+"""Keys whose values are shown nowhere, with the environment variable that says the same to the client library."""
 
 DEFAULT_CHECKPOINT_INTERVAL_MS = 10_000
 """Committing sinks need checkpoints: in streaming mode they are on unless they are turned off."""
@@ -310,6 +314,63 @@ class Configuration(BaseModel):
         None,
         alias="execution.state-recovery.in-doubt",
         description="What becomes of output that a savepoint covers and of which nobody knows whether it was committed: the job commits it, or leaves it; not set: such a savepoint is refused.",
+    )
+
+    # -- S3
+    s3_endpoint: str = Field(
+        "",
+        alias="s3.endpoint",
+        description="Address of the server, `http://host:port` or `https://...`; empty: AWS, in the region.",
+    )
+    s3_region: str = Field(
+        "", alias="s3.region", description="Region; empty: as the environment or `~/.aws` says."
+    )
+    s3_path_style_access: bool = Field(
+        False,
+        alias="s3.path-style-access",
+        description="Name the bucket in the path and not in the host, as most servers but AWS need it.",
+    )
+    s3_access_key: str = Field(
+        "",
+        alias="s3.access-key",
+        repr=False,
+        description="Access key; empty: the usual chain of environment, `~/.aws` and the role of the machine.",
+    )
+    s3_secret_key: str = Field(
+        "",
+        alias="s3.secret-key",
+        repr=False,
+        description="Secret key that belongs to `s3.access-key`.",
+    )
+    s3_request_timeout_ms: DurationMs = Field(
+        30_000,
+        ge=1,
+        alias="s3.request.timeout",
+        description="Time to connect, and for each silence of the server, after which a request is repeated.",
+    )
+    s3_retry_timeout_ms: DurationMs = Field(
+        120_000,
+        ge=1,
+        alias="s3.retry.timeout",
+        description="Deadline of a request with all its repetitions.",
+    )
+    s3_upload_part_bytes: SizeBytes = Field(
+        16 * 1024 * 1024,
+        ge=PART_BYTES_MIN,
+        le=PART_BYTES_MAX,
+        alias="s3.upload.part-size",
+        description="Size of the parts that larger objects are written in; 10,000 at most make an object.",
+    )
+    s3_upload_memory_bytes: SizeBytes = Field(
+        64 * 1024 * 1024,
+        ge=PART_BYTES_MIN,
+        alias="s3.upload.memory",
+        description="Memory for the parts of all uploads of a slot, or of another process; at least one part.",
+    )
+    s3_checksums: Literal["when_required", "when_supported"] = Field(
+        "when_required",
+        alias="s3.checksums",
+        description="When the client adds the newer checksum headers, which older servers refuse; Penstock's own checksums are always checked.",
     )
 
     # -- state
@@ -638,6 +699,10 @@ class Configuration(BaseModel):
             raise ValueError(
                 "taskmanager.spill.hard-min-free must not be more than taskmanager.spill.min-free"
             )
+        if bool(self.s3_access_key) != bool(self.s3_secret_key):
+            raise ValueError(
+                "s3.access-key and s3.secret-key belong together: set both, or neither"
+            )
         return self
 
     def check_for_daemons(self) -> None:
@@ -689,6 +754,22 @@ class Configuration(BaseModel):
         return [Path(part.strip()).absolute() for part in parts if part.strip()]
 
     @property
+    def s3(self) -> S3Settings:
+        """How a process with this configuration reaches S3."""
+        return S3Settings(
+            self.s3_endpoint,
+            self.s3_region,
+            self.s3_path_style_access,
+            self.s3_access_key,
+            self.s3_secret_key,
+            self.s3_request_timeout_ms,
+            self.s3_retry_timeout_ms,
+            self.s3_upload_part_bytes,
+            self.s3_upload_memory_bytes,
+            self.s3_checksums,
+        )
+
+    @property
     def is_speculative(self) -> bool:
         """Whether slow subtasks may get a second attempt: batch jobs that take no checkpoints."""
         is_batch = self.runtime_mode == "batch" and self.checkpoint_interval_ms is None
@@ -718,7 +799,8 @@ class Configuration(BaseModel):
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"][:1])
             reason = first["msg"].removeprefix("Value error, ")
-            where = f"{key} = {flat[key]!r}: " if key in flat else ""
+            shown = "" if key in SECRET_KEYS else f" = {flat.get(key)!r}"
+            where = f"{key}{shown}: " if key in flat else ""
             raise ConfigurationError(f"configuration {where}{reason}") from error
 
     @classmethod
@@ -767,6 +849,10 @@ class Configuration(BaseModel):
             if not is_of_restart_strategy(key)
         }
         return self.from_mapping({**kept, **keys})
+
+    def of_job(self) -> dict[str, str]:
+        """``to_mapping`` without what is a matter of each process, and may be secret: how it reaches S3."""
+        return {key: value for key, value in self.to_mapping().items() if not key.startswith("s3.")}
 
     def to_mapping(self) -> dict[str, str]:
         """The keys that were set, as text: where it is merged, one that says the default counts too."""

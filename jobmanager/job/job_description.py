@@ -22,7 +22,7 @@ from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.admission import CodeStamp, TaskManagerFacts, admission_problem
 from jobmanager.stores.artifact_store import ArtifactStore
 from penstock.config import Configuration
-from penstock.errors import JobRejected, StoreTransient
+from penstock.errors import JobRejected, StoreTransient, Unrecoverable
 from penstock.graph.job_graph import validate
 from penstock.graph.persisted import persist_sinks
 from penstock.pb import graph_pb2
@@ -32,7 +32,7 @@ from penstock.storage.open_store import open_store, substore
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _CHECKPOINT = re.compile(r"chk-\d+")
-_OWN_SETTINGS = ("jobmanager.", "taskmanager.", "security.", "log.")
+_OWN_SETTINGS = ("jobmanager.", "taskmanager.", "security.", "log.", "s3.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,11 @@ def check_checkpoint_directory(job: JobDescription) -> None:
         return
     try:
         open_store(job.checkpoint_directory).check_writable()
-    except StoreTransient as error:
+    except (StoreTransient, Unrecoverable) as error:
         raise JobRejected(
             f"job {job.graph.name!r}: its checkpoints cannot be kept in "
             f"{job.checkpoint_directory}: {error}; set "
-            "execution.checkpointing.dir to a directory that the JobManager and every TaskManager can "
+            "execution.checkpointing.dir to a directory or prefix that the JobManager and every TaskManager can "
             "write, or execution.checkpointing.interval to none"
         ) from error
 

@@ -108,10 +108,10 @@ def _why_off(config: Configuration) -> str:
     if config.execution_checkpointing_storage != "filesystem":
         return ""
     if directory:
-        if not PurePosixPath(directory).is_absolute():
+        if "://" not in directory and not PurePosixPath(directory).is_absolute():
             raise JobRejected(
                 f"{_KEY} = {directory!r} must be an absolute path of a directory that the "
-                "JobManager and every TaskManager share"
+                "JobManager and every TaskManager share, or s3://bucket/prefix"
             )
         return ""
     if config.execution_checkpointing_interval_ms is not None:

@@ -17,8 +17,18 @@ if TYPE_CHECKING:
     Deleted = dict[str, tuple[Orphan, ...]]
 
 
+def _store_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """A path that is there, or the name of another store as it is."""
+    if "://" in value:
+        return value.rstrip("/")
+    path = Path(value)
+    if not path.is_dir():
+        raise click.BadParameter(f"Directory {value!r} does not exist.")
+    return str(path.resolve())
+
+
 @click.command()
-@click.argument("directory", metavar="STORAGE_DIR", type=click.Path(exists=True, file_okay=False))
+@click.argument("directory", metavar="STORAGE_DIR", callback=_store_name)
 @click.option("--orphans", is_flag=True, help="List the objects that nothing refers to.")
 @click.option("--delete", is_flag=True, help="With --orphans: delete them when they are listed.")
 @click.option(
@@ -40,7 +50,8 @@ def fsck(
     """Check the checkpoints and savepoints in STORAGE_DIR.
 
     STORAGE_DIR is the directory of execution.checkpointing.dir, or that of one job in it, or one with
-    savepoints, or a savepoint. All that savepoints and retained checkpoints refer to is read. The exit status is 0 where all is well, 1 where something is
+    savepoints, or a savepoint; also as s3://bucket/prefix. All that savepoints and retained checkpoints
+    refer to is read. The exit status is 0 where all is well, 1 where something is
     damaged; orphans are no damage.
 
     With --orphans --delete, orphans are listed and then deleted, but not those of a job that may be
@@ -53,7 +64,7 @@ def fsck(
         raise click.UsageError("--delete deletes what --orphans lists: give both")
     if force and not delete:
         raise click.UsageError("--force says what --delete may delete: give both")
-    root = str(Path(directory).resolve())
+    root = directory
     report = check_store(root, grace_ms=duration_ms(grace))
     if not as_json:
         _print_report(report, orphans)

@@ -8,6 +8,7 @@ import click
 
 from penstock.cli.checkpoints import checkpoint, checkpoints
 from penstock.cli.cluster import cluster
+from penstock.cli.context import client_configuration
 from penstock.cli.exceptions import exceptions
 from penstock.cli.fsck import fsck
 from penstock.cli.jobs import attach, cancel, info, list_jobs, logs
@@ -22,6 +23,9 @@ from penstock.cli.taskmanagers import taskmanagers
 @click.version_option(importlib.metadata.version("penstock"), prog_name="penstock")
 def main() -> None:
     """Run and operate Penstock jobs."""
+    from penstock.storage.open_store import use_s3
+
+    use_s3(lambda: client_configuration().s3)
 
 
 for command in (

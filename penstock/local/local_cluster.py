@@ -30,7 +30,7 @@ from penstock.client.addresses import format_address
 from penstock.client.client import Client
 from penstock.client.credentials import load_token, own_token_file
 from penstock.client.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
-from penstock.config import Configuration, read_yaml
+from penstock.config import SECRET_KEYS, Configuration, read_yaml
 from penstock.errors import JobManagerUnreachable, StreamError
 from penstock.functions.user_code import OWN_PACKAGES
 from penstock.local.daemon_processes import is_registered_daemon
@@ -207,6 +207,8 @@ class LocalCluster:
         with _told_where(self.directory):
             _make_directory(self.directory)
             temporary = self._config_file.with_suffix(".tmp")
+            temporary.unlink(missing_ok=True)
+            temporary.touch(mode=0o600 if SECRET_KEYS.keys() & content else 0o666)
             temporary.write_text(yaml.safe_dump(content, sort_keys=True))
             temporary.replace(self._config_file)
 
@@ -288,12 +290,15 @@ class LocalCluster:
         descriptors: Sequence[int],
     ) -> _Started:
         command = [sys.executable, "-P", "-m", role, "--dir", str(self.directory)]
+        own = {name: value for name, value in os.environ.items() if name != PARENT_DEATH_VARIABLE}
         for key, value in options.items():
-            command += ["-D", f"{key}={value}"]
+            if key in SECRET_KEYS:
+                own[SECRET_KEYS[key]] = value  # every user of the machine sees command lines
+            else:
+                command += ["-D", f"{key}={value}"]
         if jobmanager:
             command += ["--jobmanager", jobmanager]
         self._forget_dead(role, daemon_id)
-        own = {name: value for name, value in os.environ.items() if name != PARENT_DEATH_VARIABLE}
         with self._output_path(role, daemon_id).open("ab") as output:
             output_start = output.tell()
             process = subprocess.Popen(

@@ -79,7 +79,7 @@ def plan_job(
         if isinstance(node.operation, ReadSource):
             artifacts.update({artifact.id: artifact for artifact in node.operation.artifacts})
     graph.name = name
-    graph.config.update(config.to_mapping())
+    graph.config.update(config.of_job())
     _leave_checkpoints_out(graph, config)
     graph.artifacts.extend(artifact.to_proto() for artifact in artifacts.values())
     graph.python_version = python_version()

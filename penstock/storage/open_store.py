@@ -1,20 +1,44 @@
 """The one way from the name of a store, as configurations and commands have it, to the store.
 
-A store is named by the path of a directory, also as ``file:///path``. Other kinds of stores are added here,
-and nowhere else.
+A store is named by the path of a directory, also as ``file:///path``, or by ``s3://bucket/prefix``. Other
+kinds of stores are added here, and nowhere else.
+
+How S3 is reached is a matter of the process, not of a job: where a process starts it says so once, with
+``use_s3``, and whoever opens a store by its name needs to know nothing of it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from penstock.errors import ConfigurationError
 from penstock.storage.local_store import LocalStore
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.s3.s3_store import S3Store
+from penstock.storage.s3.settings import S3Settings
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+_s3: Callable[[], S3Settings] = S3Settings
+
+
+def use_s3(settings: Callable[[], S3Settings]) -> None:
+    """Says how this process reaches S3.
+
+    Args:
+        settings: asked for when a store there is opened.
+    """
+    global _s3  # noqa: PLW0603 - of the process, as its environment is
+    _s3 = settings
+
+
+def has_scheme(uri: str) -> bool:
+    """Whether a name says what kind of store it is; else it is a path."""
+    return _SCHEME.match(uri) is not None
 
 
 def open_store(uri: str) -> ObjectStore:
@@ -27,10 +51,17 @@ def open_store(uri: str) -> ObjectStore:
     if scheme is None:
         return LocalStore(Path(uri))
     path = uri[scheme.end() :]
-    if scheme[1].lower() == "file" and path.startswith("/"):
+    kind = scheme[1].lower()
+    if kind == "file" and path.startswith("/"):
         return LocalStore(Path(path))
+    if kind == "s3":
+        bucket, _, prefix = path.partition("/")
+        prefix = prefix.strip("/")
+        if bucket and "//" not in prefix:
+            return S3Store(bucket, prefix, _s3())
     raise ConfigurationError(
-        f"{uri!r} names no store: give the path of a directory, or file:// and an absolute path"
+        f"{uri!r} names no store: give the path of a directory, file:// and an absolute path, or "
+        "s3://bucket/prefix"
     )
 
 

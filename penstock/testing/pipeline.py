@@ -197,7 +197,7 @@ def build(
     _read_side_outputs(builder, nodes)
     graph = Planner(reachable(builder.sinks), config).plan()
     graph.name = "test"
-    graph.config.update(config.to_mapping())
+    graph.config.update(config.of_job())
     for edge in (
         graph.edges
     ):  # nothing is restarted here, and what is pushed has no end before the test says

@@ -21,7 +21,7 @@ from common.clock import SystemClock
 from common.pb import internal_pb2
 from penstock.client.own_modules import set_apart
 from penstock.config import Configuration
-from penstock.storage.open_store import open_store
+from penstock.storage.open_store import open_store, use_s3
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.control_channel import ControlChannel, read_command
@@ -51,6 +51,7 @@ def run(connection: socket.socket) -> None:
     output = capture()
     clock, mailbox = SystemClock(), Mailbox()
     config = Configuration.from_mapping(dict(configuration.config))
+    use_s3(lambda: config.s3)
     executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
     spill_directory = configuration.spill_directory or f"{configuration.work_directory}/spill"
     runtime: SlotRuntime

@@ -9,6 +9,9 @@ declare -A commands=(
   [promtool]=prometheus
   [ip]=iproute2
   [nft]=nftables
+  [radosgw]=radosgw
+  [ceph-mon]=ceph-mon
+  [ceph-osd]=ceph-osd
 )
 
 missing=()

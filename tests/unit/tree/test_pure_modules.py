@@ -22,6 +22,7 @@ SHELLS = ("runner", "store", "servicer", "client", "process", "main")
 FOLDERS_OF_SHELLS = {
     "penstock/cli": "a process of the user's",
     "penstock/client": "calls of the user's process",
+    "penstock/storage/s3": "requests to a server",
     "penstock/local": "starts processes",
     "taskmanager/connectors": "files and sockets",
     "taskmanager/processes": "forks, control lines and what hangs on them",

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config import Configuration
 from penstock.errors import ConfigurationError
-from penstock.storage.open_store import open_store, substore
+from penstock.storage.open_store import open_store, substore, use_s3
+from penstock.storage.s3.settings import S3Settings
 
 ROOT = Path(__file__).parents[4]
 
@@ -22,10 +24,37 @@ def test_a_directory_by_its_path_and_by_its_uri(tmp_path: Path) -> None:
         assert open_store(substore(name, "job")).get("a") == b"1"
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/prefix", "file://host/path", "hdfs://x/y"])
+@pytest.mark.parametrize(
+    "uri", ["s3://", "s3:///prefix", "s3://bucket/a//b", "file://host/path", "hdfs://x/y"]
+)
 def test_what_names_no_store_is_refused(uri: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{uri}' names no store: give the path"):
         open_store(uri)
+
+
+def test_a_bucket_and_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, shown in (
+        ("s3://bucket/a/b", "s3://bucket/a/b/"),
+        ("s3://bucket/a/", "s3://bucket/a/"),
+        ("S3://bucket", "s3://bucket/"),
+    ):
+        assert repr(open_store(name)) == f"S3Store({shown!r})"
+    assert repr(open_store(substore("s3://bucket/a/", "job"))) == "S3Store('s3://bucket/a/job/')"
+    monkeypatch.setattr("penstock.storage.open_store._s3", S3Settings)
+    one, other = open_store("s3://bucket/a"), open_store("s3://other/b")
+    assert one.can_copy_from(other)
+    use_s3(lambda: S3Settings(endpoint="http://127.0.0.1:9"))
+    assert not open_store("s3://bucket/a").can_copy_from(other)
+
+
+def test_secrets_are_not_shown() -> None:
+    config = Configuration.from_mapping({"s3.access-key": "who", "s3.secret-key": "hidden"})
+    assert "hidden" not in repr(config) + repr(config.s3) + str(config.of_job())
+    assert config.of_job() == {}
+    for wrong in ({"s3.secret-key": "hidden"}, {"s3.secret-key": ["hidden"]}):
+        with pytest.raises(ConfigurationError, match=r"s3\.secret-key") as caught:
+            Configuration.from_mapping(wrong)
+        assert "hidden" not in str(caught.value)
 
 
 def test_who_merely_uses_a_store_does_not_choose_its_kind() -> None:

@@ -1,0 +1,268 @@
+"""Objects below a prefix of a bucket.
+
+An object appears whole or not at all, since S3 says so of each write; a multipart upload that nobody has
+completed is what a writer that died leaves (``temporaries``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from typing_extensions import override
+
+from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient
+from penstock.storage.object_paths import check_path, check_prefix
+from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
+from penstock.storage.s3.client import S3Connection, connection
+from penstock.storage.s3.copying import copy
+from penstock.storage.s3.listing import info_of, objects, parts_below, uploads
+from penstock.storage.s3.metrics import REQUESTS
+from penstock.storage.s3.requests import AnswerRefused, S3Requests
+from penstock.storage.s3.settings import S3Settings
+from penstock.storage.s3.swap import Conditions, prove_conditions, swap
+from penstock.storage.s3.upload import abandon, size_of, upload
+
+_DELETED_AT_ONCE: Final = 1000
+_RANGE_BYTES: Final = 8 << 20
+_RANGE_NOT_SATISFIABLE: Final = 416
+_UPLOAD_MARK: Final = "/.upload-"
+
+
+class S3Store(ObjectStore):
+    """An ``ObjectStore`` on S3.
+
+    Args:
+        bucket: must be there.
+        prefix: of the keys of all objects, without a slash at its ends; "" = they begin at the bucket's top.
+        settings: how S3 is reached.
+    """
+
+    def __init__(self, bucket: str, prefix: str, settings: S3Settings) -> None:
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._connection = connection(settings)
+        self._requests = S3Requests(self._connection, bucket)
+
+    @override
+    def __repr__(self) -> str:
+        return f"S3Store({self._requests.uri(self._prefix)!r})"
+
+    @override
+    def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+        return upload(self._requests, self._key(path), chunks)
+
+    @override
+    def get(self, path: str) -> bytes:
+        key = self._key(path)
+        content: bytes = self._requests.call(
+            "GetObject", "read", key, then=lambda answer: answer["Body"].read(), Key=key
+        )
+        REQUESTS.add_bytes(received=len(content))
+        return content
+
+    @override
+    def read(self, path: str, offset: int, size_bytes: int) -> bytes:
+        if offset < 0 or size_bytes < 0:
+            raise ValueError(f"{path!r}: no range of {size_bytes} bytes begins at {offset}")
+        key = self._key(path)
+        if size_bytes == 0:
+            self._check_end(key, offset, 0)
+            return b""
+        if size_bytes <= _RANGE_BYTES:
+            return self._range(key, offset, size_bytes)
+        end = offset + size_bytes
+        begun = [
+            self._connection.transfers.submit(
+                self._range, key, start, min(_RANGE_BYTES, end - start)
+            )
+            for start in range(offset, end, _RANGE_BYTES)
+        ]
+        try:
+            return b"".join([one.result() for one in begun])
+        finally:
+            for one in begun:
+                one.cancel()
+
+    @override
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        check_prefix(prefix)
+        found = objects(self._requests, f"{self._prefix}{prefix}")
+        infos = [info_of(one, self._prefix) for one in found]
+        return sorted((info for info in infos if _is_path(info.path)), key=lambda info: info.path)
+
+    @override
+    def delete(self, path: str) -> None:
+        key = self._key(path)
+        self._requests.call("DeleteObject", "removed", key, then=lambda _: None, Key=key)
+
+    @override
+    def delete_many(self, paths: Iterable[str]) -> dict[str, StoreTransient]:
+        left: dict[str, StoreTransient] = {}
+        wanted = list(dict.fromkeys(paths))
+        for first in range(0, len(wanted), _DELETED_AT_ONCE):
+            some = wanted[first : first + _DELETED_AT_ONCE]
+            keys = {self._key(path): path for path in some}
+            try:
+                refused = self._delete_at_once(list(keys))
+            except StoreTransient as error:
+                left.update(dict.fromkeys(some, error))
+                continue
+            for key, reason in refused.items():
+                left[keys[key]] = StoreTransient(
+                    f"{self._requests.uri(key)} cannot be removed: {reason}"
+                )
+        return left
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        key = self._key(path)
+        return swap(self._requests, key, expected, new, self._conditions())
+
+    @override
+    def can_copy_from(self, source: ObjectStore) -> bool:
+        return isinstance(source, S3Store) and source._connection is self._connection
+
+    @override
+    def copy_from(self, source: ObjectStore, paths: Mapping[str, str]) -> None:
+        assert isinstance(source, S3Store), "as can_copy_from says"
+        transfers = self._connection.transfers
+        begun = [
+            transfers.submit(
+                copy, source._requests, source._key(one), self._requests, self._key(path)
+            )
+            for one, path in paths.items()
+        ]
+        try:
+            for copied in begun:
+                copied.result()
+        finally:
+            for copied in begun:
+                copied.cancel()
+
+    @override
+    def first_parts(self) -> tuple[str, ...]:
+        found = set(parts_below(self._requests, self._prefix))
+        if not found:
+            raise StoreNotFound(f"{self._requests.uri(self._prefix)}: nothing is there")
+        return tuple(sorted(part for part in found if not part.startswith(".")))
+
+    @override
+    def check_writable(self) -> None:
+        self._prove()
+
+    @override
+    def temporaries(self) -> tuple[ObjectInfo, ...]:
+        found = [
+            ObjectInfo(
+                f"{one.key[len(self._prefix) :]}{_UPLOAD_MARK}{quote(one.upload_id, safe='~')}",
+                0,
+                one.begun_at_ms,
+            )
+            for one in uploads(self._requests, self._prefix)
+        ]
+        return tuple(sorted(found, key=lambda info: info.path))
+
+    @override
+    def remove_temporary(self, path: str) -> None:
+        target, mark, upload_id = path.rpartition(_UPLOAD_MARK)
+        if not mark:
+            raise ValueError(f"{path!r} is not a temporary object")
+        abandon(self._requests, self._key(target), unquote(upload_id))
+
+    @override
+    def sweep_temporaries(self, age_min_ms: int = TEMPORARY_AGE_MAX_MS) -> tuple[str, ...]:
+        latest_ms = time.time_ns() // 1_000_000 - age_min_ms
+        swept = [
+            info.path
+            for info in self.temporaries()
+            if not age_min_ms or info.modified_at_ms <= latest_ms
+        ]
+        for path in swept:
+            self.remove_temporary(path)
+        return tuple(swept)
+
+    @override
+    def remove_remains(self) -> None:
+        self.sweep_temporaries(0)
+
+    def _key(self, path: str) -> str:
+        check_path(path)
+        return f"{self._prefix}{path}"
+
+    def _range(self, key: str, offset: int, size_bytes: int) -> bytes:
+        try:
+            content: bytes = self._requests.call(
+                "GetObject",
+                "read",
+                key,
+                then=lambda answer: answer["Body"].read(),
+                refusals=(_RANGE_NOT_SATISFIABLE,),
+                Key=key,
+                Range=f"bytes={offset}-{offset + size_bytes - 1}",
+            )
+        except AnswerRefused:
+            content = b""
+        REQUESTS.add_bytes(received=len(content))
+        if len(content) != size_bytes:
+            self._check_end(key, offset, size_bytes)
+            raise StoreCorrupt(
+                f"{self._requests.uri(key)}: {len(content)} bytes came at offset {offset}, "
+                f"{size_bytes} were asked for"
+            )
+        return content
+
+    def _check_end(self, key: str, offset: int, size_bytes: int) -> None:
+        found = size_of(self._requests, key)
+        if found is None:
+            raise StoreNotFound(f"{self._requests.uri(key)} does not exist")
+        if offset + size_bytes > found:
+            raise StoreCorrupt(
+                f"{self._requests.uri(key)} ends at {found} bytes: {size_bytes} bytes at offset {offset} "
+                "were to be read"
+            )
+
+    def _delete_at_once(self, keys: Sequence[str]) -> dict[str, str]:
+        """Deletes objects; returns those that the server refuses, each with what it says."""
+
+        def refused(answer: Any) -> dict[str, str]:
+            return {
+                one["Key"]: f"{one.get('Code', '')}: {one.get('Message', '')}"
+                for one in answer.get("Errors", ())
+                if one.get("Code") != "NoSuchKey"
+            }
+
+        return self._requests.call(
+            "DeleteObjects",
+            "removed",
+            self._prefix,
+            then=refused,
+            Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True},
+        )
+
+    def _conditions(self) -> Conditions:
+        """Proved once per process and bucket, so once per leader."""
+        with _proved_lock:
+            proved = _proved.get((self._connection, self._requests.bucket))
+        return self._prove() if proved is None else proved
+
+    def _prove(self) -> Conditions:
+        proved = prove_conditions(self._requests, self._prefix)
+        with _proved_lock:
+            _proved[self._connection, self._requests.bucket] = proved
+        return proved
+
+
+_proved: dict[tuple[S3Connection, str], Conditions] = {}
+_proved_lock = threading.Lock()
+
+
+def _is_path(path: str) -> bool:
+    """Whether a key is an object's: probes and what consoles make in the place of directories are not."""
+    try:
+        check_path(path)
+    except ValueError:
+        return False
+    return True
