@@ -24,6 +24,7 @@ from penstock.storage.savepoint import (
     GIVEN_UP,
     MANIFEST_PATH,
     STATE_DIRECTORY,
+    TAKEN_BACK_PATH,
     is_of_savepoint,
     path_in_savepoint,
 )
@@ -115,6 +116,14 @@ class SavepointStoreRunner:
             StoreTransient: it cannot be written now.
         """
         self._store.put(COMMITTED_PATH, [f"by job {self._job_id}\n".encode()])
+
+    def mark_taken_back(self) -> None:
+        """The job that it was taken of has gone back behind it, and produces again what it names.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        self._store.put(TAKEN_BACK_PATH, [f"by job {self._job_id}\n".encode()])
 
     def settle(self, checkpoint_id: int) -> bool:
         """Whether the savepoint is complete; from now on that does not change any more.

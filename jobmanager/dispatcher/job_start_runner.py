@@ -25,7 +25,7 @@ from penstock.storage.restore_point import (
     claim_savepoint,
     open_restore_point,
 )
-from penstock.storage.savepoint import COMMITTED_PATH, OWNER_PATH
+from penstock.storage.savepoint import COMMITTED_PATH, OWNER_PATH, TAKEN_BACK_PATH
 
 PATH_KEY = "execution.state-recovery.path"
 IN_DOUBT_KEY = "execution.state-recovery.in-doubt"
@@ -182,6 +182,13 @@ def _in_doubt(name: str, point: RestorePoint, config: Configuration, *, is_runni
         # HEAD names it: whoever goes on from it commits what it covers, as often as need be.
         return said or "commit"
     if not has_prepared_output(point) or COMMITTED_PATH in point.store.first_parts():
+        return "leave"
+    if TAKEN_BACK_PATH in point.store.first_parts():
+        if said == "commit":
+            raise JobRejected(
+                f"job {name!r} cannot commit the output that {point.uri} covers: job {point.manifest.job_id} has "
+                "gone back behind it and produces that itself: say --in-doubt leave"
+            )
         return "leave"
     if said is None:
         raise JobRejected(

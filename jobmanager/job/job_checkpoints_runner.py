@@ -156,6 +156,8 @@ class JobCheckpointsRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._answers: dict[str, asyncio.Future[int]] = {}
         self._savepoint_directory = savepoint_directory
+        self._completed_id = 0
+        """Of the newest checkpoint that has completed since this was made."""
         self.operations = OperationsRunner(job_id, in_order)
         """What users have asked for."""
         self._savepoints = (
@@ -170,6 +172,7 @@ class JobCheckpointsRunner:
                 post=post,
                 fail=self._fail,
                 pause=self._pause,
+                completed_id=lambda: self._completed_id,
             )
         )
         self._closed = False
@@ -415,6 +418,8 @@ class JobCheckpointsRunner:
         await self._wait_for_storing()
         found = await self._found(self._store, effect)
         restored = None
+        if self._savepoints is not None:
+            self._savepoints.note_restored(found.newest.checkpoint_id if found.newest else 0)
         await self._note_repeated(found.repeated)
         if found.newest is not None:
             self._restored = restored_tasks(
@@ -679,6 +684,7 @@ class JobCheckpointsRunner:
 
     def _note_completed(self, effect: c.ReportCompleted) -> None:
         self.gauges.note_completed(effect)
+        self._completed_id = effect.checkpoint.checkpoint_id
         self._log.info(
             "checkpoint.completed",
             checkpoint_id=effect.checkpoint.checkpoint_id,

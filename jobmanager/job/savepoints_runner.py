@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 
@@ -22,6 +22,7 @@ from jobmanager.job.operations_runner import JobOperation
 from jobmanager.messages import job_messages as m
 from penstock.errors import Fenced, StoreTransient, StreamError, Unrecoverable
 from penstock.storage.checkpoint_properties import (
+    PLAIN,
     BehindBarrier,
     CheckpointKind,
     CheckpointProperties,
@@ -44,6 +45,7 @@ class SavepointsRunner:
         post: takes events for the job's machine.
         fail: fails the job.
         pause: waits so many seconds; False where the job has ended meanwhile.
+        completed_id: of the newest completed checkpoint.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class SavepointsRunner:
         post: Callable[[m.JobEvent], None],
         fail: Callable[[StreamError], None],
         pause: Callable[[float], Awaitable[bool]],
+        completed_id: Callable[[], int],
     ) -> None:
         self._store = store
         self._calls = calls
@@ -65,6 +68,9 @@ class SavepointsRunner:
         self._post = post
         self._fail = fail
         self._pause = pause
+        self._completed_id = completed_id
+        self._uncommitted: dict[int, str] = {}
+        """Paths of savepoints that no completed checkpoint has followed yet, by id."""
         self._storing: tuple[int, asyncio.Future[None]] | None = None
         """The savepoint that is being written, and what is done once it is waited for no longer."""
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
@@ -91,6 +97,47 @@ class SavepointsRunner:
         except StreamError:
             await self._discard(operation.path)
             raise
+        await self._commit(operation)
+
+    async def _commit(self, operation: JobOperation) -> None:
+        """Has a checkpoint follow a savepoint at once: it commits the output that the savepoint covers.
+
+        Raises:
+            StreamError: the job has ended, or gone back behind the savepoint, before that.
+        """
+        savepoint_id, path = operation.checkpoint_id, operation.path
+        self._uncommitted[savepoint_id] = path
+        is_complete = f"savepoint {path} is complete, but"
+        leave = "start from it with --in-doubt leave"
+        for attempt in count():
+            if savepoint_id not in self._uncommitted:
+                await self._call_on(path, "mark_taken_back")
+                raise StreamError(
+                    f"{is_complete} the job has gone back to an older checkpoint before the output that it covers "
+                    f"was committed, and produces that again: {leave}"
+                )
+            try:
+                await self._request(f"{operation.operation_id} commit {attempt}", PLAIN)
+            except StreamError as error:
+                if self._completed_id() <= savepoint_id:
+                    self._log.warning("savepoint.not_committed", path=path, reason=str(error))
+                    if await self._pause(
+                        min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
+                    ):
+                        continue
+                    raise StreamError(
+                        f"{is_complete} the job has ended before the output that it covers was committed: start "
+                        "from it with --in-doubt commit, or with leave where that output is not wanted"
+                    ) from error
+            if savepoint_id in self._uncommitted:
+                del self._uncommitted[savepoint_id]
+                await self._call_on(path, "mark_committed")
+                return
+
+    def note_restored(self, checkpoint_id: int) -> None:
+        """Tasks go on from this checkpoint: what savepoints behind it cover will be produced again."""
+        for savepoint_id in [id for id in self._uncommitted if id > checkpoint_id]:
+            del self._uncommitted[savepoint_id]
 
     async def stop(self, operation: JobOperation, behind: BehindBarrier) -> None:
         """Stops the job with a savepoint in ``operation.path``.
@@ -110,13 +157,18 @@ class SavepointsRunner:
         except StreamError as error:
             await self._discard(operation.path)
             raise StreamError(f"the job was not stopped, and runs on: {error}") from error
-        await self._mark_committed(operation.path)
+        await self._call_on(operation.path, "mark_committed")
 
-    async def _mark_committed(self, path: str) -> None:
+    async def _call_on(self, path: str, what: Literal["mark_committed", "mark_taken_back"]) -> None:
+        """Notes something beside a manifest, however long that takes.
+
+        Raises:
+            StreamError: the job has ended, and it could not be noted.
+        """
         directory = self._store.savepoint(path)
         for attempt in count():
             try:
-                await self._calls.run("mark savepoint", directory.mark_committed)
+                await self._calls.run(what.replace("_", " "), getattr(directory, what))
             except StoreTransient as error:
                 self._log.warning("savepoint.not_marked", path=path, reason=str(error))
             else:
@@ -124,7 +176,7 @@ class SavepointsRunner:
             pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
             if not await self._pause(pause_s):
                 raise StreamError(
-                    f"the job has ended, and that its output is committed could not be noted beside {path}"
+                    f"the job has ended, and what became of the output of savepoint {path} could not be noted there"
                 )
 
     async def store(self, wanted: m.WriteManifest, states: LastStates) -> None:

@@ -38,9 +38,8 @@ from penstock.storage.manifest import (
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store, substore
 from penstock.storage.savepoint import (
-    COMMITTED_PATH,
+    BESIDE_MANIFEST,
     MANIFEST_PATH,
-    OWNER_PATH,
     looks_like_savepoint,
 )
 from penstock.storage.snapshot_files import SHARED_DIRECTORY
@@ -152,7 +151,7 @@ def _check_savepoint(store: ObjectStore, directory: str, now_ms: int, grace_ms: 
     objects = tuple(
         StoredObject(one.path, one.size_bytes, one.modified_at_ms)
         for one in store.list("")
-        if one.path not in (COMMITTED_PATH, OWNER_PATH)
+        if one.path == MANIFEST_PATH or one.path not in BESIDE_MANIFEST
     )
     manifest = _read_manifest(store, MANIFEST_PATH)
     found = manifest if isinstance(manifest, ManifestFacts) else ManifestFacts("", 0, 0, ())

@@ -12,6 +12,7 @@ from penstock.storage.manifest import decode_manifest, properties_of
 from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.open_store import open_store, substore
 from penstock.storage.savepoint import (
+    BESIDE_MANIFEST,
     COMMITTED_PATH,
     GIVEN_UP,
     MANIFEST_PATH,
@@ -135,8 +136,7 @@ def dispose(uri: str, check_ended: Callable[[str], None], *, force: bool = False
     others = [
         one.path
         for one in store.list("")
-        if not is_of_savepoint(one.path)
-        and one.path not in (MANIFEST_PATH, COMMITTED_PATH, OWNER_PATH)
+        if not is_of_savepoint(one.path) and one.path not in BESIDE_MANIFEST
     ]
     if others:
         raise JobRejected(

@@ -21,6 +21,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,7 +38,7 @@ from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows.schema import user_batch
 from taskmanager.connectors.file_encoders import EXTENSIONS, file_encoder
-from taskmanager.connectors.hidden_files import hidden_files, output_tag
+from taskmanager.connectors.hidden_files import held_files, held_path, hidden_files, output_tag
 from taskmanager.connectors.hive_partitions import split_by_partition
 from taskmanager.connectors.output_files import (
     SLICE_BYTES,
@@ -312,10 +313,35 @@ class FileSinkWriter(SinkWriter):
                     if not final.exists():
                         missing.append(final)
                         continue
+                # Two names of one file stay two.
+                pending.unlink(missing_ok=True)
             directories.add(final.parent)
         for directory in sorted(directories):
             self._sync(directory)
         return missing
+
+    @override
+    def hold(self, checkpoint_id: int, committables: list[bytes]) -> list[bytes]:
+        """The files get second names, under which neither an end of the job nor a restart looks for leftovers."""
+        pairs = map(_decode, committables)
+        return [_encode(held_path(pending, checkpoint_id), final) for pending, final in pairs]
+
+    @override
+    def keep_held(self, checkpoint_id: int, committables: list[bytes]) -> None:
+        for pending, final in map(_decode, committables):
+            held = held_path(pending, checkpoint_id)
+            with self._writing(held):
+                try:
+                    _second_name(held, pending)
+                except FileNotFoundError:
+                    _second_name(held, final)  # it has been committed meanwhile
+
+    @override
+    def let_go(self, checkpoint_id: int, committables: list[bytes]) -> None:
+        for pending, _ in map(_decode, committables):
+            held = held_path(pending, checkpoint_id)
+            with self._writing(held):
+                held.unlink(missing_ok=True)
 
     @override
     def abort(self, committables: list[bytes]) -> None:
@@ -334,6 +360,12 @@ class FileSinkWriter(SinkWriter):
     def recover(self, committables: list[bytes], *, is_speculative: bool = False) -> None:
         self._has_rival = is_speculative
         for final in self._commit(committables):
+            if self._tag not in final.name:
+                raise TaskFailure(
+                    f"{final}: the output that the savepoint or checkpoint of another job had prepared cannot be "
+                    "committed: it is there neither under this name nor hidden; start with --in-doubt leave "
+                    "where it is not wanted any more"
+                )
             # It was committed before; whoever reads the output may have taken it away since.
             _log.warning("output.not_found", path=str(final), operator=self._context.operator_name)
         if self._context.attempt > 0 and not is_speculative:
@@ -348,6 +380,9 @@ class FileSinkWriter(SinkWriter):
             if subtask_index % parallelism == own and attempt < self._context.attempt:
                 path.unlink(missing_ok=True)
                 parents.add(path.parent)
+        for held, final, subtask_index in held_files(self._directory, self._tag):
+            if subtask_index % parallelism == own and final.exists():
+                held.unlink(missing_ok=True)  # it has been committed, which ends the doubt
         for parent in parents:
             while parent != self._directory and _remove_if_empty(parent):
                 parent = parent.parent
@@ -378,6 +413,16 @@ class FileSinkWriter(SinkWriter):
             raise TaskFailure(
                 f"{path}: the rows cannot be written as {self._format}: {shorten(str(error))}"
             ) from error
+
+
+def _second_name(held: Path, file: Path) -> None:
+    held.unlink(missing_ok=True)
+    try:
+        held.hardlink_to(file)
+    except FileNotFoundError:
+        raise
+    except OSError:  # the file system knows no second names
+        shutil.copyfile(file, held)
 
 
 def _encode(pending: Path, final: Path) -> bytes:

@@ -38,6 +38,34 @@ def hidden_files(directory: Path, tag: str) -> Iterator[tuple[Path, int, int]]:
                 yield Path(parent, name), int(match[1]), int(match[2])
 
 
+def held_path(pending: Path, savepoint_id: int) -> Path:
+    """The second name that a prepared file has for a savepoint; ``hidden_files`` does not find it."""
+    return pending.with_name(f".held-{savepoint_id}-{pending.name.lstrip('.')}")
+
+
+def held_files(directory: Path, tag: str) -> Iterator[tuple[Path, Path, int]]:
+    """What a sink holds for savepoints: (path, final name, subtask index) each.
+
+    Args:
+        directory: as of ``hidden_files``.
+        tag: see ``output_tag``.
+
+    Raises:
+        OSError: a directory cannot be read.
+    """
+    pattern = re.compile(
+        rf"\.held-\d+-part-{re.escape(tag)}-(?P<index>\d+)-(?P<attempt>\d+)-(?P<count>\d+)"
+        r"\.(?P<extension>.*)\.pending"
+    )
+    for parent, _, names in os.walk(directory, onerror=_raise_unless_gone):
+        for name in names:
+            match = pattern.fullmatch(name)
+            if match is not None:
+                stem = f"part-{match['index']}-{match['attempt']}-{match['count']}-{tag}"
+                final = Path(parent, f"{stem}.{match['extension']}")
+                yield Path(parent, name), final, int(match["index"])
+
+
 def sweep_hidden_files(directory: Path, tag: str) -> int:
     """Removes all that a sink has not committed, and what is empty then below its directory.
 

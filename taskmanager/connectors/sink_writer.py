@@ -65,6 +65,21 @@ class SinkWriter(ABC):
     def commit(self, committables: list[bytes]) -> None:
         """Shows what was prepared; repeatable."""
 
+    def hold(self, checkpoint_id: int, committables: list[bytes]) -> list[bytes]:
+        """A savepoint names what was prepared: returns how it does, so that nothing that becomes of the job takes
+        it away before it is committed. ``keep_held`` is called before the savepoint is complete."""
+        return committables
+
+    def keep_held(self, checkpoint_id: int, committables: list[bytes]) -> None:
+        """Does what ``hold`` has said, once what was prepared is safe; on an I/O thread.
+
+        Args:
+            committables: as they were given to ``hold``.
+        """
+
+    def let_go(self, checkpoint_id: int, committables: list[bytes]) -> None:
+        """What was held for a savepoint is committed, or the savepoint was aborted; repeatable."""
+
     def abort(self, committables: list[bytes]) -> None:
         """Removes what was prepared and nobody will ever commit, safe yet or not; repeatable."""
 

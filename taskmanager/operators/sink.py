@@ -6,6 +6,8 @@ checkpoint is complete, it is committed. After a restore everything the snapshot
 whether that had been done before does not matter, and what the snapshot does not name was written by
 an attempt that nobody will ever know of. Without checkpoints there is one such commit, at the end of the job.
 
+A savepoint commits nothing. What it names stays, whatever becomes of the job, until a checkpoint behind it has committed it.
+
 What an aborted checkpoint had prepared is part of the next one. ``abort`` is for output that nobody will
 ever commit: what was prepared at the end of a job without checkpoints that ends otherwise before anything
 of it is committed, and all that is not committed of a job that was cancelled for good.
@@ -24,7 +26,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import OperatorOutput
+from common.elements import CheckpointBarrier, ControlElement, OperatorOutput
 from penstock.connectors.sink import SinkContext
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
@@ -50,6 +52,10 @@ class SinkOperator(Operator):
             self.handling = Handling.AT_ONCE
         self._writer: SinkWriter | None = None
         self._prepared: dict[int, list[bytes]] = {}
+        self._in_doubt: dict[int, list[bytes]] = {}
+        """By savepoint what it names as prepared, until a checkpoint behind it has committed that."""
+        self._savepoint_id: int | None = None
+        """Whose barrier is passing, or has passed last."""
         self._is_dirty = False
         self._is_discarded = False
 
@@ -132,23 +138,52 @@ class SinkOperator(Operator):
     # -- checkpoints
 
     @override
+    def on_control(self, element: ControlElement) -> Iterable[OperatorOutput]:
+        if isinstance(element, CheckpointBarrier) and element.properties.is_savepoint:
+            self._savepoint_id = element.checkpoint_id
+        return super().on_control(element)
+
+    @override
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         self._flush()
         self._prepare(checkpoint_id)
         # What earlier checkpoints prepared is still to be committed, whatever became of them.
+        named = [committable for own in self._prepared.values() for committable in own]
+        if checkpoint_id == self._savepoint_id and named:
+            self._in_doubt[checkpoint_id] = named
+            named = self._opened.hold(checkpoint_id, named)
         owner = _OWNER.pack(self.context.subtask_index)
-        self._committables.items = [
-            owner + committable for own in self._prepared.values() for committable in own
-        ]
+        self._committables.items = [owner + committable for committable in named]
 
     @override
     def finish_snapshot(self, checkpoint_id: int) -> Callable[[], None] | None:
-        return self._opened.finish_prepared()
+        work = self._opened.finish_prepared()
+        held = self._in_doubt.get(checkpoint_id)
+        if held is None:
+            return work
+
+        def keep() -> None:
+            if work is not None:
+                work()
+            self._opened.keep_held(checkpoint_id, held)
+
+        return keep
 
     @override
     def on_checkpoint_completed(self, checkpoint_id: int) -> None:
         for prepared in [id for id in self._prepared if id <= checkpoint_id]:
             self._commit(prepared)
+        for savepoint_id in [id for id in self._in_doubt if id <= checkpoint_id]:
+            self._let_go(savepoint_id)
+
+    @override
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        if checkpoint_id in self._in_doubt:
+            self._let_go(checkpoint_id)
+
+    def _let_go(self, savepoint_id: int) -> None:
+        with self._failing("let go what a savepoint named"):
+            self._opened.let_go(savepoint_id, self._in_doubt.pop(savepoint_id))
 
     # -- the end of the data
 
@@ -177,12 +212,14 @@ class SinkOperator(Operator):
     def close(self) -> None:
         if self._writer is None:
             return
-        # What a checkpoint may cover is left for whoever is restored from it.
+        # What a checkpoint or savepoint may cover is left for whoever is restored from it.
+        in_doubt = {committable for named in self._in_doubt.values() for committable in named}
         aborted = [
             committable
             for checkpoint_id, own in self._prepared.items()
             if self._is_discarded or checkpoint_id == _END_OF_JOB
             for committable in own
+            if committable not in in_doubt
         ]
         self._prepared = {}
         try:

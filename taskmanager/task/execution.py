@@ -211,8 +211,11 @@ class Execution:
             self.run(partial(self._parts.replace_producer, command.replace_producer.channel))
         elif kind == "checkpoint_completed":
             completed = command.checkpoint_completed
-            # What a savepoint covers joins the next checkpoint, as what an aborted one does.
-            self._end_checkpoint(completed.checkpoint_id, is_completed=not completed.savepoint)
+            if completed.savepoint:
+                # What it covers joins the next checkpoint, as what an aborted one does; its output stays in doubt.
+                self.run(partial(self._parts.checkpoint_aborted, completed.checkpoint_id))
+            else:
+                self._end_checkpoint(completed.checkpoint_id, is_completed=True)
         elif kind == "checkpoint_aborted":
             self._end_checkpoint(command.checkpoint_aborted.checkpoint_id, is_completed=False)
         self._schedule()

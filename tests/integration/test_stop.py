@@ -150,3 +150,21 @@ def test_a_stop_that_fails_leaves_the_numbers_going_on(
     handle.stop(tmp_path / "other", timeout=DEADLINE_S)
     rows = rows_of(out)
     assert rows == list(range(len(rows)))
+
+
+def test_a_savepoint_returns_when_its_output_is_committed(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    handle = submit(new_env, out)
+    path = Path(handle.savepoint(tmp_path / "kept", timeout=DEADLINE_S))
+    assert (path / "committed").exists()
+    kinds = [one.status for one in handle.checkpoints()]
+    assert kinds == ["COMPLETED"]  # the one that follows
+    more_rows_than(0, out)
+    handle.cancel()
+    with pytest.raises(ps.JobCanceled):
+        handle.wait(DEADLINE_S)
+    rows = rows_of(out)
+    assert rows == list(range(len(rows)))
+    assert not [file.name for file in out.iterdir() if file.name.startswith(".")]

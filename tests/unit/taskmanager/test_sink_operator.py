@@ -20,10 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from common.elements import CheckpointBarrier
 from penstock.connectors import file_sink
 from penstock.connectors.sink import Sink, TwoPhaseSink
 from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.checkpoint_properties import CheckpointKind, CheckpointProperties
+from taskmanager.connectors.hidden_files import output_tag, sweep_hidden_files
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.sink import SinkOperator
 from taskmanager.state.operator_state import OperatorStateStore
@@ -423,3 +426,78 @@ def test_commits_are_what_completed_checkpoints_cover(steps: list[tuple[Any, ...
         committed = {call[1] for call in CALLS if call[0] == "commit"}
         assert committed == set(complete[1])
     assert not [call for call in CALLS if call[0] == "abort"]
+
+
+# ---------------------------------------------------------------- savepoints
+
+
+def save(task: Task, savepoint_id: int) -> Lists:
+    properties = CheckpointProperties(CheckpointKind.SAVEPOINT, "/kept/s")
+    list(task.operator.on_control(CheckpointBarrier(savepoint_id, 0, properties=properties)))
+    task.operator.prepare_snapshot(savepoint_id)
+    work = task.operator.finish_snapshot(savepoint_id)
+    assert work is not None
+    work()
+    return list(task.state.snapshot())
+
+
+def hidden(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.name.startswith("."))
+
+
+def test_a_savepoint_commits_nothing_and_the_checkpoint_behind_it_all(tmp_path: Path) -> None:
+    task = Task(file_sink("parquet", tmp_path))
+    task.write(1)
+    save(task, 1)
+    task.write(2)
+    assert shown(tmp_path) == []
+    task.snapshot(2)
+    task.operator.on_checkpoint_completed(2)
+    assert shown(tmp_path) == [1, 2]
+    assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("end", ["cancelled", "killed", "restarted", "swept"])
+def test_what_a_savepoint_names_stays_until_somebody_commits_it(tmp_path: Path, end: str) -> None:
+    task = Task(file_sink("parquet", tmp_path))
+    task.write(1)
+    task.snapshot(1)
+    task.operator.on_checkpoint_completed(1)
+    task.write(2)
+    named = save(task, 2)
+    task.write(3)
+    if end == "cancelled":
+        task.operator.discard_output()
+        task.operator.close()
+    elif end == "restarted":  # from the older checkpoint, which covers nothing of it
+        Task(file_sink("parquet", tmp_path), attempt=1).operator.close()
+    elif end == "swept":
+        task.operator.close()
+        sweep_hidden_files(tmp_path, output_tag(task.operator.context.job_id, "uid"))
+    assert shown(tmp_path) == [1]
+    for attempt in (0, 1):  # another job, and the same again
+        Task(file_sink("parquet", tmp_path), restored=named, attempt=attempt)
+        assert shown(tmp_path) == [1, 2]
+    assert not [name for name in hidden(tmp_path) if name.startswith(".held")]
+
+
+def test_a_savepoint_that_is_aborted_holds_nothing(tmp_path: Path) -> None:
+    task = Task(file_sink("parquet", tmp_path))
+    task.write(1)
+    save(task, 1)
+    task.operator.on_checkpoint_aborted(1)
+    assert not [name for name in hidden(tmp_path) if name.startswith(".held")]
+    task.operator.discard_output()
+    task.operator.close()
+    assert hidden(tmp_path) == []
+
+
+def test_a_restart_from_what_has_committed_it_ends_the_doubt(tmp_path: Path) -> None:
+    task = Task(file_sink("parquet", tmp_path))
+    task.write(1)
+    save(task, 1)
+    covered = task.snapshot(2)
+    # Killed before it heard that the checkpoint is complete.
+    Task(file_sink("parquet", tmp_path), restored=covered, attempt=1)
+    assert shown(tmp_path) == [1]
+    assert hidden(tmp_path) == []
