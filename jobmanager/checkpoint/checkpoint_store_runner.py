@@ -15,15 +15,21 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from uuid import uuid4
 
 import structlog
 
+from common.done_splits import DoneSplits
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
+from jobmanager.checkpoint.done_splits_store import (
+    DoneSplitsStore,
+    done_references,
+    read_done_splits,
+)
 from jobmanager.checkpoint.repeated_output import RepeatedOutput, note_files, repeated_output
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.checkpoint.snapshot_convert import (
@@ -54,6 +60,7 @@ from penstock.storage.manifest import (
     decode_manifest,
     encode_manifest,
     manifest_path,
+    parse_done_splits_path,
     parse_manifest_path,
     properties_message,
     references,
@@ -74,8 +81,9 @@ _SWEPT_PREFIXES = ("chk-", "shared/")
 _SWAP_ATTEMPTS = 10
 _SWAP_PAUSE_S = 0.5
 
-DoneSplits = Iterable[tuple[AttemptKey, str, tuple[str, ...]]]
+DoneNames = Iterable[tuple[AttemptKey, str, tuple[str, ...]]]
 LastStates = Mapping[SubtaskId, Iterable[checkpoint_pb2.OperatorSnapshot]]
+_Readable = tuple[checkpoint_pb2.RetainedCheckpoint, checkpoint_pb2.CheckpointManifest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,7 @@ class PreparedCheckpoints:
         retained: what HEAD names and can be read, oldest first.
         repeated: what is written again, since newer checkpoints are damaged; None = nothing.
         is_of_another: ``newest`` was taken of another job: this one has no checkpoint of its own yet.
+        done: what the newest says that sources have read to its end, by operator uid.
     """
 
     newest: checkpoint_pb2.CheckpointManifest | None
@@ -94,6 +103,7 @@ class PreparedCheckpoints:
     next_checkpoint_id: int
     repeated: RepeatedOutput | None = None
     is_of_another: bool = False
+    done: Mapping[str, DoneSplits] = field(default_factory=dict)
 
 
 class _Claim:
@@ -141,6 +151,9 @@ class CheckpointStoreRunner:
         self._graph = graph
         self._fingerprint = fingerprint(graph)
         self._store = store
+        self._done_splits = DoneSplitsStore(store, leader_epoch)
+        self._done_by_checkpoint: dict[int, tuple[c.SourceDone, ...]] = {}
+        """What the last checkpoints that were begun to be stored hold of sources, whether they count or not."""
         self._leader_epoch = leader_epoch
         self._version = version
         self._now_ms = now_ms
@@ -242,6 +255,7 @@ class CheckpointStoreRunner:
             for retained in head.retained
             if (manifest := self._read(retained, sizes, unusable)) is not None
         ]
+        done = self._newest_done(readable)
         if head.retained and not readable:
             paths = ", ".join(retained.manifest_path for retained in head.retained)
             raise CheckpointsUnreadable(
@@ -262,6 +276,7 @@ class CheckpointStoreRunner:
                 if alone is None
                 or _writer_of(path) in alone
                 or parse_manifest_path(path) is not None
+                or parse_done_splits_path(path) is not None
             ]
             self._sweep(of_dead, completed)
             if alone is None:
@@ -275,6 +290,7 @@ class CheckpointStoreRunner:
             next_checkpoint_id=head.next_checkpoint_id - IDS_RESERVED_AT_ONCE,
             repeated=self._repeated(head, readable[-1][1]) if readable else None,
             is_of_another=bool(readable) and readable[-1][1].job_id != self._job_id,
+            done=done,
         )
 
     def _started(self, claim: _Claim, unusable: Collection[int]) -> PreparedCheckpoints:
@@ -311,11 +327,13 @@ class CheckpointStoreRunner:
         if head != claim.head:
             self._swap(claim, head)
         self._note_started_from(head)
+        located = point.located()
         return PreparedCheckpoints(
-            newest=point.located(),
+            newest=located,
             retained=(),
             next_checkpoint_id=head.next_checkpoint_id - IDS_RESERVED_AT_ONCE,
             is_of_another=True,
+            done=read_done_splits(located, StoreSnapshotReader(self._store)),
         )
 
     def bring_lists(self, tasks: Mapping[SubtaskId, internal_pb2.RestoredTask]) -> None:
@@ -371,6 +389,17 @@ class CheckpointStoreRunner:
             noted = checkpoint_pb2.StartedFrom()
             noted.CopyFrom(head.started_from)
             self.started_from = noted
+
+    def _newest_done(self, readable: list[_Readable]) -> Mapping[str, DoneSplits]:
+        """Of the newest checkpoint that says it; those that do not are taken away from the list."""
+        while readable:
+            retained, manifest = readable[-1]
+            try:
+                return read_done_splits(manifest, StoreSnapshotReader(self._store))
+            except (StoreCorrupt, StoreNotFound) as error:
+                self._note_unreadable(retained, error)
+                readable.pop()
+        return {}
 
     def _repeated(
         self,
@@ -449,14 +478,19 @@ class CheckpointStoreRunner:
             manifest = decode_manifest(self._store.get(path), path)
             _check_files(manifest, sizes, unusable)
         except (StoreCorrupt, StoreNotFound) as error:
-            self._log.error(
-                "checkpoint.unreadable",
-                checkpoint_id=retained.checkpoint_id,
-                path=path,
-                reason=str(error),
-            )
+            self._note_unreadable(retained, error)
             return None
         return manifest
+
+    def _note_unreadable(
+        self, retained: checkpoint_pb2.RetainedCheckpoint, error: StreamError
+    ) -> None:
+        self._log.error(
+            "checkpoint.unreadable",
+            checkpoint_id=retained.checkpoint_id,
+            path=retained.manifest_path,
+            reason=str(error),
+        )
 
     def _sweep(self, present: Iterable[str], completed: Sequence[c.CompletedCheckpoint]) -> None:
         kept = {checkpoint.manifest_path for checkpoint in completed}
@@ -479,8 +513,9 @@ class CheckpointStoreRunner:
     def store(
         self,
         wanted: c.StoreCheckpoint,
-        done_splits: DoneSplits = (),
+        done_splits: DoneNames = (),
         last_states: LastStates = MappingProxyType({}),
+        done_before: Iterable[c.SourceDone] = (),
     ) -> c.CheckpointStored | c.CheckpointNotStored:
         """Writes the manifest and swaps HEAD.
 
@@ -488,6 +523,7 @@ class CheckpointStoreRunner:
             wanted: by the coordinator; its snapshots are ``SubtaskSnapshot`` messages.
             done_splits: what finished source subtasks have read.
             last_states: of the collect sinks of finished subtasks.
+            done_before: of the sources whose done splits are kept as a set, what the checkpoint before held.
 
         Raises:
             Fenced: another leader has the job.
@@ -505,6 +541,8 @@ class CheckpointStoreRunner:
                 now_ms = self._now_ms()
                 return c.CheckpointNotStored(wanted.checkpoint_id, str(error), now_ms)
         try:
+            done = self._done_splits.seal(manifest, done_before)
+            self._note_done(wanted.checkpoint_id, done)
             self._store.put(path, [encode_manifest(manifest)])
             head = _next_head(claim.head, wanted, path, now_ms)
             note_files(head.retained[-1], self._graph, manifest)
@@ -521,13 +559,25 @@ class CheckpointStoreRunner:
             raise self._unusable(error) from error
         except StoreTransient as error:
             self._remove_quietly(path)
+            self._remove_quietly(self._done_splits.path(wanted.checkpoint_id))
             return c.CheckpointNotStored(
                 wanted.checkpoint_id,
                 str(error),
                 self._now_ms(),
                 isinstance(error, StoreFull) and isinstance(self._store, MemoryStore),
             )
-        return c.CheckpointStored(wanted.checkpoint_id, path, self._now_ms())
+        return self._stored(wanted.checkpoint_id, path, done)
+
+    def _note_done(self, checkpoint_id: int, done: tuple[c.SourceDone, ...]) -> None:
+        with self._turns:
+            for older in [one for one in self._done_by_checkpoint if one < checkpoint_id]:
+                del self._done_by_checkpoint[older]
+            self._done_by_checkpoint[checkpoint_id] = done
+
+    def _stored(
+        self, checkpoint_id: int, path: str, done: tuple[c.SourceDone, ...]
+    ) -> c.CheckpointStored:
+        return c.CheckpointStored(checkpoint_id, path, self._now_ms(), done, done_references(done))
 
     def _save(self, wanted: c.StoreCheckpoint, manifest: checkpoint_pb2.CheckpointManifest) -> None:
         """Makes the savepoint with which the job is stopped, before HEAD says that it is."""
@@ -572,7 +622,9 @@ class CheckpointStoreRunner:
         head = self._claimed(must_exist=True).head
         for retained in head.retained:
             if retained.checkpoint_id == checkpoint_id:
-                return c.CheckpointStored(checkpoint_id, retained.manifest_path, self._now_ms())
+                with self._turns:
+                    done = self._done_by_checkpoint[checkpoint_id]
+                return self._stored(checkpoint_id, retained.manifest_path, done)
         return c.CheckpointNotStored(
             checkpoint_id, "the store did not answer, and has not stored it", self._now_ms()
         )
@@ -617,10 +669,22 @@ class CheckpointStoreRunner:
         """
         return SavepointStoreRunner(self._job_id, uri, self._store)
 
+    def savepoint_manifest(
+        self,
+        wanted: c.StoreCheckpoint,
+        done_splits: DoneNames = (),
+        last_states: LastStates = MappingProxyType({}),
+        done_before: Iterable[c.SourceDone] = (),
+    ) -> checkpoint_pb2.CheckpointManifest:
+        """The manifest of a savepoint; arguments as of ``store``. Done splits are in itself."""
+        manifest = self.manifest(wanted, done_splits, last_states)
+        self._done_splits.seal(manifest, done_before)
+        return manifest
+
     def manifest(
         self,
         wanted: c.StoreCheckpoint,
-        done_splits: DoneSplits = (),
+        done_splits: DoneNames = (),
         last_states: LastStates = MappingProxyType({}),
     ) -> checkpoint_pb2.CheckpointManifest:
         """The manifest of a checkpoint or savepoint; arguments as of ``store``."""

@@ -600,7 +600,7 @@ class CheckpointCoordinator:
             completed_at_ms=event.now_ms,
             state_bytes=summary.state_bytes,
             manifest_path=event.manifest_path,
-            references=pending.registration.references,
+            references=(*pending.registration.references, *event.references),
             is_stop=pending.is_stop,
         )
         self._is_stopped = pending.is_stop

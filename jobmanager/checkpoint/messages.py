@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from common.done_splits import DoneSplits
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.storage.checkpoint_properties import PLAIN, CheckpointProperties
 
@@ -74,6 +75,21 @@ class CompletedCheckpoint:
     manifest_path: str
     references: tuple[FileReference, ...]
     is_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDone:
+    """What has been read to its end of a source.
+
+    Attributes:
+        ids: of the splits that a checkpoint was the first to know as done; an attempt that goes on from it does
+            not read them.
+    """
+
+    vertex: str
+    operator_uid: str
+    done: DoneSplits
+    ids: tuple[str, ...] = ()
 
 
 class AbortReason(Enum):
@@ -241,11 +257,18 @@ class DeclineReceived:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStored:
-    """``StoreCheckpoint`` is done: manifest written and HEAD swapped."""
+    """``StoreCheckpoint`` is done: manifest written and HEAD swapped.
+
+    Attributes:
+        done: of the sources that it says it of.
+        references: the files with these splits.
+    """
 
     checkpoint_id: int
     manifest_path: str
     now_ms: int
+    done: tuple[SourceDone, ...] = ()
+    references: tuple[FileReference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class RestoredCheckpoint:
         reads: of edges that keep their rows.
         subtasks: those it holds, the finished ones included.
         left: what those that had finished go on holding.
+        done: what of sources has been read to its end, beside what ``splits`` names.
     """
 
     checkpoint_id: int
@@ -53,6 +54,7 @@ class RestoredCheckpoint:
     reads: tuple[RestoredRead, ...] = ()
     subtasks: frozenset[SubtaskId] = frozenset()
     left: tuple[tuple[SubtaskId, c.LastState], ...] = ()
+    done: tuple[c.SourceDone, ...] = ()
 
     def without(self, is_left_out: Callable[[SubtaskId], bool]) -> RestoredCheckpoint:
         """The same, but for subtasks that start from nothing."""
@@ -67,4 +69,5 @@ class RestoredCheckpoint:
             tuple(read for read in self.reads if not is_left_out(read.reader)),
             frozenset(subtask for subtask in self.subtasks if not is_left_out(subtask)),
             tuple(left for left in self.left if not is_left_out(left[0])),
+            self.done,
         )

@@ -58,7 +58,8 @@ def restored_operators(
         states.append(None if operator is None else _held_state(operator))
     # Splits of older checkpoints were made for as many subtasks as there were.
     made_for = max(
-        (one.split_parallelism or len(held) for one in held if one and one.splits), default=0
+        (one.split_parallelism or (len(held) if one.splits else 0) for one in held if one),
+        default=0,
     )
     return [
         internal_pb2.RestoredOperator(

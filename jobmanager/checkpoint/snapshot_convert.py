@@ -16,7 +16,7 @@ from penstock.storage.manifest import (
 
 def references_of(snapshot: checkpoint_pb2.SubtaskSnapshot) -> tuple[c.FileReference, ...]:
     """Every range of a file that a snapshot refers to; inline state is none."""
-    return tuple(map(_reference, snapshot_references(snapshot)))
+    return tuple(map(file_reference, snapshot_references(snapshot)))
 
 
 def last_state_of(operators: Iterable[checkpoint_pb2.OperatorSnapshot]) -> c.LastState | None:
@@ -51,7 +51,7 @@ def completed_of(
         completed_at_ms=retained.completed_at_ms,
         state_bytes=retained.state_bytes,
         manifest_path=retained.manifest_path,
-        references=tuple(map(_reference, references(manifest))),
+        references=tuple(map(file_reference, references(manifest))),
         is_stop=is_own and properties_of(manifest.properties).is_stop,
     )
 
@@ -120,7 +120,8 @@ def finished_snapshot(
     )
 
 
-def _reference(stored: StoredReference) -> c.FileReference:
+def file_reference(stored: StoredReference) -> c.FileReference:
+    """A reference as the coordinator knows it."""
     identity, location = stored.identity, stored.location
     return c.FileReference(
         None

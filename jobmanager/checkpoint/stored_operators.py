@@ -45,6 +45,7 @@ class StoredOperators:
                 f"checkpoint {self.checkpoint_id} does not fit the job that it describes, which has no "
                 f"subtasks {', '.join(map(str, unknown[:_NAMED_MAX]))}"
             )
+        self._done = frozenset(done.operator_uid for done in manifest.done_splits)
         self._held: dict[str, dict[int, checkpoint_pb2.OperatorSnapshot]] = {}
         for subtask, snapshot in self.snapshots.items():
             for operator in snapshot.operators:
@@ -59,8 +60,9 @@ class StoredOperators:
         """
         known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
         names = {one.uid: one.name for old in self._vertices.values() for one in old.operators}
-        for uid, held in self._held.items():
-            if uid not in known and any(map(has_state, held.values())):
+        for uid in dict.fromkeys((*self._held, *self._done)):
+            held = self._held.get(uid, {})
+            if uid not in known and (uid in self._done or any(map(has_state, held.values()))):
                 raise Unrecoverable(
                     f"checkpoint {self.checkpoint_id} has state of operator {names.get(uid, uid)!r} (uid "
                     f"{uid!r}), which the job does not have: give operators with state a .uid('...'), and "

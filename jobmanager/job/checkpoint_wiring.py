@@ -151,6 +151,8 @@ class CheckpointWiring:
             if exchange:
                 refused = c.RequestRefused.BLOCKING_EXCHANGE
                 return [c.AnswerRequest(event.request_id, 0, refused, exchange)]
+        if isinstance(event, c.CheckpointStored):
+            splits.completed(event.done)
         if self._coordinator is None:
             if isinstance(event, c.CheckpointRequested):
                 return [c.AnswerRequest(event.request_id, 0, c.RequestRefused.NOT_RUNNING)]
@@ -204,7 +206,7 @@ class CheckpointWiring:
                     for key in effect.finished
                     for uid, ids in splits.done_by(key.subtask)
                 )
-                return [m.WriteManifest(effect, done)]
+                return [m.WriteManifest(effect, done, splits.done)]
             case c.FailJob():
                 return [effect]
             case c.AnswerRequest(request_id) if request_id == self._final_request:

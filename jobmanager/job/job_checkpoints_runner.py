@@ -436,7 +436,9 @@ class JobCheckpointsRunner:
             if found.retained and found.retained[-1].is_stop:
                 for task in self._restored.values():
                     task.stopped = True
-            restored = restored_checkpoint(found.newest.checkpoint_id, self._restored, self._graph)
+            restored = restored_checkpoint(
+                found.newest.checkpoint_id, self._restored, self._graph, found.done
+            )
         return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
 
     async def _note_repeated(self, repeated: RepeatedOutput | None) -> None:
@@ -548,7 +550,7 @@ class JobCheckpointsRunner:
         try:
             event = await self.calls.run(
                 "store",
-                lambda: store.store(effect.stored, effect.done_splits, states),
+                lambda: store.store(effect.stored, effect.done_splits, states, effect.done_before),
                 self._given_up,
             )
         except (HeadOutcomeUnknown, StoreSilent) as error:

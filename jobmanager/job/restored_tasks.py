@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
+from common.done_splits import DoneSplits
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.dealt_lists import deal, function_uids, is_split
@@ -178,9 +180,16 @@ def _ends_of_finished(
 
 
 def restored_checkpoint(
-    checkpoint_id: int, tasks: RestoredTasks, graph: graph_pb2.JobGraph
+    checkpoint_id: int,
+    tasks: RestoredTasks,
+    graph: graph_pb2.JobGraph,
+    done: Mapping[str, DoneSplits] = MappingProxyType({}),
 ) -> RestoredCheckpoint:
-    """What the machine of the job must know of it."""
+    """What the machine of the job must know of it.
+
+    Args:
+        done: what of sources has been read to its end, by operator uid.
+    """
     uids = {vertex.id: function_uids(vertex) for vertex in graph.vertices}
     return RestoredCheckpoint(
         checkpoint_id,
@@ -208,6 +217,12 @@ def restored_checkpoint(
             (subtask, left)
             for subtask, task in tasks.items()
             if task.finished and (left := _left_by(task, uids[subtask.vertex])) is not None
+        ),
+        done=tuple(
+            c.SourceDone(vertex.id, operator.uid, done[operator.uid])
+            for vertex in graph.vertices
+            for operator in vertex.operators
+            if operator.uid in done
         ),
     )
 

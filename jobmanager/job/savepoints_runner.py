@@ -189,7 +189,11 @@ class SavepointsRunner:
 
         def complete() -> None:
             self._store.verify()
-            directory.complete(self._store.manifest(stored, wanted.done_splits, states))
+            directory.complete(
+                self._store.savepoint_manifest(
+                    stored, wanted.done_splits, states, wanted.done_before
+                )
+            )
 
         try:
             await self._calls.run("store savepoint", complete, given_up)

@@ -5,13 +5,21 @@ others are discovered and assigned anew. Where subtask 0 of a source, which disc
 nothing is left to discover, and the others are told so. A subtask that is restarted alone is told again
 what it had been assigned and its checkpoint does not name, in the same order, so that it reads what it
 read before, and nobody else does.
+
+Of splits that a completed checkpoint knows as done a digest is kept, and nobody is told of them again. Subtasks that
+do all their work again whatever checkpoints hold read all splits again, so theirs stay what they are; and rivals
+are told of everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from common.done_splits import NOTHING_DONE, DoneSplits
+from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
+from jobmanager.failover.rebuilt_regions import rebuilt_vertices
+from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
@@ -43,8 +51,16 @@ class SourceSplits:
         self._finished = restored.finished if restored is not None else frozenset[SubtaskId]()
         self._restarted: dict[SubtaskId, frozenset[tuple[str, str]]] = {}
         """Begun again, not told so far: (uid, id) of the splits that their checkpoint names."""
+        rebuilt = rebuilt_vertices(RegionGraph(plan))
+        self._of_checkpoints = frozenset(v.id for v in plan.vertices if v.id not in rebuilt)
+        """Vertices whose subtasks go on from checkpoints."""
+        done = self._done_in(restored)
         self._assigners = {
-            (vertex.id, uid): SplitAssigner(vertex.parallelism)
+            (vertex.id, uid): SplitAssigner(
+                vertex.parallelism,
+                done.get((vertex.id, uid), NOTHING_DONE),
+                keeps_done=plan.is_batch and vertex.allows_rivals,
+            )
             for vertex in plan.vertices
             for uid in vertex.source_uids
         }
@@ -53,9 +69,24 @@ class SourceSplits:
                 self._assigners[subtask.vertex, uid].retire(subtask.subtask_index)
         for split in restored.splits if restored is not None else ():
             assigner = self._assigners.get((split.vertex, split.operator_uid))
-            if assigner is not None:
+            if assigner is not None and not (split.done and split.vertex in self._of_checkpoints):
                 load = 0 if split.done else split.size
                 assigner.seed(split.split_id, split.subtask_index, load)
+
+    def _done_in(self, restored: RestoredCheckpoint | None) -> dict[tuple[str, str], DoneSplits]:
+        """What a checkpoint knows as done, by the set or, as in checkpoints of older versions, by name."""
+        if restored is None:
+            return {}
+        done = {
+            (one.vertex, one.operator_uid): one.done
+            for one in restored.done
+            if one.vertex in self._of_checkpoints
+        }
+        names: dict[tuple[str, str], list[str]] = {}
+        for split in restored.splits:
+            if split.done and split.vertex in self._of_checkpoints:
+                names.setdefault((split.vertex, split.operator_uid), []).append(split.split_id)
+        return done | {key: done.get(key, NOTHING_DONE).with_ids(ids) for key, ids in names.items()}
 
     def assigner(self, vertex: str, operator_uid: str) -> SplitAssigner | None:
         """Of one source; None = there is no such source."""
@@ -77,6 +108,22 @@ class SourceSplits:
             if SubtaskId(vertex, assignment.subtask_index) not in self._finished
         ]
 
+    @property
+    def done(self) -> tuple[c.SourceDone, ...]:
+        """What the newest complete checkpoint knows as done, of sources that go on from it."""
+        return tuple(
+            c.SourceDone(vertex, uid, assigner.done)
+            for (vertex, uid), assigner in self._assigners.items()
+            if vertex in self._of_checkpoints
+        )
+
+    def completed(self, done: Iterable[c.SourceDone]) -> None:
+        """A checkpoint is complete."""
+        for one in done:
+            assigner = self._assigners.get((one.vertex, one.operator_uid))
+            if assigner is not None:
+                assigner.complete(one.done, one.ids)
+
     def restart(self, subtasks: Iterable[SubtaskId], restored: RestoredCheckpoint | None) -> None:
         """Some subtasks begin again while others go on.
 
@@ -92,6 +139,10 @@ class SourceSplits:
             owner = SubtaskId(split.vertex, split.subtask_index)
             if owner in subtasks:
                 self._restarted[owner] |= {(split.operator_uid, split.split_id)}
+        for key, done in self._done_in(restored).items():
+            # It may have been completed without anybody having heard of it yet.
+            if key in self._assigners:
+                self._assigners[key].adopt(done)
 
     def told_again(
         self, deployed: Iterable[SubtaskId], graph: ExecutionGraph
@@ -107,7 +158,7 @@ class SourceSplits:
                 assigner = self._assigners[subtask.vertex, uid]
                 splits = tuple(
                     split
-                    for split in assigner.assigned_to(subtask.subtask_index)
+                    for split in assigner.left_to(subtask.subtask_index)
                     if (uid, split.id) not in known
                 )
                 if assigner.has_started:
@@ -128,7 +179,8 @@ class SourceSplits:
         ]
 
     def done_by(self, subtask: SubtaskId) -> list[tuple[str, tuple[str, ...]]]:
-        """What a subtask that has finished has read: (operator uid, ids of its splits)."""
+        """What a subtask that has finished has read: (operator uid, ids of its splits that may not be known as
+        done)."""
         done = []
         for uid in self._plan.vertex(subtask.vertex).source_uids:
             ids = self._assigners[subtask.vertex, uid].owned_by(subtask.subtask_index)

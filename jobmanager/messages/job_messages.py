@@ -596,10 +596,12 @@ class WriteManifest:
         stored: what the coordinator wants stored.
         done_splits: what source subtasks that had finished have read, so that a later discovery does
             not bring it again: (key, operator uid, split ids).
+        done_before: of the sources whose done splits are kept as a set, what the checkpoint before held.
     """
 
     stored: c.StoreCheckpoint
     done_splits: tuple[tuple[AttemptKey, str, tuple[str, ...]], ...] = ()
+    done_before: tuple[c.SourceDone, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,10 +162,11 @@ def check_restore(
     operators = {one.uid: one for vertex in graph.vertices for one in vertex.operators}
     vertex_of = {one.uid: vertex for vertex in graph.vertices for one in vertex.operators}
     held = _held(manifest)
+    done = {one.operator_uid for one in manifest.done_splits}
     fates: list[StateFate] = []
     for stored in (one for vertex in manifest.vertices for one in vertex.operators):
         snapshots = held.get(stored.uid, [])
-        states = _states(stored, snapshots)
+        states = _states(stored, snapshots, has_done=stored.uid in done)
         if not states:
             continue
         operator = operators.get(stored.uid)
@@ -236,11 +237,13 @@ def _held(
 def _states(
     stored: checkpoint_pb2.OperatorFingerprint,
     snapshots: Iterable[checkpoint_pb2.OperatorSnapshot],
+    *,
+    has_done: bool,
 ) -> list[str]:
     """Names of what would be lost with an operator."""
     tables: dict[str, None] = {}
     lists: dict[str, None] = {}
-    splits = False
+    splits = has_done
     for snapshot in snapshots:
         if snapshot.keyed.segments or snapshot.keyed.files:
             tables.update(dict.fromkeys(table.name for table in snapshot.keyed.tables))

@@ -378,7 +378,9 @@ class SplitSnapshot(_message.Message):
     position: _builtins.bytes
     """Where to go on; not set where the split has not been opened."""
     done: _builtins.bool
-    """Read to its end: payload and position are empty."""
+    """Read to its end since the last confirmed checkpoint: payload and position are empty. In manifests of sources
+    whose done splits are not in CheckpointManifest.done_splits: whenever it was.
+    """
     def __init__(
         self,
         *,
@@ -694,6 +696,37 @@ class CheckpointProperties(_message.Message):
 Global___CheckpointProperties: _TypeAlias = CheckpointProperties  # noqa: Y015
 
 @_typing.final
+class DoneSplits(_message.Message):
+    """Splits of a source that were read to their end: an exact set of digests of 16 bytes (common/done_splits.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_UID_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    LOOSE_FIELD_NUMBER: _builtins.int
+    operator_uid: _builtins.str
+    loose: _builtins.bytes
+    """Sorted digests that are in no chunk."""
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateHandle]:
+        """Sorted digests; a chunk in a file is never changed, and later manifests refer to it again."""
+
+    def __init__(
+        self,
+        *,
+        operator_uid: _builtins.str = ...,
+        chunks: _abc.Iterable[Global___StateHandle] | None = ...,
+        loose: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "loose", b"loose", "operator_uid", b"operator_uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DoneSplits: _TypeAlias = DoneSplits  # noqa: Y015
+
+@_typing.final
 class CheckpointManifest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -709,6 +742,7 @@ class CheckpointManifest(_message.Message):
     PENSTOCK_VERSION_FIELD_NUMBER: _builtins.int
     PROPERTIES_FIELD_NUMBER: _builtins.int
     EDGES_FIELD_NUMBER: _builtins.int
+    DONE_SPLITS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     job_id: _builtins.str
     job_name: _builtins.str
@@ -725,6 +759,10 @@ class CheckpointManifest(_message.Message):
     def properties(self) -> Global___CheckpointProperties: ...
     @_builtins.property
     def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___EdgeFingerprint]: ...
+    @_builtins.property
+    def done_splits(self) -> _containers.RepeatedCompositeFieldContainer[Global___DoneSplits]:
+        """Of sources: subtasks name only what they have read since."""
+
     def __init__(
         self,
         *,
@@ -740,10 +778,11 @@ class CheckpointManifest(_message.Message):
         penstock_version: _builtins.str = ...,
         properties: Global___CheckpointProperties | None = ...,
         edges: _abc.Iterable[Global___EdgeFingerprint] | None = ...,
+        done_splits: _abc.Iterable[Global___DoneSplits] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["properties", b"properties"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "completed_at_ms", b"completed_at_ms", "edges", b"edges", "format_version", b"format_version", "job_id", b"job_id", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "penstock_version", b"penstock_version", "properties", b"properties", "subtasks", b"subtasks", "triggered_at_ms", b"triggered_at_ms", "vertices", b"vertices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "completed_at_ms", b"completed_at_ms", "done_splits", b"done_splits", "edges", b"edges", "format_version", b"format_version", "job_id", b"job_id", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "penstock_version", b"penstock_version", "properties", b"properties", "subtasks", b"subtasks", "triggered_at_ms", b"triggered_at_ms", "vertices", b"vertices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from penstock.storage.manifest import StoredRange, StoredReference, parse_manifest_path
+from penstock.storage.manifest import (
+    StoredRange,
+    StoredReference,
+    parse_done_splits_path,
+    parse_manifest_path,
+)
 from penstock.storage.snapshot_files import parse_snapshot_file_name
 
 TASK_OWNED_PREFIX: Final = "taskowned/"
@@ -370,7 +375,7 @@ def _checkpoint_id(path: str) -> int | None:
     if manifest is not None:
         return manifest[0]
     name = parse_snapshot_file_name(path)
-    return None if name is None else name.checkpoint_id
+    return parse_done_splits_path(path) if name is None else name.checkpoint_id
 
 
 def _ago(duration_ms: int) -> str:

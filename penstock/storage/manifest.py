@@ -11,7 +11,7 @@ taken meanwhile: their paths must differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,9 +27,17 @@ from penstock.storage.checkpoint_properties import (
 )
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 
-FORMAT: Final = FrameFormat("a checkpoint manifest", b"PSTKMANI", 1)
+FORMAT: Final = FrameFormat("a checkpoint manifest", b"PSTKMANI", 2)
+"""Version 1 has no ``done_splits``: who reads no more than that would read these splits again."""
 
 _PATH: Final = re.compile(r"chk-(?P<checkpoint_id>\d{1,18})/manifest(-(?P<leader_epoch>\d{1,18}))?")
+
+_DONE_SPLITS_PATH: Final = re.compile(
+    r"shared/done-splits-(?P<checkpoint_id>\d{1,18})-(?P<leader_epoch>\d{1,18})"
+)
+
+_DONE_SPLITS: Final = "done splits"
+"""In the place of a backend's instance: chunks are the job's, not a subtask's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +141,23 @@ def parse_manifest_path(path: str) -> tuple[int, int] | None:
     return int(found["checkpoint_id"]), int(found["leader_epoch"] or 0)
 
 
+def done_splits_path(checkpoint_id: int, leader_epoch: int) -> str:
+    """Where the splits lie that a checkpoint was the first to know as done, relative to the job's directory."""
+    return f"shared/done-splits-{checkpoint_id}-{leader_epoch}"
+
+
+def parse_done_splits_path(path: str) -> int | None:
+    """The checkpoint that has written a file of done splits; None = it is another file."""
+    found = _DONE_SPLITS_PATH.fullmatch(path)
+    return None if found is None else int(found["checkpoint_id"])
+
+
 def references(
     manifest: checkpoint_pb2.CheckpointManifest,
 ) -> tuple[StoredReference, ...]:
     """Every range of a file that a manifest refers to, in its order; inline state is none."""
-    return tuple(
-        reference for snapshot in manifest.subtasks for reference in snapshot_references(snapshot)
-    )
+    snapshots = (one for snapshot in manifest.subtasks for one in snapshot_references(snapshot))
+    return (*snapshots, *done_split_references(manifest.done_splits))
 
 
 def snapshot_references(snapshot: checkpoint_pb2.SubtaskSnapshot) -> Iterator[StoredReference]:
@@ -155,6 +173,43 @@ def snapshot_references(snapshot: checkpoint_pb2.SubtaskSnapshot) -> Iterator[St
         for items in operator.lists:
             if items.handle.path:
                 yield StoredReference(None, _location(items.handle))
+
+
+def done_split_references(
+    done_splits: Iterable[checkpoint_pb2.DoneSplits],
+) -> Iterator[StoredReference]:
+    """Every range of a file with splits that were read to their end."""
+    for done in done_splits:
+        for chunk in done.chunks:
+            if chunk.path:
+                name = f"{chunk.path}/{chunk.offset}"
+                identity = SharedIdentity(done.operator_uid, 0, _DONE_SPLITS, name)
+                yield StoredReference(identity, _location(chunk))
+
+
+def take_done_names(
+    manifest: checkpoint_pb2.CheckpointManifest, sources: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], list[str]]:
+    """Takes the names of done splits out of what subtasks say of some sources.
+
+    Args:
+        manifest: changed in place.
+        sources: (vertex, operator uid).
+
+    Returns:
+        Ids of splits by source, each as often as it is named.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for subtask in manifest.subtasks:
+        for operator in subtask.operators:
+            key = (subtask.vertex, operator.operator_uid)
+            done = [split.id for split in operator.splits if split.done]
+            if done and key in sources:
+                found.setdefault(key, []).extend(done)
+                left = [split for split in operator.splits if not split.done]
+                del operator.splits[:]
+                operator.splits.extend(left)
+    return found
 
 
 def _location(handle: checkpoint_pb2.StateHandle) -> StoredRange:

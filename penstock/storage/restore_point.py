@@ -67,6 +67,9 @@ class RestorePoint:
                 for held in operator.lists:
                     if held.HasField("handle"):
                         _locate(held.handle, self.store_uri)
+        for done in located.done_splits:
+            for chunk in done.chunks:
+                _locate(chunk, self.store_uri)
         return located
 
 

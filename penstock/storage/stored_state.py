@@ -15,6 +15,9 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
 from penstock.storage.run_reader import CHECKSUM_BYTES, read_segment
 
+_DONE_SPLITS = "done splits"
+_DIGEST_BYTES = 16
+
 
 @dataclass(slots=True)
 class KeptState:
@@ -24,11 +27,12 @@ class KeptState:
         uid: of the operator.
         operator: its name.
         name: as its function declares it, or as the operator calls it.
-        kind: "value", "group", "timers", "list", ...; "splits" of a source.
+        kind: "value", "group", "timers", "list", ...; "splits" of a source, of which it keeps a digest where they
+            were read to their end.
         backend: that wrote it: "hashmap", "rocksdb"; "" = it is not keyed.
         rows: those that later ones replace included; None = only the backend can count them.
         columns: name -> type.
-        subtasks: that hold some of it.
+        subtasks: that hold some of it; none = it is the job's.
     """
 
     uid: str
@@ -57,6 +61,12 @@ def stored_states(manifest: checkpoint_pb2.CheckpointManifest) -> list[KeptState
             for state, rows in _states_of(operator, names.get(operator.operator_uid, "")):
                 known = found.setdefault((state.uid, state.name, state.kind), state)
                 known._add(subtask.subtask_index, rows)
+    for done in manifest.done_splits:
+        uid, size = done.operator_uid, len(done.loose) + sum(one.size_bytes for one in done.chunks)
+        columns = {"digest": "bytes"}
+        state = KeptState(uid, names.get(uid, ""), _DONE_SPLITS, "splits", columns=columns)
+        state.rows = size // _DIGEST_BYTES
+        found[uid, state.name, state.kind] = state
     return sorted(found.values(), key=lambda one: (one.uid, one.name, one.kind))
 
 
@@ -101,6 +111,12 @@ def stored_rows(
         StoreNotFound, StoreCorrupt, StoreTransient: a file cannot be read.
     """
     is_there = False
+    for done in manifest.done_splits:
+        if (done.operator_uid, _DONE_SPLITS) == (uid, name):
+            is_there = True
+            for content in (*map(reader.read, done.chunks), done.loose):
+                for offset in range(0, len(content), _DIGEST_BYTES):
+                    yield {"digest": content[offset : offset + _DIGEST_BYTES]}
     for subtask in manifest.subtasks:
         for operator in subtask.operators:
             if operator.operator_uid != uid:

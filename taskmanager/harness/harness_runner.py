@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar, cast
 import pyarrow as pa
 from typing_extensions import override
 
+from common.done_splits import NOTHING_DONE
 from common.elements import (
     MIN_TIMESTAMP_MS,
     CheckpointBarrier,
@@ -36,7 +37,7 @@ from penstock.config import Configuration
 from penstock.errors import CheckpointAborted, InvariantViolation, JobRejected, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
 from penstock.rows.schema import schema_from_bytes
-from penstock.storage.manifest import encode_manifest
+from penstock.storage.manifest import encode_manifest, take_done_names
 from taskmanager.harness.direct_exchange import DirectChannel, DirectExchange
 from taskmanager.harness.inspection import state_of, timers_of
 from taskmanager.harness.manual_clock import ManualClock
@@ -110,6 +111,8 @@ class HarnessRunner:
         self._subtask_index = subtask_index
         self._restored = RestoredState(snapshots, assignment)
         self._restored.check(graph)
+        self._done = dict(self._restored.done)
+        """Splits that snapshots which are complete know as read to their end, by operator uid."""
         self._checkpoint_id = self._restored.checkpoint_id
         self._acknowledged: dict[str, checkpoint_pb2.SubtaskSnapshot] = {}
         self._declined = ""
@@ -327,9 +330,15 @@ class HarnessRunner:
     def _assign(
         self, attempt: internal_pb2.AttemptId, discovered: internal_pb2.SplitsDiscovered
     ) -> None:
-        """Gives a source its share of the splits that no snapshot names."""
-        known = self._restored.split_ids(discovered.operator_uid)
-        new = [split for split in discovered.splits if split.id not in known]
+        """Gives a source its share of the splits that no snapshot knows."""
+        uid = discovered.operator_uid
+        known = self._restored.split_ids(uid)
+        admitted = self._done.get(uid, NOTHING_DONE).admits([one.id for one in discovered.splits])
+        new = [
+            split
+            for split, is_admitted in zip(discovered.splits, admitted, strict=True)
+            if is_admitted and split.id not in known
+        ]
         parallelism = self._vertices[attempt.vertex].parallelism
         added = internal_pb2.AddSplits(
             operator_uid=discovered.operator_uid,
@@ -387,8 +396,18 @@ class HarnessRunner:
             vertices=[fingerprint(vertex) for vertex in self._graph.vertices],
             subtasks=[self._acknowledged[task.vertex.id] for task in self._tasks],
         )
+        sources = [(task.vertex.id, task.source) for task in self._tasks]
+        done = self._done | {
+            uid: self._done.get(uid, NOTHING_DONE).with_ids(ids)
+            for (_, uid), ids in take_done_names(manifest, sources).items()
+        }
+        manifest.done_splits.extend(
+            checkpoint_pb2.DoneSplits(operator_uid=uid, loose=held.loose.tobytes())
+            for uid, held in done.items()
+        )
         content = encode_manifest(manifest)
         if is_completed:
+            self._done = done
             completed = internal_pb2.CheckpointCompleted(checkpoint_id=self._checkpoint_id)
             for task in self._tasks:
                 command = internal_pb2.TaskCommand(checkpoint_completed=completed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from common.done_splits import NOTHING_DONE, DoneSplits, digests_from_bytes
 from common.pb import internal_pb2
 from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -47,6 +48,8 @@ class RestoredState:
         self._of_operator: dict[str, dict[int, checkpoint_pb2.OperatorSnapshot]] = {}
         self._names: dict[str, str] = {}
         self._parallelism: dict[str, int] = {}
+        self.done: dict[str, DoneSplits] = {}
+        """Splits that sources have read to their end, by operator uid."""
         for content in snapshots:
             manifest = decode_manifest(content, "the snapshot")
             self.checkpoint_id = max(self.checkpoint_id, manifest.checkpoint_id)
@@ -54,6 +57,9 @@ class RestoredState:
                 for operator in vertex.operators:
                     self._names[operator.uid] = operator.name
                     self._parallelism[operator.uid] = vertex.parallelism
+            for done in manifest.done_splits:
+                known = self.done.get(done.operator_uid, NOTHING_DONE)
+                self.done[done.operator_uid] = known.with_digests(digests_from_bytes(done.loose))
             for subtask in manifest.subtasks:
                 self._add(subtask)
 
@@ -61,6 +67,9 @@ class RestoredState:
         for stored in subtask.operators:
             operator = _with_items(stored)
             held = self._of_operator.setdefault(operator.operator_uid, {})
+            if names := [split.id for split in operator.splits if split.done]:
+                known = self.done.get(operator.operator_uid, NOTHING_DONE)
+                self.done[operator.operator_uid] = known.with_ids(names)
             if subtask.subtask_index in held and operator != held[subtask.subtask_index]:
                 raise JobRejected(
                     f"restore: two of the snapshots are of subtask {subtask.subtask_index} of operator "
@@ -76,8 +85,9 @@ class RestoredState:
             JobRejected: some has none.
         """
         known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
-        for uid, held in self._of_operator.items():
-            has_state = any(_has_state(operator) for operator in held.values())
+        for uid in dict.fromkeys((*self._of_operator, *self.done)):
+            held = self._of_operator.get(uid, {})
+            has_state = uid in self.done or any(map(_has_state, held.values()))
             if uid not in known and has_state:
                 raise JobRejected(
                     f"restore: the snapshot has state of operator {self._names.get(uid, uid)!r} "

@@ -3,9 +3,10 @@
 Subtask 0 discovers and reports to the JobManager, which assigns every split to one subtask. Splits
 are read in the order of assignment, those with the smallest event times first where these are known.
 
-A snapshot holds every split that the subtask was ever given: those read to their end by name, the
-one being read with its position, the others as they came. After a restore the JobManager assigns
-what no snapshot names; so a split is read once, whatever has been discovered meanwhile.
+A snapshot holds the splits that the subtask has: the one being read with its position, the others as they came,
+and the names of those that it has read to their end since the last checkpoint it knows to be complete. Of those
+before, the JobManager keeps a digest, and after a restore assigns what is neither named nor known so; so a split is
+read once, whatever has been discovered meanwhile, and however many there have been.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.rows.column_values import cut_text
 from penstock.rows.schema import schema_from_bytes
 from taskmanager.connectors.factory import build_source
+from taskmanager.operators.done_names import DoneNames
 from taskmanager.operators.operator import NOTHING, OperatorContext
 from taskmanager.user_code.user_failure import user_traceback
 
@@ -57,9 +59,9 @@ class SourceOperator:
         self._split: Split | None = None
         self._bad: list[tuple[str, str, str]] = []
         self._next_discovery_at_ms: int | None = None
-        self._reported: set[str] = set()
+        self._listed: frozenset[str] | None = None
         self._positions: dict[str, bytes] = {}
-        self._done: list[str] = []
+        self._done = DoneNames()
         self._is_dry = True  # the last read brought nothing
         self._has_news = False
 
@@ -105,7 +107,6 @@ class SourceOperator:
     def _restore(self, restored: Iterable[checkpoint_pb2.SplitSnapshot]) -> None:
         for snapshot in restored:
             if snapshot.done:
-                self._done.append(snapshot.id)
                 continue
             if snapshot.HasField("position"):
                 self._positions[snapshot.id] = snapshot.position
@@ -113,14 +114,24 @@ class SourceOperator:
             self._splits.append(Split(snapshot.id, snapshot.payload, snapshot.size, bound))
             self._context.origins.add(snapshot.id, bound)
 
-    def split_snapshots(self) -> list[checkpoint_pb2.SplitSnapshot]:
-        """Every split of this subtask as it stands between two batches."""
-        snapshots = [checkpoint_pb2.SplitSnapshot(id=id, done=True) for id in self._done]
+    def split_snapshots(self, checkpoint_id: int) -> list[checkpoint_pb2.SplitSnapshot]:
+        """Every split of this subtask as it stands between two batches, but for those that a completed
+        checkpoint knows as done."""
+        done = self._done.snapshot(checkpoint_id)
+        snapshots = [checkpoint_pb2.SplitSnapshot(id=id, done=True) for id in done]
         reader, current = self._reader, self._split
         if reader is not None and current is not None:
             snapshots.append(_snapshot(current, self._guard(reader.position)))
         snapshots += [_snapshot(split, self._positions.get(split.id)) for split in self._splits]
         return snapshots
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """What it knows as done is named no more."""
+        self._done.completed(checkpoint_id)
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """The next one names what it has named."""
+        self._done.aborted(checkpoint_id)
 
     def _discover(self) -> None:
         self._next_discovery_at_ms = None
@@ -131,8 +142,10 @@ class SourceOperator:
 
     def _on_discovered(self, splits: Sequence[Split]) -> None:
         interval_ms = self._source.discovery_interval_ms()
-        new = [split for split in splits if split.id not in self._reported]
-        if new or not self._reported or interval_ms is None:
+        # What is listed again after it was away is reported again; the JobManager knows what it has assigned.
+        before = self._listed or frozenset()
+        new = [split for split in splits if split.id not in before]
+        if new or self._listed is None or interval_ms is None:
             self._report_splits(
                 internal_pb2.SplitsDiscovered(
                     operator_uid=self._spec.uid,
@@ -140,7 +153,7 @@ class SourceOperator:
                     final=interval_ms is None,
                 )
             )
-        self._reported.update(split.id for split in new)
+        self._listed = frozenset(split.id for split in splits)
         if interval_ms is not None:
             self._next_discovery_at_ms = self._context.clock.now_ms() + interval_ms
             self._context.register_timer(self._next_discovery_at_ms)

@@ -48,7 +48,7 @@ class SnapshotPart:
     Attributes:
         operator: None for a source, which is no operator of the chain.
         backend: None where the operator keeps no keyed state.
-        splits: a source's splits as they stand.
+        splits: a source's splits as they stand, for a checkpoint.
         split_parallelism: how many subtasks these were made for.
         is_of_function: its lists are those of a user's function, which count beyond the subtask's end.
     """
@@ -57,7 +57,7 @@ class SnapshotPart:
     operator: Operator | None
     operator_state: OperatorStateStore
     backend: KeyedStateBackend | None
-    splits: Callable[[], list[checkpoint_pb2.SplitSnapshot]] | None = None
+    splits: Callable[[int], list[checkpoint_pb2.SplitSnapshot]] | None = None
     is_of_function: bool = False
     split_parallelism: int = 0
 
@@ -252,7 +252,7 @@ class SubtaskSnapshotter:
         return checkpoint_pb2.OperatorSnapshot(
             operator_uid=part.uid,
             lists=part.operator_state.snapshot(),
-            splits=part.splits() if part.splits is not None else (),
+            splits=part.splits(checkpoint_id) if part.splits is not None else (),
             split_parallelism=part.split_parallelism,
         )
 

@@ -7,7 +7,7 @@ state, on an I/O thread (``open_state``); then the mailbox thread opens the inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -271,7 +271,7 @@ class Deployment:
                 None,
                 OperatorStateStore(self._files.restored_lists(restored)),
                 None,
-                partial(list, restored.splits),
+                partial(_unchanged, restored.splits),
                 is_of_function=restored.operator_uid in of_functions,
                 split_parallelism=restored.split_parallelism,
             )
@@ -527,6 +527,8 @@ class Deployment:
             self._gate.checkpoint_completed(checkpoint_id)
         for backend in self._state.backends:
             backend.checkpoint_completed(checkpoint_id)
+        if self.source is not None:
+            self.source.checkpoint_completed(checkpoint_id)
         remove_older = self._files.completed(checkpoint_id)
         if remove_older is not None:
             self._services.snapshot_executor.submit(remove_older)
@@ -537,6 +539,8 @@ class Deployment:
         """Tells the backends and the outputs that a checkpoint will not complete."""
         for backend in self._state.backends:
             backend.checkpoint_aborted(checkpoint_id)
+        if self.source is not None:
+            self.source.checkpoint_aborted(checkpoint_id)
         for partition in self._partitions:
             partition.checkpoint_aborted(checkpoint_id)
 
@@ -612,3 +616,9 @@ def _event_time_column(operators: list[graph_pb2.Operator]) -> str:
                 return ""
         columns.add(column)
     return columns.pop() if len(columns) == 1 else ""
+
+
+def _unchanged(
+    splits: Iterable[checkpoint_pb2.SplitSnapshot], _checkpoint_id: int
+) -> list[checkpoint_pb2.SplitSnapshot]:
+    return list(splits)

@@ -6,7 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -511,6 +511,58 @@ def test_sources_are_read_on_demand_and_go_on_from_a_snapshot() -> None:
         assert [row["n"] for row in h.output] == [11, 12]
     with pytest.raises(ps.JobRejected, match="subtask 0"):
         pt.harness(Numbers(), subtask=1, parallelism=2)
+
+
+class Arriving(Numbers):
+    """Lists again every second what has come so far, which may be nothing for a while."""
+
+    bounded = False
+    listed: ClassVar[list[int]] = []
+
+    def discovery_interval_ms(self) -> int | None:
+        return 1_000
+
+    def discover(self, ctx: ps.SourceContext) -> list[ps.Split]:
+        return [ps.Split(f"split-{first}", payload=str(first).encode()) for first in self.listed]
+
+
+def test_a_source_that_lists_again_reads_each_split_once_over_snapshots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def listed(*numbers: int) -> None:
+        monkeypatch.setattr(Arriving, "listed", list(numbers))
+
+    def rows(h: pt.Harness) -> list[int]:
+        h.advance("1s")
+        h.read()
+        return [row["n"] for row in h.take()]
+
+    first = range(0, 1_000, 10)
+    listed(*first)
+    with pt.harness(Arriving()) as h:
+        assert len(rows(h)) == 300
+        snapshot = h.snapshot()
+        by_name = sum(len(f"split-{number}") for number in first)
+        assert len(h.snapshot()) == len(snapshot)
+        failed = h.snapshot(complete=False)
+        listed()
+        assert rows(h) == []
+        listed(*first, 2_000)
+        assert rows(h) == [2_000, 2_001, 2_002]
+        listed(*first, 2_000, 3_000)
+        later = h.snapshot(complete=False)
+        assert len(later) - len(failed) < by_name / 10
+        last = h.snapshot()
+    for restored, expected in (
+        (snapshot, [2_000, 3_000]),
+        (failed, [2_000, 3_000]),
+        (last, [3_000]),
+    ):
+        with pt.harness(Arriving(), restore=restored) as h:
+            assert [n for n in rows(h) if n % 10 == 0] == expected
+            again = h.snapshot()
+        with pt.harness(Arriving(), restore=again) as h:
+            assert rows(h) == []
 
 
 def test_rows_that_are_asked_for_with_event_times_that_they_lack_are_still_there() -> None:

@@ -166,7 +166,7 @@ class Subtask:
         self.io: list[Callable[[], None]] = []
         split = checkpoint_pb2.SplitSnapshot(id="a", position=b"7")
         parts = [
-            SnapshotPart("source", None, OperatorStateStore(), None, lambda: [split]),
+            SnapshotPart("source", None, OperatorStateStore(), None, lambda _: [split]),
             SnapshotPart("sink", self.operator, self.state, None),
             SnapshotPart(
                 "keyed",

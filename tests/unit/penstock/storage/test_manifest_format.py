@@ -18,11 +18,14 @@ from penstock.storage.manifest import (
     StoredRange,
     StoredReference,
     decode_manifest,
+    done_splits_path,
     encode_manifest,
     manifest_path,
+    parse_done_splits_path,
     parse_manifest_path,
     references,
 )
+from penstock.storage.snapshot_files import parse_snapshot_file_name
 
 
 def manifest() -> pb.CheckpointManifest:
@@ -75,17 +78,37 @@ def test_it_comes_back() -> None:
     original = manifest()
     back = decode_manifest(encode_manifest(original))
     assert original.format_version == 0  # not changed
-    assert back.format_version == 1
-    original.format_version = 1
+    assert back.format_version == FORMAT.version
+    original.format_version = FORMAT.version
     assert back == original
 
 
 def test_its_bytes_are_fixed() -> None:
     content = encode_manifest(pb.CheckpointManifest(job_id="j", checkpoint_id=1))
+    header = "5053544b4d414e49 02000000 0700000000000000"
+    payload = "0802 12016a 2001"
+    digest = "94758fa7a19c8a8fb0ab8ba00c81ecef"
+    assert content == bytes.fromhex(f"{header} {payload} {digest}")
+
+
+def test_version_1_is_read() -> None:
     header = "5053544b4d414e49 01000000 0700000000000000"
     payload = "0801 12016a 2001"
     digest = "c1888cc55d03e14805db3aaddf7126bb"
-    assert content == bytes.fromhex(f"{header} {payload} {digest}")
+    back = decode_manifest(bytes.fromhex(f"{header} {payload} {digest}"))
+    assert (back.job_id, back.checkpoint_id) == ("j", 1)
+
+
+def test_done_splits_are_referred_to_by_source_and_place() -> None:
+    handle = pb.StateHandle(path="shared/done-splits-7-2", offset=16, size_bytes=32, checksum=5)
+    done = pb.DoneSplits(operator_uid="src", chunks=[handle], loose=b"x" * 16)
+    identity = SharedIdentity("src", 0, "done splits", "shared/done-splits-7-2/16")
+    assert references(pb.CheckpointManifest(done_splits=[done])) == (
+        StoredReference(identity, StoredRange("shared/done-splits-7-2", 16, 32, 5)),
+    )
+    assert parse_done_splits_path(done_splits_path(7, 2)) == 7
+    assert parse_done_splits_path(manifest_path(7, 2)) is None
+    assert parse_snapshot_file_name(done_splits_path(7, 2)) is None
 
 
 def test_every_flipped_bit_is_seen() -> None:
@@ -121,7 +144,7 @@ def test_other_kinds_and_newer_formats() -> None:
     ):
         decode_manifest(head)
     newer = encode_frame(FrameFormat("", FORMAT.magic, 5), b"payload")
-    with pytest.raises(StoreCorrupt, match=r"format version 5.*reads up to version 1"):
+    with pytest.raises(StoreCorrupt, match=r"format version 5.*reads up to version 2"):
         decode_manifest(newer)
     with pytest.raises(StoreCorrupt, match="format version 0"):
         decode_manifest(encode_frame(FrameFormat("", FORMAT.magic, 0), b""))
