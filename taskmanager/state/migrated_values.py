@@ -9,7 +9,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import TaskFailure
 from penstock.storage.codec import StateCodec, codec_of
 from penstock.storage.codec_migration import MigrationRefusedError, migration
 from taskmanager.state.descriptors import StateDescriptor, StateKind
@@ -94,40 +93,26 @@ def migration_of(
     stored: pa.Schema,
     declared: pa.Schema,
     descriptor: StateDescriptor,
-    state: str,
     now_ms: int,
 ) -> Migration | None:
-    """What makes stored values what is declared; None = they are.
+    """What makes stored values what is declared; None = they are, or nothing does.
 
     Args:
         kind: of what is stored.
         stored: schema of its rows: the values are the last column.
         declared: the same, of the state as it is declared.
-        state: operator and state, for messages.
         now_ms: when values that get a time to live count as written.
-
-    Raises:
-        TaskFailure: there is nothing that does.
     """
     before, now = _columns(stored), _columns(declared)
-    if kind == descriptor.kind.value and before == now:
-        return None
-    new = descriptor.codec
     old_name = (stored.field(len(stored) - 1).metadata or {}).get(_CODEC, b"").decode()
     if kind != descriptor.kind.value or before[:-1] != now[:-1] or not old_name:
-        raise TaskFailure(
-            f"{state} was stored as {kind} by {_text(before)}, and is declared as {descriptor.kind.value} by "
-            f"{_text(now)}: its kind and its keys cannot change; declare it as it was, or give it another name, "
-            "so that it starts empty"
-        )
+        return None
+    old, new = codec_of(old_name), descriptor.codec
     assert isinstance(new, StateCodec), "codecs of declared states"
-    old = codec_of(old_name)
     try:
         convert = migration(old, new, now_ms)
-    except MigrationRefusedError as error:
-        raise TaskFailure(
-            f"{state}: {error}: declare it as it was, or give it another name, so that it starts empty"
-        ) from error
+    except MigrationRefusedError:
+        return None  # who keeps the state says what was stored and what is declared
     return None if convert is None else Migration(descriptor.kind, old, new, convert)
 
 
@@ -135,8 +120,3 @@ def _columns(schema: pa.Schema) -> list[tuple[str, str, bytes]]:
     return [
         (field.name, str(field.type), (field.metadata or {}).get(_CODEC, b"")) for field in schema
     ]
-
-
-def _text(columns: list[tuple[str, str, bytes]]) -> str:
-    keys = [f"{name}: {type_}" for name, type_, _ in columns[:-1] if not name.startswith("__")]
-    return f"({', '.join(keys)})"

@@ -358,19 +358,17 @@ class HashMapStateBackend:
         state = f"state {name!r} of operator {self._operator!r}"
         for index, rows in enumerate(parts):
             part = RestoredPart(rows.key_groups, index, len(parts), rows.rows_max)
-            if isinstance(table, ObjectColumn) and self._load_migrated(table, rows, part, state):
+            if isinstance(table, ObjectColumn) and self._load_migrated(table, rows, part):
                 self._migrated.add(name)
                 continue
             check_fits(rows, table.kind, table.schema(), state)
             table.load(rows.batches(), part)
         return table
 
-    def _load_migrated(
-        self, column: ObjectColumn, rows: RestoredRows, part: RestoredPart, state: str
-    ) -> bool:
+    def _load_migrated(self, column: ObjectColumn, rows: RestoredRows, part: RestoredPart) -> bool:
         """Loads values that were stored with another codec; False = they were not."""
         now_ms, schema = self._environment.clock.now_ms(), column.schema()
-        migration = migration_of(rows.kind, rows.schema, schema, column.descriptor, state, now_ms)
+        migration = migration_of(rows.kind, rows.schema, schema, column.descriptor, now_ms)
         if migration is None:
             return False
         column.load(migration.batches(rows.batches(), schema), part)

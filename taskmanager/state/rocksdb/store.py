@@ -268,11 +268,7 @@ class RocksDBStateBackend:
         return partition.number, partition.is_stored
 
     def _migrate(self, name: str, schema: bytes, descriptor: StateDescriptor) -> None:
-        """Writes the entries of a column anew where they were stored with another codec.
-
-        Raises:
-            TaskFailure: they cannot become what is declared.
-        """
+        """Writes the entries of a column anew where they were stored with another codec."""
         stored = self._catalog.states.get(name)
         if stored is None or stored.schema == schema:
             return
@@ -281,12 +277,13 @@ class RocksDBStateBackend:
             pa.ipc.read_schema(pa.py_buffer(stored.schema)),
             pa.ipc.read_schema(pa.py_buffer(schema)),
             descriptor,
-            f"state {descriptor.name!r} of {self._owner}",
             self._environment.clock.now_ms(),
         )
+        if migration is None:
+            return
         stored.schema = schema
         partition = stored.partitions.get(WHOLE)
-        if migration is None or partition is None or not partition.is_stored:
+        if partition is None or not partition.is_stored:
             return
         number = self._catalog.new_number()
         for names, values in self._database.scan(*partition_bounds(partition.number)):

@@ -500,7 +500,7 @@ CHANGED = {
     "kind": (_ask_value(INT), _ask_map(INT, TEXT), "value", "map"),
     "map values": (_ask_map(INT, TEXT), _ask_map(TEXT, TEXT), "int64", "string"),
     "map keys": (_ask_map(INT, TEXT), _ask_map(INT, INT), "string", "int64"),
-    "ttl": (_ask_value(INT), _ask_value(Stamped(INT)), "arrow.int64/1", "stamped/1"),
+    "no ttl any more": (_ask_value(Stamped(INT)), _ask_value(INT), "stamped/1", "arrow.int64/1"),
     "group keys": (
         _ask_groups(pa.int64(), COUNT),
         _ask_groups(pa.string(), COUNT),
@@ -543,6 +543,8 @@ def test_other_types_than_were_stored_are_refused(one: OneBackend, changed: str)
             table.put(slot, "a", 1)
         else:
             table.values[slot] = PACKED.to_stored(5) if "name" in changed else 5
+            if "ttl" in changed:
+                table.values[slot] = 5, 1
             table.changed.append(slot)
         space.leave()
     else:
