@@ -65,6 +65,7 @@ from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.job_store import JobStore, UnfinishedJob
 from penstock.config import Configuration
 from penstock.errors import JobNotFound, JobRejected, StoreTransient, StreamError
+from penstock.graph.plan_text import what_grows
 from penstock.pb import client_pb2, graph_pb2
 from penstock.storage.checkpoint_properties import SavepointFormat
 
@@ -345,6 +346,8 @@ class DispatcherRunner:
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
         if job.settings.warning:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
+        for line in what_grows(graph):
+            self._log.warning("job.keeps_every_key", job_id=job_id, reason=line)
 
     async def _start_of(self, job_id: str, graph: graph_pb2.JobGraph) -> JobStart | None:
         """What the job starts from; None = from nothing."""

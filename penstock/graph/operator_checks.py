@@ -78,6 +78,17 @@ def window_of(operator: graph_pb2.Operator) -> graph_pb2.WindowSpec | None:
     return operator.window_function.window if kind == "window_function" else None
 
 
+def keeps_every_key(operator: graph_pb2.Operator) -> bool:
+    """Whether it holds something of every key there has ever been: count windows that are numbered for ever."""
+    window = window_of(operator)
+    return (
+        window is not None
+        and window.kind == graph_pb2.WINDOW_KIND_COUNT
+        and not (window.without_index or window.ttl_ms)
+        and bool(grouping_keys(operator))
+    )
+
+
 def side_schema(operator: graph_pb2.Operator, given: pa.Schema, tag: str) -> pa.Schema:
     """The schema of one of an operator's side outputs.
 

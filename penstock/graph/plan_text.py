@@ -8,7 +8,13 @@ from typing import Any
 from penstock.config import Configuration
 from penstock.expressions import Expr
 from penstock.graph.exchanges import exchange_name
-from penstock.graph.operator_checks import grouping_keys, is_partial, shown_name, window_of
+from penstock.graph.operator_checks import (
+    grouping_keys,
+    is_partial,
+    keeps_every_key,
+    shown_name,
+    window_of,
+)
 from penstock.graph.repeatability import Repeatability, repeatability_of_edges
 from penstock.graph.speculation import why_not_speculative
 from penstock.pb import graph_pb2
@@ -20,6 +26,10 @@ _WINDOWS = {
     graph_pb2.WINDOW_KIND_SESSION: "session",
     graph_pb2.WINDOW_KIND_COUNT: "count_window",
 }
+KEEPS_EVERY_KEY = (
+    "keeps the number of its windows (window_index) for every key there has ever been; where keys come and go, bound "
+    "it with ps.count_window(n, ttl=ps.Ttl('7d')), or do not read window_index"
+)
 _ROW_FUNCTIONS = {
     graph_pb2.ROW_FUNCTION_KIND_MAP: "map",
     graph_pb2.ROW_FUNCTION_KIND_FLAT_MAP: "flat_map",
@@ -51,6 +61,14 @@ def plan_dict(graph: graph_pb2.JobGraph) -> dict[str, Any]:
         "python_version": graph.python_version,
         "cloudpickle_version": graph.cloudpickle_version,
     }
+
+
+def what_grows(graph: graph_pb2.JobGraph) -> list[str]:
+    """Of a job that may run for ever: what of its state nothing bounds, a line per operator."""
+    operators = [operator for vertex in graph.vertices for operator in vertex.operators]
+    if all(one.source.bounded for one in operators if one.HasField("source")):
+        return []
+    return [f"{shown_name(one)}: {KEEPS_EVERY_KEY}" for one in operators if keeps_every_key(one)]
 
 
 def _vertex(vertex: graph_pb2.Vertex, why_not_speculative: str | None) -> dict[str, Any]:
@@ -88,6 +106,8 @@ def _note(operator: graph_pb2.Operator) -> str:
     """What the user should look at, "" = nothing."""
     if operator.WhichOneof("spec") == "running_aggregate" and not is_partial(operator):
         return "gives out updates: the new values of each key that a batch touched"
+    if keeps_every_key(operator):
+        return KEEPS_EVERY_KEY
     if window_of(operator) is None or grouping_keys(operator):
         return ""
     return "one window for all rows, in one subtask; for one per key, call key_by before it"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 
 import penstock as ps
 import penstock.testing as pt
+from penstock.graph.plan_text import what_grows
 from taskmanager.kernels import encode_keys
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.keyed_rows import latest_rows
@@ -70,6 +73,39 @@ def test_the_index_goes_on_where_it_is_read(backend: Any) -> None:
     with pt.harness(_windows, schema=SCHEMA, backend=backend, restore=snapshot) as h:
         _filled(h, range(2))
         assert [row["window_index"] for row in h.take()] == [2, 2]
+
+
+def _notes(env: ps.Environment) -> list[str]:
+    return [one["note"] for v in env.plan().to_dict()["vertices"] for one in v["operators"]]
+
+
+@pytest.mark.parametrize(
+    ("build", "ttl", "is_noted"),
+    [
+        (_windows, None, True),
+        (unnumbered, None, False),
+        (_windows, ps.Ttl("7d"), False),
+    ],
+)
+@pytest.mark.parametrize("is_endless", [True, False])
+def test_the_plan_and_the_log_say_what_keeps_every_key(
+    build: Any,
+    ttl: Any,
+    is_noted: bool,
+    is_endless: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(ps, "count_window", partial(ps.count_window, ttl=ttl))
+    with ps.Environment("127.0.0.1:1") as env:
+        if is_endless:
+            rows = env.read_json(tmp_path, schema=SCHEMA, watch="1s")
+        else:
+            rows = env.from_rows([{"k": 1, "v": 1}], schema=SCHEMA)
+        build(rows).discard()
+        noted = [note for note in _notes(env) if "every key there has ever been" in note]
+        assert len(noted) == is_noted
+        assert len(what_grows(env.plan().graph)) == (is_noted and is_endless)
 
 
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
@@ -166,3 +202,17 @@ def test_empty_keys_of_before_go() -> None:
     assert _rows(table, 0) == [(False, 8)]
     table.forget(1)
     assert len(table) == 1
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_a_key_between_two_windows_costs_little_where_its_index_is_read(backend: Any) -> None:
+    """8 bytes for the index, and the key, in a snapshot: some dozens of bytes in all."""
+    sizes = []
+    for count in (1_000, 31_000):
+        with pt.harness(_windows, schema=SCHEMA, backend=backend) as h:
+            for _ in range(3):
+                rows = pa.table({"k": range(count), "v": [1] * count})
+                h.push_many(rows.to_pylist())
+            h.take()
+            sizes.append(len(h.snapshot()))
+    assert (sizes[1] - sizes[0]) / 30_000 < 100
