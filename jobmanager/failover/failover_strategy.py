@@ -58,11 +58,13 @@ class FailoverView:
         finished: those whose current attempt has finished.
         is_available: whether the data of the producer's current attempt can (still) be read by a consumer that
             begins where its checkpoint says, or at the start without one.
+        not_repeated: vertices of which a restarted subtask does not send the same again, whatever their edges promise.
     """
 
     started: frozenset[SubtaskId]
     finished: frozenset[SubtaskId]
     is_available: Callable[[KeptOutput], bool]
+    not_repeated: frozenset[str] = frozenset()
 
 
 def strategy_problem(name: FailoverStrategyName, regions: RegionGraph) -> str | None:
@@ -198,8 +200,8 @@ class _Backtracking:
     def _change(self, group: ChannelGroup, producer: Region) -> None:
         """Notes what the consumers that are restarted read otherwise, now that this producer is."""
         promised = {
-            _Changed.ROWS: group.edge.is_deterministic,
-            _Changed.ORDER: group.edge.is_reproducible,
+            _Changed.ROWS: group.edge.is_deterministic and self._is_repeated(group),
+            _Changed.ORDER: group.edge.is_reproducible and self._is_repeated(group),
         }
         for change, is_promised in promised.items():
             is_kept = is_promised and (producer.index, change) not in self._reads_changed
@@ -240,6 +242,7 @@ class _Backtracking:
         spares_finished = (
             edge.exchange is Exchange.BLOCKING
             and edge.is_deterministic
+            and self._is_repeated(group)
             and (made_by.index, _Changed.ROWS) not in self._reads_changed
         )
         if (group, spares_finished) in self._passed_on:
@@ -255,10 +258,15 @@ class _Backtracking:
     def _is_protected(self, group: ChannelGroup, producer: SubtaskId, made_by: Region) -> bool:
         """Whether all consumers can stay, as far as this restarted producer is concerned."""
         edge = group.edge
+        if not self._is_repeated(group):
+            return False
         if edge.exchange is Exchange.BLOCKING:
             same_rows = (made_by.index, _Changed.ROWS) not in self._reads_changed
             return edge.is_deterministic and same_rows and self._can_be_read(group, producer)
         return edge.is_reproducible and (made_by.index, _Changed.ORDER) not in self._reads_changed
+
+    def _is_repeated(self, group: ChannelGroup) -> bool:
+        return group.edge.source not in self._view.not_repeated
 
     def _can_be_read(self, group: ChannelGroup, producer: SubtaskId) -> bool:
         partition = KeptOutput(group.edge.id, producer)

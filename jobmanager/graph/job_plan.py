@@ -44,6 +44,7 @@ class VertexPlan:
         colocation_group: subtasks of equal index in one group are restarted together; "" = none.
         commits_output: checkpoints, where there are any, make visible what it writes.
         allows_rivals: two attempts of a subtask may run at the same time.
+        pre_aggregates: what it sends depends on where savepoints were taken.
     """
 
     id: str
@@ -53,6 +54,7 @@ class VertexPlan:
     colocation_group: str = ""
     commits_output: bool = False
     allows_rivals: bool = False
+    pre_aggregates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.adoption import adopted, pinned
 from jobmanager.failover.exceptions_history import ExceptionsHistory
@@ -25,9 +26,10 @@ from jobmanager.failover.restart_strategy import RestartStrategy
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
+from jobmanager.job.checkpoint_wiring import WiredEffect
 from jobmanager.job.job_causes import inputs_gone, subtask_of
 from jobmanager.job.job_options import JobOptions
-from jobmanager.messages.job_messages import LocatedPartition
+from jobmanager.messages.job_messages import LocatedPartition, SendCommands
 from jobmanager.partitions.partition_tracker import PartitionTracker
 
 ALL = None
@@ -83,6 +85,11 @@ class Failover:
             if edge.exchange in (Exchange.CACHING, Exchange.CACHING_MEMORY)
         )
         self._rebuilds = rebuilt_regions(regions)
+        self._pre_aggregating = frozenset(
+            vertex.id for vertex in regions.plan.vertices if vertex.pre_aggregates
+        )
+        self._is_cut = False
+        """A savepoint has had pre-aggregation emit what it kept, and no checkpoint has been completed since."""
 
     @property
     def restarts(self) -> int:
@@ -129,6 +136,15 @@ class Failover:
         self._note(cause, frozenset(), None, joined=True)
         return cause
 
+    def note_checkpoints(self, effect: WiredEffect) -> None:
+        """What the coordinator wants done, of which a savepoint changes what producers would send again."""
+        if isinstance(effect, c.ReportCompleted):
+            self._is_cut = False
+        elif isinstance(effect, SendCommands) and any(
+            isinstance(told, c.TriggerTasks) and told.properties.target for told in effect.commands
+        ):
+            self._is_cut = True
+
     def _restarted(
         self, failed: Iterable[SubtaskId], missing: Iterable[KeptOutput]
     ) -> frozenset[SubtaskId]:
@@ -136,6 +152,7 @@ class Failover:
             started=self._graph.started,
             finished=self._graph.in_state(AttemptState.FINISHED),
             is_available=self._partitions.is_available,
+            not_repeated=self._pre_aggregating if self._is_cut else frozenset(),
         )
         return tasks_to_restart(
             self._options.failover_strategy, self._regions, failed, missing, view

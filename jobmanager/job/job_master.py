@@ -623,6 +623,7 @@ class JobMaster:
 
     def _perform(self, effects: Iterable[WiredEffect]) -> None:
         for effect in effects:
+            self._failover.note_checkpoints(effect)
             if isinstance(effect, c.FailJob):
                 cause = FailureCause("CheckpointAborted", effect.message)
                 self._fail(cause, ALL, is_free=effect.is_free)

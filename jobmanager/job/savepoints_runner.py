@@ -90,7 +90,10 @@ class SavepointsRunner:
             return
         operation.is_uploaded = begun.is_elsewhere
         properties = CheckpointProperties(
-            CheckpointKind.SAVEPOINT, operation.path, is_full=begun.is_elsewhere, format=format
+            CheckpointKind.SAVEPOINT,
+            operation.path,
+            is_full=begun.is_elsewhere or format is SavepointFormat.CANONICAL,
+            format=format,
         )
         try:
             operation.checkpoint_id = await self._request(operation.operation_id, properties)

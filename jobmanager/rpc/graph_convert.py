@@ -21,6 +21,7 @@ from jobmanager.rpc.persisted_convert import persisted_edges, persisted_source
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError
 from penstock.graph.job_graph import commits_output
+from penstock.graph.operator_checks import is_partial
 from penstock.graph.speculation import why_not_speculative
 from penstock.pb import client_pb2, graph_pb2
 from penstock.storage.manifest import properties_message
@@ -77,6 +78,7 @@ def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
                 colocation_group=vertex.colocation_group,
                 commits_output=commits_output(vertex),
                 allows_rivals=not obstacles[vertex.id],
+                pre_aggregates=any(map(is_partial, vertex.operators)),
             )
             for vertex in graph.vertices
         ),

@@ -11,7 +11,9 @@ they are cut into batches, of watermarks, barriers, idleness or time; a producer
 
 - the slices that a row ends leave ahead of it, as does everything that waits where a bundle is over
   (``bundle_gauge.py``), and at the end of a split or channel;
-- barriers let nothing leave: what waits is part of the snapshot.
+- barriers let nothing leave: what waits is part of the snapshot. Only the barrier of a savepoint lets everything leave ahead
+  of it, so that no savepoint depends on how the job that starts from it is optimised; until the next completed checkpoint
+  that is no function of the rows (``Failover``).
 
 Without a bound watermarks say which slices have ended. In either case what waits leaves ahead of a watermark that ends it
 and ahead of the status idle, behind which watermarks of others count.
@@ -29,7 +31,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import MAX_TIMESTAMP_MS, OperatorOutput, OriginEnded, StreamStatus, Watermark
+from common.elements import (
+    MAX_TIMESTAMP_MS,
+    CheckpointBarrier,
+    ControlElement,
+    OperatorOutput,
+    OriginEnded,
+    StreamStatus,
+    Watermark,
+)
 from penstock.graph.window_spec import slice_ms
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
@@ -139,9 +149,15 @@ class WindowPreAggregateOperator(Operator):
 
     @override
     def prepare_snapshot(self, checkpoint_id: int) -> None:
-        self._kept_bundle.items = [self._bundle.to_bytes()]
+        self._kept_bundle.items = [self._bundle.to_bytes()] if self._bundle.groups else []
         self._kept_gauge.items = [self._gauge.to_bytes()]
         self._kept_time.items = [_TIME.pack(self._ended.largest_ms)]
+
+    @override
+    def on_control(self, element: ControlElement) -> Iterator[OperatorOutput]:
+        if isinstance(element, CheckpointBarrier) and element.properties.target:
+            yield from self._take()
+        yield element
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:

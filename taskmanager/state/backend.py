@@ -200,6 +200,10 @@ class KeyedStateBackend(Protocol):
     """State of one operator in one subtask."""
 
     @property
+    def writes_runs(self) -> bool:
+        """Whether its full snapshots are in the run format, of which a canonical savepoint consists."""
+
+    @property
     def max_parallelism(self) -> int:
         """Number of key-groups of the operator."""
 

@@ -184,3 +184,17 @@ def test_savepoints_are_listed_looked_into_checked_and_disposed_of(
     checked = CliRunner().invoke(main, ["fsck", paths[1], "--json"])
     assert checked.exit_code == 1, checked.output
     handle.checkpoint(DEADLINE_S)
+
+
+def test_a_canonical_one_is_written_whole(new_env: NewEnvironment, tmp_path: Path) -> None:
+    handle = submit(new_env)
+    handle.checkpoint(DEADLINE_S)
+    path = Path(handle.savepoint(tmp_path, "canonical", timeout=DEADLINE_S))
+    check_whole(path)
+    assert all(file.stat().st_nlink == 1 for file in (path / "state").iterdir())
+    handle.cancel()
+    with pytest.raises(ps.JobCanceled):
+        handle.wait(DEADLINE_S)
+    handle = submit(new_env, "rocksdb")
+    with pytest.raises(ps.errors.CheckpointAborted, match="native savepoints only"):
+        handle.savepoint(tmp_path, "canonical", timeout=DEADLINE_S)

@@ -91,6 +91,11 @@ class HashMapStateBackend:
         self._restore()
 
     @property
+    def writes_runs(self) -> bool:
+        """See ``KeyedStateBackend``."""
+        return True
+
+    @property
     def max_parallelism(self) -> int:
         """Number of key-groups of the operator."""
         return self._max_parallelism

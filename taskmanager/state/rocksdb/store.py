@@ -91,6 +91,11 @@ class RocksDBStateBackend:
         self._is_closed = False
 
     @property
+    def writes_runs(self) -> bool:
+        """See ``KeyedStateBackend``."""
+        return False
+
+    @property
     def max_parallelism(self) -> int:
         """Number of key-groups of the operator."""
         return self._environment.max_parallelism

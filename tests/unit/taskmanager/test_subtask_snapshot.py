@@ -28,6 +28,7 @@ from penstock.storage.checkpoint_properties import (
     BehindBarrier,
     CheckpointKind,
     CheckpointProperties,
+    SavepointFormat,
 )
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
@@ -55,6 +56,8 @@ LARGE_LIST = 1025
 
 class FakeBackend:
     """Its snapshots have one blob."""
+
+    writes_runs = False
 
     def __init__(self, story: list[str], content: bytes = b"state") -> None:
         self.story = story
@@ -392,6 +395,13 @@ def test_snapshots_may_be_finished_in_another_order() -> None:
         (CheckpointProperties(CheckpointKind.SAVEPOINT, "/kept/s"), True, ""),
         (CheckpointProperties(CheckpointKind.SAVEPOINT, "/kept/s", is_full=True), True, ""),
         (CheckpointProperties(CheckpointKind.SAVEPOINT), True, "do not take"),
+        (
+            CheckpointProperties(
+                CheckpointKind.SAVEPOINT, "/kept/s", format=SavepointFormat.CANONICAL
+            ),
+            True,
+            "native savepoints only",
+        ),
         (CheckpointProperties(target="/elsewhere"), True, "do not take"),
         (CheckpointProperties(behind=BehindBarrier.HOLD), True, "do not take"),
         (CheckpointProperties(behind=BehindBarrier.DRAIN), True, "do not take"),

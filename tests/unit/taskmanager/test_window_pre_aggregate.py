@@ -26,6 +26,11 @@ from penstock.graph.window_schemas import SLICE, is_partial, partial_schema
 from penstock.graph.window_spec import slice_ms
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.rows.schema import EVENT_TIME
+from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
+    CheckpointKind,
+    CheckpointProperties,
+)
 from penstock.streams.windows import sliding, tumbling
 from taskmanager.alignment.watermark_merger import WatermarkMerger
 from taskmanager.kernels import rows_checksum
@@ -542,3 +547,20 @@ def test_overflow_in_the_partial_phase_names_key_and_aggregate() -> None:
     row = {"k": 7, "x": 2**62, "f": None, "s": None, EVENT_TIME: 1}
     with pytest.raises(BadRecord, match=r"sum_x.*k=7"):
         harness.push(batch_of([row, row, row]))
+
+
+@pytest.mark.parametrize("behind", [BehindBarrier.GO_ON, BehindBarrier.HOLD])
+def test_everything_leaves_ahead_of_the_barrier_of_a_savepoint(behind: BehindBarrier) -> None:
+    kind = CheckpointKind.CHECKPOINT if behind.value else CheckpointKind.SAVEPOINT
+    properties = CheckpointProperties(kind, "/kept/s", behind=behind)
+    harness = maker(tumbling(10).to_proto(), ("k",), bound_ms=100)()
+    rows = [{"k": 1, "x": 1, "f": 1.0, "s": "a", EVENT_TIME: time} for time in range(4)]
+    harness.push(batch_of(rows))
+    assert not harness.batches
+    barrier = CheckpointBarrier(7, 0, properties=properties)
+    harness.emitted += harness.operator.on_control(barrier)
+    assert sum(batch.num_rows for batch in harness.batches) == 1
+    assert harness.emitted[-1] == barrier
+    harness.operator.prepare_snapshot(7)
+    held = {one.name: len(one.items) for one in harness.operator_state.snapshot()}
+    assert not held.get("bundle")

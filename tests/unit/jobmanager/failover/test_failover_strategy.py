@@ -33,6 +33,7 @@ def restarted(
     unstarted: str = "",
     finished: str = "",
     name: FailoverStrategyName = REGION,
+    not_repeated: str = "",
 ) -> str:
     graph = RegionGraph(plan)
     everything = {subtask for region in graph.regions for subtask in region.subtasks}
@@ -41,6 +42,7 @@ def restarted(
         frozenset(everything - subtasks(unstarted)),
         subtasks(finished),
         lambda part: part not in lost,
+        frozenset(not_repeated.split()),
     )
     return in_words(tasks_to_restart(name, graph, subtasks(failed), partitions(missing), view))
 
@@ -145,6 +147,13 @@ def test_losing_a_taskmanager_behind_a_reproducible_caching_shuffle_restarts_wha
     assert restarted(plan, "b2") == "b2"
     # Consumers that have finished stay as well.
     assert restarted(plan, "a0 a1 b0 b1", gone=gone, finished="b2") == "a0 a1 b0 b1"
+
+
+def test_behind_a_savepoint_what_its_barrier_has_cut_is_not_reproducible() -> None:
+    plan = drawn("a:4 b:4", f"{SHUFFLE} reproducible")
+    assert restarted(plan, "a0", not_repeated="b") == "a0"
+    assert restarted(plan, "a0", not_repeated="a") == "a0 b0 b1 b2 b3"
+    assert restarted(plan, "b2", not_repeated="a") == "b2"
 
 
 @pytest.mark.parametrize("claim", ["", "deterministic"])
