@@ -32,7 +32,7 @@ from tests.support.processes import DaemonCluster, wait_ended
 from tests.support.watched_job import Placed, Subtask, WatchedJob, placed
 from tests.support.windowed_job import WindowedJob
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 Submit = Callable[..., WatchedJob]
 CACHING = {"execution.exchange.default": "caching"}
@@ -199,7 +199,6 @@ def test_a_taskmanager_that_is_paused_for_too_long_commits_nothing_when_it_comes
     assert "TaskManagerLost" in job.told()
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.chaos
 @pytest.mark.parametrize("exchange", ["caching", "caching-memory", "pipelined"])
 def test_a_slow_consumer_is_killed_and_reads_again_what_waits_for_it(
@@ -230,7 +229,6 @@ def test_a_slow_consumer_is_killed_and_reads_again_what_waits_for_it(
 # ---------------------------------------------------------------- batches
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "victim", ["taskmanager", "partition server", pytest.param("slot", marks=pytest.mark.chaos)]
 )
@@ -275,7 +273,6 @@ def test_finished_stages_are_run_again_only_where_their_rows_are_lost(
 # ---------------------------------------------------------------- mixed jobs
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "victim",
     [
@@ -343,7 +340,6 @@ def test_behind_a_blocking_exchange_a_stream_with_checkpoints_goes_on_where_it_w
 # ---------------------------------------------------------------- functions
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("mode", "how"),
     [

@@ -16,7 +16,7 @@ from penstock.client.job import state_name
 from tests.support.ledger_job import LedgerJob
 from tests.support.processes import wait_ended
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 
 def assert_no_orphans(job: LedgerJob) -> None:
@@ -41,7 +41,6 @@ def leave_orphans(store: Path, checkpoint_id: int) -> list[Path]:
     return left
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_the_cluster_is_stopped_and_started(job: LedgerJob, backend: str) -> None:
     # To be stopped is no failure: the job goes on although it may not restart.

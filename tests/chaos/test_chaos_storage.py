@@ -20,7 +20,7 @@ from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from tests.support.ledger_job import LedgerJob
 from tests.support.small_disk import filled, small_disk
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 
 # ---------------------------------------------------------------- full disks
@@ -124,7 +124,6 @@ def assert_older_runs(job: LedgerJob, taken: list[int], damaged: Path) -> None:
     job.finish(is_last_commit_repeated=True)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", MANIFEST_DAMAGE)
 def test_a_manifest_is_damaged(job: LedgerJob, damage: str) -> None:
     job.submit()
@@ -134,7 +133,6 @@ def test_a_manifest_is_damaged(job: LedgerJob, damage: str) -> None:
     assert_older_is_taken(job, taken, newest)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["hashmap", pytest.param("rocksdb", marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("damage", FILE_DAMAGE)
 def test_a_state_file_is_damaged(job: LedgerJob, damage: str, backend: str) -> None:
@@ -164,7 +162,6 @@ def test_a_state_file_is_damaged_where_there_are_no_restarts(job: LedgerJob) -> 
     assert_older_runs(job, taken, largest)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", HEAD_DAMAGE)
 def test_head_is_damaged_and_a_restart_changes_nothing(job: LedgerJob, damage: str) -> None:
     job.submit()

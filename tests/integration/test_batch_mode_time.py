@@ -22,7 +22,7 @@ from penstock import col
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import rows_of, run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 ROWS = 6_000
 HOUR_MS = 3_600_000
@@ -151,7 +151,6 @@ def found(rows: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
     )
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_row_of_every_source_counts(
@@ -204,7 +203,6 @@ def _processed(env: ps.Environment) -> ps.Stream:
     return stream.process(Same(), schema=TABLE.schema).uid("same")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize(
     "shape", [_behind_exchange, _behind_function, _union, _persisted, _processed]
@@ -354,7 +352,6 @@ def test_names_of_directories_win_over_statistics(new_env: NewEnvironment, tmp_p
     assert (sorted(row["n"] for row in found), list(late)) == ([1, 3, 5], [])
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", ["count", "session", "process"])
 def test_more_state_than_memory_names_operator_and_remedy(shape: str) -> None:
     rows = 400_000

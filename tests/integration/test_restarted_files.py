@@ -22,7 +22,7 @@ import penstock as ps
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import run
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 ROWS = 250_000
 SCHEMA = pa.schema([("n", pa.int64()), ("old", pa.int64())])

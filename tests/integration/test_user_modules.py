@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.processes import DaemonCluster, Ended, Site, site
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 FILES = {
     "common/__init__.py": "NAME = 'common of the user'\n",
@@ -158,7 +158,6 @@ print("done")
 """
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_modules_called_as_ours_beside_an_embedded_script(place: Site, backend: str) -> None:
     project = write_project(place.directory / "project")
@@ -217,7 +216,6 @@ def test_modules_called_as_ours_on_the_python_path(place: Site) -> None:
         assert "result [3]" in ended.stdout, ended.stdout + ended.stderr
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("init", [True, False])
 def test_modules_called_as_ours_in_archives(place: Site, init: bool) -> None:
     library = write_small(place.directory / "library")
@@ -279,7 +277,6 @@ def test_modules_called_as_ours_on_a_cluster(place: Site) -> None:
     cluster.stop()
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_modules_called_as_ours_under_test(place: Site, when: str) -> None:
     project = write_project(place.directory / "project")

@@ -26,7 +26,7 @@ from penstock.pb import client_pb2
 from tests.support.committed_files import Table
 from tests.support.processes import DaemonCluster, is_alive, site, wait_ended
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 ROWS, RATE, KEYS, WINDOW_MS = 8_000, 2_000, 7, 100
 SCHEMA = pa.schema([("n", pa.int64()), ("key", pa.int64())])
@@ -210,7 +210,6 @@ def test_a_slot_process_that_is_killed(cluster: DaemonCluster, submit: Submit) -
     assert restored >= at_least
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_taskmanager_that_ends_and_is_replaced(
     cluster: DaemonCluster, submit: Submit, number: signal.Signals
@@ -240,7 +239,6 @@ def stop(cluster: DaemonCluster, ids: Sequence[str]) -> None:
         wait_ended(pid, 10)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", ORDERS)
 def test_daemons_that_are_told_to_end_in_any_order_are_no_failure(
     cluster: DaemonCluster, submit: Submit, order: list[list[str]]
@@ -255,7 +253,6 @@ def test_daemons_that_are_told_to_end_in_any_order_are_no_failure(
     assert (job.restored_checkpoint_id(cluster) or 0) >= at_least
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [OFTEN, NO_CHECKPOINTS], ids=["checkpoints", "from-nothing"])
 def test_a_job_without_restarts_goes_on_when_taskmanagers_are_told_to_end(
     cluster: DaemonCluster, submit: Submit, config: Mapping[str, object]
@@ -326,7 +323,6 @@ def test_a_jobmanager_that_is_paused_finds_everything_as_it_was(
     assert job.restarts == 0
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_jobmanager_whose_successor_goes_on(
     cluster: DaemonCluster, submit: Submit, number: signal.Signals
