@@ -296,8 +296,8 @@ class JobMaster:
 
     def _prepare(self) -> None:
         """The first attempts, or all again after a restart that others may not notice."""
-        if not self.options.survives:
-            self._schedule()
+        if not self.options.survives and self.attempt == self.options.first_attempt:
+            self._schedule()  # nothing is stored, and nothing of earlier attempts is held
             return
         self._phase = JobPhase.PREPARING
         alone = self._moving if self.graph.started else None

@@ -198,6 +198,22 @@ def test_a_checkpoint_that_tasks_cannot_restore_is_not_tried_again() -> None:
     assert master.step(m.RestartDue(1)) == [m.PrepareStart(1, (7,))]
 
 
+def test_what_was_collected_is_sent_again_whether_or_not_the_job_survives_its_jobmanager() -> None:
+    """Aim: preparing a restart is what tells the buffers of collected rows that their sinks begin again."""
+    master = JobMaster(PLAN, JobOptions(NO_RESTARTS))
+    assert master.step(m.JobStarted()) == [m.RequestSlots(2)]
+    for effect in master.step(m.SlotsGranted(slots())):
+        assert isinstance(effect, m.AllocateSlots)
+        endpoints = tuple(map(Endpoint, effect.slot_ids))
+        master.step(m.SlotsAllocated(effect.taskmanager_id, endpoints, effect.call))
+    run_all(master)
+    told_to_end = FailureCause("TaskManagerLost", "tm-1 was told to end")
+    master.step(m.TaskManagerGone("a", told_to_end, is_planned=True))
+    cancel_the_rest(master)
+    assert master.step(m.RestartDue(1)) == [m.PrepareStart(1)]
+    deploy(master)
+
+
 DAMAGED = FailureCause("StoreCorrupt", "shared/x: its checksum differs", vertex="v0")
 NO_RESTARTS = RestartSettings(NoRestart())
 
