@@ -19,7 +19,7 @@ from tests.support.simulated_run import draw_run, simulate, simulate_run
 
 pytestmark = pytest.mark.sampled(4)
 
-SEEDS_PER_JOB = 6
+SEEDS_PER_JOB = 3
 JOBS = [job.__name__ for job in LOADING_JOBS]
 DEATHS = (
     Fault.SLOT_DIES,

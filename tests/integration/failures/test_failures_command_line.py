@@ -283,7 +283,7 @@ def test_daemons_start_in_a_directory_with_modules_named_like_ours(own_site: Sit
     for name in ("common", "jobmanager", "taskmanager", "penstock"):
         (own_site.directory / f"{name}.py").write_text("raise RuntimeError('shadowed')\n")
     (own_site.directory / "job.py").write_text(textwrap.dedent(WORKS))
-    ended = own_site.start_python("-P", "job.py").wait(20)
+    ended = own_site.start_python("-P", "job.py").wait(60)
     assert ended.status == 0, ended.stderr
     own_site.assert_nothing_left(2)
 
