@@ -78,6 +78,7 @@ class FileSinkWriter(SinkWriter):
         self._finished: list[OutputFile] = []
         self._prepared = PreparedFiles(self._complete, self._sync)
         self._made: list[Path] = []
+        """Directories in which nothing has been committed yet."""
         self._count = 0
         self._has_rival = False
         self._hidden_stem = ""
@@ -318,6 +319,9 @@ class FileSinkWriter(SinkWriter):
             directories.add(final.parent)
         for directory in sorted(directories):
             self._sync(directory)
+        # They stay, whatever else becomes of the attempt.
+        filled = {above for directory in directories for above in (directory, *directory.parents)}
+        self._made = [made for made in self._made if made not in filled]
         return missing
 
     @override

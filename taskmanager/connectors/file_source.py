@@ -21,6 +21,7 @@ from taskmanager.connectors.file_identity import OpenedFile
 from taskmanager.connectors.file_splits import FileSplit, parquet_splits, whole_file_split
 from taskmanager.connectors.json_format import open_json_format
 from taskmanager.connectors.parquet_reader import ParquetReader
+from taskmanager.connectors.taken_files import TakenFiles
 from taskmanager.connectors.text_blocks import TextBlocks
 from taskmanager.connectors.text_bytes import CompressedText, PlainText, TextBytes
 from taskmanager.connectors.text_format import OpenTextFormat
@@ -38,7 +39,8 @@ class FileSource(Source):
 
     Watching takes a file once it has not changed for a whole interval: its last change is that old by
     the clock, or two listings an interval apart show the same size and time. A file moved into place
-    keeps its old time, so it is taken at once. What is done to a file after that is not seen.
+    keeps its old time, so it is taken at once. What is done to a file after that is not seen. A listing then gives
+    what is new in it, whereas that of a bounded source gives everything.
     """
 
     def __init__(self, spec: graph_pb2.FileSource) -> None:
@@ -52,7 +54,8 @@ class FileSource(Source):
         self._schema = pa.schema([declared.field(name) for name in columns])
         self._context: SourceContext | None = None
         self._seen: dict[str, tuple[ListedFile, int]] = {}
-        self._taken: dict[str, list[Split]] = {}
+        self._taken = TakenFiles()
+        self._found: dict[str, list[Split]] = {}
         self._has_more = False
         self._may_be_empty = spec.may_be_empty
         self.bounded = self._watch_ms == 0
@@ -74,13 +77,19 @@ class FileSource(Source):
     def discover(self, ctx: SourceContext) -> list[Split]:
         started_ms = ctx.now_ms()
         self._has_more = False
-        for file in self._list():
+        listed = {file.path: file for file in self._list()}
+        self._seen = {path: seen for path, seen in self._seen.items() if path in listed}
+        found: dict[str, list[Split]] = {}
+        for path in self._taken.new_among(sorted(listed)):
             if ctx.now_ms() - started_ms > _DISCOVERY_MS:
                 self._has_more = True
                 break
-            if file.path not in self._taken and self._is_complete(file, ctx.now_ms()):
-                self._taken[file.path] = self._splits(file, ctx)
-        return [split for path in sorted(self._taken) for split in self._taken[path]]
+            if self._is_complete(listed[path], ctx.now_ms()):
+                found[path] = self._splits(listed[path], ctx)
+        self._taken.add(found)
+        if self.bounded:
+            found = self._found = self._found | found
+        return [split for path in sorted(found) for split in found[path]]
 
     def _list(self) -> list[ListedFile]:
         try:

@@ -269,6 +269,19 @@ def test_a_checkpoint_ends_the_files(tmp_path: Path) -> None:
     assert visible(tmp_path) == []
 
 
+def test_a_writer_keeps_no_directory_in_mind_once_it_has_committed_there(tmp_path: Path) -> None:
+    """A job that writes by the hour makes a directory an hour, for ever."""
+    writer = opened(file_sink("json", tmp_path, "k"))
+    made = []
+    for start in range(0, 100, 10):
+        writer.write(batch(start, 10))
+        writer.commit(prepare(writer))
+        made.append(len(writer._made))
+    assert made == [0] * 10
+    writer.close()
+    assert len({path.parent for path in visible(tmp_path)}) > 1
+
+
 def test_many_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_sink_module, "OPEN_FILES_MAX", 10)
     writer = opened(file_sink("parquet", tmp_path, "id"))
