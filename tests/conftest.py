@@ -13,16 +13,21 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.examples import DEFAULT, RUNS_ALL, number_of
+
 # How long an example takes says what else runs on the machine.
 settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "any machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=number_of(DEFAULT),
 )
 settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of modules that are ``sampled(n)`` every n-th test runs, unless PENSTOCK_TESTS=all (``make test-all``)."""
-    if os.environ.get("PENSTOCK_TESTS") == "all":
+    if RUNS_ALL:
         return
     seen: Counter[Path] = Counter()
     kept, left = [], []

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from penstock.errors import StoreTransient
 from penstock.storage.object_store import delete_all
 from penstock.storage.s3.s3_store import S3Store
+from tests.support.examples import examples
 from tests.unit.penstock.storage import test_head_store as of_head
 from tests.unit.penstock.storage import test_object_stores as of_stores
 
@@ -39,9 +40,7 @@ test_a_head_that_is_gone_is_not_made_again = of_head.test_a_head_that_is_gone_is
 test_manifests_are_found_newest_first = of_head.test_manifests_are_found_newest_first
 
 
-@settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=of_stores.CALLS)
 def test_a_store_is_a_dict(make_store: of_stores.MakeStore, calls: list[Any]) -> None:
     of_stores.test_a_store_is_a_dict.hypothesis.inner_test(make_store, calls)

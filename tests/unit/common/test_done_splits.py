@@ -12,7 +12,7 @@ import tracemalloc
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common import done_splits
@@ -27,6 +27,7 @@ from common.done_splits import (
 from penstock.connectors.source import PART_OF
 from penstock.errors import StoreCorrupt
 from penstock.storage.manifest import StoredRange
+from tests.support.examples import examples
 
 SOMEWHERE = StoredRange("shared/x", 0, 0, 0)
 
@@ -94,7 +95,7 @@ def test_it_is_a_set_of_names(
     assert done.admits(asked) == [names.admits(split) for split in asked]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.integers(0, 400), max_size=25))
 def test_chunks_are_few_and_what_is_sealed_is_rarely_sealed_again(news: list[int]) -> None:
     done, total, written = DoneSplits(), 0, 0

@@ -16,12 +16,13 @@ import pyarrow.csv as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from penstock.connectors import file_source
 from penstock.errors import JobRejected, TaskFailure, Unrecoverable
 from taskmanager.connectors import file_splits, parquet_reader
+from tests.support.examples import examples
 
 SHARED_FLIGHTS = Path(__file__).parents[4] / "shared" / "data" / "flights-20k.json"
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC).replace(tzinfo=None)
@@ -88,11 +89,7 @@ def test_columns_are_pruned_and_ordered(harness: Any, tmp_path: Path, format: st
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(
-    max_examples=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stop=st.integers(0, 60), max_rows=st.integers(1, 40), again=st.integers(1, 40))
 @pytest.mark.usefixtures("small_blocks")
 def test_a_reader_opened_at_any_position_goes_on(

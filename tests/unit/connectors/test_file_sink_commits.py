@@ -18,13 +18,14 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.connectors import file_sink
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.connectors import file_sink as file_sink_module
 from taskmanager.connectors.hidden_files import output_tag, sweep_hidden_files
+from tests.support.examples import examples
 from tests.support.file_sinks import (
     batch,
     everything,
@@ -592,7 +593,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(STEPS, max_size=40))
 def test_what_shows_is_what_completed_checkpoints_cover(steps: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from penstock.connectors import file_source
 from penstock.errors import BadRecord, JobRejected, TaskFailure
 from taskmanager.connectors import text_blocks
+from tests.support.examples import examples
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
 
@@ -134,9 +135,7 @@ def test_fail_raises_at_the_first_bad_row(
     assert len(harness.bad) == 1
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     bad=st.sets(st.integers(0, 59), max_size=25),
     stop=st.integers(0, 60),

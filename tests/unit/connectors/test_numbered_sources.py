@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from penstock.connectors import arrow_source, generator_source, nexmark_source
@@ -22,11 +22,10 @@ from penstock.nexmark import generator as nexmark
 from penstock.pb import graph_pb2
 from taskmanager.connectors import artifact_source
 from taskmanager.connectors.row_blocks import BlockSplit, RowCursor, block_splits
+from tests.support.examples import examples
 
 SCHEMA = pa.schema([("n", pa.int64()), ("t", pa.string())])
-SETTINGS = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SETTINGS = examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def numbers(start: int, count: int) -> Any:
@@ -216,7 +215,7 @@ def test_a_table_that_is_not_there(harness: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", nexmark.KINDS)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(start=st.integers(0, 10**9), count=st.integers(0, 300), cut=st.integers(0, 300))
 def test_any_range_of_events_can_be_made_by_itself(
     kind: str, start: int, count: int, cut: int

@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -36,6 +36,7 @@ from taskmanager.connectors import file_encoders
 from taskmanager.connectors import file_sink as file_sink_module
 from taskmanager.connectors.json_text import json_rows
 from taskmanager.connectors.sink_writer import SinkWriter, UserSinkWriter
+from tests.support.examples import examples
 from tests.support.file_sinks import (
     batch,
     context,
@@ -132,7 +133,7 @@ def test_partitions_are_read_by_pyarrow_and_duckdb(tmp_path: Path) -> None:
     assert [row[:2] for row in rows] == [(row["id"], row["name"]) for row in expected]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(
         st.tuples(st.sampled_from([None, 1, 2, 3]), st.sampled_from([None, "a", "b/c", ""])),

@@ -17,13 +17,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from penstock.connectors import file_source
 from penstock.connectors.text_options import text_options
 from penstock.errors import JobRejected, TaskFailure, Unrecoverable
 from taskmanager.connectors import text_blocks, text_splits
+from tests.support.examples import examples
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
 
@@ -289,9 +290,7 @@ def test_pieces_have_the_rows_of_the_file(harness: Any, tmp_path: Path, format: 
             assert found == ROWS
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cells=st.lists(st.text(alphabet='ab",\n\r é5', max_size=30), min_size=40, max_size=60),
     line_end=st.sampled_from(["\n", "\r\n"]),

@@ -6,7 +6,7 @@ import asyncio
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.pb import internal_pb2
@@ -21,6 +21,7 @@ from penstock.errors import Fenced, StoreNotFound
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.spill_store import SpillStore
+from tests.support.examples import examples
 
 
 def ipc(values: list[int]) -> bytes:
@@ -52,7 +53,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(STEPS)
 def test_each_committed_chunk_leaves_once_and_no_other(
     steps: list[tuple[str, int, int]],

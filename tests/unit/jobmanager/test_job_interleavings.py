@@ -8,20 +8,21 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobmanager.failover.restart_settings import NO_LIMIT
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.messages import job_messages as m
 from jobmanager.messages.job_state import JobState, is_terminal
+from tests.support.examples import examples
 from tests.support.job_world import World
 from tests.support.speculative_world import SpeculativeWorld
 
 HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 250)
 
 
-@settings(max_examples=HISTORIES, deadline=None)
+@examples(HISTORIES)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([0.0, 0.02, 0.05, 0.1]),
@@ -34,7 +35,7 @@ def test_any_interleaving_ends_once_and_leaks_nothing(
     check_story(World(seed, mishaps, attempts, checkpoints=checkpoints), mishaps, attempts)
 
 
-@settings(max_examples=HISTORIES, deadline=None)
+@examples(HISTORIES)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([0.0, 0.02, 0.05, 0.1]),

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobmanager.checkpoint import messages as c
@@ -29,6 +29,7 @@ from jobmanager.messages.job_state import JobState, is_terminal
 from penstock.connectors.source import Split
 from penstock.errors import InvariantViolation
 from penstock.pb import client_pb2
+from tests.support.examples import examples
 
 PLAN = JobPlan(
     (VertexPlan("v0", 2, source_uids=("src",)), VertexPlan("v1", 2)),
@@ -404,7 +405,7 @@ class _World:
         return event
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.05, 0.3]))
 def test_any_interleaving_ends_in_exactly_one_terminal_state(seed: int, mishaps: float) -> None:
     world = _World(seed, mishaps)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobmanager.graph.slot import Slot
 from jobmanager.scheduler import slots as s
+from tests.support.examples import examples
 
 
 def pool_of(**slots: int) -> s.SlotPool:
@@ -103,7 +104,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(EVENTS, max_size=40))
 def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
     """Every request has one answer at most; the held slots are what a dumb ledger says."""

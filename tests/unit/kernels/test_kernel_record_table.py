@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.storage.key_encoding import KeyBatch, encode_keys
@@ -17,6 +17,7 @@ from penstock.storage.key_groups import key_group_of
 from taskmanager.kernels import AccumulatorKind as Kind
 from taskmanager.kernels import AccumulatorOverflowError, RecordTable, distinct
 from taskmanager.kernels.interface import EMPTY_WORD, Kernels
+from tests.support.examples import examples
 from tests.support.kernel_twins.implementations import load
 
 IMPLEMENTATIONS = [
@@ -118,7 +119,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @both
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(case=batches(), merged=st.booleans())
 def test_accumulate_against_a_dict(
     kernels: Kernels, case: tuple[str, list[Kind], list[list[tuple[Any, ...]]]], merged: bool
@@ -171,7 +172,7 @@ class Model:
 
 
 @both
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(name=st.sampled_from(sorted(KEY_POOLS)), data=st.data())
 def test_dense_indices_against_a_dict(kernels: Kernels, name: str, data: st.DataObject) -> None:
     types, keys = KEY_POOLS[name]
@@ -306,7 +307,7 @@ def test_export_is_sorted_by_key_group(kernels: Kernels, as_text: bool) -> None:
 
 
 @both
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(name=st.sampled_from(sorted(KEY_POOLS)), data=st.data())
 def test_distinct_against_a_dict(kernels: Kernels, name: str, data: st.DataObject) -> None:
     types, keys = KEY_POOLS[name]

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.storage.key_encoding import encode_keys
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, record_versions
 from taskmanager.kernels.interface import EMPTY_WORD
 from taskmanager.kernels.record_versions import RecordExport, ReleasedError
+from tests.support.examples import examples
 from tests.support.kernel_twins.implementations import load
 
 KINDS = [AccumulatorKind.COUNT, AccumulatorKind.SUM_INT64]
@@ -98,7 +99,7 @@ OPERATIONS = st.lists(
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("with_index", [True, False])
 @pytest.mark.parametrize("pool", [FIXED, STRINGS], ids=["fixed", "strings"])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(operations=OPERATIONS)
 def test_exports_give_the_content_at_their_seal(
     compiled: bool, with_index: bool, pool: list[Any], operations: list[tuple[Any, ...]]

@@ -54,6 +54,7 @@ from taskmanager.network.messages import (
     encode_credit,
     encode_message,
 )
+from tests.support.examples import examples
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -95,7 +96,7 @@ def open_decoder() -> FrameDecoder:
     return decoder
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(frames(), max_size=6), st.data())
 def test_frames_survive_any_cut(sent: list[Frame], data: st.DataObject) -> None:
     stream = b"".join(bytes_of(frame) for frame in sent)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.elements import EndOfData, EndOfPartition, Watermark
 from taskmanager.network.credit import charge_of
 from taskmanager.network.input_gate import ChannelSpec, InputGate
 from taskmanager.operators.metrics import SubtaskCounters
+from tests.support.examples import examples
 from tests.support.exchange_slots import numbers
 
 FIRST = (True, False, True)
@@ -45,7 +46,7 @@ def arrive(gate: InputGate, channel: int, element: Any, row: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_nothing_of_the_others_comes_before_the_first_have_ended(
     steps: list[tuple[int, bool]],
 ) -> None:

@@ -11,13 +11,14 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import BadRecord, ExpressionError
 from penstock.expressions import BadRow, Expr, col, evaluate_each, fn, lit, when
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
+from tests.support.examples import examples
 
 BATCH = pa.record_batch(
     {
@@ -225,7 +226,7 @@ def test_values_that_cannot_be_computed_name_the_row(
     assert EVENT_TIME not in caught.value.row
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.booleans(), min_size=1, max_size=70))
 def test_evaluate_each_computes_what_can_be_computed(good: list[bool]) -> None:
     batch = pa.record_batch({"s": [str(i) if ok else "bad" for i, ok in enumerate(good)]})
@@ -257,7 +258,7 @@ SQL: list[tuple[Expr, str]] = [
 small = st.one_of(st.none(), st.integers(-50, 50))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(
         st.tuples(
@@ -291,7 +292,7 @@ def test_values_are_those_of_duckdb(rows: list[tuple[object, ...]]) -> None:
             assert ours == theirs or (ours != ours and theirs != theirs), (str(expression), sql)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(-(2**63) + 1, 2**63 - 1), st.integers(-(2**63) + 1, 2**63 - 1))
 def test_integer_division_is_pythons(a: int, b: int) -> None:
     batch = pa.record_batch({"a": pa.array([a]), "b": pa.array([b])})

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -25,6 +25,7 @@ from penstock.functions.functions import (
 from penstock.rows.column_values import ValueMismatch, decode, encode
 from penstock.rows.rows import RowBuilder, RowMismatch, event_time_of, row_maker, rows_of, schema_of
 from penstock.rows.schema import EVENT_TIME, optional
+from tests.support.examples import examples
 
 BATCH = pa.record_batch(
     {
@@ -246,7 +247,7 @@ def test_one_column_takes_plain_values() -> None:
             build(kind, None)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.lists(
         st.fixed_dictionaries(

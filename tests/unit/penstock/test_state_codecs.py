@@ -17,12 +17,13 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import StoreCorrupt
 from penstock.storage.codec import Stamped, StateCodec, StateError, codec_of
 from penstock.storage.type_names import parse_type, type_name
+from tests.support.examples import examples
 
 
 def moment(year: int, microsecond: int = 0) -> dt.datetime:
@@ -98,7 +99,7 @@ def _check(codec: StateCodec, value: Any) -> None:
     assert [other.decode(stamped.encode(cell)) for cell in cells] == cells
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(data=st.data())
 @pytest.mark.parametrize(("type_", "values"), PLAIN, ids=lambda p: str(p)[:24])
 def test_plain_arrow_values(type_: pa.DataType, values: Any, data: st.DataObject) -> None:
@@ -107,7 +108,7 @@ def test_plain_arrow_values(type_: pa.DataType, values: Any, data: st.DataObject
     _check(codec, data.draw(values))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_nested_arrow_values(data: st.DataObject) -> None:
     inner_type, inner = data.draw(st.sampled_from(PLAIN))
@@ -168,7 +169,7 @@ PLAIN_PYTHON = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(value=PLAIN_PYTHON)
 def test_plain_python_values(value: Any) -> None:
     _check(codec_of("msgpack/1"), value)

@@ -10,11 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
 import penstock.testing as pt
+from tests.support.examples import examples
 
 USER = {"user": str, "n": int}
 BACKENDS = pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
@@ -151,7 +152,7 @@ def test_snapshots_may_be_taken_of_two_inputs_and_behind_the_end() -> None:
             h.push({"user": "a", "n": 1})
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.integers(20, 99)), max_size=12),
     st.integers(0, 12),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -21,6 +21,7 @@ from penstock.graph.plan_text import explain
 from penstock.pb import graph_pb2
 from penstock.planner.loading import settle_loading
 from penstock.planner.planner import Planner
+from tests.support.examples import examples
 
 N = {"n": "int64"}
 
@@ -271,7 +272,7 @@ def ends(graph: graph_pb2.JobGraph) -> bool:
 
 
 @given(graphs())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_plan_waits_for_itself(graph: graph_pb2.JobGraph) -> None:
     before = graph_pb2.JobGraph()
     before.CopyFrom(graph)

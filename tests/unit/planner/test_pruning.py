@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -26,6 +26,7 @@ from penstock.graph.operator_checks import decode_schema
 from penstock.pb import graph_pb2
 from penstock.rows.rows import RowBuilder, rows_of
 from penstock.rows.schema import EVENT_TIME, user_schema
+from tests.support.examples import examples
 
 Rows = list[dict[str, Any]]
 
@@ -281,7 +282,7 @@ def as_bag(rows: Rows) -> list[list[tuple[str, Any]]]:
     return sorted(sorted(row.items()) for row in rows)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(0, 2**32), st.booleans())
 def test_planned_graphs_compute_what_the_pipelines_say(seed: int, chaining: bool) -> None:
     config = {"pipeline.operator-chaining.enabled": chaining}

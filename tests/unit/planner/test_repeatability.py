@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -27,6 +27,7 @@ from penstock.graph.logical import reachable
 from penstock.graph.operator_checks import is_partial
 from penstock.pb import graph_pb2
 from penstock.planner.planner import Planner
+from tests.support.examples import examples
 
 COLUMNS = {"auction": "int64", "price": "int64"}
 SCHEMA = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
@@ -522,7 +523,7 @@ pipelines = given(seed=st.integers(0, 1 << 30), depth=st.integers(0, 5))
 
 
 @pipelines
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_random_pipelines_are_called_reproducible_only_where_they_are(
     seed: int, depth: int
 ) -> None:
@@ -553,7 +554,7 @@ def test_random_pipelines_are_called_reproducible_only_where_they_are(
 
 
 @pipelines
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_declaring_or_keeping_more_never_makes_an_exchange_less_reproducible(
     seed: int, depth: int
 ) -> None:
@@ -567,7 +568,7 @@ def test_declaring_or_keeping_more_never_makes_an_exchange_less_reproducible(
 
 
 @pipelines
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_automatic_pre_aggregation_gives_up_no_reproducible_exchange(seed: int, depth: int) -> None:
     without = random_graph(seed, depth, **{"execution.pre-aggregation": "never"})
     chosen = random_graph(seed, depth)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import JobRejected
 from penstock.storage.hashing import hash_columns
 from penstock.storage.key_encoding import decode_keys, encode_keys
+from tests.support.examples import examples
 from tests.support.kernel_twins.implementations import load
 
 LOOPS = [load(compiled=True), load(compiled=False)]
@@ -64,7 +65,7 @@ def tuples(columns: list[pa.Array]) -> list[tuple[Any, ...]]:
     return list(zip(*lists, strict=True))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(key_columns(), st.data())
 def test_round_trip_and_equality(columns: list[pa.Array], data: st.DataObject) -> None:
     expected = tuples(columns)

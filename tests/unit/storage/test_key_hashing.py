@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import JobRejected
 from penstock.storage.hashing import NULL_HASH, hash_columns
 from penstock.storage.key_types import check_key_types
+from tests.support.examples import examples
 from tests.support.kernel_twins.implementations import load
 
 MASK = 2**64 - 1
@@ -183,7 +184,7 @@ def test_extreme_decimals_follow_the_text() -> None:
     )
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.one_of(st.none(), st.text(max_size=30))))
 def test_strings_follow_the_text_in_every_layout(values: list[str | None]) -> None:
     encoded = [None if v is None else v.encode() for v in values]

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.pb import internal_pb2
@@ -20,6 +20,7 @@ from penstock.storage.memory_store import MemoryStore
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.snapshot.snapshot_files_store import SnapshotFiles
+from tests.support.examples import examples
 from tests.support.two_threads import Interrupted
 
 LIMIT_BYTES = 1 << 20
@@ -167,7 +168,7 @@ def test_a_snapshot_is_written_while_another_completes(attempt: Attempt) -> None
     assert attempt.held() == {(handle.path, handle.offset) for handle in second}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_the_copies_are_what_the_latest_completed_checkpoint_needs(data: st.DataObject) -> None:
     """Each checkpoint writes some blobs and refers to some of the last completed one; some are aborted, some

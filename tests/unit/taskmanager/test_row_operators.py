@@ -10,7 +10,7 @@ from typing import Any, cast
 import cloudpickle
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -27,6 +27,7 @@ from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.project import FilterOperator, ProjectOperator
 from taskmanager.operators.row_function import RowFunctionOperator
 from taskmanager.operators.time_slice import SLICE_NS, TimeSlice
+from tests.support.examples import examples
 
 TIME = pa.field(EVENT_TIME, pa.int64(), nullable=False)
 INPUT = pa.schema([("x", pa.int64()), ("s", pa.string()), TIME])
@@ -368,7 +369,7 @@ def test_a_bad_row_of_flat_map_leaves_no_half() -> None:
     assert [r["x"] for r in side] == [2]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.sampled_from(["map", "flat_map", "filter", "key"]),
     st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=60),

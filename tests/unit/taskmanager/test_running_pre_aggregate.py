@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.aggregates.aggregates as agg
@@ -19,6 +19,7 @@ from penstock.rows.schema import EVENT_TIME
 from penstock.streams.windows import count_window, session, tumbling
 from taskmanager.operators.pre_aggregate import ReductionGauge
 from taskmanager.operators.running_aggregate import running_aggregate_operator
+from tests.support.examples import examples
 from tests.support.operator_harness import OperatorHarness
 from tests.support.window_oracle import aggregate, key_of
 from tests.support.window_specs import (
@@ -46,7 +47,7 @@ BATCHES = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(batches=BATCHES)
 def test_running_aggregates_in_both_phases_equal_the_oracle(
     batches: list[tuple[list[dict[str, Any]], bool]],

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.aggregates.aggregates as agg
@@ -23,6 +23,7 @@ from penstock.rows.schema import EVENT_TIME
 from penstock.streams.windows import Window, session, sliding, tumbling
 from taskmanager.operators import sliced_window
 from taskmanager.operators.window_aggregate import window_aggregate_operator
+from tests.support.examples import examples
 from tests.support.operator_harness import OperatorHarness
 from tests.support.window_oracle import MAX_TIME, WindowOracle, aggregate, key_of
 from tests.support.window_specs import (
@@ -61,7 +62,7 @@ WINDOWS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     stream=STREAMS,
     window=WINDOWS,
@@ -104,7 +105,7 @@ def test_equals_the_oracle_after_every_element(
     _assert_empty(harness)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     rows=st.lists(ROWS, min_size=1, max_size=60),
     window=WINDOWS,
@@ -125,7 +126,7 @@ def test_batch_cuts_change_nothing(
     assert results[0] == results[1]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     rows=st.lists(ROWS, min_size=1, max_size=60),
     window=WINDOWS,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -19,6 +19,7 @@ from penstock.functions.functions import Collector, WindowFunction, WindowInfo
 from penstock.rows.schema import EVENT_TIME
 from penstock.streams.windows import Window, count_window, session, sliding, tumbling
 from taskmanager.operators.window_function import window_function_operator
+from tests.support.examples import examples
 from tests.support.operator_harness import OperatorHarness
 from tests.support.window_oracle import MAX_TIME, WindowOracle
 from tests.support.window_specs import SCHEMA, batch_of, window_function_spec
@@ -56,7 +57,7 @@ def concatenate(a: Any, b: Any) -> Any:
     return {**a, "x": b.x, "s": a.s + b.s}
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     stream=STREAMS,
     window=st.sampled_from([tumbling(10), sliding(10, 5), sliding(10, 4), session(4)]),

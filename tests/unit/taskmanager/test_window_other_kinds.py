@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.rows.schema import EVENT_TIME
 from penstock.streams.windows import Window, count_window, session, sliding, tumbling
 from taskmanager.operators.window_aggregate import window_aggregate_operator
+from tests.support.examples import examples
 from tests.support.operator_harness import OperatorHarness
 from tests.support.window_oracle import MAX_TIME, WindowOracle, aggregate, key_of
 from tests.support.window_specs import NUMBERS, OBJECTS, batch_of, window_aggregate_spec
@@ -31,7 +32,7 @@ ROWS = st.fixed_dictionaries(
 BATCHES = st.lists(st.lists(ROWS, min_size=1, max_size=12), max_size=10)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(batches=BATCHES, size=st.integers(1, 5), keyed=st.booleans())
 def test_count_windows(batches: list[list[dict[str, Any]]], size: int, keyed: bool) -> None:
     keys = ("k",) if keyed else ()
@@ -67,7 +68,7 @@ def test_count_windows(batches: list[list[dict[str, Any]]], size: int, keyed: bo
 STEPS = st.lists(st.tuples(st.integers(0, 15), st.lists(ROWS, min_size=1, max_size=6)), max_size=10)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     steps=STEPS,
     window=st.sampled_from([tumbling(10), sliding(10, 4), session(5)]),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.elements import CheckpointBarrier, StreamStatus, Watermark
@@ -37,6 +37,7 @@ from taskmanager.kernels import rows_checksum
 from taskmanager.operators.bundle_gauge import BundleGauge
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from taskmanager.operators.window_pre_aggregate import WindowPreAggregateOperator
+from tests.support.examples import examples
 from tests.support.operator_harness import HarnessSnapshot, OperatorHarness
 from tests.support.window_specs import NUMBERS, SCHEMA, batch_of, window_aggregate_spec
 
@@ -160,7 +161,7 @@ def texts(batches: list[pa.RecordBatch]) -> list[str]:
     return [repr(row) for batch in batches for row in batch.to_pylist()]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     rows=SEQUENCES,
     window=WINDOWS,
@@ -250,7 +251,7 @@ class Twin:
             yield from self._end()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     rows=SEQUENCES,
     window=WINDOWS,
@@ -335,7 +336,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     steps=STEPS,
     window=WINDOWS,

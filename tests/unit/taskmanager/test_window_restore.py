@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -25,6 +25,7 @@ from taskmanager.operators.running_aggregate import running_aggregate_operator
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from taskmanager.operators.window_function import window_function_operator
 from taskmanager.state import distinct_count, group_columns, slot_keys, value_log
+from tests.support.examples import examples
 from tests.support.restoring_driver import Event, RestoringDriver, uninterrupted
 from tests.support.window_oracle import MAX_TIME, WindowOracle
 from tests.support.window_specs import (
@@ -141,7 +142,7 @@ def _check(
     assert RestoringDriver(make, keys, **options).run(elements, events) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     stream=STREAMS,
     events=EVENTS,
@@ -164,7 +165,7 @@ def test_aggregates_in_event_time(
     _check(lambda: window_aggregate_operator(spec), keys, _elements(stream), events)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     stream=STREAMS,
     events=EVENTS,
@@ -188,7 +189,7 @@ def test_functions_in_event_time(
     _check(lambda: window_function_operator(spec), keys, _elements(stream), events)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(stream=STREAMS, events=EVENTS, size=st.integers(1, 5), keys=KEYS)
 def test_count_windows(
     stream: list[Any], events: dict[int, list[Event]], size: int, keys: tuple[str, ...]
@@ -197,7 +198,7 @@ def test_count_windows(
     _check(lambda: window_aggregate_operator(spec), keys, _elements(stream), events)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     stream=STREAMS, events=EVENTS, keys=KEYS, aggregates=st.sampled_from([NUMBERS, OBJECTS, ALL])
 )
@@ -211,7 +212,7 @@ def test_running_aggregates(
     _check(lambda: running_aggregate_operator(spec), keys, _elements(stream), events)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     stream=STREAMS,
     events=EVENTS,
@@ -237,7 +238,7 @@ def test_processing_time(
     _check(make, keys, elements, events, is_processing_time=True)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     stream=STREAMS,
     events=EVENTS,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
@@ -26,6 +26,7 @@ from taskmanager.state.group_table import GroupTable
 from taskmanager.state.instances import NumberPool
 from taskmanager.state.key_index import KeyIndex
 from taskmanager.state.value_log import ValueLog
+from tests.support.examples import examples
 from tests.support.operator_harness import OperatorHarness
 
 FUNCTIONS = ["first", "last", "min", "max", "count_distinct", "collect_list"]
@@ -47,7 +48,7 @@ def compact_early(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_COMPACT_ABOVE", 3)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(operations=OPERATIONS, function=st.sampled_from(FUNCTIONS))
 def test_group_columns_equal_lists(operations: list[Any], function: str) -> None:
     output = {"count_distinct": pa.int64(), "collect_list": pa.list_(pa.string())}
@@ -92,7 +93,7 @@ def _expected(function: str, values: list[str]) -> Any:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(0, 20), min_size=1, max_size=12),
     picks=st.lists(st.integers(-1, 300), max_size=30),
@@ -111,7 +112,7 @@ def test_value_log_gives_back_what_was_appended(lengths: list[int], picks: list[
     assert log.take(np.arange(len(log))).to_pylist() == [expected[p] for p in positions if p >= 0]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     steps=st.lists(
         st.tuples(st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=8)), max_size=15

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
@@ -23,6 +22,7 @@ from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.storage.checkpoint_properties import PLAIN
 from tests.support.checkpoints import AT_THE_END, of_type
+from tests.support.examples import examples
 
 VERTICES = {"left": (), "right": (), "join": ("left", "right"), "sink": ("join",)}
 NAMES = [f"file-{number}" for number in range(3)]
@@ -516,4 +516,4 @@ def keys(references: tuple[c.FileReference, ...]) -> set[c.SharedKey | None]:
 
 
 TestCoordinator = CoordinatorModel.TestCase
-TestCoordinator.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestCoordinator.settings = examples(150, stateful_step_count=60)

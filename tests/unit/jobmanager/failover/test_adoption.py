@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint, RestoredRead
@@ -17,6 +17,7 @@ from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning
 from tests.support.drawn_plans import drawn, in_words, partition, subtask, subtasks
+from tests.support.examples import examples
 from tests.support.failover_model import Failure, Model, closure
 from tests.support.plan_strategies import few_of, plans, subsets
 
@@ -201,7 +202,7 @@ def is_sound(found: Found, numbers: dict[SubtaskId, int], union: frozenset[Subta
     )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(findings())
 def test_the_most_is_adopted_that_is_sound(found: Found) -> None:
     model, restored = found.model, found.restored

@@ -6,7 +6,7 @@ all sets of regions, tried one by one, that the rules leave as it is; that there
 
 from __future__ import annotations
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from jobmanager.failover.failover_strategy import (
@@ -18,6 +18,7 @@ from jobmanager.failover.failover_strategy import (
 from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import Exchange, JobPlan
+from tests.support.examples import examples
 from tests.support.failover_model import Failure, Model, closure, demanded
 from tests.support.plan_strategies import BITS, few_of, plans, some_of, subsets
 
@@ -49,7 +50,7 @@ def failures(draw: st.DrawFn) -> tuple[Model, Failure]:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(plans())
 def test_regions_are_those_of_the_model(plan: JobPlan) -> None:
     model, graph = Model(plan), RegionGraph(plan)
@@ -75,7 +76,7 @@ def test_regions_are_those_of_the_model(plan: JobPlan) -> None:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(failures())
 def test_startable_regions_are_those_of_the_model(case: tuple[Model, Failure]) -> None:
     """Here the partitions that can be read are the complete ones."""
@@ -101,7 +102,7 @@ def test_startable_regions_are_those_of_the_model(case: tuple[Model, Failure]) -
     assert {region.subtasks for region in got} == startable
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(failures())
 def test_restart_sets_are_the_least_that_the_rules_allow(case: tuple[Model, Failure]) -> None:
     model, failure = case
@@ -122,7 +123,7 @@ def test_restart_sets_are_the_least_that_the_rules_allow(case: tuple[Model, Fail
         assert any(len(region.subtasks) > 1 for region in graph.regions)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(failures(), st.data())
 def test_worse_failures_never_restart_less(
     case: tuple[Model, Failure], data: st.DataObject

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -26,6 +26,7 @@ from penstock.storage.head import HeadOutcomeUnknown, HeadStore, decode_head, fi
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest, manifest_path
 from penstock.storage.memory_store import MemoryStore
+from tests.support.examples import examples
 
 
 def named(head: pb.CheckpointHead, *ids: int) -> pb.CheckpointHead:
@@ -251,7 +252,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(STEPS)
 def test_leaders_never_undo_each_other(steps: list[tuple[int, str, list[str]]]) -> None:
     """Whatever fails: after each call HEAD is what its outcome allows, and only the newest owner's."""

@@ -6,7 +6,7 @@ Method: every byte flipped, every length cut; a frame of another kind and of a n
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import StoreCorrupt
@@ -26,6 +26,7 @@ from penstock.storage.manifest import (
     references,
 )
 from penstock.storage.snapshot_files import parse_snapshot_file_name
+from tests.support.examples import examples
 
 
 def manifest() -> pb.CheckpointManifest:
@@ -130,7 +131,7 @@ def test_every_cut_is_seen() -> None:
         decode_manifest(content + b"\0")
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.binary(max_size=100), st.booleans())
 def test_foreign_bytes_are_no_manifest(content: bytes, with_magic: bool) -> None:
     with pytest.raises(StoreCorrupt):

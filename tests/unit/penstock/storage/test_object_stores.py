@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from penstock.errors import StoreCorrupt, StoreFull, StoreNotFound, StoreTransient
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore, delete_all
+from tests.support.examples import examples
 
 MakeStore = Callable[[], ObjectStore]
 
@@ -264,9 +265,7 @@ CALLS = st.lists(
 )
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=CALLS)
 def test_a_store_is_a_dict(make_store: MakeStore, calls: list[Any]) -> None:
     store = make_store()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -34,6 +34,7 @@ from penstock.storage.snapshot_files import (
     parse_snapshot_file_name,
     snapshot_file_name,
 )
+from tests.support.examples import examples
 
 
 def blob(name: str, *chunks: bytes) -> Blob:
@@ -45,7 +46,7 @@ BLOBS = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(blobs=BLOBS, inline_max=st.integers(0, 400), views=st.booleans())
 def test_what_was_written_is_read(
     blobs: dict[str, list[bytes]], inline_max: int, views: bool

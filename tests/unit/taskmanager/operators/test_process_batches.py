@@ -9,11 +9,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import TaskFailure
+from tests.support.examples import examples
 from tests.support.process_specs import rows, run_process
 
 COUNTED = pa.schema([("user", pa.int64()), ("n", pa.int64())])
@@ -34,7 +35,7 @@ class Counting(ps.KeyedBatchFunction):
         out.emit(pa.record_batch([distinct, counts], names=["user", "n"]), first)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     batches=st.lists(
         st.lists(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -22,6 +22,7 @@ from penstock.config import Configuration
 from penstock.errors import StoreCorrupt, TaskFailure
 from taskmanager.operators.factory import build_operator
 from taskmanager.operators.time_slice import TimeSlice
+from tests.support.examples import examples
 from tests.support.process_specs import process_spec, rows, run_process
 
 Step = Callable[[Any], Any]
@@ -428,7 +429,7 @@ class Counting(ps.KeyedProcessFunction):
             out.emit(user=row.user, text=f"{count} {ctx.timestamp} {ctx.key}")
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     batches=st.lists(
         st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 99)), min_size=1),

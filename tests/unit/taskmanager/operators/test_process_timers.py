@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -18,6 +18,7 @@ from common.elements import MAX_TIMESTAMP_MS, PAUSE, Watermark
 from penstock.config import Configuration
 from penstock.errors import TaskFailure
 from taskmanager.operators.time_slice import TimeSlice
+from tests.support.examples import examples
 from tests.support.process_specs import INPUT, rows, run_process
 
 OUTPUT = pa.schema([("user", pa.int64()), ("time", pa.int64()), ("domain", pa.string())])
@@ -50,7 +51,7 @@ def ask(*wanted: tuple[int, int]) -> pa.RecordBatch:
     return rows(*((user, n, 0) for user, n in wanted))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     steps=st.lists(
         st.lists(st.tuples(st.integers(1, 4), st.integers(-9, 9)), min_size=1) | st.integers(0, 10),
@@ -156,7 +157,7 @@ def test_the_last_word_counts() -> None:
     assert fired(harness) == [(5, 1), (6, 2), (7, 1), (8, 1), (9, 2)]
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(starts=st.lists(st.tuples(st.integers(3, 30), st.integers(0, 50)), min_size=1, max_size=40))
 def test_order_holds_when_many_timers_renew_themselves(starts: list[tuple[int, int]]) -> None:
     class Renewing(Chained):

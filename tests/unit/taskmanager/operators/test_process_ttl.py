@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from tests.support.examples import examples
 from tests.support.object_backend import ObjectBackend
 from tests.support.process_specs import rows, run_process
 
@@ -83,7 +84,7 @@ class Model:
         self.cells["sum"] = [[sum(before) + n, now]]
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(steps=st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 60)), max_size=12))
 @pytest.mark.parametrize(("update", "visibility", "type_"), MATRIX)
 def test_every_policy(update: Any, visibility: Any, type_: Any, steps: list[Any]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
-from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.elements import (
@@ -31,6 +30,7 @@ from taskmanager.partitions.exchange_cache import ExchangeCache
 from taskmanager.partitions.kept_subpartition import KeptSubpartition
 from taskmanager.partitions.log_view import LogView
 from taskmanager.partitions.retention import Retention
+from tests.support.examples import examples
 from tests.support.exchange_slots import numbers
 from tests.support.kept_files import PendingFiles
 from tests.support.subpartition_readers import RecordingReader
@@ -324,7 +324,7 @@ class OnASmallDisk(KeptSubpartitions):
     disk_max = 300
 
 
-RUNS = settings(max_examples=120, stateful_step_count=60, deadline=None)
+RUNS = examples(120, stateful_step_count=60)
 TestKept = KeptSubpartitions.TestCase
 TestKept.settings = RUNS
 TestInMemory = InMemory.TestCase

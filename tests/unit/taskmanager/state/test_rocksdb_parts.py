@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import rocksdict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import StoreFull, StoreTransient
@@ -40,6 +40,7 @@ from taskmanager.state.rocksdb.pacing import pause_seconds, work_share
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory, slot_memory
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries, sst_file
 from taskmanager.state.rocksdb.write_queue_runner import FreezeLostError, WriteQueue
+from tests.support.examples import examples
 from tests.support.rocksdb_cluster import fast_directory
 
 
@@ -119,7 +120,7 @@ KEY_COLUMNS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(columns=KEY_COLUMNS, max_parallelism=st.sampled_from([1, 7, 128, 32768]))
 def test_entry_keys_are_ordered_distinct_and_decodable(
     columns: list[pa.Array], max_parallelism: int
@@ -142,7 +143,7 @@ def test_entry_keys_are_ordered_distinct_and_decodable(
     assert moved_to(9, names).to_list() == entry_keys(9, keys, max_parallelism).to_list()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.sets(st.binary(max_size=25)), st.binary(max_size=20))
 def test_strings_are_sorted_whatever_they_share(strings: set[bytes], prefix: bytes) -> None:
     # Shorter ones are filled up for sorting, so all have at least the fixed part of an entry key.
@@ -151,7 +152,7 @@ def test_strings_are_sorted_whatever_they_share(strings: set[bytes], prefix: byt
         assert [items[row] for row in string_order(items)] == sorted(items)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.none() | st.floats()), min_size=1))
 def test_values_come_back(rows: list[tuple[int, float | None]]) -> None:
     kinds = (AccumulatorKind.SUM_INT64, AccumulatorKind.MIN_FLOAT64)

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import Unrecoverable
 from taskmanager.kernels.backend import kernels
 from taskmanager.state.rocksdb.row_values import check_storable, decoded_values, encoded_values
+from tests.support.examples import examples
 
 PLAIN: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -44,7 +45,7 @@ def nested(depth: int) -> st.SearchStrategy[tuple[pa.DataType, st.SearchStrategy
     return st.one_of(plain, lists, structs)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_rows_come_back_as_they_were(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(nested(2), min_size=1, max_size=3))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.storage.run_reader import read_segment
 from taskmanager.state.run_format import CODEC, sorted_batch, write_segment
+from tests.support.examples import examples
 
 INTEGERS = [pa.int64(), pa.uint64(), pa.int32(), pa.uint16(), pa.int8()]
 OTHERS = [pa.float64(), pa.bool_(), pa.string(), pa.timestamp("ms"), pa.list_(pa.int64())]
@@ -62,7 +63,7 @@ def whole(those: list[pa.RecordBatch]) -> bytes:
     return b"".join(write_segment(those))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(batches(), max_size=3))
 def test_what_is_read_is_what_was_written(written: list[pa.RecordBatch]) -> None:
     back = list(read_segment(whole(written)))
@@ -72,7 +73,7 @@ def test_what_is_read_is_what_was_written(written: list[pa.RecordBatch]) -> None
         assert batch.equals(original)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(batches(), st.data())
 def test_rows_are_sorted_by_key_group_and_keep_their_order_otherwise(
     batch: pa.RecordBatch, data: st.DataObject
