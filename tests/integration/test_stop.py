@@ -38,13 +38,15 @@ def timed(start: int, count: int) -> pa.RecordBatch:
     )
 
 
-def submit(new_env: NewEnvironment, out: Path, **config: object) -> JobHandle:
+def submit(
+    new_env: NewEnvironment, out: Path, from_savepoint: str = "", **config: object
+) -> JobHandle:
     env = new_env(config={"execution.checkpointing.interval": "1h", **config})
     stream = env.generate(numbers, rate=20_000).uid("numbers").parallelism(1)
     stream.rebalance().map(lambda row: row, schema=pa.schema([("n", pa.int64())])).write_parquet(
         str(out)
     )
-    handle = env.submit("stopped")
+    handle = env.submit("stopped", from_savepoint=from_savepoint or None)
     await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 2_000)
     return handle
 
@@ -168,3 +170,26 @@ def test_a_savepoint_returns_when_its_output_is_committed(
     rows = rows_of(out)
     assert rows == list(range(len(rows)))
     assert not [file.name for file in out.iterdir() if file.name.startswith(".")]
+
+
+def test_what_was_stopped_goes_on_where_it_stood(new_env: NewEnvironment, tmp_path: Path) -> None:
+    out, path = tmp_path / "out", ""
+    for _ in range(3):
+        handle = submit(new_env, out, from_savepoint=path)
+        path = handle.stop(tmp_path / "kept", timeout=DEADLINE_S)
+    rows = rows_of(out)
+    assert rows == list(range(len(rows)))
+
+
+def test_a_fork_and_its_original_publish_what_is_behind_the_savepoint_once_each(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    handle = submit(new_env, tmp_path / "out")
+    path = handle.savepoint(tmp_path / "kept", timeout=DEADLINE_S)
+    fork = submit(new_env, tmp_path / "fork", from_savepoint=path)
+    for one in (handle, fork):
+        one.stop(tmp_path / "kept", timeout=DEADLINE_S)
+    original, forked = rows_of(tmp_path / "out"), rows_of(tmp_path / "fork")
+    assert original == list(range(len(original)))
+    assert forked[0] > 0
+    assert forked == list(range(forked[0], forked[0] + len(forked)))

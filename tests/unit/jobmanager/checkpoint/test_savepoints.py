@@ -11,8 +11,14 @@ import random
 import pytest
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.trigger_policy import Request, TriggerPolicy
+from jobmanager.graph.execution_attempt import AttemptState
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
+from jobmanager.job.checkpoint_wiring import CheckpointWiring
+from jobmanager.job.source_splits import SourceSplits
 from penstock.storage.checkpoint_properties import (
     BehindBarrier,
     CheckpointKind,
@@ -276,3 +282,35 @@ def test_a_stop_that_fails_lets_the_job_go_on(cause: str, properties: Checkpoint
     assert [one.is_free for one in failed] == [True] * begins_again
     if cause != "stopped":
         assert of_type(driver.request(), c.TriggerTasks)
+
+
+@pytest.mark.parametrize("properties", [SAVEPOINT, STOP])
+def test_a_job_in_the_middle_of_a_blocking_exchange_refuses(
+    properties: CheckpointProperties,
+) -> None:
+    plan = JobPlan(
+        (VertexPlan("v0", 1), VertexPlan("v1", 2)),
+        (EdgePlan("e0", "v0", "v1", Partitioning.HASH, Exchange.BLOCKING),),
+    )
+    graph = ExecutionGraph(plan)
+    wiring = CheckpointWiring(
+        lambda _kept, _next_id: CheckpointCoordinator.__new__(CheckpointCoordinator), graph
+    )
+    wanted = c.CheckpointRequested("s", 0, properties)
+    [answer] = wiring.take(wanted, SourceSplits(plan))
+    assert isinstance(answer, c.AnswerRequest)
+    assert answer.refused is c.RequestRefused.BLOCKING_EXCHANGE
+    assert "e0 (v0 -> v1)" in answer.detail
+    for subtask in graph.subtasks():
+        attempt = graph.current_of(subtask)
+        for state in (
+            AttemptState.SCHEDULED,
+            AttemptState.DEPLOYING,
+            AttemptState.INITIALIZING,
+            AttemptState.RUNNING,
+            AttemptState.FINISHED,
+        ):
+            attempt.become(state)
+    [answer] = wiring.take(wanted, SourceSplits(plan))
+    assert isinstance(answer, c.AnswerRequest)
+    assert answer.refused is c.RequestRefused.NOT_RUNNING
