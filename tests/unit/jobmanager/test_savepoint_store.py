@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2
+from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
 from penstock.storage.local_store import LocalStore
-from penstock.storage.manifest import decode_manifest, references
+from penstock.storage.manifest import decode_manifest, properties_of, references
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.savepoint import MANIFEST_PATH
+from tests.unit.jobmanager.test_checkpoint_store import DONE, files, wanted
+from tests.unit.jobmanager.test_checkpoint_store import runner as job_runner
 
 JOB = "0" * 32
 
@@ -137,3 +142,38 @@ def test_a_store_copies_by_second_names(tmp_path: Path) -> None:
     assert target.get("y/2") == b"one"
     with pytest.raises(StoreNotFound, match="a/x/1"):
         target.copy_from(source, {"x/1": "y/3"})
+
+
+def stopping(target: Path, checkpoint_id: int) -> c.StoreCheckpoint:
+    properties = CheckpointProperties(target=str(target), behind=BehindBarrier.HOLD)
+    return replace(wanted(checkpoint_id, retained=(1,)), properties=properties)
+
+
+def test_a_stop_writes_its_savepoint_then_head_and_whoever_goes_on_from_it_only_ends(
+    tmp_path: Path,
+) -> None:
+    store, target = LocalStore(tmp_path / "own"), LocalStore(tmp_path / "s")
+    first = job_runner(store)
+    first.prepare()
+    files(store)
+    first.store(wanted(1), DONE)
+    assert isinstance(first.store(stopping(tmp_path / "s", 2), DONE), c.CheckpointStored)
+    saved = decode_manifest(target.get(MANIFEST_PATH))
+    assert properties_of(saved.properties).is_savepoint
+    assert {one.location.path for one in references(saved)} == {"state/a", "state/l"}
+    successor = job_runner(store, epoch=2).prepare()
+    assert [kept.is_stop for kept in successor.retained] == [False, True]
+
+
+def test_a_stop_whose_savepoint_cannot_be_written_leaves_head_alone(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "own")
+    first = job_runner(store)
+    first.prepare()
+    files(store)
+    first.store(wanted(1), DONE)
+    (tmp_path / "file").write_text("no directory")
+    told = first.store(stopping(tmp_path / "file", 2), DONE)
+    assert isinstance(told, c.CheckpointNotStored)
+    assert "file" in told.error
+    found = job_runner(store, epoch=2).prepare()
+    assert [(kept.checkpoint_id, kept.is_stop) for kept in found.retained] == [(1, False)]
