@@ -63,7 +63,7 @@ def stored_states(manifest: checkpoint_pb2.CheckpointManifest) -> list[KeptState
                 known._add(subtask.subtask_index, rows)
     for done in manifest.done_splits:
         uid, size = done.operator_uid, len(done.loose) + sum(one.size_bytes for one in done.chunks)
-        columns = {"digest": "bytes"}
+        columns = {"digest": "string"}
         state = KeptState(uid, names.get(uid, ""), _DONE_SPLITS, "splits", columns=columns)
         state.rows = size // _DIGEST_BYTES
         found[uid, state.name, state.kind] = state
@@ -116,7 +116,7 @@ def stored_rows(
             is_there = True
             for content in (*map(reader.read, done.chunks), done.loose):
                 for offset in range(0, len(content), _DIGEST_BYTES):
-                    yield {"digest": content[offset : offset + _DIGEST_BYTES]}
+                    yield {"digest": content[offset : offset + _DIGEST_BYTES].hex()}
     for subtask in manifest.subtasks:
         for operator in subtask.operators:
             if operator.operator_uid != uid:

@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 
-from common.done_splits import SEALED_FROM
+from common.done_splits import SEALED_FROM, digest_of
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.done_splits_store import read_done_splits
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.snapshot_convert import references_of
+from jobmanager.checkpoint.stored_operators import StoredOperators
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.job.restored_tasks import restored_checkpoint, restored_tasks
@@ -33,7 +34,8 @@ from jobmanager.job.source_splits import SourceSplits
 from jobmanager.messages import job_messages as m
 from jobmanager.rpc.graph_convert import plan_of
 from penstock.connectors.source import PART_OF, Split
-from penstock.errors import StoreTransient
+from penstock.errors import StoreTransient, Unrecoverable
+from penstock.graph.restore_check import check_restore
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.checkpoint_properties import CheckpointKind, CheckpointProperties
 from penstock.storage.fsck import check_store
@@ -44,6 +46,7 @@ from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.restore_point import RestorePoint
 from penstock.storage.snapshot_files import StoreSnapshotReader
+from penstock.storage.stored_state import stored_rows, stored_states
 from taskmanager.operators.done_names import DoneNames
 
 JOB = "ab" * 16
@@ -491,6 +494,33 @@ def test_a_savepoint_has_them_in_itself_and_a_job_that_starts_from_it_has_files_
     (done,) = read_done_splits(other.located(), StoreSnapshotReader(None)).values()
     assert not done.chunks
     assert done.holds(files(0, 305)) == [True] * 300 + [False] * 5
+
+
+def test_done_splits_are_state_of_their_source(store: Any) -> None:
+    """Listed, refused where the source is gone, and no less so where nothing else is left of it."""
+    world = World(store, SETTINGS)
+    for first, count in ((0, 100), (100, 5)):
+        world.add(*files(first, count))
+        world.read_all()
+        assert world.checkpoint()
+    manifest = decode_manifest(world.manifest_bytes())
+    (state,) = stored_states(manifest)
+    assert (state.uid, state.name, state.rows) == (UID, "done splits", 105)
+    rows = list(stored_rows(manifest, StoreSnapshotReader(world.store), UID, "done splits"))
+    names = files(0, 105)
+    assert sorted(row["digest"] for row in rows) == sorted({digest_of(n).hex() for n in names})
+
+    without = graph_of(2)
+    del without.vertices[0].operators[0]
+    with pytest.raises(Unrecoverable, match="has state of operator"):
+        StoredOperators(manifest).check(without)
+    refused = check_restore(without, manifest, ignores_unclaimed=False).refusals
+    assert len(refused) == 1
+    assert "splits" in refused[0]
+    for subtask in manifest.subtasks:
+        subtask.operators[0].split_parallelism = 2
+    tasks = restored_tasks(manifest, graph_of(3))
+    assert [task.operators[0].split_parallelism for task in tasks.values()] == [2, 2, 2]
 
 
 def test_a_damaged_file_of_done_splits_is_noticed_before_anything_starts(tmp_path: Path) -> None:
