@@ -16,6 +16,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from uuid import uuid4
 
@@ -30,6 +31,7 @@ from jobmanager.checkpoint.done_splits_store import (
     done_references,
     read_done_splits,
 )
+from jobmanager.checkpoint.orphans import orphans
 from jobmanager.checkpoint.repeated_output import RepeatedOutput, note_files, repeated_output
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.checkpoint.snapshot_convert import (
@@ -40,6 +42,7 @@ from jobmanager.checkpoint.snapshot_convert import (
 )
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from penstock.errors import (
+    Fenced,
     JobRejected,
     StoreCorrupt,
     StoreFull,
@@ -60,8 +63,6 @@ from penstock.storage.manifest import (
     decode_manifest,
     encode_manifest,
     manifest_path,
-    parse_done_splits_path,
-    parse_manifest_path,
     properties_message,
     references,
 )
@@ -73,7 +74,6 @@ from penstock.storage.savepoint import OWNER_PATH
 from penstock.storage.snapshot_files import (
     SHARED_DIRECTORY,
     StoreSnapshotReader,
-    parse_snapshot_file_name,
     snapshot_file_name,
 )
 
@@ -96,6 +96,8 @@ class PreparedCheckpoints:
         repeated: what is written again, since newer checkpoints are damaged; None = nothing.
         is_of_another: ``newest`` was taken of another job: this one has no checkpoint of its own yet.
         done: what the newest says that sources have read to its end, by operator uid.
+        sweep: removes what dead attempts have left, beside what goes on from here; told what was written since
+            for the start; None = nothing may be removed. Raises a ``StreamError`` where something stays.
     """
 
     newest: checkpoint_pb2.CheckpointManifest | None
@@ -104,6 +106,7 @@ class PreparedCheckpoints:
     repeated: RepeatedOutput | None = None
     is_of_another: bool = False
     done: Mapping[str, DoneSplits] = field(default_factory=dict)
+    sweep: Callable[[Collection[str]], None] | None = None
 
 
 class _Claim:
@@ -165,6 +168,8 @@ class CheckpointStoreRunner:
         self._claims = 0
         self._turns = threading.Lock()
         """For what calls that go on at the same time look at, and change, about each other."""
+        self._first_id: int | None = None
+        """Checkpoints before this one are of earlier leaders; None = not known before the first claim."""
         self._storing: tuple[int, _Claim] | None = None
         self._given_up = 0
         """Checkpoints up to this one are not stored any more by calls that have not begun."""
@@ -187,16 +192,18 @@ class CheckpointStoreRunner:
         must_exist: bool = False,
         alone: Collection[SubtaskId] | None = None,
         preparation: int | None = None,
+        ended_id: int = 0,
     ) -> PreparedCheckpoints:
-        """Claims HEAD, finds the newest checkpoint, and removes what dead attempts have uploaded.
+        """Claims HEAD and finds the newest checkpoint. Lists nothing: what is missing is found by looking at it.
 
         Args:
             unusable: checkpoints that tasks could not restore.
             must_exist: the job has been prepared before, if not by this instance.
             alone: subtasks that begin again while others of the job run, which may be uploading: nothing of
-                these is removed, only manifests that could not be removed when their checkpoints failed; None =
-                nothing runs.
+                these is to be swept, only manifests that could not be removed when their checkpoints failed;
+                None = nothing runs.
             preparation: from ``begin_preparation``; None = it begins now.
+            ended_id: the newest checkpoint that has been completed or aborted in this leader's time.
 
         Raises:
             Fenced: another leader has the job.
@@ -209,7 +216,7 @@ class CheckpointStoreRunner:
         self._check_turn(preparation)
         claim = self._claimed(must_exist)
         try:
-            return self._prepared(preparation, claim, unusable, alone)
+            return self._prepared(preparation, claim, unusable, alone, ended_id)
         except HeadClaimedAgain as error:
             self._void(claim)
             raise StoreTransient(f"storage was slow: {error}; it is tried again") from error
@@ -242,18 +249,13 @@ class CheckpointStoreRunner:
         claim: _Claim,
         unusable: Collection[int],
         alone: Collection[SubtaskId] | None,
+        ended_id: int,
     ) -> PreparedCheckpoints:
         head = claim.head
-        sizes = {
-            found.path: found.size_bytes
-            for prefix in _SWEPT_PREFIXES
-            for found in self._store.list(prefix)
-        }
-        self._check_turn(preparation)
         readable = [
             (retained, manifest)
             for retained in head.retained
-            if (manifest := self._read(retained, sizes, unusable)) is not None
+            if (manifest := self._read(retained, unusable)) is not None
         ]
         done = self._newest_done(readable)
         if head.retained and not readable:
@@ -267,22 +269,13 @@ class CheckpointStoreRunner:
             completed_of(retained, manifest, is_own=manifest.job_id == self._job_id)
             for retained, manifest in readable
         )
+        claim.heads.verify()
+        sweep = None
         if len(readable) == len(head.retained):
-            # A leader that has been deposed meanwhile must not take what its successor has written.
-            claim.heads.verify()
-            of_dead = [
-                path
-                for path in sizes
-                if alone is None
-                or _writer_of(path) in alone
-                or parse_manifest_path(path) is not None
-                or parse_done_splits_path(path) is not None
-            ]
-            self._sweep(of_dead, completed)
-            if alone is None:
-                self._sweep_temporaries()
+            sweep = partial(self._sweep, completed, self._ended_id(head, ended_id), alone)
+        self._check_turn(preparation)
         if not head.retained and self._starts_from:
-            return self._started(claim, unusable)
+            return self._started(claim, unusable, sweep)
         self._note_started_from(head)
         return PreparedCheckpoints(
             newest=readable[-1][1] if readable else None,
@@ -291,9 +284,15 @@ class CheckpointStoreRunner:
             repeated=self._repeated(head, readable[-1][1]) if readable else None,
             is_of_another=bool(readable) and readable[-1][1].job_id != self._job_id,
             done=done,
+            sweep=sweep,
         )
 
-    def _started(self, claim: _Claim, unusable: Collection[int]) -> PreparedCheckpoints:
+    def _started(
+        self,
+        claim: _Claim,
+        unusable: Collection[int],
+        sweep: Callable[[Collection[str]], None] | None,
+    ) -> PreparedCheckpoints:
         """The job has completed no checkpoint: it starts from what it was told to, the first time or again."""
         path = self._starts_from
         try:
@@ -334,14 +333,19 @@ class CheckpointStoreRunner:
             next_checkpoint_id=head.next_checkpoint_id - IDS_RESERVED_AT_ONCE,
             is_of_another=True,
             done=read_done_splits(located, StoreSnapshotReader(self._store)),
+            sweep=sweep,
         )
 
-    def bring_lists(self, tasks: Mapping[SubtaskId, internal_pb2.RestoredTask]) -> None:
+    def bring_lists(self, tasks: Mapping[SubtaskId, internal_pb2.RestoredTask]) -> list[str]:
         """Copies what finished subtasks go on holding in files of another store: nobody else ever writes it again.
+
+        Returns:
+            The paths of the copies.
 
         Raises:
             StreamError: it cannot be read or written.
         """
+        brought = []
         reader = StoreSnapshotReader(self._store)
         for subtask, task in tasks.items():
             for held in (one for operator in task.operators for one in operator.lists):
@@ -357,6 +361,8 @@ class CheckpointStoreRunner:
                     path = f"{SHARED_DIRECTORY}/{name}"
                     self._store.put(path, [content])
                     held.handle.store, held.handle.path, held.handle.offset = "", path, 0
+                    brought.append(path)
+        return brought
 
     def _drop_claimed(
         self, head: checkpoint_pb2.CheckpointHead, checkpoint_id: int | None = None
@@ -450,6 +456,8 @@ class CheckpointStoreRunner:
             with self._turns:
                 # Where another call has claimed HEAD since this one began, nobody knows which of them came last.
                 is_newest = number == self._claims
+                if self._first_id is None:
+                    self._first_id = head.next_checkpoint_id - more_ids - IDS_RESERVED_AT_ONCE
                 self._claim = claim = _Claim(heads, head) if is_newest else None
             if claim is None:
                 return self._claimed(must_exist, more_ids)
@@ -469,14 +477,13 @@ class CheckpointStoreRunner:
     def _read(
         self,
         retained: checkpoint_pb2.RetainedCheckpoint,
-        sizes: Mapping[str, int],
         unusable: Collection[int],
     ) -> checkpoint_pb2.CheckpointManifest | None:
         """A manifest whose files are there and long enough; None = there is something wrong."""
         path = retained.manifest_path
         try:
             manifest = decode_manifest(self._store.get(path), path)
-            _check_files(manifest, sizes, unusable)
+            self._check_files(manifest, unusable)
         except (StoreCorrupt, StoreNotFound) as error:
             self._note_unreadable(retained, error)
             return None
@@ -492,17 +499,52 @@ class CheckpointStoreRunner:
             reason=str(error),
         )
 
-    def _sweep(self, present: Iterable[str], completed: Sequence[c.CompletedCheckpoint]) -> None:
-        kept = {checkpoint.manifest_path for checkpoint in completed}
+    def _ended_id(self, head: checkpoint_pb2.CheckpointHead, ended_id: int) -> int:
+        """Up to this one no checkpoint can be under way any more."""
+        assert self._first_id is not None, "HEAD has been claimed"
+        completed = (retained.checkpoint_id for retained in head.retained)
+        return max(ended_id, self._first_id - 1, *completed)
+
+    def _check_files(
+        self, manifest: checkpoint_pb2.CheckpointManifest, unusable: Collection[int]
+    ) -> None:
+        """Raises ``StoreCorrupt`` where a file is missing, too short, or was found damaged by a task."""
+        if manifest.checkpoint_id in unusable:
+            raise StoreCorrupt("a task could not restore its state from it")
+        ends: dict[str, int] = {}
+        for reference in references(manifest):
+            location = reference.location
+            end = location.offset + location.size_bytes
+            ends[location.path] = max(end, ends.get(location.path, 0))
+        sizes = self._store.sizes(ends)
+        for path, end in ends.items():
+            if sizes.get(path, -1) < end:
+                raise StoreCorrupt(f"{path}, which it refers to, is missing or truncated")
+
+    def _sweep(
+        self,
+        completed: Sequence[c.CompletedCheckpoint],
+        ended_id: int,
+        alone: Collection[SubtaskId] | None,
+        brought: Collection[str] = (),
+    ) -> None:
+        present = [one.path for prefix in _SWEPT_PREFIXES for one in self._store.list(prefix)]
+        # A leader that has been deposed meanwhile must not take what its successor has written.
+        head = HeadStore(self._store).read()
+        if head is None or head.leader_epoch != self._leader_epoch:
+            raise Fenced(f"job {self._job_id} is another leader's: nothing of it is swept")
+        kept = {checkpoint.manifest_path for checkpoint in completed} | set(brought)
         kept |= {
             reference.location.path
             for checkpoint in completed
             for reference in checkpoint.references
         }
-        swept = [path for path in present if path not in kept]
+        swept = orphans(present, kept, ended_id, alone)
         delete_all(self._store, swept)
         if swept:
             self._log.info("checkpoint.orphans_swept", count=len(swept))
+        if alone is None:
+            self._sweep_temporaries()
 
     def _sweep_temporaries(self) -> None:
         if swept := self._store.sweep_temporaries():
@@ -824,26 +866,6 @@ def _next_head(
         started.independent_since_checkpoint_id = wanted.checkpoint_id
         started.independent_since_ms = now_ms
     return head
-
-
-def _writer_of(path: str) -> SubtaskId | None:
-    """Whose snapshot a file holds; None = it is no snapshot file."""
-    name = parse_snapshot_file_name(path)
-    return None if name is None else SubtaskId(name.vertex, name.subtask_index)
-
-
-def _check_files(
-    manifest: checkpoint_pb2.CheckpointManifest,
-    sizes: Mapping[str, int],
-    unusable: Collection[int],
-) -> None:
-    """Raises ``StoreCorrupt`` where a file is missing, too short, or was found damaged by a task."""
-    if manifest.checkpoint_id in unusable:
-        raise StoreCorrupt("a task could not restore its state from it")
-    for reference in references(manifest):
-        location = reference.location
-        if sizes.get(location.path, -1) < location.offset + location.size_bytes:
-            raise StoreCorrupt(f"{location.path}, which it refers to, is missing or truncated")
 
 
 def exchanges(graph: graph_pb2.JobGraph) -> list[checkpoint_pb2.EdgeFingerprint]:

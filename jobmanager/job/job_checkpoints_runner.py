@@ -70,6 +70,7 @@ _RECORD_LANE: Final = "job record"
 _START_LANE: Final = "checkpoint starts"
 _STORE_LANE: Final = "checkpoint store"
 _DELETION_LANE: Final = "checkpoint deletions"
+_SWEEP_LANE: Final = "checkpoint sweeps"
 _SAVEPOINT_LANE: Final = "savepoints"
 _STORE_PATIENCE_S: Final = 10.0
 """How long a start waits for a checkpoint that is being stored."""
@@ -158,6 +159,8 @@ class JobCheckpointsRunner:
         self._savepoint_directory = savepoint_directory
         self._completed_id = 0
         """Of the newest checkpoint that has completed since this was made."""
+        self._ended_id = 0
+        """Of the newest that has completed or been aborted since."""
         self.operations = OperationsRunner(job_id, in_order)
         """What users have asked for."""
         self._savepoints = (
@@ -417,7 +420,7 @@ class JobCheckpointsRunner:
             return m.StartPrepared(attempt)
         await self._wait_for_storing()
         found = await self._found(self._store, effect)
-        restored = None
+        restored, brought = None, list[str]()
         if self._savepoints is not None:
             self._savepoints.note_restored(found.newest.checkpoint_id if found.newest else 0)
         await self._note_repeated(found.repeated)
@@ -432,14 +435,23 @@ class JobCheckpointsRunner:
             )
             if found.is_of_another:
                 store, tasks = self._store, self._restored
-                await self._call("bring lists", lambda: store.bring_lists(tasks))
+                brought = await self._call("bring lists", lambda: store.bring_lists(tasks))
             if found.retained and found.retained[-1].is_stop:
                 for task in self._restored.values():
                     task.stopped = True
             restored = restored_checkpoint(
                 found.newest.checkpoint_id, self._restored, self._graph, found.done
             )
+        if (sweep := found.sweep) is not None:
+            # Behind the start, which waits for no listing.
+            self._in_order(_SWEEP_LANE, lambda: self._sweep(lambda: sweep(brought)))
         return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
+
+    async def _sweep(self, sweep: Callable[[], None]) -> None:
+        try:
+            await self._call("sweep", sweep)
+        except StreamError as error:
+            self._log.warning("checkpoint.not_swept", reason=str(error))
 
     async def _note_repeated(self, repeated: RepeatedOutput | None) -> None:
         jobs, job_id = self._jobs, self._job_id
@@ -482,6 +494,7 @@ class JobCheckpointsRunner:
                 must_exist=must_exist,
                 alone=effect.subtasks,
                 preparation=preparation,
+                ended_id=self._ended_id,
             ),
         )
         if jobs is not None:
@@ -674,6 +687,7 @@ class JobCheckpointsRunner:
 
     def _note_aborted(self, effect: c.ReportAborted) -> None:
         self.gauges.note_aborted(effect)
+        self._ended_id = max(self._ended_id, effect.checkpoint_id)
         note = self._log.warning if effect.reason.counts else self._log.info
         note(
             "checkpoint.aborted",
@@ -687,6 +701,7 @@ class JobCheckpointsRunner:
     def _note_completed(self, effect: c.ReportCompleted) -> None:
         self.gauges.note_completed(effect)
         self._completed_id = effect.checkpoint.checkpoint_id
+        self._ended_id = max(self._ended_id, self._completed_id)
         self._log.info(
             "checkpoint.completed",
             checkpoint_id=effect.checkpoint.checkpoint_id,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -100,6 +101,21 @@ class LocalStore(ObjectStore):
         except OSError as error:
             self._fail("read", target, error)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @override
+    def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:
+        found = {}
+        for path in paths:
+            target = self._file(path)
+            try:
+                status = target.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                self._fail("looked at", target, error)
+            if stat.S_ISREG(status.st_mode):
+                found[path] = status.st_size
+        return found
 
     @override
     def list(self, prefix: str) -> list[ObjectInfo]:

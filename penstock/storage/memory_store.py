@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -78,6 +78,13 @@ class MemoryStore(ObjectStore):
                 "were to be read"
             )
         return part
+
+    @override
+    def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:
+        with self._lock:
+            return {
+                path: len(self._objects[path].content) for path in paths if path in self._objects
+            }
 
     @override
     def list(self, prefix: str) -> list[ObjectInfo]:

@@ -60,6 +60,13 @@ class ObjectStore(Protocol):
             StoreTransient: it cannot be read now.
         """
 
+    def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:
+        """Sizes in bytes of these objects, as far as they are there; lists nothing.
+
+        Raises:
+            StoreTransient: one cannot be looked at now.
+        """
+
     def list(self, prefix: str) -> list[ObjectInfo]:
         """All objects whose path begins with ``prefix``, sorted by path; none is no error."""
 

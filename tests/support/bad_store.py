@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,12 @@ class BadStore(LocalStore):
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
         self._enter(f"read {path}")
         return super().read(path, offset, size_bytes)
+
+    @override
+    def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:
+        wanted = list(paths)
+        self._enter(f"sizes {len(wanted)}")
+        return super().sizes(wanted)
 
     @override
     def list(self, prefix: str) -> list[ObjectInfo]:

@@ -7,7 +7,7 @@ Each process of a simulation has its own ``StoreAccess``, so that the calls of o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -177,6 +177,12 @@ class StoreAccess(ObjectStore):
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
         self._enter(f"read {path}")
         return self._audited.objects.read(path, offset, size_bytes)
+
+    @override
+    def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:
+        wanted = list(paths)
+        self._enter(f"sizes {len(wanted)}")
+        return self._audited.objects.sizes(wanted)
 
     @override
     def list(self, prefix: str) -> list[ObjectInfo]:

@@ -87,6 +87,17 @@ class S3Store(ObjectStore):
                 one.cancel()
 
     @override
+    def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:
+        transfers = self._connection.transfers
+        begun = {path: transfers.submit(size_of, self._requests, self._key(path)) for path in paths}
+        try:
+            found = {path: one.result() for path, one in begun.items()}
+        finally:
+            for one in begun.values():
+                one.cancel()
+        return {path: size for path, size in found.items() if size is not None}
+
+    @override
     def list(self, prefix: str) -> list[ObjectInfo]:
         check_prefix(prefix)
         found = objects(self._requests, f"{self._prefix}{prefix}")

@@ -13,7 +13,11 @@ from typing_extensions import override
 from jobmanager.checkpoint import checkpoint_store_runner
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
-from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner, fingerprint
+from jobmanager.checkpoint.checkpoint_store_runner import (
+    CheckpointStoreRunner,
+    PreparedCheckpoints,
+    fingerprint,
+)
 from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.job.restored_tasks import restored_checkpoint, restored_tasks
@@ -94,6 +98,12 @@ def files(store: ObjectStore) -> None:
 DONE = ((AttemptKey("v0", 1, 0), "src", ("y", "z")),)
 
 
+def swept(found: PreparedCheckpoints) -> PreparedCheckpoints:
+    assert found.sweep is not None
+    found.sweep(())
+    return found
+
+
 def test_a_stored_checkpoint_is_what_the_next_attempt_starts_from(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     first = runner(store)
@@ -101,16 +111,17 @@ def test_a_stored_checkpoint_is_what_the_next_attempt_starts_from(tmp_path: Path
     assert (empty.newest, empty.retained, empty.next_checkpoint_id) == (None, (), 1)
     stored = first.store(wanted(1), DONE)
     assert isinstance(stored, c.CheckpointStored)
-    for path in ("shared/a", "shared/b", "chk-1/l", "chk-2/upload", "taskowned/t"):
+    dead, unknown = f"shared/{snapshot_file_name(1, 'v1', 0, 3, 'u')}", "shared/unknown"
+    for path in ("shared/a", dead, "chk-1/l", unknown, "taskowned/t"):
         store.put(path, [b"0123456789"])
-    found = first.prepare()
+    found = swept(first.prepare())
     assert found.next_checkpoint_id == 2
     (kept,) = found.retained
     assert kept.references == references_of(snapshot("shared/a"))
     assert [r.key for r in kept.references] == [KEY, None]
     assert kept.manifest_path == stored.manifest_path
     left = {info.path for info in store.list("")}
-    assert left == {"HEAD", stored.manifest_path, "shared/a", "chk-1/l", "taskowned/t"}
+    assert left == {"HEAD", stored.manifest_path, "shared/a", "chk-1/l", unknown, "taskowned/t"}
     assert found.newest is not None
     tasks = restored_tasks(found.newest, graph())
     assert tasks[SubtaskId("v0", 1)].finished
@@ -146,7 +157,11 @@ def test_a_part_that_begins_again_sweeps_what_its_dead_attempts_have_uploaded(
         upload(2, "v1", 0, attempt)
     store.put("shared/unknown", [b"x"])
     store.put(manifest_path(2, 1), [b"of a checkpoint that has failed"])
-    one.prepare(alone={SubtaskId("v1", 0)})
+    of_running = f"shared/{snapshot_file_name(3, 'v1', 0, 5, 'u')}"
+    found = one.prepare(alone={SubtaskId("v1", 0)}, ended_id=2)
+    store.put(of_running, [b"of the checkpoint that came next"])
+    swept(found)
+    store.delete(of_running)
     left = {info.path for info in store.list("")}
     assert left == {"HEAD", stored.manifest_path, kept, "chk-1/l", "shared/unknown", *living}
     with pytest.raises(Unrecoverable):
@@ -193,6 +208,7 @@ def test_unreadable_manifests_are_skipped_and_then_nothing_is_swept(tmp_path: Pa
     found = runner(store, 2).prepare()
     assert found.newest is not None
     assert found.newest.checkpoint_id == 1
+    assert found.sweep is None
     assert store.list("shared/orphan")
     # What tasks could not restore, and what refers to a truncated file, is skipped as well.
     with pytest.raises(Unrecoverable):
@@ -221,7 +237,8 @@ def test_a_directory_that_is_not_there_any_more_starts_nothing_anew(tmp_path: Pa
 def test_a_deposed_leader_sweeps_and_discards_nothing(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     deposed = runner(store, epoch=1)
-    deposed.prepare()
+    late = deposed.prepare().sweep
+    assert late is not None
     successor = runner(store, epoch=2)
     successor.prepare()
     files(store)
@@ -230,6 +247,8 @@ def test_a_deposed_leader_sweeps_and_discards_nothing(tmp_path: Path) -> None:
     present = [found.path for found in store.list("")]
     with pytest.raises(Fenced):
         deposed.prepare()
+    with pytest.raises(Fenced):
+        late(())
     with pytest.raises(Fenced):
         deposed.discard()
     assert [found.path for found in store.list("")] == present
@@ -305,25 +324,47 @@ class _LateReading(MemoryStore):
         return super().get(path)
 
 
-def test_a_preparation_that_was_given_up_on_sweeps_nothing_of_the_attempts_that_run_now() -> None:
-    """Its listing hung; the next one was made, tasks have uploaded, a checkpoint is complete; then it goes on."""
+def test_a_sweep_that_comes_late_takes_nothing_of_the_attempts_that_run_now() -> None:
+    """Its listing hung; the next start was made, tasks have uploaded, a checkpoint is complete; then it goes on."""
     store = _LateListing()
     one = runner(store)
+    dead = f"shared/{snapshot_file_name(1, 'v1', 0, 1, 'u')}"
+    living = f"shared/{snapshot_file_name(2, 'v1', 0, 2, 'u')}"
     one.prepare()
+    store.put(dead, [b"0123456789"])
+    found = one.prepare(ended_id=1)
     store.is_bad = True
     with ThreadPoolExecutor(1) as thread:
-        late = thread.submit(one.prepare)
+        late = thread.submit(swept, found)
         assert store.hangs.wait(DEADLINE_S)
-        one.prepare()
+        one.prepare(ended_id=1)
         files(store)
+        store.put(living, [b"0123456789"])
+        assert isinstance(one.store(wanted(2, living)), c.CheckpointStored)
         store.goes_on.set()
-        with pytest.raises(StoreTransient):
-            late.result(DEADLINE_S)
-    stored = one.store(wanted(1))
-    assert isinstance(stored, c.CheckpointStored)
-    found = runner(store, epoch=2).prepare().newest
-    assert found is not None
-    assert found.checkpoint_id == 1
+        late.result(DEADLINE_S)
+    assert not store.list(dead)
+    newest = swept(runner(store, epoch=2).prepare()).newest
+    assert newest is not None
+    assert newest.checkpoint_id == 2
+    assert store.list(living)
+
+
+def test_a_start_lists_nothing() -> None:
+    store = _LateListing()
+    one = runner(store)
+    files(store)
+    one.prepare()
+    one.store(wanted(1))
+    store.is_bad = True  # a listing would hang
+    found = one.prepare()
+    assert found.newest is not None
+    one = runner(store, epoch=2)
+    assert one.prepare().retained == found.retained
+    store.delete("shared/a")
+    with pytest.raises(Unrecoverable, match="none of the checkpoints"):
+        one.prepare()
+    assert not store.hangs.is_set()
 
 
 def test_a_preparation_that_begins_when_it_was_given_up_on_sweeps_nothing() -> None:

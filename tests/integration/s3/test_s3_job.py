@@ -1,0 +1,91 @@
+"""Aim: a job whose checkpoints are on S3 has every effect once, whatever is killed, and asks little of the server.
+
+Method: a ledger job on real daemons; SIGKILL of a TaskManager, of the JobManager and of the server; requests are
+counted by a proxy between the daemons and the server.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.client.client import Client
+from penstock.client.job import JobHandle
+from penstock.storage.head import decode_head
+from penstock.storage.s3.s3_store import S3Store
+from tests.integration.s3.conftest import BUCKET, settings_of
+from tests.support.ledger_job import LedgerJob
+from tests.support.processes import DaemonCluster, site, wait_ended
+from tests.support.radosgw import SECRET_KEY, RadosGateway, s3_options
+from tests.support.s3_proxy import S3Proxy
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, proxy: S3Proxy) -> Iterator[DaemonCluster]:
+    with site(tmp_path) as place:
+        cluster = DaemonCluster(place)
+        options = {
+            **s3_options(proxy.endpoint),
+            "execution.checkpointing.dir": f"s3://{BUCKET}/{tmp_path.name}",
+        }
+        arguments = [part for key, value in options.items() for part in ("-D", f"{key}={value}")]
+        cluster.start(*arguments, taskmanagers=2, slots=2)
+        yield cluster
+        cluster.stop()
+        place.assert_nothing_left()
+
+
+@pytest.mark.parametrize("backend", ["rocksdb"])
+def test_the_ledger_with_its_checkpoints_on_s3(
+    cluster: DaemonCluster,
+    proxy: S3Proxy,
+    s3_server: RadosGateway,
+    tmp_path: Path,
+    backend: str,
+) -> None:
+    with Client(cluster.jobmanager) as client:
+        job = LedgerJob(cluster, client, tmp_path)
+        job.submit("300ms", state__backend__type=backend)
+        first = job.await_checkpoints(lambda one: one.status == "COMPLETED")
+        store = S3Store(
+            BUCKET, f"{tmp_path.name}/{job.handle.job_id}", settings_of(s3_server.endpoint)
+        )
+        assert decode_head(store.get("HEAD")).retained
+        proxy.forget()
+        later = job.await_checkpoints(
+            lambda one: one.status == "COMPLETED" and one.id >= first.id + 3
+        )
+        asked, count = proxy.kinds(), later.id - first.id + 1
+        assert asked["LIST"] == 0
+        assert asked["CAS"] <= count
+        # Of a checkpoint: 3 by each subtask, 6 by the JobManager.
+        assert asked.total() <= (3 * later.total_subtasks + 6) * count
+
+        pid = cluster.pid("taskmanager")
+        os.kill(pid, signal.SIGKILL)
+        wait_ended(pid)
+        cluster.start(taskmanagers=2)
+        second = job.await_checkpoints(
+            lambda one: one.status == "COMPLETED" and one.id > first.id and job.restored
+        )
+
+        s3_server.kill()
+        job.kill_the_jobmanager()
+        s3_server.start_gateway()
+        cluster.start(taskmanagers=2)
+    with Client(cluster.jobmanager) as client:
+        job._client = client
+        job._handle = JobHandle(client, job.handle.job_id)
+        job.await_checkpoints(lambda one: one.status == "COMPLETED" and one.id > second.id)
+        job.finish()
+        assert store.list("") == []
+    logs = [path for path in cluster.directory.rglob("logs/**/*") if path.is_file()]
+    assert logs
+    assert not [path for path in logs if SECRET_KEY in path.read_text()]
+    assert (cluster.directory / "penstock.yaml").stat().st_mode & 0o077 == 0
