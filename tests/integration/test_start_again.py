@@ -7,8 +7,10 @@ directory: over both, each number comes once. Every case waits for what it needs
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -21,9 +23,10 @@ import pytest
 import penstock as ps
 from penstock.cli.main import main
 from penstock.client.client import Client
+from penstock.client.job import JobHandle
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details, cancel
-from tests.support.processes import Deadline, wait_gone
+from tests.support.processes import DaemonCluster, Deadline, site, wait_gone
 
 pytestmark = pytest.mark.integration
 
@@ -370,3 +373,61 @@ def test_state_of_an_upgraded_job_migrates(
     again = str(tmp_path / "checkpoints" / handle.job_id)
     assert env.submit("third", from_savepoint=again).wait(DEADLINE_S).status == "FINISHED"
     assert_complete(tmp_path / "out")
+
+
+class FailOnce(Count):
+    """Fails once, when a file is not there yet."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = Path(marker)
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        if row.n > ROWS // 2 and not self.marker.exists():
+            self.marker.touch()
+            raise OSError("once")
+        super().process(row, ctx, out)
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_a_failure_before_the_first_own_checkpoint_starts_from_the_original_again(
+    new_env: NewEnvironment, tmp_path: Path, parallelism: int
+) -> None:
+    path = run_until_checkpoint(new_env, tmp_path)
+    restarts = {
+        "execution.checkpointing.interval": "1h",
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.delay": "0s",
+        "restart-strategy.fixed-delay.attempts": 10,
+    }
+    env = new_env(parallelism, config(tmp_path) | restarts)
+    build(env, tmp_path / "out", function=FailOnce(str(tmp_path / "failed")))
+    handle = env.submit("second", from_savepoint=path)
+    assert handle.wait(DEADLINE_S).status == "FINISHED"
+    assert (tmp_path / "failed").exists()
+    assert handle.details().summary.restarts >= 1
+    assert_complete(tmp_path / "out")
+
+
+def test_a_successor_of_the_jobmanager_goes_on_from_the_original(tmp_path: Path) -> None:
+    with site(tmp_path / "site") as place:
+        cluster = DaemonCluster(place)
+        cluster.start(taskmanagers=1, slots=2)
+        with ps.Environment(cluster.jobmanager, parallelism=2, config=config(tmp_path)) as env:
+            build(env, tmp_path / "out", RATE)
+            first = env.submit("first")
+            await_details(first, lambda _m, _s: first.details().last_checkpoint_id > 2)
+            cancel(first)
+            never = {"execution.checkpointing.interval": "1h"}
+        with ps.Environment(
+            cluster.jobmanager, parallelism=1, config=config(tmp_path) | never
+        ) as env:
+            build(env, tmp_path / "out", RATE)
+            path = tmp_path / "checkpoints" / first.job_id
+            second = env.submit("second", from_savepoint=path)
+            await_details(second, lambda metrics, _s: metrics["totals"]["records_in"] > 500)
+            os.kill(cluster.pid("jobmanager"), signal.SIGKILL)
+            cluster.start(taskmanagers=1, slots=2)
+            with Client(cluster.jobmanager) as client:
+                assert JobHandle(client, second.job_id).wait(DEADLINE_S).status == "FINISHED"
+        assert_complete(tmp_path / "out")
+        cluster.stop()
