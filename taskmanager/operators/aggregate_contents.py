@@ -142,7 +142,8 @@ class AggregateSlices(SliceContents[AggregateRows]):
     @override
     def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
         for rows in self._table(_FIRING, end).chunks(self.context.config.batch_rows):
-            yield from self._results(rows, start, end)
+            for results in self._results(rows, start, end):
+                yield self.unfired(results, end)
         self.context.state.drop(_FIRING, end)
 
     @override

@@ -103,7 +103,10 @@ class FunctionSlices(SliceContents[SequencedRows]):
 
     @override
     def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
-        for rows in parts_of([self._table(_FIRING, end)]):
+        for part in parts_of([self._table(_FIRING, end)]):
+            rows = self.unfired(part, end)
+            if not rows.num_rows:
+                continue
             for _, output in self._runner.run(self._group(rows, start, end)):
                 yield output
         self.context.state.drop(_FIRING, end)

@@ -123,7 +123,8 @@ class JoinSlices(SliceContents[_SidedRows]):
         tables = [self._table(_FIRING, side, end) for side in range(2)]
         count = max(table.part_count for table in tables)
         for index in range(count):
-            left, right = (part_rows([table], index, count) for table in tables)
+            parts = (part_rows([table], index, count) for table in tables)
+            left, right = (self.unfired(part, end) for part in parts)
             yield from self._joined_part(left, right, start, end)
         for name in _FIRING:
             self.context.state.drop(name, end)

@@ -10,12 +10,16 @@ all subtasks, whatever its parallelism:
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from common.elements import MIN_TIMESTAMP_MS
+from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_groups import key_group_of
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.state.operator_state import UNION
 
@@ -35,8 +39,14 @@ class WatermarkState:
 
     def __init__(self, context: OperatorContext, name: str = "watermark") -> None:
         self._key_groups = context.state.key_groups
+        self._max_parallelism = context.state.max_parallelism
         self._list = context.operator_state.list(name, UNION)
         self._list.codec = "watermark/1"
+
+    def ranges(self) -> RangeWatermarks:
+        """What was restored, key-group by key-group."""
+        items = [_WATERMARK.unpack(item) for item in self._list.items]
+        return RangeWatermarks(items, self._key_groups, self._max_parallelism)
 
     def restored_ms(self) -> int:
         """Where to go on; ``MIN_TIMESTAMP_MS`` where nothing was restored."""
@@ -47,10 +57,62 @@ class WatermarkState:
             default=MIN_TIMESTAMP_MS,
         )
 
-    def keep(self, watermark_ms: int) -> None:
-        """Makes the watermark part of the next snapshot."""
+    def keep(self, watermark_ms: int, ranges: RangeWatermarks | None = None) -> None:
+        """Makes the watermark part of the next snapshot.
+
+        Args:
+            ranges: key-groups that are still ahead of it.
+        """
         mine = self._key_groups
-        self._list.items = [_WATERMARK.pack(watermark_ms, mine.start, mine.stop - 1)]
+        held = [(watermark_ms, mine.start, mine.stop - 1)]
+        if ranges is not None:
+            held = ranges.after(watermark_ms)
+        self._list.items = [_WATERMARK.pack(*one) for one in held]
+
+
+class RangeWatermarks:
+    """How far time had come for each key-group of a restored subtask.
+
+    Where ranges of subtasks meet whose watermarks differed, the smallest counts for the subtask; rows of the others
+    are late by their own until the stream has passed the largest, and windows that had fired for them fire for the
+    rest only.
+
+    Args:
+        items: (watermark, first key-group, last key-group) each; the last one counts.
+        key_groups: of the subtask.
+        max_parallelism: number of key-groups of the operator.
+    """
+
+    def __init__(
+        self, items: Iterable[tuple[int, int, int]], key_groups: range, max_parallelism: int
+    ) -> None:
+        self._key_groups = key_groups
+        self._max_parallelism = max_parallelism
+        self._of_group = np.full(len(key_groups), MIN_TIMESTAMP_MS, np.int64)
+        for watermark_ms, first, last in items:
+            start, stop = first - key_groups.start, last + 1 - key_groups.start
+            self._of_group[max(start, 0) : max(stop, 0)] = watermark_ms
+        self.largest_ms = int(self._of_group.max(initial=MIN_TIMESTAMP_MS))
+
+    def are_ahead(self, watermark_ms: int) -> bool:
+        """Whether one of them is further than the operator."""
+        return watermark_ms < self.largest_ms
+
+    def of_keys(self, keys: KeyBatch) -> Int64Array:
+        """The watermark of each key: int64[n]."""
+        groups = key_group_of(keys.hashes, self._max_parallelism).astype(np.int64)
+        return self._of_group[groups - self._key_groups.start]
+
+    def after(self, watermark_ms: int) -> list[tuple[int, int, int]]:
+        """(watermark, first key-group, last key-group) when the operator has come so far."""
+        now = np.maximum(self._of_group, watermark_ms)
+        bounds = [0, *(np.flatnonzero(np.diff(now)) + 1).tolist(), len(now)]
+        first = self._key_groups.start
+        return [
+            (int(now[start]), first + start, first + stop - 1)
+            for start, stop in itertools.pairwise(bounds)
+            if start < stop
+        ]
 
 
 class ArrivalCounter:

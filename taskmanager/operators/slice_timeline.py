@@ -70,10 +70,15 @@ class SliceTimeline:
         """Start of the slice that a time lies in."""
         return timestamp_ms - (timestamp_ms - self.offset_ms) % self.slice_ms
 
-    def first_in_time_slice(self) -> int:
-        """The earliest slice whose rows are not late: all before it are."""
+    def first_in_time_slice(self, watermark_ms: int | None = None) -> int:
+        """The earliest slice whose rows are not late: all before it are.
+
+        Args:
+            watermark_ms: None = that of the operator.
+        """
         # A window that still takes rows ends after watermark - lateness + 1; the earliest of them:
-        earliest_end = self.watermark_ms - self._lateness_ms + 2
+        time_ms = self.watermark_ms if watermark_ms is None else watermark_ms
+        earliest_end = time_ms - self._lateness_ms + 2
         start = earliest_end - self.size_ms
         return start + (self._window_offset_ms - start) % self.slide_ms
 

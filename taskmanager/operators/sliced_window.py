@@ -22,6 +22,7 @@ from penstock.graph.window_schemas import SLICE, is_partial
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
 from taskmanager.kernels import SliceSplit, slice_starts, split_by_slice, time_bounds
+from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.late_rows import handle_late_rows
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.operator_progress import WatermarkState
@@ -46,6 +47,7 @@ class _SlicedWindowOperator(Operator):
         contents: SliceContents[Any],
     ) -> None:
         self._name = spec.name
+        self._keys = _keys_of(spec)
         self._window = window
         self._contents = contents
         self._timeline = SliceTimeline(window)
@@ -60,15 +62,33 @@ class _SlicedWindowOperator(Operator):
         self._contents.open(context)
         self._watermark = WatermarkState(context)
         self._timeline.restore(self._watermark.restored_ms(), self._contents.slices())
+        self._ranges = self._watermark.ranges()
+        if self._is_behind and not self._window.allowed_lateness_ms:
+            # Where late rows make windows fire again, one that fires again says what is so now.
+            self._contents.only_unfired = self._unfired
 
     @override
     def prepare_snapshot(self, checkpoint_id: int) -> None:
-        self._watermark.keep(self._timeline.watermark_ms)
+        self._watermark.keep(self._timeline.watermark_ms, self._ranges)
         self._contents.prepare_snapshot()
 
     @override
     def close(self) -> None:
         self._contents.close()
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether some of the keys were further before a restore than the operator is."""
+        return self._ranges.are_ahead(self._timeline.watermark_ms)
+
+    def _watermarks_of(self, batch: pa.RecordBatch) -> Int64Array:
+        """How far each row's key was before the restore: int64[n]."""
+        return self._ranges.of_keys(KeyColumns(self._keys, batch.schema).encode(batch))
+
+    def _unfired(self, rows: pa.RecordBatch, end: int) -> pa.RecordBatch:
+        if not self._ranges.are_ahead(end - 2):
+            return rows
+        return rows.filter(pa.array(self._watermarks_of(rows) < end - 1))
 
     def _add(self, start: int, prepared: Any, rows: Rows | None) -> None:
         self._timeline.add(start)
@@ -91,6 +111,13 @@ class _SlicedWindowOperator(Operator):
             self._contents.drop(start)
 
 
+def _keys_of(spec: graph_pb2.Operator) -> list[str]:
+    """The key columns of an operator of windows, whatever the windows hold."""
+    kind = spec.WhichOneof("spec")
+    assert kind in ("window_aggregate", "window_function", "join"), "an operator of windows"
+    return list(getattr(spec, kind).keys)
+
+
 class EventTimeWindowOperator(_SlicedWindowOperator):
     """Windows of event time, which watermarks fire."""
 
@@ -108,6 +135,26 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
+        return self._process_behind(batch) if self._is_behind else self._process(batch)
+
+    def _process_behind(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
+        """Rows are late by the watermark that their key had before the restore."""
+        timeline = self._timeline
+        times, _ = self._times(batch)
+        watermarks = self._watermarks_of(batch)
+        is_late = np.zeros(batch.num_rows, np.bool_)
+        for watermark_ms in np.unique(watermarks).tolist():
+            if watermark_ms > timeline.watermark_ms:
+                first = timeline.first_in_time_slice(watermark_ms)
+                starts = slice_starts(times, timeline.slice_ms, timeline.offset_ms)
+                is_late |= (watermarks == watermark_ms) & (starts < first)
+        if is_late.any():
+            yield from handle_late_rows(batch.filter(pa.array(is_late)), self._window, self.context)
+            batch = batch.filter(pa.array(~is_late))
+        if batch.num_rows:
+            yield from self._process(batch)
+
+    def _process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
         timeline = self._timeline
         times, earliest = self._times(batch)
         smallest, largest = time_bounds(times)

@@ -47,6 +47,14 @@ class SliceContents(ABC, Generic[P]):
 
     has_one_input: ClassVar[bool] = True
 
+    only_unfired: Callable[[pa.RecordBatch, int], pa.RecordBatch] | None = None
+    """Takes rows with the key columns, and the end of a window; leaves out keys for which it had fired before a
+    restore. None = there are none."""
+
+    def unfired(self, rows: pa.RecordBatch, end: int) -> pa.RecordBatch:
+        """The rows of keys for which the window that ends there has not fired yet."""
+        return rows if self.only_unfired is None else self.only_unfired(rows, end)
+
     @abstractmethod
     def restore(self, state: KeyedStateBackend) -> None:
         """Brings all slices and windows that are being fired into memory, before ``open``; any thread."""
