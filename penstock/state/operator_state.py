@@ -267,20 +267,14 @@ class BroadcastState(State):
 
 
 def _migrate(state: OperatorListState, held: ItemList) -> None:
-    """Makes restored items what is declared.
-
-    Raises:
-        StateError: they cannot become that.
-    """
+    """Makes restored items what is declared; what cannot become that stays, to be refused."""
     if not held.items or held.codec in ("", state.codec.name):
         return
     old = codec_of(held.codec)
     try:
         convert = migration(old, state.codec)
-    except MigrationRefusedError as error:
-        raise StateError(
-            f"state {state.name!r}: {error}: declare it as it was, or give it another name"
-        ) from error
+    except MigrationRefusedError:
+        return
     if convert is not None:
         held.items = [state.codec.encode(convert(old.decode(item))) for item in held.items]
     held.codec = state.codec.name
