@@ -29,10 +29,10 @@ from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import ByteArray, Int64Array
 from taskmanager.kernels.fair_lock import FairLock
 from taskmanager.kernels.slot_table import KeyRecords
+from taskmanager.kernels.tombstones import FIRST_VERSION, Tombstones
 
 NO_VERSION: Final = -1
 RESTORED_VERSION: Final = 0
-FIRST_VERSION: Final = 1
 CHUNK_SLOTS: Final = 1 << 16
 READ_AHEAD_BYTES: Final = 64 << 20
 """So much is copied before it is used: as long as an export is open, changes cost its owner more."""
@@ -83,9 +83,7 @@ class RecordVersions:
         self._slots = slots
         self._column = column
         self._changed = 0
-        self._floor = 0
-        self._tombstones: dict[int, list[KeyBatch]] = {}
-        self._tombstone_count = 0
+        self._tombstones = Tombstones[KeyBatch]()
         self._exports: list[RecordExport] = []
         slots.before_replacement = self._keep_records
 
@@ -120,8 +118,9 @@ class RecordVersions:
         if not len(present):
             return
         self._changed = self.current
-        if self.current > FIRST_VERSION and self._floor < self.current:
-            self._bury(keys if len(present) == len(keys) else keys.take(present))
+        removed = keys if len(present) == len(keys) else keys.take(present)
+        kept_max = max(_TOMBSTONES_MIN, 2 * len(self._slots))
+        self._tombstones.bury(self.current, removed, len(removed), kept_max)
         if self._exports:
             self._touch_displaced(slots[present])
 
@@ -131,12 +130,8 @@ class RecordVersions:
         Args:
             since_version: 0 for everything; the export may begin earlier than that.
         """
-        since = since_version if since_version >= self._floor else 0
-        buried: list[KeyBatch] = []
-        if since:
-            for version, batches in self._tombstones.items():
-                if version > since:
-                    buried += batches
+        since = self._tombstones.since(since_version)
+        buried = self._tombstones.after(since) if since else []
         export = RecordExport(self, since, self.current, buried)
         self.current += 1
         with self.lock:
@@ -145,31 +140,18 @@ class RecordVersions:
 
     def forget(self, version: int) -> None:
         """Tombstones up to the version are not needed any more."""
-        for old in [old for old in self._tombstones if old <= version]:
-            self._tombstone_count -= sum(len(batch) for batch in self._tombstones.pop(old))
+        self._tombstones.forget(version)
 
     def restart(self) -> None:
         """The table was emptied and begins anew, with the first version."""
         self.current = FIRST_VERSION
-        self._changed = self._floor = 0
-        self._tombstones = {}
-        self._tombstone_count = 0
+        self._changed = 0
+        self._tombstones.restart(0)
 
     def memory_bytes(self) -> int:
         """Size of tombstones and of what is kept for exports."""
-        tombstones = sum(
-            key_bytes(batch) for batches in self._tombstones.values() for batch in batches
-        )
+        tombstones = sum(map(key_bytes, self._tombstones.after(0)))
         return tombstones + sum(export.memory_bytes() for export in self._exports)
-
-    def _bury(self, keys: KeyBatch) -> None:
-        self._tombstones.setdefault(self.current, []).append(keys)
-        self._tombstone_count += len(keys)
-        if self._tombstone_count > max(_TOMBSTONES_MIN, 2 * len(self._slots)):
-            # The next snapshot is a full one.
-            self._tombstones = {}
-            self._tombstone_count = 0
-            self._floor = self.current
 
     def _touch_displaced(self, slots: Int64Array) -> None:
         room = len(self._slots) + 2

@@ -8,19 +8,12 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
-from taskmanager.kernels import encode_keys
-from taskmanager.state.instances import InstanceState, NumberPool
-from taskmanager.state.key_index import KeyIndex
-from taskmanager.state.keyed_rows import (
-    SealedKeyedRows,
-    keyed_schema,
-    latest_rows,
-    present_states,
-)
-from taskmanager.state.run_format import key_fields
-from taskmanager.state.slot_arrays import SlotArrays
+from taskmanager.state.instances import InstanceState
+from taskmanager.state.keyed_rows import MakeColumns, present_states
+from taskmanager.state.keyed_table import KeyedTable
 from taskmanager.state.snapshot_table import RestoredPart
 
 Int64Array = npt.NDArray[np.int64]
@@ -37,7 +30,7 @@ def count_fields(ttl_ms: int) -> tuple[pa.Field, ...]:
     return (_FILLED, _WINDOW_INDEX, _TOUCHED) if ttl_ms else (_FILLED, _WINDOW_INDEX)
 
 
-class CountTable(SlotArrays):
+class CountTable(KeyedTable):
     """Per key: rows in its open window, that window's index, and the number its contents go by.
 
     A key stays for good, since the index of its windows goes on counting; where nobody reads the index
@@ -54,7 +47,6 @@ class CountTable(SlotArrays):
     Attributes:
         filled, window_index, instance: by index of the key; after an assignment ``changed`` is called.
         touched_ms: when the key had its last row, by index; kept with a TTL only.
-        numbers: gives out the numbers of contents.
     """
 
     kind = "counts"
@@ -72,38 +64,20 @@ class CountTable(SlotArrays):
     window_index: Int64Array
     instance: Int64Array
     touched_ms: Int64Array
-    _changed_in: Int64Array
     _born_in: Int64Array
     """The version in which the key came, ``_RESTORED``, or 0 where the index is not in use."""
 
     def __init__(
         self, key_types: Sequence[pa.DataType], contents: InstanceState, ttl_ms: int = 0
     ) -> None:
-        self._types = tuple(key_types)
+        super().__init__(key_types, contents)
         self._ttl_ms = ttl_ms
-        self._version = 1
-        self._last_change = 0
         self._drops_empty = False
-        self._begin(contents)
-
-    def _begin(self, contents: InstanceState) -> None:
-        """No key is in memory."""
-        self.contents = contents
-        self.numbers = NumberPool()
-        self._keys = KeyIndex(self._types)
-        self._make_arrays()
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def memory_bytes(self) -> int:
-        """Approximate size, what the windows hold included."""
-        return self._keys.memory_bytes() + self._array_bytes() + self.contents.memory_bytes()
-
-    def key_indices(self, keys: KeyBatch) -> Int64Array:
-        """Where the keys are in ``filled``, ``window_index`` and ``instance``: int64[n]."""
-        return self._indices(keys)
-
+    @override
     def _indices(self, keys: KeyBatch) -> Int64Array:
         indices, _ = self._keys.enter(keys)
         self._reserve(self._keys.bound)
@@ -116,8 +90,7 @@ class CountTable(SlotArrays):
     def changed(self, indices: Int64Array) -> None:
         """The windows of these keys have changed, or what they hold."""
         self._born_in[indices[self._born_in[indices] == 0]] = self._version
-        self._changed_in[indices] = self._version
-        self._last_change = self._version
+        self._touch(indices)
 
     def expired(self, now_ms: int, indices: Int64Array | None = None) -> Int64Array:
         """Which keys have had no row for longer than the TTL.
@@ -173,50 +146,6 @@ class CountTable(SlotArrays):
         for numbers in (self.window_index, self._changed_in, self._born_in):
             numbers[indices] = 0
 
-    def schema(self) -> pa.Schema:
-        """Schema of the exported rows."""
-        content = [*count_fields(self._ttl_ms), *self.contents.state_fields()]
-        return keyed_schema(key_fields(self._types), content)
-
-    def is_changed(self, since_version: int) -> bool:
-        """A key has had rows after that version."""
-        return self._last_change > since_version
-
-    def seal(self, since_version: int, max_parallelism: int) -> SealedKeyedRows:
-        """Freezes the keys that changed after ``since_version``: copies their numbers, but no values."""
-        version = self._version
-        self._version += 1
-        is_wanted = self._born_in != 0
-        if since_version:
-            is_wanted &= self._changed_in > since_version
-        indices = np.flatnonzero(is_wanted)
-        dead: list[pa.Array] | None = None
-        if self._forgets:
-            is_empty = self._is_empty(indices)
-            if since_version:
-                dead = self._keys.key_columns(indices[is_empty])
-            indices = indices[~is_empty]
-        numbers = [self.filled[indices], self.window_index[indices]]
-        if self._ttl_ms:
-            numbers.append(self.touched_ms[indices])
-        instances = self.instance[indices]
-        is_open = instances >= 0
-        states = present_states(self.contents.freeze(instances[is_open]), is_open)
-
-        def content(rows: Int64Array) -> list[pa.Array]:
-            return [*(pa.array(column[rows]) for column in numbers), *states(rows)]
-
-        return SealedKeyedRows(
-            since_version,
-            version,
-            self.schema(),
-            len(self._types),
-            max_parallelism,
-            self._keys.key_columns(indices),
-            content,
-            dead,
-        )
-
     def forget(self, version: int) -> None:
         """Whatever was there up to that version has been told: empty keys may go."""
         if self._forgets:
@@ -226,19 +155,52 @@ class CountTable(SlotArrays):
 
     def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
         """Adds restored keys."""
-        key_count = len(self._types)
-        for batch in latest_rows(batches, self.schema(), key_count):
-            columns = batch.columns[2:]
-            indices = self._indices(encode_keys(columns[:key_count]))
+        numbers_stop = len(self._fields())
+        for indices, columns in self._restored_rows(batches):
+            numbers = [column.to_numpy() for column in columns[:numbers_stop]]
             self._born_in[indices] = _RESTORED
-            filled = columns[key_count].to_numpy()
-            self.filled[indices] = filled
-            self.window_index[indices] = columns[key_count + 1].to_numpy()
-            if self._ttl_ms:
-                self.touched_ms[indices] = columns[key_count + 2].to_numpy()
-            rows = np.flatnonzero(filled > 0)
+            for held, restored in zip(self._numbers(), numbers, strict=True):
+                held[indices] = restored
+            rows = np.flatnonzero(self.filled[indices] > 0)
             instances = self.numbers.allocate(len(rows))
             self.instance[indices[rows]] = instances
             taken = pa.array(rows)
-            first = key_count + len(count_fields(self._ttl_ms))
-            self.contents.restore(instances, [c.take(taken) for c in columns[first:]])
+            self.contents.restore(instances, [c.take(taken) for c in columns[numbers_stop:]])
+
+    def _numbers(self) -> list[Int64Array]:
+        """What is exported of each key, beside its contents."""
+        numbers = [self.filled, self.window_index]
+        return [*numbers, self.touched_ms] if self._ttl_ms else numbers
+
+    @override
+    def _fields(self) -> Sequence[pa.Field]:
+        return count_fields(self._ttl_ms)
+
+    @override
+    def _rows(self) -> Int64Array:
+        return np.flatnonzero(self._born_in)
+
+    @override
+    def _identity(self, rows: Int64Array) -> list[pa.Array]:
+        return self.keys(rows)
+
+    @override
+    def _without_removed(
+        self, rows: Int64Array, since_version: int
+    ) -> tuple[Int64Array, list[pa.Array] | None]:
+        if not self._forgets:
+            return rows, None
+        is_empty = self._is_empty(rows)
+        return rows[~is_empty], self._identity(rows[is_empty])
+
+    @override
+    def _content(self, rows: Int64Array) -> MakeColumns:
+        numbers = [held[rows] for held in self._numbers()]
+        instances = self.instance[rows]
+        is_open = instances >= 0
+        states = present_states(self.contents.freeze(instances[is_open]), is_open)
+
+        def columns(chosen: Int64Array) -> list[pa.Array]:
+            return [*(pa.array(held[chosen]) for held in numbers), *states(chosen)]
+
+        return columns

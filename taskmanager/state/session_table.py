@@ -19,14 +19,14 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
-from taskmanager.kernels import encode_keys
-from taskmanager.state.instances import InstanceState, NumberPool
-from taskmanager.state.key_index import KeyIndex
-from taskmanager.state.keyed_rows import SealedKeyedRows, keyed_schema, latest_rows
-from taskmanager.state.run_format import key_fields
-from taskmanager.state.slot_arrays import SlotArrays, grown
+from taskmanager.kernels.tombstones import Tombstones
+from taskmanager.state.instances import InstanceState
+from taskmanager.state.keyed_rows import MakeColumns
+from taskmanager.state.keyed_table import KeyedTable
+from taskmanager.state.slot_arrays import grown
 from taskmanager.state.snapshot_table import RestoredPart
 
 Int64Array = npt.NDArray[np.int64]
@@ -38,7 +38,8 @@ _START = pa.field("start", pa.int64())
 _END = pa.field("end", pa.int64())
 _FIRED = pa.field("fired", pa.bool_())
 SESSION_FIELDS = (_START, _END, _FIRED)
-"""Columns of the exported rows between the key and what the sessions hold."""
+"""Columns of the exported rows between the key and what the sessions hold: the first is part of what they
+are known by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class SessionUpdate:
     touched: Int64Array
 
 
-class SessionTable(SlotArrays):
+class SessionTable(KeyedTable):
     """Numbered sessions per key.
 
     Args:
@@ -68,6 +69,7 @@ class SessionTable(SlotArrays):
     """
 
     kind = "sessions"
+    number_field = _START
     by_slot = MappingProxyType(
         {
             "_start": 0,
@@ -86,28 +88,21 @@ class SessionTable(SlotArrays):
     _earlier: Int64Array
     _later: Int64Array
     _fired: BoolArray
-    _changed_in: Int64Array
     _started_in: Int64Array
     """Since when a session has its start: those of this version need no tombstone."""
 
     def __init__(
         self, key_types: Sequence[pa.DataType], gap_ms: int, contents: InstanceState
     ) -> None:
-        self._types = tuple(key_types)
         self._gap_ms = gap_ms
-        self._version = 1
-        self._last_change = 0
-        self._dead: list[_Dead] = []
-        self._dead_bytes = 0
-        self._begin(contents)
+        # Sessions that are no more, or have another start now, by key and start; their size in bytes.
+        self._dead = Tombstones[list[pa.Array]]()
+        super().__init__(key_types, contents)
 
+    @override
     def _begin(self, contents: InstanceState) -> None:
-        """No session is in memory."""
-        self.contents = contents
-        self._make_arrays()
+        super()._begin(contents)
         self._head = np.full(64, -1, np.int64)
-        self._keys = KeyIndex(self._types)
-        self._numbers = NumberPool()
         self._count = 0
         # Lower bounds of the ends, so that most watermarks need no look at all sessions.
         self._first_end_to_fire = int(_NEVER)
@@ -116,15 +111,11 @@ class SessionTable(SlotArrays):
     def __len__(self) -> int:
         return self._count
 
+    @override
     def memory_bytes(self) -> int:
-        """Approximate size, what the sessions hold included."""
-        arrays = self._array_bytes() + self._head.nbytes + self._dead_bytes
-        return self._keys.memory_bytes() + arrays + self.contents.memory_bytes()
+        return super().memory_bytes() + self._head.nbytes + self._dead.size
 
-    def key_indices(self, keys: KeyBatch) -> Int64Array:
-        """The numbers of keys, for ``add`` and ``intervals``: int64[n]."""
-        return self._indices(keys)
-
+    @override
     def _indices(self, keys: KeyBatch) -> Int64Array:
         indices, _ = self._keys.enter(keys)
         self._head = grown(self._head, self._keys.bound, -1)
@@ -237,9 +228,9 @@ class SessionTable(SlotArrays):
         return session
 
     def _new_sessions(self, count: int) -> Int64Array:
-        numbers = self._numbers.allocate(count)
+        numbers = self.numbers.allocate(count)
         self._count += count
-        self._reserve(self._numbers.bound)
+        self._reserve(self.numbers.bound)
         self._started_in[numbers] = self._version
         return numbers
 
@@ -273,7 +264,7 @@ class SessionTable(SlotArrays):
         """
         if self._first_end_to_fire - 1 > watermark_ms:
             return np.empty(0, np.int64)
-        bound = self._numbers.bound
+        bound = self.numbers.bound
         ends = self._end[:bound]
         waiting = ~self._fired[:bound] & (ends != _NEVER)
         is_due = waiting & (ends - 1 <= watermark_ms)
@@ -295,7 +286,7 @@ class SessionTable(SlotArrays):
         last_end = watermark_ms - lateness_ms + 1
         if self._first_end_to_expire > last_end:
             return np.empty(0, np.int64)
-        bound = self._numbers.bound
+        bound = self.numbers.bound
         ends = self._end[:bound]
         is_expired = self._fired[:bound] & (ends <= last_end)
         self._first_end_to_expire = int(ends[~is_expired].min(initial=_NEVER))
@@ -323,88 +314,66 @@ class SessionTable(SlotArrays):
     def _release(self, sessions: Int64Array) -> None:
         self._end[sessions] = _NEVER
         self._fired[sessions] = False
-        self._numbers.release(sessions)
+        self.numbers.release(sessions)
         self._count -= len(sessions)
 
     def next_end(self) -> int | None:
         """A time at or before the end of the first session that is to fire, None = there is none."""
         return None if self._first_end_to_fire == _NEVER else self._first_end_to_fire
 
-    def _touch(self, sessions: Int64Array) -> None:
-        self._changed_in[sessions] = self._version
-        self._last_change = self._version
-
     def _bury(self, sessions: Int64Array) -> None:
         """Leaves tombstones for sessions that snapshots may know by their start."""
         known = sessions[self._started_in[sessions] < self._version]
         if len(known):
-            dead = _Dead(self._version, self.keys(known), self._start[known])
-            self._dead.append(dead)
-            self._dead_bytes += dead.memory_bytes()
+            dead = self._identity(known)
+            self._dead.bury(self._version, dead, sum(column.nbytes for column in dead))
             self._last_change = self._version
 
-    def schema(self) -> pa.Schema:
-        """Schema of the exported rows."""
-        content = [_END, _FIRED, *self.contents.state_fields()]
-        return keyed_schema([*key_fields(self._types), _START], content)
+    @override
+    def _fields(self) -> Sequence[pa.Field]:
+        return SESSION_FIELDS[1:]
 
-    def is_changed(self, since_version: int) -> bool:
-        """Sessions have got rows, fired or gone after that version."""
-        return self._last_change > since_version
+    @override
+    def _rows(self) -> Int64Array:
+        return np.flatnonzero(self._end[: self.numbers.bound] != _NEVER)
 
-    def seal(self, since_version: int, max_parallelism: int) -> SealedKeyedRows:
-        """Freezes the sessions that changed after ``since_version``: copies their numbers, but no values
-        that they hold."""
-        version = self._version
-        self._version += 1
-        bound = self._numbers.bound
-        is_live = self._end[:bound] != _NEVER
-        if since_version:
-            is_live &= self._changed_in[:bound] > since_version
-        sessions = np.flatnonzero(is_live)
-        ends, fired = self._end[sessions], self._fired[sessions]
-        states = self.contents.freeze(sessions)
+    @override
+    def _identity(self, rows: Int64Array) -> list[pa.Array]:
+        return [*self.keys(rows), pa.array(self._start[rows])]
 
-        def content(rows: Int64Array) -> list[pa.Array]:
-            columns = [column(rows) for column in states]
-            return [pa.array(ends[rows]), pa.array(fired[rows]), *columns]
+    @override
+    def _without_removed(
+        self, rows: Int64Array, since_version: int
+    ) -> tuple[Int64Array, list[pa.Array] | None]:
+        dead = self._dead.after(since_version)
+        return rows, [pa.concat_arrays(parts) for parts in zip(*dead, strict=True)] or None
 
-        return SealedKeyedRows(
-            since_version,
-            version,
-            self.schema(),
-            len(self._types),
-            max_parallelism,
-            [*self.keys(sessions), pa.array(self._start[sessions])],
-            content,
-            self._dead_since(since_version) if since_version else None,
-        )
+    @override
+    def _content(self, rows: Int64Array) -> MakeColumns:
+        ends, fired = self._end[rows], self._fired[rows]
+        states = self.contents.freeze(rows)
 
-    def _dead_since(self, since_version: int) -> list[pa.Array] | None:
-        dead = [dead for dead in self._dead if dead.version > since_version]
-        if not dead:
-            return None
-        keys = [pa.concat_arrays([d.keys[i] for d in dead]) for i in range(len(self._types))]
-        return [*keys, pa.array(np.concatenate([d.starts for d in dead]))]
+        def columns(chosen: Int64Array) -> list[pa.Array]:
+            held = [state(chosen) for state in states]
+            return [pa.array(ends[chosen]), pa.array(fired[chosen]), *held]
+
+        return columns
 
     def forget(self, version: int) -> None:
         """Forgets the tombstones up to that version."""
-        self._dead = [dead for dead in self._dead if dead.version > version]
-        self._dead_bytes = sum(dead.memory_bytes() for dead in self._dead)
+        self._dead.forget(version)
 
     def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
         """Adds restored sessions; all of a key come in one call."""
-        key_count = len(self._types)
         loaded: list[Int64Array] = []
-        for batch in latest_rows(batches, self.schema(), key_count + 1):
-            columns = batch.columns[2:]
-            sessions = self._new_sessions(batch.num_rows)
+        for keys, (starts, ends, fired, *states) in self._restored_rows(batches):
+            sessions = self._new_sessions(len(keys))
             self._started_in[sessions] = self._changed_in[sessions] = 0
-            self._key[sessions] = self._indices(encode_keys(columns[:key_count]))
-            self._start[sessions] = columns[key_count].to_numpy()
-            self._end[sessions] = columns[key_count + 1].to_numpy()
-            self._fired[sessions] = columns[key_count + 2].to_numpy(zero_copy_only=False)
-            self.contents.restore(sessions, columns[key_count + 3 :])
+            self._key[sessions] = keys
+            self._start[sessions] = starts.to_numpy()
+            self._end[sessions] = ends.to_numpy()
+            self._fired[sessions] = fired.to_numpy(zero_copy_only=False)
+            self.contents.restore(sessions, states)
             loaded.append(sessions)
         if not loaded:
             return
@@ -418,18 +387,6 @@ class SessionTable(SlotArrays):
         first_to_fire = int(ends[~fired].min(initial=_NEVER))
         self._first_end_to_fire = min(self._first_end_to_fire, first_to_fire)
         self._first_end_to_expire = min(self._first_end_to_expire, int(ends.min()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Dead:
-    """Sessions that are no more, or have another start now."""
-
-    version: int
-    keys: list[pa.Array]
-    starts: Int64Array
-
-    def memory_bytes(self) -> int:
-        return self.starts.nbytes + sum(key.nbytes for key in self.keys)
 
 
 def _components(

@@ -791,7 +791,7 @@ class BackendHistory:
         table = self.sessions(backend)
         if hasattr(table, "load_all"):
             table.load_all()
-        bound = table._numbers.bound
+        bound = table.numbers.bound
         return _session_rows(table, np.flatnonzero(table._end[:bound] != 2**63 - 1))
 
     def _count_content(self, backend: KeyedStateBackend) -> dict[Key, Any]:

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import encode_keys
+from taskmanager.kernels.tombstones import Tombstones
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.object_column import (
     CHUNK_SLOTS,
@@ -43,8 +44,7 @@ class HashMapValueColumn(ObjectColumn):
         self.values: list[Any] = [ABSENT] * home.room
         # -1 = the slot holds nothing.
         self._versions = np.full(home.room, -1, np.int64)
-        self._tombstones: dict[int, list[KeyBatch]] = {}
-        self._tombstone_count = 0
+        self._tombstones = Tombstones[KeyBatch]()
 
     @override
     def grow(self, room: int) -> None:
@@ -70,7 +70,10 @@ class HashMapValueColumn(ObjectColumn):
         if len(gone):
             gone = np.unique(gone)
             stored = gone[self._versions[gone] >= 0]
-            self._bury(stored)
+            if len(stored) and self._tombstones.are_kept(self.version):
+                kept_max = max(TOMBSTONES_MIN, 2 * int(self.present.sum()))
+                removed = self._home.keys_of(stored)
+                self._tombstones.bury(self.version, removed, len(stored), kept_max)
             for slot in gone.tolist():
                 values[slot] = ABSENT
         self._versions[slots] = self.version
@@ -97,13 +100,8 @@ class HashMapValueColumn(ObjectColumn):
 
     @override
     def seal(self, since_version: int, max_parallelism: int) -> ColumnExport:
-        since = since_version if since_version >= self._floor else 0
-        buried = [
-            keys
-            for version, batches in self._tombstones.items()
-            if since and version > since
-            for keys in batches
-        ]
+        since = self._tombstones.since(since_version)
+        buried = self._tombstones.after(since) if since else []
         export = CellExport(self, self._home, since, max_parallelism, buried)
         self.version += 1
         with self._home.lock:
@@ -112,8 +110,7 @@ class HashMapValueColumn(ObjectColumn):
 
     @override
     def forget(self, version: int) -> None:
-        for old in [old for old in self._tombstones if old <= version]:
-            self._tombstone_count -= sum(len(keys) for keys in self._tombstones.pop(old))
+        self._tombstones.forget(version)
 
     @override
     def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
@@ -183,16 +180,6 @@ class HashMapValueColumn(ObjectColumn):
             values[slot] = cell
         self._versions[slots] = version
         self.present[slots] = version >= 0
-
-    def _bury(self, slots: Int64Array) -> None:
-        if not len(slots) or self.version == 1 or self._floor == self.version:
-            return
-        self._tombstones.setdefault(self.version, []).append(self._home.keys_of(slots))
-        self._tombstone_count += len(slots)
-        if self._tombstone_count > max(TOMBSTONES_MIN, 2 * int(self.present.sum())):
-            # The next snapshot is a full one.
-            self._tombstones, self._tombstone_count = {}, 0
-            self._floor = self.version
 
 
 class HashMapListColumn(HashMapValueColumn):

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import encode_keys
+from taskmanager.kernels.tombstones import Tombstones
 from taskmanager.state.descriptors import ABSENT, StateDescriptor, ValueCodec
 from taskmanager.state.hashmap.object_column import (
     CHUNK_SLOTS,
@@ -58,8 +59,8 @@ class HashMapMapColumn(ObjectColumn):
         self.logs: dict[int, Log] = {}
         self._log: Log | None = None
         self._logged_count = 0
-        # Entries of keys that were forgotten since: per version keys, and a list of entries for each.
-        self._tombstones: dict[int, list[tuple[KeyBatch, list[Any]]]] = {}
+        # Entries of keys that were forgotten since.
+        self._tombstones = Tombstones[tuple[KeyBatch, list[Any]]]()
 
     @override
     def grow(self, room: int) -> None:
@@ -136,8 +137,8 @@ class HashMapMapColumn(ObjectColumn):
             if touched:
                 rows = np.array([slot for slot, entries in touched for _ in entries], np.int64)
                 keys = [key for _, entries in touched for key in entries]
-                buried = (self._home.keys_of(rows), keys)
-                self._tombstones.setdefault(version, []).append(buried)
+                self._logged_count -= len(keys)
+                self._tombstones.bury(version, (self._home.keys_of(rows), keys), len(keys))
 
     @override
     def sweep(self, slots: Int64Array, now_ms: int) -> int:
@@ -152,18 +153,14 @@ class HashMapMapColumn(ObjectColumn):
 
     @override
     def seal(self, since_version: int, max_parallelism: int) -> ColumnExport:
-        if self._logged_count > max(TOMBSTONES_MIN, 2 * int(self.present.sum())):
+        told = self._logged_count + self._tombstones.size
+        if told > max(TOMBSTONES_MIN, 2 * int(self.present.sum())):
             # Rather a full snapshot than ever more logs of what was touched.
-            self._drop_logs(self.version)
-            self._floor = self.version
-        since = since_version if since_version >= self._floor else 0
+            self.forget(self.version)
+            self._tombstones.restart(self.version)
+        since = self._tombstones.since(since_version)
         logs = [log for version, log in self.logs.items() if since and version > since]
-        buried = [
-            tombstones
-            for version, parts in self._tombstones.items()
-            if since and version > since
-            for tombstones in parts
-        ]
+        buried = self._tombstones.after(since) if since else []
         export = MapExport(self, self._home, since, max_parallelism, logs, buried)
         self.version += 1
         self._log = self.logs[self.version] = {}
@@ -173,7 +170,9 @@ class HashMapMapColumn(ObjectColumn):
 
     @override
     def forget(self, version: int) -> None:
-        self._drop_logs(version)
+        for old in [old for old in self.logs if old <= version]:
+            self._logged_count -= sum(map(len, self.logs.pop(old).values()))
+        self._tombstones.forget(version)
 
     @override
     def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
@@ -200,7 +199,8 @@ class HashMapMapColumn(ObjectColumn):
         used = np.flatnonzero(self.present)
         step = max(1, len(used) // 32)
         average = average_bytes([self.maps[slot] for slot in used[::step].tolist()])
-        return int(len(used) * average) + len(self.maps) * 9 + self._logged_count * 80
+        told = self._logged_count + self._tombstones.size
+        return int(len(used) * average) + len(self.maps) * 9 + told * 80
 
     def is_expired(self, stored: Any, now_ms: int) -> bool:
         """A value has a time stamp that is too old."""
@@ -227,14 +227,6 @@ class HashMapMapColumn(ObjectColumn):
             for export in tuple(self.exports):  # an I/O thread may end one meanwhile
                 if isinstance(export, MapExport):
                     export.save(slot, key, entries.get(key, ABSENT))
-
-    def _drop_logs(self, version: int) -> None:
-        for old in [old for old in self.logs if old <= version]:
-            log = self.logs.pop(old)
-            self._logged_count -= sum(map(len, log.values()))
-        for old in [old for old in self._tombstones if old <= version]:
-            parts = self._tombstones.pop(old)
-            self._logged_count -= sum(len(entries) for _, entries in parts)
 
 
 class MapExport(ColumnExport):

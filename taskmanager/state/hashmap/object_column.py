@@ -85,7 +85,6 @@ class ObjectColumn(ABC):
         self._ttl_ms = descriptor.ttl_ms
         self._key_count = len(home.key_types)
         self._changed_in = 0
-        self._floor = 0
         schema = keyed_schema([*key_fields(home.key_types), *identity], [value])
         self._schema = (
             schema.with_metadata({"ttl_ms": str(self._ttl_ms)}) if self._ttl_ms else schema

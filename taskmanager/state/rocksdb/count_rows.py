@@ -1,9 +1,4 @@
-"""Open count windows in the database, with those of the keys that were in use lately in memory.
-
-The table in memory is that of every backend. A batch first brings the keys that it has and memory has not
-in; when memory is short, all is written and everything is forgotten. Both happen before a batch looks at
-its keys (``key_indices``): between that and the batch's end, operators hold numbers of the table.
-"""
+"""Open count windows in the database, with those of the keys that were in use lately in memory."""
 
 from __future__ import annotations
 
@@ -14,21 +9,20 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import encode_keys
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_keys import partition_bounds
-from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, KeyedSpill
+from taskmanager.state.rocksdb.spilled_table import SpilledKeyedTable
 
 _SWEPT_ROWS: Final = 4096
 """Of the database, in one step of a sweep."""
 _TOUCHED: Final = "touched_ms"
 
 
-class StoredCountTable(CountTable, KeyedSpill):
+class StoredCountTable(SpilledKeyedTable, CountTable):
     """See ``CountTable``.
 
     Args:
@@ -48,19 +42,9 @@ class StoredCountTable(CountTable, KeyedSpill):
         is_complete: bool,
     ) -> None:
         CountTable.__init__(self, key_types, new_contents(), ttl_ms)
-        KeyedSpill.__init__(
-            self, partition, home, key_types, self.schema(), is_complete=is_complete
-        )
-        self._new_contents = new_contents
-        self._version = LOADED_VERSION + 1
+        self._spill(partition, home, new_contents, is_complete=is_complete)
         self._sweep_from: bytes | None = None
         """Where the sweep goes on in the database; None = it begins."""
-
-    @override
-    def key_indices(self, keys: KeyBatch) -> Int64Array:
-        self._make_room()
-        self._load(keys)
-        return super().key_indices(keys)
 
     @override
     def sweep(self, now_ms: int) -> tuple[Int64Array, bool]:
@@ -82,16 +66,3 @@ class StoredCountTable(CountTable, KeyedSpill):
         keys = encode_keys(due.columns[2 : 2 + len(self._types)])
         self._load(keys)
         return self.expired(now_ms, self._indices(keys)), False
-
-    @override
-    def written(self, version: int) -> None:
-        super().written(version)
-        self.forget(self._written_version)
-
-    @override
-    def _missing(self, keys: KeyBatch) -> KeyBatch:
-        return self._keys.missing(keys)
-
-    @override
-    def _forget(self) -> None:
-        self._begin(self._new_contents())

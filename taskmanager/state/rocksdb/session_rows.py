@@ -34,7 +34,7 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_keys import partition_bounds
 from taskmanager.state.rocksdb.keyed_entries import FrozenKeyedRows, in_parts
-from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, KeyedSpill
+from taskmanager.state.rocksdb.spilled_table import SpilledKeyedTable
 from taskmanager.state.rocksdb.sst_file import SstEntries
 from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
@@ -59,7 +59,7 @@ class _Ends:
     first: int | None
 
 
-class StoredSessionTable(SessionTable, KeyedSpill):
+class StoredSessionTable(SpilledKeyedTable, SessionTable):
     """See ``SessionTable``.
 
     Args:
@@ -83,12 +83,8 @@ class StoredSessionTable(SessionTable, KeyedSpill):
         is_complete: bool,
     ) -> None:
         SessionTable.__init__(self, key_types, gap_ms, new_contents())
-        KeyedSpill.__init__(
-            self, partition, home, key_types, self.schema(), is_complete=is_complete
-        )
+        self._spill(partition, home, new_contents, is_complete=is_complete)
         self.end_partition = end_partition
-        self._new_contents = new_contents
-        self._version = LOADED_VERSION + 1
         begin = partition_bounds(end_partition)[0]
         self._fire = _Ends(begin, _NEVER if is_complete else None)
         self._expire = _Ends(begin, _NEVER if is_complete else None)
@@ -96,12 +92,6 @@ class StoredSessionTable(SessionTable, KeyedSpill):
         # By version: keys that have no session any more.
         self._removed: dict[int, RecordTable] = {}
         self._outlive_firing = False
-
-    @override
-    def key_indices(self, keys: KeyBatch) -> Int64Array:
-        self._make_room()
-        self._load(keys)
-        return super().key_indices(keys)
 
     @override
     def due(self, watermark_ms: int) -> Int64Array:
@@ -178,7 +168,7 @@ class StoredSessionTable(SessionTable, KeyedSpill):
             (self._expire, self._first_end_to_expire),
         ):
             ends.first = None if ends.first is None else min(ends.first, first)
-        self._begin(self._new_contents())
+        super()._forget()
 
     def _first_stored(self, ends: _Ends) -> int:
         """No stored end that has not been looked at is before it."""
@@ -208,7 +198,7 @@ class StoredSessionTable(SessionTable, KeyedSpill):
 
     @override
     def _missing(self, keys: KeyBatch) -> KeyBatch:
-        missing = self._keys.missing(keys)
+        missing = super()._missing(keys)
         for version, removed in list(self._removed.items()):
             if version <= self._written_version:
                 del self._removed[version]

@@ -8,14 +8,17 @@ be missing in the database: a freeze seals them, and what is frozen is forgotten
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar, Final
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
-from penstock.storage.key_types import value_type
+from penstock.storage.key_types import Int64Array, value_type
 from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.state.instances import InstanceState
+from taskmanager.state.keyed_table import KeyedTable
 from taskmanager.state.rocksdb.cache_host import CacheAccount, TableHome
 from taskmanager.state.rocksdb.database_store import parts_of_values
 from taskmanager.state.rocksdb.entry_keys import (
@@ -118,6 +121,10 @@ class KeyedSpill(SpilledTable):
         """Freezes the changes after ``since_version``."""
 
     @abstractmethod
+    def forget(self, version: int) -> None:
+        """The database has been told what was removed up to that version."""
+
+    @abstractmethod
     def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
         """Adds rows."""
 
@@ -138,6 +145,7 @@ class KeyedSpill(SpilledTable):
 
     def freeze(self) -> FrozenPart | None:
         """What the database must be given; None = nothing."""
+        self.forget(self._written_version)
         if not self.is_changed(self._written_version):
             return None
         return self._frozen()
@@ -211,3 +219,47 @@ class KeyedSpill(SpilledTable):
 
     def _rows_of(self, part: Entries) -> pa.RecordBatch:
         return keyed_batch(self.schema(), self._plain_types, *part, with_numbers=self.with_numbers)
+
+
+class SpilledKeyedTable(KeyedTable, KeyedSpill):
+    """A ``KeyedTable`` before its entries.
+
+    A batch first brings the keys that it has and memory has not in; when memory is short, all is written
+    and everything is forgotten. Both happen before a batch looks at its keys (``key_indices``): between
+    that and the batch's end, operators hold numbers of the table.
+
+    A subclass names it before the table in memory among its bases, and calls ``_spill``.
+    """
+
+    def _spill(
+        self,
+        partition: int,
+        home: TableHome,
+        new_contents: Callable[[], InstanceState],
+        *,
+        is_complete: bool,
+    ) -> None:
+        """To be called when the table in memory has been made.
+
+        Args:
+            new_contents: makes the contents of a table without rows.
+        """
+        KeyedSpill.__init__(
+            self, partition, home, self._types, self.schema(), is_complete=is_complete
+        )
+        self._new_contents = new_contents
+        self._version = LOADED_VERSION + 1
+
+    @override
+    def key_indices(self, keys: KeyBatch) -> Int64Array:
+        self._make_room()
+        self._load(keys)
+        return super().key_indices(keys)
+
+    @override
+    def _missing(self, keys: KeyBatch) -> KeyBatch:
+        return self._keys.missing(keys)
+
+    @override
+    def _forget(self) -> None:
+        self._begin(self._new_contents())

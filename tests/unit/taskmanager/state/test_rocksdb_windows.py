@@ -230,3 +230,22 @@ def test_windows_go_to_the_subtasks_of_their_keys(directory: Path) -> None:
         assert sorted(found) == keys.tolist()
         written = following
     one.close()
+
+
+def test_a_writer_on_another_thread_leaves_the_keys_of_counts_alone(directory: Path) -> None:
+    one = OneBackend("rocksdb", directory)
+    counts: Any = one.open().count_table("counts", KEYS, _contents)
+    counts.drop_empty_keys()
+    for filled in (1, 0):
+        indices = counts.key_indices(encode_keys([pa.array([7, 8])]))
+        counts.filled[indices] = [filled, 1]
+        counts.changed(indices)
+        counts.leave(indices)
+        part = counts.freeze()
+        part.entries()
+        part.written()  # as the thread does that writes a snapshot, whatever the mailbox does meanwhile
+        part.release()
+    assert len(counts) == 2
+    assert counts.freeze() is None
+    assert len(counts) == 1
+    one.close()
