@@ -18,6 +18,7 @@ import numpy as np
 from taskmanager.state.descriptors import ABSENT
 from taskmanager.state.rocksdb.entry_keys import PARTITION_BYTES, string_order
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
+from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 
 PACE_CELLS: Final = 2048
 """Cells that are encoded between two pauses."""
@@ -72,8 +73,12 @@ class CellChanges:
         self.pace = pace
         self._frozen: list[Interval] = []
 
-    def freeze(self, now_ms: int) -> FrozenCells | None:
-        """Ends the interval: what the database must be given; None = nothing."""
+    def freeze(self, now_ms: int) -> FrozenPart | None:
+        """Ends the interval: what the database must be given; None = nothing.
+
+        Args:
+            now_ms: wall-clock time: what has expired then is not written.
+        """
         self._frozen = self.unwritten()
         if self.live.changes:
             self._frozen.append(self.live)
@@ -81,7 +86,13 @@ class CellChanges:
         if not self._frozen:
             return None
         self.is_stored = True
-        return FrozenCells(self, list(self._frozen), now_ms)
+        intervals = list(self._frozen)
+
+        def written() -> None:
+            for interval in intervals:
+                interval.is_written = True
+
+        return FrozenPart(self.partition, lambda: self._entries(intervals, now_ms), written)
 
     def unwritten(self) -> list[Interval]:
         """The intervals that were frozen and are not in the database."""
@@ -91,46 +102,29 @@ class CellChanges:
         """Everything is in the database."""
         return not self.live.changes and not self.unwritten()
 
-
-class FrozenCells:
-    """The unwritten intervals of a column up to a freeze (``FrozenPart``).
-
-    Args:
-        now_ms: wall-clock time of the freeze: what has expired then is not written.
-    """
-
-    dropped_range = None
-
-    def __init__(self, column: CellChanges, intervals: list[Interval], now_ms: int) -> None:
-        self.partition = column.partition
-        self._column = column
-        self._intervals = intervals
-        self._now_ms = now_ms
-
-    def entries(self) -> list[SstEntries]:
-        """What is to be written, in parts that are each sorted."""
+    def _entries(self, intervals: list[Interval], now_ms: int) -> list[SstEntries]:
+        """What is written of intervals, sorted; on any thread."""
         changes: dict[bytes, Any] = {}
-        for interval in self._intervals:
+        for interval in intervals:
             if not interval.is_written:
                 changes.update(interval.changes)
         if not changes:
             return []
-        column, now_ms = self._column, self._now_ms
-        names = [column.head + rest for rest in changes]
+        names = [self.head + rest for rest in changes]
         values: list[bytes] = []
         gone = np.zeros(len(names), np.bool_)
         for row, stored in enumerate(changes.values()):
-            encoded = None if stored is ABSENT else column.encode(stored, now_ms)
+            encoded = None if stored is ABSENT else self.encode(stored, now_ms)
             if encoded is None:
                 gone[row] = True
                 encoded = b""
             values.append(encoded)
             if row % PACE_CELLS == PACE_CELLS - 1:
-                column.pace(now_ms)
+                self.pace(now_ms)
         order = string_order(names)
         kept = len(names) - int(gone.sum())
         if kept:
-            column.average_bytes = sum(map(len, values)) / kept
+            self.average_bytes = sum(map(len, values)) / kept
         return [
             SstEntries(
                 ByteStrings.of([names[row] for row in order]),
@@ -138,11 +132,3 @@ class FrozenCells:
                 gone[order] if gone.any() else None,
             )
         ]
-
-    def written(self) -> None:
-        """The entries are in the database."""
-        for interval in self._intervals:
-            interval.is_written = True
-
-    def release(self) -> None:
-        """Nothing is held but the intervals, which go on to the next freeze if they were not written."""

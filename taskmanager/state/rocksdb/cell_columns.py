@@ -18,7 +18,8 @@ from typing_extensions import override
 
 from taskmanager.state.descriptors import ABSENT, StateDescriptor, ValueCodec
 from taskmanager.state.rocksdb.cache_host import EntryReader
-from taskmanager.state.rocksdb.cell_changes import CellChanges, FrozenCells
+from taskmanager.state.rocksdb.cell_changes import CellChanges
+from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 
 LENGTH_BYTES: Final = 4
 CELL_BYTES: Final = 80
@@ -53,7 +54,7 @@ class StoredColumn(ABC):
         self._reader = reader
         self._rests = rests
 
-    def freeze(self, now_ms: int) -> FrozenCells | None:
+    def freeze(self, now_ms: int) -> FrozenPart | None:
         """See ``CellChanges``."""
         return self.changes.freeze(now_ms)
 

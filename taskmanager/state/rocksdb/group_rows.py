@@ -18,6 +18,7 @@ from typing_extensions import override
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import RecordTable, Rows, distinct
 from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
 from taskmanager.state.key_batches import concatenated_keys
@@ -136,7 +137,21 @@ class StoredGroupTable(GroupTable, KeyedSpill):
         if not self._is_plain or not self.is_changed(self._written_version):
             return super().freeze()
         self.is_stored = True
-        return FrozenRecords(self, self._records, self._home.max_parallelism)
+        records, export = self._records, self._records.seal(self._written_version)
+        return FrozenPart(
+            self.partition,
+            lambda: self._record_entries(records, export),
+            lambda: self.written(export.version),
+            export.release,
+        )
+
+    def _record_entries(self, records: RecordTable, export: RecordExport) -> list[SstEntries]:
+        """What is written of numbers alone; on any thread."""
+        parts = [rows for rows in records.exported(export) if len(rows.keys)]
+        if not parts:
+            return []
+        rows, limit = concat_rows(parts), self._home.max_parallelism
+        return [sorted_entries(self.partition, rows, limit, process_kernels())]
 
     @override
     def evict(self, *, everything: bool) -> None:
@@ -153,11 +168,6 @@ class StoredGroupTable(GroupTable, KeyedSpill):
         if kept is not None:
             self._records.put(kept)
         self._account()
-
-    @property
-    def written_version(self) -> int:
-        """The database has the changes up to this version."""
-        return self._written_version
 
     @override
     def _forget(self) -> None:
@@ -214,32 +224,3 @@ class StoredGroupTable(GroupTable, KeyedSpill):
         if self._updates % _TICK_UPDATES == 0:
             self._records.versions.current += 1
         self._account()
-
-
-class FrozenRecords:
-    """The numbers of one table that have changed up to a freeze (``FrozenPart``)."""
-
-    dropped_range = None
-
-    def __init__(self, table: StoredGroupTable, records: RecordTable, max_parallelism: int) -> None:
-        self.partition = table.partition
-        self._table = table
-        self._records = records
-        self._export = records.seal(table.written_version)
-        self._max_parallelism = max_parallelism
-
-    def entries(self) -> list[SstEntries]:
-        """What is to be written, sorted."""
-        parts = [rows for rows in self._records.exported(self._export) if len(rows.keys)]
-        if not parts:
-            return []
-        rows, loops = concat_rows(parts), process_kernels()
-        return [sorted_entries(self.partition, rows, self._max_parallelism, loops)]
-
-    def written(self) -> None:
-        """The entries are in the database."""
-        self._table.written(self._export.version)
-
-    def release(self) -> None:
-        """Nothing of it will be written (any more); repeatable."""
-        self._export.release()

@@ -6,7 +6,7 @@ such that their order is that of the numbers); its value is the rest of the row 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,6 @@ from taskmanager.state.rocksdb.entry_batches import concat_strings
 from taskmanager.state.rocksdb.entry_keys import decoded_keys, entry_keys, entry_order
 from taskmanager.state.rocksdb.row_values import decoded_values, encoded_values
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
-from taskmanager.state.snapshot_table import SealedTable
 
 NUMBER_BYTES: Final = 8
 PART_BYTES: Final = 256 << 20
@@ -85,63 +84,28 @@ def keyed_batch(
     return pa.RecordBatch.from_arrays([*heads, *keys, *identity, *content], schema=schema)
 
 
-class FrozenKeyedRows:
-    """The changes of a table up to a freeze (``FrozenPart``).
+def batch_entries(
+    partition: int,
+    batches: list[pa.RecordBatch],
+    key_count: int,
+    max_parallelism: int,
+    *,
+    with_numbers: bool,
+) -> SstEntries:
+    """The entries of at least one batch of a ``keyed_schema``, sorted.
 
     Args:
-        partition: of the database.
-        sealed: the changes.
         key_count: how many columns the key has.
-        written: told the version when the database has them.
     """
-
-    dropped_range: tuple[bytes, bytes] | None = None
-
-    def __init__(
-        self,
-        partition: int,
-        sealed: SealedTable,
-        key_count: int,
-        max_parallelism: int,
-        written: Callable[[int], None],
-        *,
-        with_numbers: bool,
-    ) -> None:
-        self.partition = partition
-        self._sealed = sealed
-        self._key_count = key_count
-        self._max_parallelism = max_parallelism
-        self._written = written
-        self._with_numbers = with_numbers
-
-    def batches(self) -> Iterable[pa.RecordBatch]:
-        """The changed rows."""
-        return self._sealed.batches()
-
-    def entries(self) -> list[SstEntries]:
-        """What is to be written, in parts that are each sorted; of one key the last counts."""
-        return [self.entries_of(batches) for batches in in_parts(self.batches())]
-
-    def entries_of(self, batches: list[pa.RecordBatch]) -> SstEntries:
-        """The entries of at least one batch."""
-        key_stop = 2 + self._key_count
-        content_start = key_stop + int(self._with_numbers)
-        loops = process_kernels()
-        columns = [_joined(batches, place) for place in range(2, content_start)]
-        keys = encode_keys(columns[: self._key_count])
-        numbers = columns[-1].to_numpy() if self._with_numbers else None
-        content = [encoded_values(batch.columns[content_start:], loops) for batch in batches]
-        deleted = _joined(batches, 1).to_numpy(zero_copy_only=False)
-        values = concat_strings(content)
-        return keyed_entries(self.partition, keys, numbers, values, deleted, self._max_parallelism)
-
-    def written(self) -> None:
-        """The entries are in the database."""
-        self._written(self._sealed.version)
-
-    def release(self) -> None:
-        """Nothing of it will be written (any more); repeatable."""
-        self._sealed.release()
+    content_start = 2 + key_count + int(with_numbers)
+    loops = process_kernels()
+    columns = [joined_column(batches, place) for place in range(2, content_start)]
+    keys = encode_keys(columns[:key_count])
+    numbers = columns[-1].to_numpy() if with_numbers else None
+    content = [encoded_values(batch.columns[content_start:], loops) for batch in batches]
+    deleted = joined_column(batches, 1).to_numpy(zero_copy_only=False)
+    values = concat_strings(content)
+    return keyed_entries(partition, keys, numbers, values, deleted, max_parallelism)
 
 
 def in_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -158,7 +122,8 @@ def in_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
         yield part
 
 
-def _joined(batches: list[pa.RecordBatch], place: int) -> Any:
+def joined_column(batches: list[pa.RecordBatch], place: int) -> Any:
+    """One column of all batches."""
     return pa.concat_arrays([batch.column(place) for batch in batches])
 
 

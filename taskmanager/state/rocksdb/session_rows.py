@@ -19,7 +19,7 @@ looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -33,7 +33,7 @@ from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_keys import partition_bounds
-from taskmanager.state.rocksdb.keyed_entries import FrozenKeyedRows, in_parts
+from taskmanager.state.rocksdb.keyed_entries import joined_column
 from taskmanager.state.rocksdb.spilled_table import SpilledKeyedTable
 from taskmanager.state.rocksdb.sst_file import SstEntries
 from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
@@ -151,11 +151,24 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
         is_dropping = seen.read_from > self._dropped_to
         if not is_dropping and not self.is_changed(self._written_version):
             return None
-        frozen, dropped = self._frozen(), None
+        frozen = self._frozen()
         if is_dropping:
             self._dropped_to = seen.read_from
             dropped = partition_bounds(self.end_partition)[0], self._dropped_to
-        return FrozenSessions(frozen, self.end_partition, len(self._types), dropped)
+            frozen = replace(frozen, dropped_range=dropped)
+        return frozen
+
+    @override
+    def _entries(self, batches: list[pa.RecordBatch]) -> list[SstEntries]:
+        """Sessions, and when they end."""
+        parts = super()._entries(batches)
+        living = [batch for batch in batches if not batch.column(1).true_count]
+        if living:
+            stop = 2 + len(self._types)
+            keys = encode_keys([joined_column(living, place) for place in range(2, stop)])
+            ends = joined_column(living, stop + 1).to_numpy()
+            parts.append(timer_entries(self.end_partition, keys, ends))
+        return parts
 
     @override
     def close(self) -> list[int]:
@@ -205,48 +218,3 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
             elif len(missing):
                 missing = missing.take(np.flatnonzero(removed.lookup(missing) < 0))
         return missing
-
-
-class FrozenSessions:
-    """The changes of a table of sessions up to a freeze (``FrozenPart``)."""
-
-    def __init__(
-        self,
-        rows: FrozenKeyedRows,
-        end_partition: int,
-        key_count: int,
-        dropped: tuple[bytes, bytes] | None,
-    ) -> None:
-        self.partition = rows.partition
-        self.dropped_range = dropped
-        self._rows = rows
-        self._end_partition = end_partition
-        self._key_count = key_count
-
-    def entries(self) -> list[SstEntries]:
-        """What is to be written: sessions, and when they end."""
-        parts: list[SstEntries] = []
-        for batches in in_parts(self._rows.batches()):
-            parts += self._entries_of(batches)
-        return parts
-
-    def _entries_of(self, batches: list[pa.RecordBatch]) -> list[SstEntries]:
-        parts = [self._rows.entries_of(batches)]
-        living = [batch for batch in batches if not batch.column(1).true_count]
-        if living:
-            stop = 2 + self._key_count
-            columns = [
-                pa.concat_arrays([batch.column(place) for batch in living])
-                for place in (*range(2, stop), stop + 1)
-            ]
-            keys, ends = encode_keys(columns[:-1]), columns[-1].to_numpy()
-            parts.append(timer_entries(self._end_partition, keys, ends))
-        return parts
-
-    def written(self) -> None:
-        """The entries are in the database."""
-        self._rows.written()
-
-    def release(self) -> None:
-        """Nothing of it will be written (any more); repeatable."""
-        self._rows.release()

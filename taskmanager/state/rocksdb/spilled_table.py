@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import ClassVar, Final
 
 import pyarrow as pa
@@ -27,9 +28,14 @@ from taskmanager.state.rocksdb.entry_keys import (
     entry_order,
     partition_bounds,
 )
-from taskmanager.state.rocksdb.keyed_entries import FrozenKeyedRows, keyed_batch, split_numbers
+from taskmanager.state.rocksdb.keyed_entries import (
+    batch_entries,
+    in_parts,
+    keyed_batch,
+    split_numbers,
+)
 from taskmanager.state.rocksdb.row_values import check_storable
-from taskmanager.state.rocksdb.sst_file import ByteStrings
+from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.snapshot_table import RestoredPart, SealedTable
 
@@ -160,17 +166,28 @@ class KeyedSpill(SpilledTable):
             for names, _ in self._home.reader.scan(*partition_bounds(self.partition)):
                 self._load(self._keys_of(names))
 
-    def _frozen(self) -> FrozenKeyedRows:
+    def _frozen(self) -> FrozenPart:
         self.is_stored = True
-        limit = self._home.max_parallelism
-        return FrozenKeyedRows(
-            self.partition,
-            self.seal(self._written_version, limit),
-            len(self._plain_types),
-            limit,
-            self.written,
-            with_numbers=self.with_numbers,
-        )
+        sealed = self.seal(self._written_version, self._home.max_parallelism)
+
+        def entries() -> list[SstEntries]:
+            parts = map(self._entries, in_parts(sealed.batches()))
+            return list(chain.from_iterable(parts))
+
+        written = sealed.version
+        return FrozenPart(self.partition, entries, lambda: self.written(written), sealed.release)
+
+    def _entries(self, batches: list[pa.RecordBatch]) -> list[SstEntries]:
+        """What is written of sealed rows; on any thread."""
+        return [
+            batch_entries(
+                self.partition,
+                batches,
+                len(self._plain_types),
+                self._home.max_parallelism,
+                with_numbers=self.with_numbers,
+            )
+        ]
 
     def _make_room(self) -> None:
         """Forgets what is in memory where that was asked for, and all of it has been written."""

@@ -29,6 +29,7 @@ from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array, value_type
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, distinct, encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.state.key_batches import retyped
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_batches import concat_rows, take_rows
@@ -36,6 +37,7 @@ from taskmanager.state.rocksdb.entry_keys import partition_bounds
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, SpilledTable
 from taskmanager.state.rocksdb.sst_file import SstEntries
 from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
+from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.timer_order import Place, TimerOrder
 
 PART_ROWS: Final = 1 << 13
@@ -176,13 +178,19 @@ class StoredTimerTable(SpilledTable):
         """Approximate size."""
         return self._cache.memory_bytes() + self._order.memory_bytes()
 
-    def freeze(self) -> FrozenTimers | None:
+    def freeze(self) -> FrozenPart | None:
         """Ends the version: what the database must be given; None = nothing."""
         if not self._cache.versions.is_changed(self._written_version):
             return None
         self.is_stored = True
         self._frozen_changes = self._changes
-        return FrozenTimers(self, self._cache, self._written_version)
+        cache, export = self._cache, self._cache.seal(self._written_version)
+        return FrozenPart(
+            self.partition,
+            lambda: self._entries(cache, export),
+            lambda: self.written(export.version),
+            export.release,
+        )
 
     def evict(self, *, everything: bool) -> None:
         """Keeps the earlier half of what is in memory, or nothing; all changes have been written."""
@@ -317,21 +325,9 @@ class StoredTimerTable(SpilledTable):
             keys, times = decoded_timers(self._plain_types, names, loops)
             yield keys, times, names[-1]
 
-
-class FrozenTimers:
-    """Timers that were set and removed up to a freeze (``FrozenPart``)."""
-
-    dropped_range = None
-
-    def __init__(self, table: StoredTimerTable, cache: RecordTable, since_version: int) -> None:
-        self.partition = table.partition
-        self._table = table
-        self._cache = cache
-        self._export = cache.seal(since_version)
-
-    def entries(self) -> list[SstEntries]:
-        """What is to be written, sorted."""
-        parts = [rows for rows in self._cache.exported(self._export) if len(rows.keys)]
+    def _entries(self, cache: RecordTable, export: RecordExport) -> list[SstEntries]:
+        """What is written of timers that were set and removed; on any thread."""
+        parts = [rows for rows in cache.exported(export) if len(rows.keys)]
         if not parts:
             return []
         rows = concat_rows(parts)
@@ -344,11 +340,3 @@ class FrozenTimers:
         *columns, times = rows.keys.take(wanted).to_arrays()
         deleted = words[wanted] & _IS_SET == 0
         return [timer_entries(self.partition, encode_keys(columns), times.to_numpy(), deleted)]
-
-    def written(self) -> None:
-        """The entries are in the database."""
-        self._table.written(self._export.version)
-
-    def release(self) -> None:
-        """Nothing of it will be written (any more); repeatable."""
-        self._export.release()

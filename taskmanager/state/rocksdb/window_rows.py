@@ -29,6 +29,7 @@ from taskmanager.state.rocksdb.entry_keys import group_bounds, partition_bounds
 from taskmanager.state.rocksdb.row_entries import key_prefixes, row_entries, row_sequences
 from taskmanager.state.rocksdb.row_values import check_storable, decoded_values, encoded_values
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
+from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.row_table import KeyedRows, RowDescriptor, RowPiece, RowTable
 
 PART_ROWS: Final = 1 << 13
@@ -179,12 +180,19 @@ class StoredRowTable(RowTable):
             self._account()
         return found
 
-    def freeze(self) -> FrozenWindowRows | None:
+    def freeze(self) -> FrozenPart | None:
         """What the database must be given; None = nothing. Nothing is copied."""
         if self._written_count == len(self._batches):
             return None
         self._entries.is_stored = True
-        return FrozenWindowRows(self, self._written_count)
+        epoch, count = self.epoch, len(self._batches)
+        unwritten = slice(self._written_count, count)
+        batches, sequences = self._batches[unwritten], self._sequences[unwritten]
+        return FrozenPart(
+            self.partition,
+            lambda: self._entries_in_parts(batches, sequences),
+            lambda: self.written(epoch, count),
+        )
 
     def written(self, epoch: int, count: int) -> None:
         """The database has the first ``count`` batches of those in memory; on any thread."""
@@ -212,6 +220,24 @@ class StoredRowTable(RowTable):
             if not entries.users and entries.is_stored:
                 unused.append(entries.partition)
         return unused
+
+    def _entries_in_parts(
+        self, batches: list[pa.RecordBatch], sequences: list[Int64Array]
+    ) -> list[SstEntries]:
+        """Rows as entries, in parts that are each sorted; on any thread."""
+        parts: list[SstEntries] = []
+        last = len(batches) - 1
+        start = rows = size_bytes = 0
+        for place, batch in enumerate(batches):
+            rows += batch.num_rows
+            size_bytes += batch.nbytes
+            following = 0 if place == last else batches[place + 1].nbytes
+            is_full = rows >= _WRITTEN_ROWS or size_bytes + following > _WRITTEN_BYTES
+            if is_full or place == last:
+                chosen = slice(start, place + 1)
+                parts.append(self.entries_of(batches[chosen], sequences[chosen]))
+                start, rows, size_bytes = place + 1, 0, 0
+        return parts
 
     def entries_of(self, batches: list[pa.RecordBatch], sequences: list[Int64Array]) -> SstEntries:
         """Rows as entries; on any thread."""
@@ -295,42 +321,3 @@ class StoredRowTable(RowTable):
 
     def _account(self) -> None:
         self._cache_account.resize(self.memory_bytes())
-
-
-class FrozenWindowRows:
-    """Rows that came up to a freeze (``FrozenPart``)."""
-
-    dropped_range = None
-
-    def __init__(self, table: StoredRowTable, first: int) -> None:
-        self.partition = table.partition
-        self._table = table
-        self._epoch = table.epoch
-        self._count = len(table._batches)
-        self._batches = table._batches[first:]
-        self._sequences = table._sequences[first:]
-
-    def entries(self) -> list[SstEntries]:
-        """What is to be written, in parts that are each sorted."""
-        parts: list[SstEntries] = []
-        last = len(self._batches) - 1
-        start = rows = size_bytes = 0
-        for place, batch in enumerate(self._batches):
-            rows += batch.num_rows
-            size_bytes += batch.nbytes
-            following = 0 if place == last else self._batches[place + 1].nbytes
-            is_full = rows >= _WRITTEN_ROWS or size_bytes + following > _WRITTEN_BYTES
-            if is_full or place == last:
-                chosen = slice(start, place + 1)
-                part = self._table.entries_of(self._batches[chosen], self._sequences[chosen])
-                parts.append(part)
-                start, rows, size_bytes = place + 1, 0, 0
-        return parts
-
-    def written(self) -> None:
-        """The entries are in the database."""
-        self._table.written(self._epoch, self._count)
-
-    def release(self) -> None:
-        """Nothing of it will be written (any more); repeatable."""
-        self._batches, self._sequences = [], []

@@ -15,7 +15,8 @@ else is for the mailbox thread and never waits for a step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Final, Protocol
@@ -29,25 +30,23 @@ FILE_ENTRIES: Final = 1 << 20
 """Entries of small tables that share a file."""
 
 
-class FrozenPart(Protocol):
-    """Changes of one table or column."""
+@dataclass(frozen=True, slots=True)
+class FrozenPart:
+    """Changes of one table or column up to a freeze.
 
-    @property
-    def partition(self) -> int:
-        """Where they belong."""
+    Attributes:
+        partition: where they belong.
+        entries: makes what is to be written, in parts that are each sorted; called once, on any thread.
+        written: the entries are in the database.
+        release: nothing of it will be written (any more); repeatable, on any thread.
+        dropped_range: entries that are removed before anything is written; None = none.
+    """
 
-    @property
-    def dropped_range(self) -> tuple[bytes, bytes] | None:
-        """Entries that are removed before anything is written; None = none."""
-
-    def entries(self) -> list[SstEntries]:
-        """What is to be written, in parts that are each sorted; called once, on any thread."""
-
-    def written(self) -> None:
-        """The entries are in the database."""
-
-    def release(self) -> None:
-        """Nothing of it will be written (any more); repeatable, on any thread."""
+    partition: int
+    entries: Callable[[], list[SstEntries]]
+    written: Callable[[], None]
+    release: Callable[[], None] = lambda: None
+    dropped_range: tuple[bytes, bytes] | None = None
 
 
 class EntryWriter(Protocol):
