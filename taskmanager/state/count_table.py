@@ -25,11 +25,6 @@ _TOUCHED = pa.field("touched_ms", pa.int64())
 _RESTORED = -1
 
 
-def count_fields(ttl_ms: int) -> tuple[pa.Field, ...]:
-    """Columns of the exported rows between the key and what the windows hold."""
-    return (_FILLED, _WINDOW_INDEX, _TOUCHED) if ttl_ms else (_FILLED, _WINDOW_INDEX)
-
-
 class CountTable(KeyedTable):
     """Per key: rows in its open window, that window's index, and the number its contents go by.
 
@@ -174,7 +169,7 @@ class CountTable(KeyedTable):
 
     @override
     def _fields(self) -> Sequence[pa.Field]:
-        return count_fields(self._ttl_ms)
+        return [_FILLED, _WINDOW_INDEX, *([_TOUCHED] if self._ttl_ms else [])]
 
     @override
     def _rows(self) -> Int64Array:

@@ -37,9 +37,6 @@ _NEVER = np.int64(2**63 - 1)
 _START = pa.field("start", pa.int64())
 _END = pa.field("end", pa.int64())
 _FIRED = pa.field("fired", pa.bool_())
-SESSION_FIELDS = (_START, _END, _FIRED)
-"""Columns of the exported rows between the key and what the sessions hold: the first is part of what they
-are known by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +328,7 @@ class SessionTable(KeyedTable):
 
     @override
     def _fields(self) -> Sequence[pa.Field]:
-        return SESSION_FIELDS[1:]
+        return [_END, _FIRED]
 
     @override
     def _rows(self) -> Int64Array:

@@ -7,20 +7,33 @@ is no timer any more (it was deleted) is for the owner to sort out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.state.key_batches import concatenated_keys
+from taskmanager.state.keyed_rows import keyed_schema
+from taskmanager.state.run_format import key_fields
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 Place = tuple[int, int]
 """Time and hash of a key: a place in the order, that of keys with equal hashes included."""
+
+
+TIMER_KIND: Final = "timers"
+"""Of tables of timers in snapshots."""
+
+
+def timer_schema(key_types: Sequence[pa.DataType]) -> pa.Schema:
+    """What timers are in snapshots."""
+    return keyed_schema([*key_fields(key_types), pa.field("time", pa.int64())], [])
 
 
 @dataclass(slots=True)

@@ -17,11 +17,10 @@ from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import value_type
 from taskmanager.kernels import RecordTable, Rows, distinct, encode_keys
 from taskmanager.state.key_batches import retyped
-from taskmanager.state.keyed_rows import keyed_schema
-from taskmanager.state.run_format import key_fields, split_tombstones
+from taskmanager.state.run_format import split_tombstones
 from taskmanager.state.sealed_records import SealedRecords
 from taskmanager.state.snapshot_table import RestoredPart
-from taskmanager.state.timer_order import TimerOrder
+from taskmanager.state.timer_order import TIMER_KIND, TimerOrder, timer_schema
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -37,15 +36,14 @@ class HashMapTimerTable:
         key_types: types of the key columns.
     """
 
-    kind = "timers"
+    kind = TIMER_KIND
 
     def __init__(self, key_types: Sequence[pa.DataType]) -> None:
         self._types = tuple(key_types)
         self._plain_types = tuple(value_type(kind) for kind in key_types)
         self._timers = RecordTable([*self._plain_types, pa.int64()], [], with_versions=True)
         self._order = TimerOrder()
-        time = pa.field("time", pa.int64(), nullable=False)
-        self._schema = keyed_schema([*key_fields(key_types), time.with_nullable(True)], [])
+        self._schema = timer_schema(key_types)
 
     def __len__(self) -> int:
         return len(self._timers)

@@ -10,25 +10,15 @@ import pyarrow as pa
 
 from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2
-from penstock.storage.key_types import value_type
-from taskmanager.state.accumulator_columns import accumulator_fields
-from taskmanager.state.backend import AggregateDescriptor
-from taskmanager.state.count_table import count_fields
 from taskmanager.state.descriptors import StateDescriptor, ValueCodec
-from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import StoredTable
-from taskmanager.state.row_table import RowDescriptor
-from taskmanager.state.run_format import key_fields
-from taskmanager.state.session_table import SESSION_FIELDS
-
-GROUP_KIND: Final = "group"
-TIMER_KIND: Final = "timers"
-SESSION_KIND: Final = "sessions"
-COUNT_KIND: Final = "counts"
-ROW_KIND: Final = "rows"
+from taskmanager.state.row_table import SEQUENCE
+from taskmanager.state.run_format import DELETED, KEY_GROUP
 
 _CODEC: Final = "codec"
 """Metadata key of a field."""
+_ADDED: Final = frozenset({KEY_GROUP, DELETED, SEQUENCE.name})
+"""Columns of tables that are no part of the state."""
 
 
 @dataclass(slots=True)
@@ -100,6 +90,44 @@ class PartitionCatalog:
         state = self.states.get(name)
         return None if state is None else state.partitions.get(namespace)
 
+    def partition(
+        self, name: str, namespace: int, kind: str, schema: pa.Schema, owner: str
+    ) -> Partition:
+        """The partition of a namespace; made where there is none.
+
+        Raises:
+            TaskFailure: it was restored with other types.
+        """
+        partition = self.found(name, namespace) or self.unused_partition()
+        self.keep(partition, name, namespace, kind, schema, owner)
+        return partition
+
+    def unused_partition(self) -> Partition:
+        """A partition of no namespace, yet (``keep``)."""
+        return Partition(self.new_number(), is_stored=False)
+
+    def keep(
+        self,
+        partition: Partition,
+        name: str,
+        namespace: int,
+        kind: str,
+        schema: pa.Schema,
+        owner: str,
+    ) -> None:
+        """A namespace has this partition.
+
+        Args:
+            schema: of its rows; what tables add to each does not count.
+            owner: of the state, for messages.
+
+        Raises:
+            TaskFailure: it was restored with other types.
+        """
+        plain = pa.schema([field for field in schema if field.name not in _ADDED])
+        state = self.state(name, kind, plain.serialize().to_pybytes(), owner)
+        state.partitions[namespace] = partition
+
     def state(self, name: str, kind: str, schema: bytes, owner: str) -> StoredState:
         """A state, made where there is none.
 
@@ -152,47 +180,13 @@ def stored_segments(
         yield snapshot.tables[segment.table].name, segment
 
 
-def group_schema(descriptor: AggregateDescriptor) -> bytes:
-    """What aggregates look like."""
-    states = [column.state_field() for column in descriptor.new_columns()]
-    content = [*accumulator_fields(descriptor.kinds), *states]
-    return _plain_schema(content, descriptor.key_types)
-
-
-def timer_schema(key_types: Sequence[pa.DataType]) -> bytes:
-    """What timers look like."""
-    fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(key_types)]
-    return pa.schema([*fields, pa.field("time", pa.int64())]).serialize().to_pybytes()
-
-
-def sessions_schema(key_types: Sequence[pa.DataType], contents: InstanceState) -> bytes:
-    """What sessions look like."""
-    return _plain_schema([*SESSION_FIELDS, *contents.state_fields()], key_types)
-
-
-def counts_schema(key_types: Sequence[pa.DataType], contents: InstanceState, ttl_ms: int) -> bytes:
-    """What count windows look like."""
-    return _plain_schema([*count_fields(ttl_ms), *contents.state_fields()], key_types)
-
-
-def _plain_schema(content: Sequence[pa.Field], key_types: Sequence[pa.DataType]) -> bytes:
-    schema = pa.schema([*key_fields(key_types), *content])
-    return schema.serialize().to_pybytes()
-
-
-def row_schema(descriptor: RowDescriptor) -> bytes:
-    """What rows look like: those of a dictionary's values are the same as plain ones."""
-    plain = [field.with_type(value_type(field.type)) for field in descriptor.schema]
-    return pa.schema(plain).serialize().to_pybytes()
-
-
-def column_schema(key_types: Sequence[pa.DataType], descriptor: StateDescriptor) -> bytes:
+def column_schema(key_types: Sequence[pa.DataType], descriptor: StateDescriptor) -> pa.Schema:
     """What a column of keyed objects looks like: types of the keys, codecs of the rest."""
     fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(key_types)]
     if descriptor.key_codec is not None:
         fields.append(_codec_field("map_key", descriptor.key_codec))
     fields.append(_codec_field("value", descriptor.codec))
-    return pa.schema(fields).serialize().to_pybytes()
+    return pa.schema(fields)
 
 
 def _codec_field(name: str, codec: ValueCodec) -> pa.Field:

@@ -27,10 +27,11 @@ from taskmanager.state.backend import BackendEnvironment
 from taskmanager.state.rocksdb.database_store import Database, ReadOnlyDatabase
 from taskmanager.state.rocksdb.entry_keys import group_bounds, moved_to, partition_bounds
 from taskmanager.state.rocksdb.file_ledger import SHARED_SUFFIX, FileLedger, local_name
-from taskmanager.state.rocksdb.partitions import TIMER_KIND, PartitionCatalog, stored_segments
+from taskmanager.state.rocksdb.partitions import PartitionCatalog, stored_segments
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 from taskmanager.state.rocksdb.timer_entries import timer_groups
+from taskmanager.state.timer_order import TIMER_KIND
 
 BACKEND: Final = "rocksdb"
 FORMAT_VERSION: Final = 3

@@ -37,10 +37,7 @@ from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_keys import moved_to, partition_bounds
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.pacer_runner import Pacer
-from taskmanager.state.rocksdb.partitions import (
-    Partition,
-    column_schema,
-)
+from taskmanager.state.rocksdb.partitions import column_schema
 from taskmanager.state.rocksdb.restore_store import BACKEND, FORMAT_VERSION, open_state
 from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
@@ -265,28 +262,25 @@ class RocksDBStateBackend:
         name = _COLUMN_PREFIX + descriptor.name
         schema = column_schema(key_types, descriptor)
         self._migrate(name, schema, descriptor)
-        state = self._catalog.state(name, descriptor.kind.value, schema, self._owner)
-        partition = state.partitions.get(WHOLE)
-        if partition is None:
-            partition = Partition(self._catalog.new_number(), is_stored=False)
-            state.partitions[WHOLE] = partition
+        kind = descriptor.kind.value
+        partition = self._catalog.partition(name, WHOLE, kind, schema, self._owner)
         return partition.number, partition.is_stored
 
-    def _migrate(self, name: str, schema: bytes, descriptor: StateDescriptor) -> None:
+    def _migrate(self, name: str, schema: pa.Schema, descriptor: StateDescriptor) -> None:
         """Writes the entries of a column anew where they were stored with another codec."""
-        stored = self._catalog.states.get(name)
-        if stored is None or stored.schema == schema:
+        stored, declared = self._catalog.states.get(name), schema.serialize().to_pybytes()
+        if stored is None or stored.schema == declared:
             return
         migration = migration_of(
             stored.kind,
             pa.ipc.read_schema(pa.py_buffer(stored.schema)),
-            pa.ipc.read_schema(pa.py_buffer(schema)),
+            schema,
             descriptor,
             self._environment.clock.now_ms(),
         )
         if migration is None:
             return
-        stored.schema = schema
+        stored.schema = declared
         partition = stored.partitions.get(WHOLE)
         if partition is None or not partition.is_stored:
             return

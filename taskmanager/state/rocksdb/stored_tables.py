@@ -12,24 +12,12 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import StoredTable, TableHome
 from taskmanager.state.rocksdb.count_rows import StoredCountTable
 from taskmanager.state.rocksdb.group_rows import StoredGroupTable
-from taskmanager.state.rocksdb.partitions import (
-    COUNT_KIND,
-    GROUP_KIND,
-    ROW_KIND,
-    SESSION_KIND,
-    TIMER_KIND,
-    Partition,
-    PartitionCatalog,
-    counts_schema,
-    group_schema,
-    row_schema,
-    sessions_schema,
-    timer_schema,
-)
+from taskmanager.state.rocksdb.partitions import Partition, PartitionCatalog
 from taskmanager.state.rocksdb.session_rows import StoredSessionTable
 from taskmanager.state.rocksdb.timer_rows import StoredTimerTable
 from taskmanager.state.rocksdb.window_rows import StoredRowTable
 from taskmanager.state.row_table import RowDescriptor
+from taskmanager.state.timer_order import TIMER_KIND, timer_schema
 
 T = TypeVar("T", bound=StoredTable)
 
@@ -66,8 +54,6 @@ class StoredTables:
         return self._table(
             name,
             namespace,
-            GROUP_KIND,
-            lambda: group_schema(descriptor),
             lambda found: StoredGroupTable(
                 found.number, descriptor, self._home, is_complete=not found.is_stored
             ),
@@ -78,8 +64,6 @@ class StoredTables:
         return self._table(
             name,
             namespace,
-            ROW_KIND,
-            lambda: row_schema(descriptor),
             lambda found: StoredRowTable(
                 found.number,
                 descriptor,
@@ -99,7 +83,9 @@ class StoredTables:
         """Open sessions."""
 
         def make(found: Partition) -> StoredSessionTable:
-            ends = self._partition(name + _ENDS, WHOLE, TIMER_KIND, lambda: timer_schema(key_types))
+            ends = self._catalog.partition(
+                name + _ENDS, WHOLE, TIMER_KIND, timer_schema(key_types), self._owner
+            )
             return StoredSessionTable(
                 found.number,
                 ends.number,
@@ -110,9 +96,7 @@ class StoredTables:
                 is_complete=not found.is_stored,
             )
 
-        return self._table(
-            name, WHOLE, SESSION_KIND, lambda: sessions_schema(key_types, new_contents()), make
-        )
+        return self._table(name, WHOLE, make)
 
     def counts(
         self,
@@ -125,8 +109,6 @@ class StoredTables:
         return self._table(
             name,
             WHOLE,
-            COUNT_KIND,
-            lambda: counts_schema(key_types, new_contents(), ttl_ms),
             lambda found: StoredCountTable(
                 found.number,
                 key_types,
@@ -142,38 +124,17 @@ class StoredTables:
         return self._table(
             name,
             WHOLE,
-            TIMER_KIND,
-            lambda: timer_schema(key_types),
             lambda found: StoredTimerTable(
                 found.number, key_types, self._home, is_complete=not found.is_stored
             ),
         )
 
-    def _table(
-        self,
-        name: str,
-        namespace: int,
-        kind: str,
-        schema: Callable[[], bytes],
-        make: Callable[[Partition], T],
-    ) -> T:
-        partition = self._partition(name, namespace, kind, schema)
+    def _table(self, name: str, namespace: int, make: Callable[[Partition], T]) -> T:
+        partition = self._catalog.found(name, namespace) or self._catalog.unused_partition()
         table: Any = partition.table
         if table is None:
-            table = partition.table = make(partition)
-        else:
-            assert self._catalog.states[name].kind == kind, f"{name} is no state of {kind}"
+            table = make(partition)
+            schema = table.schema()
+            self._catalog.keep(partition, name, namespace, table.kind, schema, self._owner)
+            partition.table = table
         return table
-
-    def _partition(
-        self, name: str, namespace: int, kind: str, schema: Callable[[], bytes]
-    ) -> Partition:
-        state = self._catalog.states.get(name)
-        partition = None if state is None else state.partitions.get(namespace)
-        if partition is not None and partition.table is not None:
-            return partition
-        state = self._catalog.state(name, kind, schema(), self._owner)
-        if partition is None:
-            partition = Partition(self._catalog.new_number(), is_stored=False)
-            state.partitions[namespace] = partition
-        return partition

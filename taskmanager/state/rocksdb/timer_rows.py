@@ -38,7 +38,7 @@ from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, SpilledTable
 from taskmanager.state.rocksdb.sst_file import SstEntries
 from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
-from taskmanager.state.timer_order import Place, TimerOrder
+from taskmanager.state.timer_order import TIMER_KIND, Place, TimerOrder, timer_schema
 
 PART_ROWS: Final = 1 << 13
 """Entries that are read at once."""
@@ -61,6 +61,8 @@ class StoredTimerTable(SpilledTable):
         home: where the table is.
         is_complete: the database holds nothing of it.
     """
+
+    kind = TIMER_KIND
 
     def __init__(
         self,
@@ -99,6 +101,10 @@ class StoredTimerTable(SpilledTable):
     def known_row_count(self) -> int:
         """Number of timers where it is known without reading, else 0."""
         return self._set_count if self._bound is None else self._row_count or 0
+
+    def schema(self) -> pa.Schema:
+        """Schema of the timers."""
+        return timer_schema(self.key_types)
 
     def register(self, keys: KeyBatch, times: Int64Array) -> None:
         """Adds n timers; one that is there already stays one."""
