@@ -21,7 +21,6 @@ from taskmanager.kernels.partitioning import (
 )
 from taskmanager.kernels.record_table import (
     GatheredRows,
-    KeyGroupRows,
     RecordTable,
     Rows,
 )
@@ -41,7 +40,6 @@ __all__ = [
     "AccumulatorKind",
     "AccumulatorOverflowError",
     "GatheredRows",
-    "KeyGroupRows",
     "RecordTable",
     "Rows",
     "SliceSplit",

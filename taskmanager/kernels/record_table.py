@@ -21,8 +21,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.storage.key_encoding import KeyBatch, bounds_of, is_fixed_key
-from penstock.storage.key_groups import key_group_of
+from penstock.storage.key_encoding import KeyBatch, is_fixed_key
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels.accumulators import AccumulatorKind, AccumulatorOverflowError, Values
 from taskmanager.kernels.backend import kernels as process_kernels
@@ -72,19 +71,6 @@ class GatheredRows:
     present: BoolArray
     accumulators: list[Values]
     validity: list[BoolArray | None]
-
-
-@dataclass(frozen=True, slots=True)
-class KeyGroupRows:
-    """All records of a table, sorted by key-group.
-
-    Attributes:
-        rows: the records.
-        bounds: int64[max_parallelism + 1]: key-group g has rows ``bounds[g] .. bounds[g + 1] - 1``.
-    """
-
-    rows: Rows
-    bounds: Int64Array
 
 
 class RecordTable:
@@ -257,14 +243,6 @@ class RecordTable:
         """bool[n]: which keys are in the table."""
         present: BoolArray = self._slots.find(keys) >= 0
         return present
-
-    def export(self, max_parallelism: int) -> KeyGroupRows:
-        """All records sorted by key-group."""
-        slots = self._slots.occupied()
-        groups = key_group_of(self._slots.keys_at(slots).hashes, max_parallelism)
-        order = np.argsort(groups, kind="stable")
-        bounds = bounds_of(np.bincount(groups, minlength=max_parallelism))
-        return KeyGroupRows(self._rows_at(slots[order]), bounds)
 
     def remove(self, keys: KeyBatch) -> None:
         """Removes keys; those that are not in the table are ignored."""

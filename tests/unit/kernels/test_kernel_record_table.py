@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.storage.key_encoding import KeyBatch, encode_keys
-from penstock.storage.key_groups import key_group_of
 from taskmanager.kernels import AccumulatorKind as Kind
 from taskmanager.kernels import AccumulatorOverflowError, RecordTable, distinct
 from taskmanager.kernels.interface import EMPTY_WORD, Kernels
@@ -286,24 +285,6 @@ def test_sums_up_to_the_bounds_are_exact(kernels: Kernels) -> None:
     values = np.array([2**63 - 1, -(2**63 - 1), -(2**63)])
     table.accumulate(encode_keys([pa.array([1, 1, 1])], kernels), [values], [None])
     assert as_dict(table) == {(1,): [-(2**63)]}
-
-
-@both
-@pytest.mark.parametrize("as_text", [False, True])
-def test_export_is_sorted_by_key_group(kernels: Kernels, as_text: bool) -> None:
-    numbers = np.arange(500)
-    column = pa.array([f"k{n}" for n in numbers] if as_text else [None, *numbers[1:].tolist()])
-    table = RecordTable([column.type], [Kind.SUM_INT64], kernels=kernels)
-    table.accumulate(encode_keys([column], kernels), [numbers], [None])
-    exported = table.export(96)
-    assert exported.bounds[0] == 0
-    assert exported.bounds[-1] == 500
-    groups = key_group_of(exported.rows.keys.hashes, 96)
-    assert groups.tolist() == np.repeat(np.arange(96), np.diff(exported.bounds)).tolist()
-    found = dict(
-        zip(key_list(exported.rows.keys.to_arrays()), exported.rows.accumulators[0], strict=True)
-    )
-    assert found == {(key,): i for i, key in enumerate(column.to_pylist())}
 
 
 @both
