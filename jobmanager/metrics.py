@@ -12,11 +12,13 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from common.metrics import AttemptMetricsCollector
+from common.s3_metrics import S3Collector
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.liveness.loss_reason import LossReason
 from jobmanager.messages.job_state import JobState
 from jobmanager.scheduler.cluster_runner import ClusterRunner, SlotCounts
+from penstock.storage.s3.metrics import REQUESTS
 
 _JOB_LABELS = ("job_id", "job_name")
 _Numbers = tuple[tuple[str, str, Callable[[JobCheckpointNumbers], float]], ...]
@@ -212,4 +214,5 @@ def build_registry(dispatcher: DispatcherRunner, cluster: ClusterRunner) -> Coll
     )
     registry.register(CheckpointCollector(dispatcher.checkpoint_numbers, dispatcher.now_ms))
     registry.register(AttemptMetricsCollector(dispatcher.recent_metrics))
+    registry.register(S3Collector(REQUESTS))
     return registry

@@ -19,10 +19,12 @@ from common.metrics import AttemptMetricsCollector
 from common.pb import internal_pb2
 from common.pb.internal_pb2_grpc import add_TaskManagerInternalServicer_to_server
 from common.process import DaemonRegistration, host_id
+from common.s3_metrics import S3Collector
 from penstock.client.addresses import format_address
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, InvariantViolation
 from penstock.storage.private_directories import make_private
+from penstock.storage.s3.metrics import REQUESTS
 from taskmanager.daemon.disk_guard import DiskLimits
 from taskmanager.daemon.disk_guard_runner import DiskGuardRunner
 from taskmanager.daemon.identity import identify
@@ -331,6 +333,7 @@ class TaskManagerAssembly:
         }
         registry = self._site.registry
         registry.register(AttemptMetricsCollector(self._supervisor.named_metrics))
+        registry.register(S3Collector(REQUESTS))
         for name, (help_text, read) in gauges.items():
             gauge = Gauge(f"penstock_taskmanager_{name}", help_text, registry=registry)
             gauge.set_function(read)

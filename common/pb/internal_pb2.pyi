@@ -2210,20 +2210,59 @@ class SlotMetrics(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    S3_REQUESTS_FIELD_NUMBER: _builtins.int
+    S3_SENT_BYTES_FIELD_NUMBER: _builtins.int
+    S3_RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    s3_sent_bytes: _builtins.int
+    s3_received_bytes: _builtins.int
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptMetrics]: ...
+    @_builtins.property
+    def s3_requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___S3Requests]:
+        """What the slot has asked of S3 since its last report."""
+
     def __init__(
         self,
         *,
         attempts: _abc.Iterable[Global___AttemptMetrics] | None = ...,
+        s3_requests: _abc.Iterable[Global___S3Requests] | None = ...,
+        s3_sent_bytes: _builtins.int = ...,
+        s3_received_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "s3_received_bytes", b"s3_received_bytes", "s3_requests", b"s3_requests", "s3_sent_bytes", b"s3_sent_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SlotMetrics: _TypeAlias = SlotMetrics  # noqa: Y015
+
+@_typing.final
+class S3Requests(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    S3_OPERATION_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    s3_operation: _builtins.str
+    """As S3 calls it."""
+    outcome: _builtins.str
+    """"ok", or the code of the error."""
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        s3_operation: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "outcome", b"outcome", "s3_operation", b"s3_operation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___S3Requests: _TypeAlias = S3Requests  # noqa: Y015
 
 @_typing.final
 class SlotResults(_message.Message):

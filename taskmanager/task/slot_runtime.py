@@ -14,6 +14,7 @@ from typing import Protocol
 from common.clock import Clock
 from common.pb import internal_pb2
 from penstock.partition_id import PartitionId
+from penstock.storage.s3.metrics import REQUESTS
 from taskmanager.partitions.spilling import Spilling
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.task.execution import Execution
@@ -265,8 +266,17 @@ class SlotRuntime:
         if executions:
             for execution in executions:
                 execution.settle_waiting()
+            requests, sent_bytes, received_bytes = REQUESTS.take()
             metrics = internal_pb2.SlotMetrics(
-                attempts=[execution.metrics() for execution in executions]
+                attempts=[execution.metrics() for execution in executions],
+                s3_requests=[
+                    internal_pb2.S3Requests(
+                        s3_operation=one.operation, outcome=one.outcome, count=one.count
+                    )
+                    for one in requests
+                ],
+                s3_sent_bytes=sent_bytes,
+                s3_received_bytes=received_bytes,
             )
             self._report(internal_pb2.SlotReport(metrics=metrics))
 

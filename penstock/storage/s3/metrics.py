@@ -1,4 +1,7 @@
-"""What a process has asked of S3, for its metrics. Counts only grow; any thread."""
+"""What a process has asked of S3, for its metrics. Any thread.
+
+Daemons show what they have counted; a slot reports it to its TaskManager, which counts it with its own.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +44,27 @@ class RequestCounts:
             self._sent_bytes += sent
             self._received_bytes += received
 
+    def take(self) -> tuple[tuple[RequestCount, ...], int, int]:
+        """Requests, and bytes sent and received, which are counted elsewhere from here on."""
+        with self._lock:
+            requests = self._sorted()
+            taken = requests, self._sent_bytes, self._received_bytes
+            self._requests.clear()
+            self._sent_bytes = self._received_bytes = 0
+        return taken
+
     def requests(self) -> tuple[RequestCount, ...]:
         """All so far, sorted."""
         with self._lock:
-            return tuple(RequestCount(*key, count) for key, count in sorted(self._requests.items()))
+            return self._sorted()
 
     def bytes(self) -> tuple[int, int]:
         """Sent and received so far."""
         with self._lock:
             return self._sent_bytes, self._received_bytes
+
+    def _sorted(self) -> tuple[RequestCount, ...]:
+        return tuple(RequestCount(*key, count) for key, count in sorted(self._requests.items()))
 
 
 REQUESTS = RequestCounts()

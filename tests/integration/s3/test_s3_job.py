@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -41,6 +42,10 @@ def cluster(tmp_path: Path, proxy: S3Proxy) -> Iterator[DaemonCluster]:
         place.assert_nothing_left()
 
 
+def metrics_of(cluster: DaemonCluster, role: str) -> str:
+    return f"http://{cluster.daemons(role)[0]['metrics_address']}/metrics"
+
+
 @pytest.mark.parametrize("backend", ["rocksdb"])
 def test_the_ledger_with_its_checkpoints_on_s3(
     cluster: DaemonCluster,
@@ -57,6 +62,9 @@ def test_the_ledger_with_its_checkpoints_on_s3(
             BUCKET, f"{tmp_path.name}/{job.handle.job_id}", settings_of(s3_server.endpoint)
         )
         assert decode_head(store.get("HEAD")).retained
+        for role, operation in (("jobmanager", "GetObject"), ("taskmanager", "PutObject")):
+            shown = f'penstock_s3_requests_total{{operation="{operation}",outcome="ok"}}'
+            assert shown in urlopen(metrics_of(cluster, role), timeout=10).read().decode()
         proxy.forget()
         later = job.await_checkpoints(
             lambda one: one.status == "COMPLETED" and one.id >= first.id + 3
