@@ -135,7 +135,10 @@ class RegionGraph:
         raise KeyError(partition)
 
     def startable(
-        self, started: AbstractSet[SubtaskId], complete: Callable[[KeptOutput], bool]
+        self,
+        started: AbstractSet[SubtaskId],
+        complete: Callable[[KeptOutput], bool],
+        waiting: AbstractSet[SubtaskId] | None = None,
     ) -> list[Region]:
         """The regions that can be started now, in topological order.
 
@@ -146,6 +149,7 @@ class RegionGraph:
         Args:
             started: subtasks that have been started.
             complete: whether a blocking partition can be read to its end.
+            waiting: subtasks that are to start; None = all that have not.
         """
         runs = {self.region_of(subtask).index for subtask in started}
         startable = []
@@ -166,7 +170,7 @@ class RegionGraph:
             return all(is_ready(group, producer) for producer in others)
 
         for region in self.regions:
-            if region.index in runs:
+            if region.index in runs or not (waiting is None or region.subtasks <= waiting):
                 continue
             # At most one region both reads and writes in a group: two would be in a cycle.
             own = {group for subtask in region.subtasks for group in self.written_by(subtask)}

@@ -43,17 +43,21 @@ class ExecutionGraph:
         self._resumed: set[SubtaskId] = set()
 
     def begin_again(self, subtasks: Collection[SubtaskId]) -> None:
-        """New attempts in the place of those that are over; those that have not begun get their number."""
+        """New attempts in the place of those that are over."""
         self.attempt += 1
         for subtask in subtasks:
             assert self._attempts[subtask].terminal, "only what is over is replaced"
-            self._renew(subtask)
+            self._renew(subtask, self.attempt)
         self._resumed.update(subtasks)
-        for subtask in self.in_state(AttemptState.CREATED):
-            self._renew(subtask)
 
-    def _renew(self, subtask: SubtaskId) -> None:
-        key = AttemptKey(subtask.vertex, subtask.subtask_index, self.attempt)
+    def renumber(self, subtasks: Iterable[SubtaskId], number: int) -> None:
+        """Those that have not begun are no older than what they may read."""
+        for attempt in self.attempts_of(subtasks):
+            if attempt.state is AttemptState.CREATED and attempt.key.attempt < number:
+                self._renew(attempt.key.subtask, number)
+
+    def _renew(self, subtask: SubtaskId, number: int) -> None:
+        key = AttemptKey(subtask.vertex, subtask.subtask_index, number)
         self._attempts[subtask] = ExecutionAttempt(key)
 
     # ------------------------------------------------------------ rivals
@@ -127,9 +131,10 @@ class ExecutionGraph:
                 attempt.become(AttemptState.CANCELED)
         return to_cancel
 
-    def give_up(self) -> list[ExecutionAttempt]:
-        """Counts as cancelled what was to be cancelled and has not ended in time."""
-        overdue = [a for a in self.current() if a.state is AttemptState.CANCELING]
+    def give_up(self, subtasks: Iterable[SubtaskId]) -> list[ExecutionAttempt]:
+        """Counts as cancelled what of these was to be cancelled and has not ended in time."""
+        attempts = self.attempts_of(subtasks)
+        overdue = [attempt for attempt in attempts if attempt.state is AttemptState.CANCELING]
         for attempt in overdue:
             attempt.become(AttemptState.CANCELED)
         return overdue

@@ -78,6 +78,11 @@ class CheckpointWiring:
         if self._coordinator is None:
             self._coordinator = self._make(prepared.retained, prepared.next_checkpoint_id)
 
+    @property
+    def runs(self) -> bool:
+        """Whether the coordinator knows of tasks that run."""
+        return self._runs
+
     # ------------------------------------------------------------ what tasks do
 
     def started(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:

@@ -191,9 +191,15 @@ class Failover:
         """
         return any(subtask.vertex in self._caching_readers for subtask in waiting)
 
-    def startable(self) -> frozenset[SubtaskId]:
-        """Subtasks whose input is there, and that have no attempt under way."""
-        ready = self._regions.startable(self._graph.started, self._partitions.is_complete)
+    def startable(
+        self, there: frozenset[SubtaskId], waiting: frozenset[SubtaskId]
+    ) -> frozenset[SubtaskId]:
+        """Those that wait and whose input is there.
+
+        Args:
+            there: subtasks whose attempts can be connected to.
+        """
+        ready = self._regions.startable(there, self._partitions.is_complete, waiting)
         return frozenset(subtask for region in ready for subtask in region.subtasks)
 
     def unreadable(

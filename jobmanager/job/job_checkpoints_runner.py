@@ -415,7 +415,6 @@ class JobCheckpointsRunner:
     async def _prepared(self, effect: m.PrepareStart) -> m.StartPrepared:
         attempt = effect.attempt
         await self._in_record(lambda: self._reserved(attempt))
-        self._restored = {}
         if self._store is None:
             return m.StartPrepared(attempt)
         await self._wait_for_storing()
@@ -424,8 +423,9 @@ class JobCheckpointsRunner:
         if self._savepoints is not None:
             self._savepoints.note_restored(found.newest.checkpoint_id if found.newest else 0)
         await self._note_repeated(found.repeated)
+        tasks: RestoredTasks = {}
         if found.newest is not None:
-            self._restored = restored_tasks(
+            tasks = restored_tasks(
                 found.newest,
                 self._graph,
                 effect.subtasks,
@@ -434,14 +434,18 @@ class JobCheckpointsRunner:
                 leaves_output=self._leaves_output,
             )
             if found.is_of_another:
-                store, tasks = self._store, self._restored
-                brought = await self._call("bring lists", lambda: store.bring_lists(tasks))
+                store, of_another = self._store, tasks
+                brought = await self._call("bring lists", lambda: store.bring_lists(of_another))
             if found.retained and found.retained[-1].is_stop:
-                for task in self._restored.values():
+                for task in tasks.values():
                     task.stopped = True
             restored = restored_checkpoint(
-                found.newest.checkpoint_id, self._restored, self._graph, found.done
+                found.newest.checkpoint_id, tasks, self._graph, found.done
             )
+        # What is about to be deployed goes on from what it was prepared for.
+        kept = {s: task for s, task in self._restored.items() if s in effect.kept}
+        others = {s: task for s, task in tasks.items() if s not in effect.kept}
+        self._restored = others | kept
         if (sweep := found.sweep) is not None:
             # Behind the start, which waits for no listing.
             self._in_order(_SWEEP_LANE, lambda: self._sweep(lambda: sweep(brought)))

@@ -1,8 +1,7 @@
-"""How a job is run, and how far its subtasks are."""
+"""How a job is run."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,19 +11,6 @@ from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.failover.restart_settings import RestartSettings
 from jobmanager.job.checkpoint_wiring import CoordinatorFactory
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
-
-
-class JobPhase(enum.Enum):
-    """How far the subtasks are that begin, begin again, or end; others run meanwhile."""
-
-    NEW = "new"
-    PREPARING = "preparing"
-    SCHEDULING = "scheduling"
-    DEPLOYED = "deployed"
-    STOPPING = "stopping"
-    WAITING = "waiting for the restart"
-    PROMOTING = "promoting what outlives the job"
-    ENDED = "ended"
 
 
 def no_jitter() -> float:

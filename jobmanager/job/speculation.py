@@ -12,8 +12,7 @@ that the seat had is given back as soon as nothing that counts runs in it any mo
 Invariants:
 - nothing here fails the job, or keeps it waiting: rivals have spare slots, which go back when the job itself
   asks for slots, and what becomes of rivals and of those that they replace is no failure of the job;
-- a rival is asked for, and gets its number, only while nothing of the job is on its way (JobPhase.DEPLOYED), so
-  that no restart waits for that number;
+- a rival is asked for, and gets its number, only while nothing of the job stops or waits to begin;
 - the number was reserved, where another JobManager may go on with the job;
 - a subtask has at most ``_RIVALS_MAX`` rivals from one restart to the next: failures that rivals make good
   come to an end.
@@ -38,7 +37,7 @@ from jobmanager.graph.execution_attempt import (
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange, VertexPlan
-from jobmanager.job.job_options import JobOptions, JobPhase
+from jobmanager.job.job_options import JobOptions
 from jobmanager.job.slot_lease import SlotLease, free_stray
 from jobmanager.job.source_splits import SourceSplits
 from jobmanager.messages import job_messages as m
@@ -114,14 +113,15 @@ class Speculation:
         return [self._look_later()]
 
     def take(
-        self, event: m.SpeculationEvent, splits: SourceSplits, phase: JobPhase, now_ms: int
+        self, event: m.SpeculationEvent, splits: SourceSplits, now_ms: int, *, may_begin: bool
     ) -> list[m.JobEffect] | None:
-        """Takes an event that is about rivals; None = it is stale."""
-        may_begin = phase is JobPhase.DEPLOYED
+        """Takes an event that is about rivals; None = it is stale.
+
+        Args:
+            may_begin: nothing of the job stops, or waits to begin.
+        """
         match event:
             case m.StragglersDue():
-                if phase is JobPhase.ENDED:
-                    return None
                 asked = self._ask(splits, now_ms) if may_begin else []
                 return [*asked, self._look_later()]
             case m.AttemptsReserved(end):
@@ -250,7 +250,13 @@ class Speculation:
             and self._counts[subtask] < _RIVALS_MAX
             # What is assigned while both run would reach one of them only.
             and splits.is_discovered(subtask.vertex)
+            and self._has_inputs(subtask)
         )
+
+    def _has_inputs(self, subtask: SubtaskId) -> bool:
+        """Whether all that it reads can be read from the start: a producer may be making it again."""
+        region = self._regions.region_of(subtask)
+        return all(map(self._partitions.is_complete, self._regions.consumed_by(region)))
 
     @property
     def _has_number(self) -> bool:

@@ -307,7 +307,7 @@ CheckpointEvent = (
 )
 """Events for the coordinator that come from outside the job's machine."""
 
-JobEvent = (
+OwnEvent = (
     JobStarted
     | StartPrepared
     | StartNotPrepared
@@ -331,9 +331,10 @@ JobEvent = (
     | SuspendRequested
     | FailureRequested
     | CancellationOverdue
-    | SpeculationEvent
-    | CheckpointEvent
 )
+"""Events that the job's own machine decides on."""
+
+JobEvent = OwnEvent | SpeculationEvent | CheckpointEvent
 
 
 # ---------------------------------------------------------------- effects
@@ -348,11 +349,13 @@ class PrepareStart:
         unusable: checkpoints that tasks could not restore.
         subtasks: that begin again while others run; None = nothing of the job runs. What their dead
             attempts have uploaded for nothing is removed.
+        kept: subtasks whose start is prepared, or is being, and that are not deployed: what they go on from stays.
     """
 
     attempt: int
     unusable: tuple[int, ...] = ()
     subtasks: frozenset[SubtaskId] | None = None
+    kept: frozenset[SubtaskId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -678,8 +678,6 @@ class World:
         if self._mishap():
             self.inbox.append(m.StartNotPrepared(effect.attempt, CAUSE))
             return
-        if effect.subtasks is not None:
-            assert self.master.graph.started
         newest = self.completed[-1] if self.completed else 0
         self.restored = self.frozen.get(newest)
         retained = tuple(

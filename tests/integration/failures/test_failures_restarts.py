@@ -20,6 +20,7 @@ import pytest
 
 import penstock as ps
 from common.clock import SystemClock
+from jobmanager.graph.execution_attempt import AttemptState
 from penstock.client.job import state_name
 from penstock.errors import StreamError
 from penstock.pb import client_pb2
@@ -241,6 +242,51 @@ def has_output(details: client_pb2.JobDetails) -> bool:
         for vertex in details.vertices
         if vertex.is_sink
     )
+
+
+def test_of_two_regions_that_fail_at_once_the_one_that_has_its_slot_runs_again_meanwhile(
+    cluster: DaemonCluster, tmp_path: Path
+) -> None:
+    """Nothing is exchanged: each subtask is a region. One loses its process, the other its TaskManager."""
+    config = {
+        "execution.checkpointing.interval": "200ms",
+        "restart-strategy.exponential-delay.initial-backoff": "2s",
+    }
+
+    def make(start: int, count: int) -> pa.RecordBatch:
+        numbers = range(start, start + count)
+        return pa.record_batch([list(numbers), [n % KEYS for n in numbers]], schema=SCHEMA)
+
+    with ps.Environment(cluster.jobmanager, parallelism=2, config=config) as env:
+        rows = env.generate(make, rows=ROWS, rate=RATE, schema=SCHEMA)
+        rows.write_json(str(tmp_path / "rows"))
+        handle = env.submit("apart")
+        job = Job(handle, tmp_path, None, takes_checkpoints=True)
+        job.await_checkpoint()
+        subtasks = handle.details().vertices[0].subtasks
+        daemons = {daemon["id"]: daemon["pid"] for daemon in cluster.daemons("taskmanager")}
+        stays, goes = (subtask.taskmanager_id for subtask in subtasks)
+        [process] = cluster.slot_pids(daemons[stays])
+        os.kill(process, signal.SIGKILL)
+        os.kill(daemons[goes], signal.SIGKILL)
+        wait_ended(daemons[goes], 10)
+
+        def is_apart(details: client_pb2.JobDetails) -> bool:
+            back, waits = details.vertices[0].subtasks
+            has_its_own = back.attempt > 0 and AttemptState(back.state) is AttemptState.RUNNING
+            lacks_one = AttemptState(waits.state) is AttemptState.SCHEDULED
+            return has_its_own and lacks_one and details.slot_wait.needed == 1
+
+        job.await_that(is_apart)
+        assert handle.status() == "RUNNING"
+        checkpoint_id = handle.details().last_checkpoint_id
+        cluster.start(taskmanagers=2)
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
+        assert handle.details().last_checkpoint_id >= checkpoint_id
+        assert job.restarts == 1, "what fails while the delay runs counts once"
+    written = Table(str(tmp_path / "rows"), lambda row: row["n"])
+    written.look()
+    assert sorted(row["n"] for row in written.rows()) == list(range(ROWS))
 
 
 def stop(cluster: DaemonCluster, ids: Sequence[str]) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jobmanager.failover.restart_settings import NO_LIMIT
 from jobmanager.graph.job_plan import JobPlan
+from jobmanager.job import groups
+from jobmanager.job.groups import GROUP_TRANSITIONS, GroupEvent, GroupPhase
 from jobmanager.messages import job_messages as m
 from jobmanager.messages.job_state import JobState, is_terminal
 from tests.support.examples import examples
@@ -61,6 +64,41 @@ def test_drawn_stories_see_every_fate_of_rivals() -> None:
         fates.update(world.fates)
     assert set(fates) == set(m.RivalFate)
     assert fates[m.RivalFate.WON] > 20
+
+
+CANCELLED_IN = [phase for phase in GroupPhase if phase is not GroupPhase.LOCATING]
+
+
+def _cancel_in(world: World, phase: GroupPhase) -> None:
+    """Goes on until a group is in a phase, and cancels the job then."""
+    while world.turn():
+        if world.master._parts.groups.in_phase(phase):
+            world.deliver(m.CancelRequested())
+            return
+
+
+OF_RECOVERED_JOBS = (GroupPhase.LOCATING, GroupEvent.PINNED)
+
+
+def test_drawn_stories_see_whatever_can_happen_to_a_group_in_every_phase() -> None:
+    """Of recovered jobs, which these are not, see test_groups_side_by_side."""
+    met: set[tuple[GroupPhase, GroupEvent]] = set()
+    wanted = {pair for pair in GROUP_TRANSITIONS if not set(pair) & set(OF_RECOVERED_JOBS)}
+    follows = groups.next_phase
+
+    def audited(group: groups.Group, event: GroupEvent) -> GroupPhase:
+        met.add((group.phase, event))
+        return follows(group, event)
+
+    with mock.patch.object(groups, "next_phase", audited):
+        for seed in range(400):
+            world = World(seed, 0.1, NO_LIMIT, checkpoints=bool(seed % 2))
+            if seed % 2 == 0:
+                _cancel_in(world, CANCELLED_IN[seed // 2 % len(CANCELLED_IN)])
+            check_story(world, 0.1, NO_LIMIT)
+            if met >= wanted:
+                break
+    assert met == wanted
 
 
 def check_story(world: World, mishaps: float, attempts: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jobmanager.job.job_master import JobMaster
+from jobmanager.job.attempt_reports import AttemptReports
 from penstock.client.job_exceptions import JobException, exception_of
 from penstock.errors import ConfigurationError
 from penstock.pb import client_pb2, graph_pb2
@@ -224,10 +224,10 @@ def test_a_bug_ends_a_job_whatever_had_restarted_it(
             failing.fail("failure 1")
             await restarted(cluster, 1)
 
-            def crash(self: JobMaster, event: Any) -> None:
+            def crash(self: AttemptReports, event: Any) -> None:
                 raise ZeroDivisionError("a bug")
 
-            monkeypatch.setattr(JobMaster, "_take_report", crash)
+            monkeypatch.setattr(AttemptReports, "take", crash)
             failing.fail("failure 2")
             details = await cluster.wait_for(JOB, "FAILED")
             assert "a bug" in details.failure.message

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from common.pb import internal_pb2
-from jobmanager.job.job_master import JobMaster
+from jobmanager.job.group_starts import GroupStarts
 from penstock import errors
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2, graph_pb2
@@ -363,17 +363,17 @@ def test_a_bug_in_one_job_ends_that_job_only(
             taskmanager = await cluster.add("tm1", slots=4)
             healthy = await cluster.submit(make_graph())
             await cluster.wait_for(healthy, "RUNNING")
-            original = JobMaster._take_endpoints
+            original = GroupStarts.take_endpoints
 
-            def crash(self: JobMaster, event: Any) -> None:
+            def crash(self: GroupStarts, event: Any) -> None:
                 raise ZeroDivisionError("a bug")
 
-            monkeypatch.setattr(JobMaster, "_take_endpoints", crash)
+            monkeypatch.setattr(GroupStarts, "take_endpoints", crash)
             sick = await cluster.submit(make_graph(), "1" * 32)
             failure = (await cluster.wait_for(sick, "FAILED")).failure
             assert failure.error_class == "Unrecoverable"
             assert "a bug" in failure.message
-            monkeypatch.setattr(JobMaster, "_take_endpoints", original)
+            monkeypatch.setattr(GroupStarts, "take_endpoints", original)
             await cluster.wait_for(healthy, "RUNNING")
             # The slots of the sick job are free again.
             await cluster.wait_for(await cluster.submit(make_graph(), "2" * 32), "RUNNING")

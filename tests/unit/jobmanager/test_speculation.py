@@ -467,9 +467,10 @@ def test_rivals_yield_to_what_the_job_itself_needs() -> None:
 def test_jobs_that_do_not_ask_for_it_never_look() -> None:
     master = JobMaster(TWO_STAGES, JobOptions(speculation=SETTINGS))
     assert not master.plan.vertices[0].allows_rivals
-    effects = master.step(m.JobStarted())
-    slots = tuple(Slot(f"t{i}-0", f"t{i}", "1") for i in range(4))
-    effects = master.step(m.SlotsGranted(slots))
+    [request] = master.step(m.JobStarted())
+    assert isinstance(request, m.RequestSlots)
+    slots = tuple(Slot(f"t{i}-0", f"t{i}", "1") for i in range(request.count))
+    effects = master.step(m.SlotsGranted(slots, request.group))
     for effect in effects:
         assert isinstance(effect, m.AllocateSlots)
         found = tuple(map(Endpoint, effect.slot_ids))

@@ -16,7 +16,7 @@ SOURCES = [
     if "_pb2" not in path.name
 ]
 NAMES = {
-    "StoreCheckpoint", "FailJob", "JobPhase", "CheckpointPhase", "SubtaskPhase", "AttemptKey", "HeldPartitions",
+    "StoreCheckpoint", "FailJob", "JobPhase", "GroupPhase", "CheckpointPhase", "SubtaskPhase", "AttemptKey", "HeldPartitions",
     "HeldPartitionsReport", "CheckpointFiles", "ArtifactStore", "SlotTable",
 }  # fmt: skip
 

@@ -1,0 +1,143 @@
+"""What groups that begin, or begin again, go on from.
+
+Groups that are on their way at the same time go on from the same checkpoint: none is taken until all run, what was
+being stored when the first failed is settled before the first is prepared, and where one that others have gone on
+from cannot be read any more, they are all taken back.
+
+Invariants: a checkpoint that a task has found damaged is restored no more; what was done under another JobManager
+is adopted before anything has begun here, or not at all.
+"""
+
+from __future__ import annotations
+
+from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
+from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
+from jobmanager.job.failover import ALL
+from jobmanager.job.groups import UNDEPLOYED, Group, GroupEvent, GroupPhase
+from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
+from jobmanager.job.source_splits import SourceSplits
+from jobmanager.messages import job_messages as m
+from penstock.errors import require_invariant
+
+
+class GroupPreparations:
+    """Prepares the groups of one job.
+
+    Args:
+        parts: of the job.
+    """
+
+    def __init__(self, parts: JobParts) -> None:
+        self._parts = parts
+        self._found: RestoredCheckpoint | None = None
+        """What the job goes on from, while it is asked for what was done before it."""
+
+    def begin(self, group: Group) -> list[PartEffect]:
+        """Attempts of a group are to begin; a job that nobody goes on with has nothing to find."""
+        parts = self._parts
+        group.attempt = parts.graph.attempt
+        group.restored_id = 0
+        elsewhere = parts.groups.all - group.subtasks
+        group.begins_whole = elsewhere <= parts.groups.subtasks(GroupPhase.INPUTS)
+        if not parts.options.survives and group.attempt == parts.options.first_attempt:
+            self._let_go(group)  # nothing is stored, and nothing of earlier attempts is held
+            return []
+        unusable = tuple(sorted(parts.unusable))
+        if group.begins_whole:
+            return [m.PrepareStart(group.attempt, unusable)]
+        others = [
+            other.subtasks
+            for other in parts.groups.in_phase(*UNDEPLOYED, GroupPhase.INPUTS)
+            if other is not group and other.restored_id not in parts.unusable
+        ]
+        kept = frozenset[SubtaskId]().union(*others)
+        return [m.PrepareStart(group.attempt, unusable, group.subtasks, kept)]
+
+    def _let_go(self, group: Group) -> None:
+        groups = self._parts.groups
+        groups.move(group, GroupEvent.PREPARED)
+        waiting = groups.subtasks(GroupPhase.INPUTS)
+        self._parts.graph.renumber(waiting, group.attempt)
+
+    def take(
+        self, event: m.StartPrepared | m.StartNotPrepared, *, may_adopt: bool
+    ) -> list[PartEffect]:
+        """What a group goes on from is known, or cannot be found.
+
+        Args:
+            may_adopt: nothing has begun under this JobManager.
+        """
+        parts = self._parts
+        if parts.wiring is not None and isinstance(event, m.StartPrepared):
+            # What it says of HEAD holds whether or not somebody still waits for it.
+            parts.wiring.open(event)
+        group = self._waiting(event.attempt, GroupPhase.PREPARING)
+        if group is None:
+            return [Dropped()]
+        if isinstance(event, m.StartNotPrepared):
+            return [Failed(event.cause, group.subtasks)]
+        restored = event.restored
+        id = restored.checkpoint_id if restored else 0
+        require_invariant(id not in parts.unusable, "what is damaged is skipped")
+        newest = self._newest_of_others(group)
+        if id < newest:
+            message = f"checkpoint {newest}, which others go on from, cannot be read any more"
+            return [Failed(FailureCause("StoreCorrupt", message), ALL, is_free=True)]
+        parts.restored_checkpoint_id = group.restored_id = id
+        pinned = parts.failover.pinned(restored) if restored and may_adopt else ()
+        if not pinned:
+            return self._begin_from(group, restored)
+        self._found = restored
+        parts.groups.move(group, GroupEvent.PINNED)
+        return [m.LocatePartitions(group.attempt, pinned)]
+
+    def _waiting(self, attempt: int, phase: GroupPhase) -> Group | None:
+        waiting = self._parts.groups.in_phase(phase)
+        return next((group for group in waiting if group.attempt == attempt), None)
+
+    def _newest_of_others(self, group: Group) -> int:
+        """The newest checkpoint that others have gone on from, or are about to."""
+        parts = self._parts
+        there = parts.groups.subtasks(GroupPhase.RESTORE, GroupPhase.RUNNING)
+        attempts = parts.graph.attempts_of(there - group.subtasks)
+        newest = max((attempt.restored_from for attempt in attempts), default=0)
+        if parts.groups.in_phase(GroupPhase.SLOTS, GroupPhase.PROCESSES):
+            newest = max(newest, parts.restored_checkpoint_id)
+        return newest
+
+    def take_located(self, event: m.PartitionsLocated) -> list[PartEffect]:
+        """What was done under another JobManager, and is still there, is not done again."""
+        parts = self._parts
+        group = self._waiting(event.attempt, GroupPhase.LOCATING)
+        if group is None or self._found is None:
+            return [Dropped()]
+        for located in event.located:
+            parts.lease.note_partition_endpoint(located.taskmanager_id, located.endpoint)
+        parts.failover.adopt(self._found, event.located)
+        effects = self._begin_from(group, self._found)
+        self._found = None
+        return effects
+
+    def _begin_from(self, group: Group, restored: RestoredCheckpoint | None) -> list[PartEffect]:
+        parts = self._parts
+        if restored is not None:
+            restored = restored.without(parts.failover.begins_from_nothing)
+            problem = parts.failover.unreadable(restored, parts.graph.unstarted)
+            if problem is not None:
+                return [Failed(problem, group.subtasks)]
+            parts.graph.resume(restored.subtasks)
+        if group.begins_whole:
+            parts.splits = SourceSplits(parts.plan, restored)
+        else:
+            parts.splits.restart(group.subtasks, restored)
+        if parts.wiring is not None:
+            if restored is not None and not group.begins_whole:
+                restored = restored.without(parts.failover.is_rebuilt)
+            parts.wiring.restored(restored, group.subtasks)
+        adopted = group.subtasks & parts.graph.in_state(AttemptState.FINISHED)
+        if adopted:
+            parts.groups.take(adopted, GroupEvent.ADOPTED)
+        if group.subtasks - adopted:
+            self._let_go(group)
+        return []
