@@ -14,12 +14,15 @@ from urllib.request import urlopen
 
 import pytest
 
+from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from penstock.client.client import Client
 from penstock.client.job import JobHandle
+from penstock.storage.fsck import check_store
 from penstock.storage.head import decode_head
+from penstock.storage.restore_point import open_restore_point
 from penstock.storage.s3.s3_store import S3Store
 from tests.integration.s3.conftest import BUCKET, settings_of
-from tests.support.ledger_job import LedgerJob
+from tests.support.ledger_job import DEADLINE_S, LedgerJob
 from tests.support.processes import DaemonCluster, site, wait_ended
 from tests.support.radosgw import SECRET_KEY, RadosGateway, s3_options
 from tests.support.s3_proxy import S3Proxy
@@ -52,6 +55,7 @@ def test_the_ledger_with_its_checkpoints_on_s3(
     proxy: S3Proxy,
     s3_server: RadosGateway,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     backend: str,
 ) -> None:
     with Client(cluster.jobmanager) as client:
@@ -90,7 +94,16 @@ def test_the_ledger_with_its_checkpoints_on_s3(
     with Client(cluster.jobmanager) as client:
         job._client = client
         job._handle = JobHandle(client, job.handle.job_id)
-        job.await_checkpoints(lambda one: one.status == "COMPLETED" and one.id > second.id)
+        # The next JobManager's numbers begin behind those that the first had reserved.
+        job.await_checkpoints(
+            lambda one: one.status == "COMPLETED" and one.id > second.id + IDS_RESERVED_AT_ONCE
+        )
+        kept = job.handle.savepoint(f"s3://{BUCKET}/{tmp_path.name}-kept", timeout=DEADLINE_S)
+        monkeypatch.setattr(
+            "penstock.storage.open_store._s3", lambda: settings_of(s3_server.endpoint)
+        )
+        assert open_restore_point(kept).is_savepoint
+        assert check_store(kept).is_healthy
         job.finish()
         assert store.list("") == []
     logs = [path for path in cluster.directory.rglob("logs/**/*") if path.is_file()]
