@@ -81,7 +81,7 @@ OF_RECOVERED_JOBS = (GroupPhase.LOCATING, GroupEvent.PINNED)
 
 
 def test_drawn_stories_see_whatever_can_happen_to_a_group_in_every_phase() -> None:
-    """Of recovered jobs, which these are not, see test_groups_side_by_side."""
+    """But to groups of recovered jobs, whose stories are in test_partial_restarts."""
     met: set[tuple[GroupPhase, GroupEvent]] = set()
     wanted = {pair for pair in GROUP_TRANSITIONS if not set(pair) & set(OF_RECOVERED_JOBS)}
     follows = groups.next_phase
