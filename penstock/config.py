@@ -222,7 +222,7 @@ class Configuration(BaseModel):
     execution_checkpointing_timeout_ms: DurationMs = Field(
         600_000,
         alias="execution.checkpointing.timeout",
-        description="A checkpoint that takes longer is aborted.",
+        description="A checkpoint that takes longer is aborted. As long, but at least 2 min, a restore may go without reading anything before its task fails and is restarted.",
     )
     execution_checkpointing_min_pause_ms: DurationMs = Field(
         0,

@@ -51,6 +51,7 @@ from taskmanager.task.exchange import DataExchange
 from taskmanager.task.execution import Execution
 from taskmanager.task.inputs import EndedInput, GateInput, Input, SourceInput, TakenInput
 from taskmanager.task.operator_chain import SOURCE, OperatorChain, Output
+from taskmanager.task.restore_silence import LIMIT_MS_MIN
 from taskmanager.task.state_opening import StateOpening
 from taskmanager.task.subtask import Subtask
 from taskmanager.user_code.user_failure import failure_of_operator
@@ -504,6 +505,16 @@ class Deployment:
     def is_loading(self) -> bool:
         """Whether inputs wait for another one to be read whole."""
         return self._gate is not None and self._gate.is_loading
+
+    @property
+    def restore_limit_ms(self) -> int:
+        """How long its state may be opened without another byte being read."""
+        return max(LIMIT_MS_MIN, self._services.config.execution_checkpointing_timeout_ms)
+
+    @property
+    def restored_bytes(self) -> int:
+        """What has been read of it so far."""
+        return sum(self._files.count_restored())
 
     def take_last_states(
         self, when_written: Callable[[LastStates | None], None]

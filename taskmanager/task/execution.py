@@ -18,7 +18,7 @@ from common.cause_chain import cause_chain, public_class
 from common.clock import Clock
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
-from penstock.errors import PartitionUnavailable, StreamError, TaskFailure
+from penstock.errors import PartitionUnavailable, StoreTransient, StreamError, TaskFailure
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_CANCELED,
@@ -35,6 +35,7 @@ from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.source import SourceOperator
 from taskmanager.snapshot.subtask_snapshot import LastStates
 from taskmanager.task.lifecycle import Lifecycle
+from taskmanager.task.restore_silence import RestoreSilence
 from taskmanager.task.subtask import Progress, Subtask
 from taskmanager.user_code.user_output import AttemptOutput
 
@@ -70,6 +71,14 @@ class SubtaskParts(Protocol):
     @property
     def is_loading(self) -> bool:
         """Whether inputs wait for another one to be read whole, once built."""
+
+    @property
+    def restore_limit_ms(self) -> int:
+        """How long its state may be opened without another byte being read."""
+
+    @property
+    def restored_bytes(self) -> int:
+        """What has been read of it so far."""
 
     def replace_producer(self, channel: internal_pb2.InputChannel) -> None:
         """Reads an edge that keeps its rows from a new attempt."""
@@ -123,7 +132,7 @@ class Execution:
         self._log_file: TextIO | None = None
         self._lifecycle = Lifecycle()
         self._subtask: Subtask | None = None
-        self._is_opening_state = False
+        self._silence: RestoreSilence | None = None
         self._early: list[internal_pb2.TaskCommand] = []
         self._has_reported_end = False
         self._is_loading = False
@@ -153,9 +162,7 @@ class Execution:
                 self._move_to(ATTEMPT_STATE_INITIALIZING)
                 return Progress.MORE
             if self._subtask is None:
-                if not self._is_opening_state:
-                    self._is_opening_state = True
-                    self._parts.open_state(self, self._build)
+                self._open_state()
                 return Progress.IDLE
             progress = self._subtask.step()
             if self._is_loading and not self._parts.is_loading:
@@ -176,6 +183,19 @@ class Execution:
         with self._boundary():
             return self._subtask.flush()
         return Progress.ENDED
+
+    def _open_state(self) -> None:
+        now_ms, parts = self._clock.now_ms(), self._parts
+        if self._silence is None:
+            self._silence = RestoreSilence(parts.restore_limit_ms, now_ms)
+            parts.open_state(self, self._build)
+        elif self._silence.look(parts.restored_bytes, now_ms):
+            # The thread that reads is left to itself: it ends with what it waits for, or with the process.
+            raise StoreTransient(
+                f"the state was not restored: after {parts.restored_bytes} bytes nothing was read for "
+                f"{parts.restore_limit_ms // 1000} s; the storage of the checkpoints does not answer, or the machine "
+                "is too busy"
+            )
 
     def _build(self) -> None:
         self._subtask = self._parts.build(self)
@@ -263,7 +283,9 @@ class Execution:
         """Wall-clock time of the earliest timer."""
         if self._leaves_again_at_ms is not None:
             return self._leaves_again_at_ms
-        return self._subtask.next_deadline_ms() if self._subtask is not None else None
+        if self._subtask is None:
+            return None if self._silence is None else self._silence.due_ms
+        return self._subtask.next_deadline_ms()
 
     def flush_deadline_ns(self) -> int | None:
         """Monotonic time at which a batch that is being filled has to leave."""

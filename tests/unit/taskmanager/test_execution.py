@@ -88,6 +88,8 @@ class Slot:
             source=None,
             collects=[],
             is_loading=False,
+            restore_limit_ms=5_000,
+            restored_bytes=0,
             release=self._release,
             take_last_states=lambda when_written: (),
             close=list,
@@ -208,6 +210,26 @@ def test_the_end_of_the_data_is_reported_once():
     slot.run()
     events = [r.task_event for r in slot.reports if r.WhichOneof("report") == "task_event"]
     assert sum(event.HasField("end_of_data") for event in events) == 1
+
+
+def test_a_restore_that_reads_nothing_any_more_fails_and_is_not_waited_for():
+    opened = []
+    slot = Slot()
+    slot.parts.open_state = lambda execution, when_open: opened.append(when_open)
+    slot.run()
+    for read_bytes, wait_ms in ((100, 5_000), (200, 5_000), (200, 4_999)):  # it is slow
+        slot.parts.restored_bytes = read_bytes
+        slot.loop.advance(wait_ms * 1_000_000)
+        slot.run()
+    assert slot.states == ["INITIALIZING"]
+    slot.loop.advance(1_000_000)
+    slot.run()
+    failure = slot.reports[-1].task_event.state_changed.failure
+    assert slot.states == ["INITIALIZING", "FAILED"]
+    assert failure.error_class == "StoreTransient"
+    assert "after 200 bytes nothing was read for 5 s" in failure.message
+    assert len(opened) == 1
+    assert slot.released == 1
 
 
 def test_a_failure_while_it_is_built_closes_what_was_opened():
