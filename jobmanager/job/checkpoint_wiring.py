@@ -70,7 +70,7 @@ class CheckpointWiring:
 
     @property
     def coordinator(self) -> Coordinator | None:
-        """For views; None before HEAD has been claimed."""
+        """For views, and for what is newer than what a restart found; None before HEAD has been claimed."""
         return self._coordinator
 
     def open(self, prepared: m.StartPrepared) -> None:

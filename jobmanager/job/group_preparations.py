@@ -97,11 +97,15 @@ class GroupPreparations:
         return next((group for group in waiting if group.attempt == attempt), None)
 
     def _newest_of_others(self, group: Group) -> int:
-        """The newest checkpoint that others have gone on from, or are about to."""
+        """The newest checkpoint that others have gone on from, or are about to, or that covers what they have done."""
         parts = self._parts
-        there = parts.groups.subtasks(GroupPhase.RESTORE, GroupPhase.RUNNING)
-        attempts = parts.graph.attempts_of(there - group.subtasks)
-        newest = max((attempt.restored_from for attempt in attempts), default=0)
+        there = parts.groups.subtasks(GroupPhase.RESTORE, GroupPhase.RUNNING) - group.subtasks
+        newest = max(
+            (attempt.restored_from for attempt in parts.graph.attempts_of(there)), default=0
+        )
+        coordinator = parts.wiring.coordinator if parts.wiring is not None else None
+        if there and coordinator is not None and coordinator.latest_completed is not None:
+            newest = max(newest, coordinator.latest_completed.checkpoint_id)
         if parts.groups.in_phase(GroupPhase.SLOTS, GroupPhase.PROCESSES):
             newest = max(newest, parts.restored_checkpoint_id)
         return newest

@@ -587,6 +587,22 @@ def test_survivors_hear_of_a_checkpoint_that_was_being_stored_before_producers_a
     assert told(story.due(), m.ReplaceProducer) == "b0 b1"
 
 
+def test_a_newest_checkpoint_that_cannot_be_read_any_more_takes_everything_back() -> None:
+    """Aim: what goes on holds what follows the newest one; of splits that were read until then nobody keeps names."""
+    story = Story(drawn("a:2 b:2", "a>b forward pipelined"), checkpoints=True)
+    story.run("a0 a1 b0 b1")
+    for checkpoint_id in (1, 2):
+        trigger(story)
+        ack(story, "a0 a1 b0 b1", checkpoint_id)
+        story.do(c.CheckpointStored(checkpoint_id, f"chk-{checkpoint_id}/manifest", 0))
+    story.restored = RestoredCheckpoint(1)
+    story.fail("a1")
+    effects = story.due()
+    assert cancelled(effects) == "a0 b0"
+    assert deployed(effects) == ""
+    assert deployed(story.due()) == "a0 a1 b0 b1"
+
+
 def test_what_a_stage_has_left_is_not_replaced_by_what_its_former_attempt_had() -> None:
     """The checkpoint is older than the attempt whose rows are read now."""
     story = Story(drawn("a:1 b:1", "a>b hash blocking reproducible"), checkpoints=True)
