@@ -19,7 +19,7 @@ from tests.support.processes import DaemonCluster, site, wait_ended, wait_in_dir
 from tests.support.small_disk import filled, small_disk
 from tests.support.watched_job import submitted
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240), pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240), pytest.mark.sampled(3)]
 
 CACHING = {
     "execution.exchange.default": "caching",

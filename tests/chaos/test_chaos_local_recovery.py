@@ -17,7 +17,7 @@ import pytest
 from tests.support.ledger_job import LedgerJob
 from tests.support.processes import wait_ended, wait_in_directory
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 
 def copies(job: LedgerJob) -> list[Path]:

@@ -20,7 +20,7 @@ from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from tests.support.ledger_job import LedgerJob
 from tests.support.small_disk import filled, small_disk
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 
 # ---------------------------------------------------------------- full disks

@@ -16,7 +16,7 @@ import pytest
 import penstock as ps
 from tests.support.processes import DaemonCluster, Site, site
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 
 @pytest.fixture

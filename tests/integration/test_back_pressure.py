@@ -23,7 +23,7 @@ from penstock.local.local_cluster import LocalCluster
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details, cancel
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 BATCH_ROWS = 256
 ROW_BYTES = 1_024

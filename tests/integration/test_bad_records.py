@@ -18,7 +18,7 @@ import penstock as ps
 from penstock import col
 from tests.support.jobs import assert_same_rows, rows_of, run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
 Row = dict[str, Any]
 SCHEMA = pa.schema([("n", pa.int64()), ("word", pa.string())])

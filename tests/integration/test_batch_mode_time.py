@@ -22,7 +22,7 @@ from penstock import col
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import rows_of, run
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 ROWS = 6_000
 HOUR_MS = 3_600_000

@@ -20,7 +20,7 @@ from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
 from tests.support.processes import Site, site
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
 FAST = {"execution.checkpointing.interval": "200ms", "restart-strategy.type": "none"}
 

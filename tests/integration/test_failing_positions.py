@@ -21,7 +21,7 @@ from typing_extensions import override
 import penstock as ps
 from penstock import col
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 BAD = 7_777
 ROWS = 10_000

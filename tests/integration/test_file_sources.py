@@ -22,7 +22,7 @@ from penstock import col
 from tests.support.bids import SCHEMA, cut, make_bids, to_table, write_table
 from tests.support.jobs import assert_same_rows, rows_of, run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
 BIDS = make_bids(2_000)
 PLAIN = SCHEMA.remove(SCHEMA.get_field_index("at"))

@@ -22,7 +22,7 @@ import penstock as ps
 from penstock import col
 from tests.support.jobs import assert_same_rows, rows_of, run
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 Row = dict[str, Any]
 

@@ -19,7 +19,7 @@ from penstock import col
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import run
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 ROWS = [{"k": f"key-{i % 37}", "n": i, "ts": i} for i in range(3_000)]
 EXPECTED = Counter[str]()

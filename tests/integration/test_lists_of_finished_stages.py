@@ -22,7 +22,7 @@ from tests.integration.test_finished_subtasks import ROW, SEEN, Gated, watcher
 from tests.support.jobs import DEADLINE_S
 from tests.support.processes import DaemonCluster, site, wait_ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from penstock.pb import client_pb2
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, cancel, run
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 FLIGHT = pa.schema([("n", pa.int64()), ("code", pa.string())])
 AIRPORT = pa.schema([("code", pa.string()), ("name", pa.string())])

@@ -23,7 +23,7 @@ from penstock.partition_id import PartitionId
 from tests.support.processes import DEADLINE_S, DaemonCluster, site, wait_ended
 from tests.support.sealed_partitions import partition_message, seal_rows
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 ONE, TWO = PartitionId("e0", "v0", 0, 0), PartitionId("e0", "v0", 1, 0)
 

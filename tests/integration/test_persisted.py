@@ -20,7 +20,7 @@ from penstock.client.client import Client
 from penstock.errors import JobCanceled, JobFailed, JobRejected
 from tests.support.processes import DaemonCluster, site
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 ROWS = 20_000
 KEYS = 7

@@ -22,7 +22,7 @@ from penstock.storage.local_store import LocalStore
 from tests.support.jobs import await_details
 from tests.support.processes import DaemonCluster, site, wait_ended, wait_in_directory
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 
 @pytest.fixture

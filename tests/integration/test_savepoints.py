@@ -24,7 +24,7 @@ from penstock.storage.snapshot_files import StoreSnapshotReader
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
 KEYS = 20_000
 

@@ -32,7 +32,7 @@ from tests.support.jobs import DEADLINE_S, assert_same_rows, await_details, canc
 from tests.support.processes import wait_in_directory
 from tests.support.row_server import LineServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 BIDS = make_bids(2_000)
 Row = dict[str, Any]

@@ -28,7 +28,7 @@ from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details, cancel
 from tests.support.processes import DaemonCluster, Deadline, site, wait_gone
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(4)]
 
 KEYS, ROWS, RATE = 7, 4_000, 500
 """At this rate a job runs for eight seconds, and is cancelled within the first."""

@@ -25,7 +25,7 @@ from penstock.storage.manifest import decode_manifest
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 
 def numbers(start: int, count: int) -> pa.RecordBatch:

@@ -23,7 +23,7 @@ from tests.integration.conftest import NewEnvironment
 from tests.support.bids import cut, make_bids, to_table, write_table
 from tests.support.jobs import assert_same_rows, rows_of, run
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 BIDS = make_bids(2_000)
 

@@ -19,7 +19,7 @@ import penstock as ps
 from penstock import col
 from tests.support.jobs import assert_same_rows, rows_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 _RNG = random.Random(8)
 PERSONS = pa.table(

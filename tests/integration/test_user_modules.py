@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.processes import DaemonCluster, Ended, Site, site
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 FILES = {
     "common/__init__.py": "NAME = 'common of the user'\n",

@@ -30,7 +30,7 @@ from tests.support.expected_windows import (
 )
 from tests.support.jobs import assert_same_rows, rows_of, run
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 BIDS = make_bids(1_500)
 Row = dict[str, Any]

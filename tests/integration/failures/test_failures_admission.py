@@ -28,7 +28,7 @@ from penstock.local.local_cluster import _KERNEL_CACHE
 from penstock.pb import client_pb2, client_pb2_grpc
 from tests.support.processes import Beacon, DaemonCluster, Site, tell, wait_in_directory
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 MakeEnvironment = Callable[..., ps.Environment]
 

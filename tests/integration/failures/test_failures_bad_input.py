@@ -16,7 +16,7 @@ import pytest
 import penstock as ps
 from penstock import col
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 MakeEnvironment = Callable[..., ps.Environment]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.chain import go_through
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(3)]
 
 
 def test_a_job_outlives_a_store_that_is_bad(tmp_path: Path) -> None:

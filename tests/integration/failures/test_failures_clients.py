@@ -17,7 +17,7 @@ from penstock.client.client import Client
 from penstock.pb import client_pb2
 from tests.support.processes import Beacon, DaemonCluster, Program, Site, wait_ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 ENDLESS = """
     import os, sys

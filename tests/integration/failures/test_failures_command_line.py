@@ -18,7 +18,7 @@ from penstock.cli.main import main
 from penstock.client.client import Client
 from tests.support.processes import DaemonCluster, Ended, Site
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 WORKS = """
     import sys

@@ -28,7 +28,7 @@ from penstock.errors import StreamError
 from penstock.pb import client_pb2
 from tests.support.processes import Beacon, DaemonCluster, is_alive, site, tell, wait_ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 NO_RESTARTS = {"restart-strategy.type": "none"}
 NO_CHECKPOINTS = {"execution.checkpointing.interval": "none"}

@@ -31,7 +31,7 @@ from tests.support.processes import (
     wait_ended,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 NOTICED_S = 0.5
 """What an operator is promised; a quiet machine needs a tenth of it. The better one of two counts, since

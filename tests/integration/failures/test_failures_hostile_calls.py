@@ -31,7 +31,7 @@ from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES
 from penstock.pb import client_pb2
 from tests.support.processes import DaemonCluster, site
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 CALL_TIMEOUT_S = 2.0
 ROUND_CALLS = 400

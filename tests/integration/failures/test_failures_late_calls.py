@@ -26,7 +26,7 @@ from penstock.errors import Fenced
 from penstock.pb import client_pb2
 from tests.support.processes import DEADLINE_S, Beacon, DaemonCluster, logged_at, site, tell
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
 Call = Callable[[TaskManagerClient], Awaitable[object]]
 

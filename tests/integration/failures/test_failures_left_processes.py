@@ -21,7 +21,7 @@ import pytest
 import penstock as ps
 from tests.support.processes import Beacon, DaemonCluster, Site, is_alive, tell, wait_ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 MakeEnvironment = Callable[..., ps.Environment]
 OUT = {"a": pa.int64()}

@@ -30,7 +30,7 @@ from tests.integration.test_load_first import (
 from tests.support.jobs import DEADLINE_S
 from tests.support.processes import DaemonCluster, is_alive, site, wait_ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(6)]
 
 
 @pytest.fixture(scope="module")

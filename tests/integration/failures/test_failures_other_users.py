@@ -23,7 +23,7 @@ from penstock.client.announced_tokens import announcements_directory, find_token
 from penstock.client.client import Client
 from tests.support.processes import Beacon, DaemonCluster, Ended, Site, tell
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 

@@ -27,7 +27,7 @@ from penstock.pb import client_pb2
 from tests.support.committed_files import Table
 from tests.support.processes import DaemonCluster, is_alive, site, wait_ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 ROWS, RATE, KEYS, WINDOW_MS = 8_000, 2_000, 7, 100
 SCHEMA = pa.schema([("n", pa.int64()), ("key", pa.int64())])

@@ -26,7 +26,7 @@ from penstock.client.client import Client
 from penstock.pb import client_pb2
 from tests.support.processes import Beacon, DaemonCluster, tell, wait_ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 MakeEnvironment = Callable[..., ps.Environment]
 OUT = {"b": pa.int64()}

@@ -23,7 +23,7 @@ from penstock.storage.restore_point import open_restore_point
 from penstock.storage.s3.s3_store import S3Store
 from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.ledger_job import DEADLINE_S, LedgerJob
-from tests.support.processes import DaemonCluster, site, wait_ended
+from tests.support.processes import DaemonCluster, Deadline, site, wait_ended
 from tests.support.radosgw import SECRET_KEY, RadosGateway, s3_options
 from tests.support.s3_proxy import S3Proxy
 
@@ -105,7 +105,9 @@ def test_the_ledger_with_its_checkpoints_on_s3(
         assert open_restore_point(kept).is_savepoint
         assert check_store(kept).is_healthy
         job.finish()
-        assert store.list("") == []
+        deadline = Deadline("the deletion of the checkpoints of a job that has ended", DEADLINE_S)
+        while store.list(""):
+            deadline.left()
     logs = [path for path in cluster.directory.rglob("logs/**/*") if path.is_file()]
     assert logs
     assert not [path for path in logs if SECRET_KEY in path.read_text()]
