@@ -56,10 +56,10 @@ type: setup ## Check the types
 	@$(BIN)/mypy penstock common jobmanager taskmanager
 
 test: setup servers ## Run the tests
-	@$(BIN)/python -m pytest -n 3 --dist loadfile
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-all: setup servers ## Run the tests, those too of which CI takes a sample
-	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 3 --dist loadfile
+	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 transcripts: setup ## Write into tests/transcripts what its scripts give now; read the diff
 	@PENSTOCK_TRANSCRIPTS=rewrite $(BIN)/python -m pytest -q tests/transcripts
