@@ -39,6 +39,10 @@ class Coordinator(Protocol):
     def next_checkpoint_id(self) -> int:
         """The id of the next checkpoint."""
 
+    @property
+    def latest_completed(self) -> c.CompletedCheckpoint | None:
+        """The newest checkpoint that can be restored from."""
+
     def step(self, event: c.CoordinatorEvent) -> list[c.CoordinatorEffect]:
         """Takes an event and returns what is to be done."""
 
