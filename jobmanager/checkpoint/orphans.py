@@ -36,7 +36,8 @@ def orphans(
 
 def _is_of_ended(path: str, ended_id: int) -> bool:
     checkpoint_id = _checkpoint_id(path)
-    return checkpoint_id is not None and checkpoint_id <= ended_id
+    # What a subtask leaves as it finishes is written for no checkpoint (0), and named by all that come.
+    return checkpoint_id is not None and 0 < checkpoint_id <= ended_id
 
 
 def _is_of_dead(path: str, alone: Collection[SubtaskId] | None) -> bool:
