@@ -193,6 +193,7 @@ class CheckpointStoreRunner:
         alone: Collection[SubtaskId] | None = None,
         preparation: int | None = None,
         ended_id: int = 0,
+        first_attempt: int = 0,
     ) -> PreparedCheckpoints:
         """Claims HEAD and finds the newest checkpoint. Lists nothing: what is missing is found by looking at it.
 
@@ -204,6 +205,7 @@ class CheckpointStoreRunner:
                 None = nothing runs.
             preparation: from ``begin_preparation``; None = it begins now.
             ended_id: the newest checkpoint that has been completed or aborted in this leader's time.
+            first_attempt: number of the attempts that are about to begin.
 
         Raises:
             Fenced: another leader has the job.
@@ -216,7 +218,7 @@ class CheckpointStoreRunner:
         self._check_turn(preparation)
         claim = self._claimed(must_exist)
         try:
-            return self._prepared(preparation, claim, unusable, alone, ended_id)
+            return self._prepared(preparation, claim, unusable, alone, ended_id, first_attempt)
         except HeadClaimedAgain as error:
             self._void(claim)
             raise StoreTransient(f"storage was slow: {error}; it is tried again") from error
@@ -250,6 +252,7 @@ class CheckpointStoreRunner:
         unusable: Collection[int],
         alone: Collection[SubtaskId] | None,
         ended_id: int,
+        first_attempt: int,
     ) -> PreparedCheckpoints:
         head = claim.head
         readable = [
@@ -272,7 +275,8 @@ class CheckpointStoreRunner:
         claim.heads.verify()
         sweep = None
         if len(readable) == len(head.retained):
-            sweep = partial(self._sweep, completed, self._ended_id(head, ended_id), alone)
+            ended_id = self._ended_id(head, ended_id)
+            sweep = partial(self._sweep, completed, ended_id, alone, first_attempt)
         self._check_turn(preparation)
         if not head.retained and self._starts_from:
             return self._started(claim, unusable, sweep)
@@ -526,6 +530,7 @@ class CheckpointStoreRunner:
         completed: Sequence[c.CompletedCheckpoint],
         ended_id: int,
         alone: Collection[SubtaskId] | None,
+        first_attempt: int,
         brought: Collection[str] = (),
     ) -> None:
         present = [one.path for prefix in _SWEPT_PREFIXES for one in self._store.list(prefix)]
@@ -539,7 +544,7 @@ class CheckpointStoreRunner:
             for checkpoint in completed
             for reference in checkpoint.references
         }
-        swept = orphans(present, kept, ended_id, alone)
+        swept = orphans(present, kept, ended_id, alone, first_attempt)
         delete_all(self._store, swept)
         if swept:
             self._log.info("checkpoint.orphans_swept", count=len(swept))

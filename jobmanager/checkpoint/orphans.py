@@ -2,7 +2,8 @@
 
 Every name says for which checkpoint it was written. What was written for one that has ended, and that no
 retained checkpoint refers to, is an orphan; what is written for a later one may be of attempts that run, and
-what has no such name was written by nobody who is known here.
+what has no such name was written by nobody who is known here. What a subtask leaves as it finishes is written
+for no checkpoint and named by all that come: there the number of the attempt decides.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ def orphans(
     kept: Collection[str],
     ended_id: int,
     alone: Collection[SubtaskId] | None,
+    first_attempt: int,
 ) -> list[str]:
     """Those of the paths that can be removed.
 
@@ -26,18 +28,23 @@ def orphans(
         kept: what retained checkpoints refer to.
         ended_id: this checkpoint and all before it have ended.
         alone: the only subtasks whose attempts are known to be dead; None = all are.
+        first_attempt: of these, attempts with smaller numbers are dead.
     """
     return [
         path
         for path in present
-        if path not in kept and _is_of_ended(path, ended_id) and _is_of_dead(path, alone)
+        if path not in kept
+        and _is_of_ended(path, ended_id, first_attempt)
+        and _is_of_dead(path, alone)
     ]
 
 
-def _is_of_ended(path: str, ended_id: int) -> bool:
+def _is_of_ended(path: str, ended_id: int, first_attempt: int) -> bool:
+    name = parse_snapshot_file_name(path)
+    if name is not None and name.checkpoint_id == 0:
+        return name.attempt < first_attempt
     checkpoint_id = _checkpoint_id(path)
-    # What a subtask leaves as it finishes is written for no checkpoint (0), and named by all that come.
-    return checkpoint_id is not None and 0 < checkpoint_id <= ended_id
+    return checkpoint_id is not None and checkpoint_id <= ended_id
 
 
 def _is_of_dead(path: str, alone: Collection[SubtaskId] | None) -> bool:

@@ -499,6 +499,7 @@ class JobCheckpointsRunner:
                 alone=effect.subtasks,
                 preparation=preparation,
                 ended_id=self._ended_id,
+                first_attempt=effect.attempt,
             ),
         )
         if jobs is not None:
