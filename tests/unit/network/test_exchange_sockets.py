@@ -80,7 +80,7 @@ def test_everything_arrives_in_order(pair: tuple[ThreadedSlot, ThreadedSlot]) ->
     sent = 0
 
     def has_room() -> bool:
-        got.extend(drain(gate))  # what is in flight comes later, and takes the credit until it is read
+        got.extend(drain(gate))  # what is in flight takes credit until it is read
         return partition.is_available()
 
     while sent < 400_000:
