@@ -42,6 +42,7 @@ from jobmanager.job.exception_views import decode_repeated, encode_repeated
 from jobmanager.job.operations_runner import JobOperation, OperationKind, OperationsRunner
 from jobmanager.job.restored_tasks import RestoredTasks, restored_checkpoint, restored_tasks
 from jobmanager.job.savepoints_runner import SavepointsRunner
+from jobmanager.job.sweeps_runner import SweepsRunner
 from jobmanager.messages import job_messages as m
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import cause_of_error, plan_of
@@ -70,7 +71,6 @@ _RECORD_LANE: Final = "job record"
 _START_LANE: Final = "checkpoint starts"
 _STORE_LANE: Final = "checkpoint store"
 _DELETION_LANE: Final = "checkpoint deletions"
-_SWEEP_LANE: Final = "checkpoint sweeps"
 _SAVEPOINT_LANE: Final = "savepoints"
 _STORE_PATIENCE_S: Final = 10.0
 """How long a start waits for a checkpoint that is being stored."""
@@ -152,6 +152,7 @@ class JobCheckpointsRunner:
         """Done where the checkpoint that is being stored is waited for no longer."""
         self._until_end: dict[asyncio.Future[None], None] = {}
         self._ended = asyncio.Event()
+        self._sweeps = SweepsRunner(job_id, self._call, in_order, self._ended)
         self._restored: RestoredTasks = {}
         self._attempts_end = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -448,14 +449,8 @@ class JobCheckpointsRunner:
         self._restored = others | kept
         if (sweep := found.sweep) is not None:
             # Behind the start, which waits for no listing.
-            self._in_order(_SWEEP_LANE, lambda: self._sweep(lambda: sweep(brought)))
+            self._sweeps.begin(lambda: sweep(brought))
         return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
-
-    async def _sweep(self, sweep: Callable[[], None]) -> None:
-        try:
-            await self._call("sweep", sweep)
-        except StreamError as error:
-            self._log.warning("checkpoint.not_swept", reason=str(error))
 
     async def _note_repeated(self, repeated: RepeatedOutput | None) -> None:
         jobs, job_id = self._jobs, self._job_id

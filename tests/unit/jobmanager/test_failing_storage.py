@@ -27,6 +27,7 @@ from penstock.pb import client_pb2
 from penstock.storage.head import HeadStore
 from penstock.storage.local_store import LocalStore
 from penstock.storage.object_store import ObjectInfo
+from penstock.storage.snapshot_files import snapshot_file_name
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
     STATES,
@@ -189,6 +190,31 @@ def test_checkpoints_go_on_where_a_start_failed_after_an_unknown_outcome(
             await restarted(cluster, 2)
             fake.report_end_of_data()
             await cluster.wait_for(JOB, "FINISHED")
+
+    run(scenario)
+
+
+def test_what_a_failing_store_did_not_let_go_is_swept_without_another_restart(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, broken_store: Any
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await take_checkpoint(cluster) == 1
+            store = LocalStore(tmp_path / "checkpoints" / JOB)
+            store.put(f"shared/{snapshot_file_name(1, 'v1', 0, 0, 'u')}", [b"x"])
+            broken_store.broken.add("list")
+            fake.fail()
+            await restarted(cluster, 1)
+            assert await take_checkpoint(cluster) == 2
+            assert store.list("shared/")
+            broken_store.broken.clear()
+            while store.list("shared/"):  # noqa: ASYNC110 - a thread removes it
+                await asyncio.sleep(0.01)
+            details = await cluster.client.GetJob(client_pb2.GetJobRequest(job_id=JOB))
+            assert details.summary.restarts == 1
 
     run(scenario)
 
