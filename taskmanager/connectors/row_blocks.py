@@ -105,6 +105,9 @@ class RowCursor:
         if rate > 0:
             pace_ms = int(_PACE_ROWS / self._rate_per_ms)
             self._pace_ms = min(max(pace_ms, _PACE_MS_MIN), _PACE_MS_MAX)
+        self._by_block = rate > 0 and self._pace_ms * self._rate_per_ms >= split.block_rows
+        """Whole blocks go, each in one batch: no two runs of rows where the clock's pace cuts one."""
+        self._end = split.rows(total_rows) if total_rows >= 0 else None
         self._done = 0 if position is None else int(_POSITION.unpack(position)[0])
         self._started_ms = -1
         self._done_at_start = self._done
@@ -126,7 +129,10 @@ class RowCursor:
         if now_ms >= self._counted_ms + self._pace_ms:
             self._counted_ms = now_ms
         due = int((self._counted_ms - self._started_ms) * self._rate_per_ms)
-        return max(due - (self._done - self._done_at_start), 0)
+        target = self._done_at_start + due
+        if self._by_block and (self._end is None or target < self._end):
+            target -= target % self._split.block_rows
+        return max(target - self._done, 0)
 
     def advance(self, rows: int) -> None:
         """The rows have been handed out."""
@@ -134,7 +140,11 @@ class RowCursor:
 
     def next_due_ms(self) -> int:
         """When the next row may go."""
-        rows = self._done - self._done_at_start + 1
+        target = self._done + 1
+        if self._by_block:
+            target = self._done + self._split.block_rows - self._done % self._split.block_rows
+            target = target if self._end is None else min(target, self._end)
+        rows = target - self._done_at_start
         due_ms = self._started_ms + int(rows / self._rate_per_ms)
         if int((due_ms - self._started_ms) * self._rate_per_ms) < rows:
             due_ms += 1
