@@ -52,6 +52,7 @@ from penstock.errors import (
     Unrecoverable,
 )
 from penstock.graph.restore_check import check_restore, dropped_states
+from penstock.graph.state_meaning import declaration
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import (
     HEAD_PATH,
@@ -902,6 +903,7 @@ def fingerprint(graph: graph_pb2.JobGraph) -> list[checkpoint_pb2.VertexFingerpr
                     kind=operator.WhichOneof("spec") or "",
                     input_schema=operator.input_schema,
                     output_schema=operator.output_schema,
+                    declared=declaration(operator),
                 )
                 for operator in vertex.operators
             ],

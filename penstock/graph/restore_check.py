@@ -15,6 +15,7 @@ from enum import Enum
 import pyarrow as pa
 
 from penstock.errors import JobRejected
+from penstock.graph.state_meaning import changed_meaning
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.codec import Stamped, codec_of
 from penstock.storage.codec_migration import MigrationRefusedError, migration
@@ -175,6 +176,7 @@ def check_restore(
             continue
         refusal = _key_group_problem(snapshots, vertex_of[stored.uid])
         refusal = refusal or _backend_problem(snapshots, backend)
+        refusal = refusal or changed_meaning(stored.declared, operator)
         tables = {table.name: table for one in snapshots for table in one.keyed.tables}
         for state in states:
             if refusal:

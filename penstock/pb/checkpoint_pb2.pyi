@@ -11,6 +11,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from penstock.pb import graph_pb2 as _graph_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -572,12 +573,17 @@ class OperatorFingerprint(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     INPUT_SCHEMA_FIELD_NUMBER: _builtins.int
     OUTPUT_SCHEMA_FIELD_NUMBER: _builtins.int
+    DECLARED_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     uid_is_generated: _builtins.bool
     name: _builtins.str
     kind: _builtins.str
     input_schema: _builtins.bytes
     output_schema: _builtins.bytes
+    @_builtins.property
+    def declared(self) -> _graph_pb2.Operator:
+        """Of operators with keyed state: what decides about the meaning of that state (penstock/graph/state_meaning.py)."""
+
     def __init__(
         self,
         *,
@@ -587,10 +593,11 @@ class OperatorFingerprint(_message.Message):
         kind: _builtins.str = ...,
         input_schema: _builtins.bytes = ...,
         output_schema: _builtins.bytes = ...,
+        declared: _graph_pb2.Operator | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_schema", b"input_schema", "kind", b"kind", "name", b"name", "output_schema", b"output_schema", "uid", b"uid", "uid_is_generated", b"uid_is_generated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared", b"declared", "input_schema", b"input_schema", "kind", b"kind", "name", b"name", "output_schema", b"output_schema", "uid", b"uid", "uid_is_generated", b"uid_is_generated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

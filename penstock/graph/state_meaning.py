@@ -1,0 +1,177 @@
+"""What an operator's state means beside what its tables say: by which keys it is, in which windows, of which aggregates.
+
+A manifest keeps it as it was declared. State that was gathered under another declaration would be read wrongly
+without a word, so a change is refused before anything starts. What only decides from now on (allowed lateness, a time
+to live, where late rows go, a user's function) may change.
+
+Example: a window of another size has other contents.
+    >>> def counted(size_ms: int) -> graph_pb2.Operator:
+    ...     window = graph_pb2.WindowSpec(size_ms=size_ms)
+    ...     return graph_pb2.Operator(window_aggregate=graph_pb2.WindowAggregateSpec(window=window))
+    >>> changed_meaning(declaration(counted(1_000)), counted(2_000))
+    'its window was stored with size 1000 ms, and has size 2000 ms now'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from penstock.pb import graph_pb2
+from penstock.rows.schema import schema_from_bytes
+from penstock.storage.key_types import value_type
+
+_KEYED = frozenset({"process", "window_aggregate", "window_function", "running_aggregate", "join"})
+_WINDOWS = frozenset({"window_aggregate", "window_function"})
+_AGGREGATES = frozenset({"window_aggregate", "running_aggregate"})
+_KINDS = {
+    graph_pb2.WINDOW_KIND_TUMBLING: "tumbling",
+    graph_pb2.WINDOW_KIND_SLIDING: "sliding",
+    graph_pb2.WINDOW_KIND_SESSION: "session",
+    graph_pb2.WINDOW_KIND_COUNT: "count",
+}
+_TIMES = {
+    graph_pb2.TIME_DOMAIN_EVENT: "event time",
+    graph_pb2.TIME_DOMAIN_PROCESSING: "processing time",
+}
+_LENGTHS = (
+    ("size_ms", "size", " ms"),
+    ("slide_ms", "slide", " ms"),
+    ("offset_ms", "offset", " ms"),
+    ("gap_ms", "gap", " ms"),
+    ("count", "count", " rows"),
+)
+_HOW = {
+    graph_pb2.JOIN_KIND_INNER: "inner",
+    graph_pb2.JOIN_KIND_LEFT: "left",
+    graph_pb2.JOIN_KIND_RIGHT: "right",
+    graph_pb2.JOIN_KIND_FULL: "full",
+}
+
+
+def declaration(operator: graph_pb2.Operator) -> graph_pb2.Operator:
+    """What a manifest keeps of an operator with state: no function, no schema but those that keys are in."""
+    spec = operator.WhichOneof("spec")
+    if spec not in _KEYED:
+        return graph_pb2.Operator()
+    kept = graph_pb2.Operator(
+        input_schema=operator.input_schema, second_input_schema=operator.second_input_schema
+    )
+    getattr(kept, spec).CopyFrom(getattr(operator, spec))
+    if spec == "process":
+        kept.process.ClearField("function")
+    if spec == "window_function":
+        kept.window_function.ClearField("function")
+    for aggregate in _aggregates(kept):
+        aggregate.ClearField("custom")
+    return kept
+
+
+def changed_meaning(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
+    """Why state of the one cannot be the state of the other; "" = it can.
+
+    Args:
+        stored: as ``declaration`` gave it; empty where the operator had no keyed state.
+        now: of the job that is to be started.
+    """
+    old, new = stored.WhichOneof("spec"), now.WhichOneof("spec")
+    if old is None:
+        return ""
+    if old != new:
+        return f"it was stored by a {_words(old)}, and is a {_words(new or 'operator without state')} now"
+    return next(_changes(stored, now, old), "")
+
+
+def _changes(stored: graph_pb2.Operator, now: graph_pb2.Operator, spec: str) -> Iterator[str]:
+    old, new = getattr(stored, spec), getattr(now, spec)
+    yield from _changed_keys(
+        _types(stored.input_schema, old.keys), _types(now.input_schema, new.keys), "its keys"
+    )
+    if spec == "process":
+        before = _types(stored.second_input_schema, old.second_keys)
+        after = _types(now.second_input_schema, new.second_keys)
+        if before and after:
+            yield from _changed_keys(before, after, "the keys of its second input")
+    if spec in _WINDOWS:
+        yield from _changed_window(old.window, new.window)
+    if spec == "window_function" and old.kind != new.kind:
+        yield "its windows were stored for reduce, or for process, and it is the other one now"
+    if spec in _AGGREGATES:
+        yield from _changed_aggregates(stored, now)
+    if spec == "join":
+        yield from _changed_join(old, new)
+
+
+def _changed_keys(
+    old: Sequence[pa.DataType], new: Sequence[pa.DataType], what: str
+) -> Iterator[str]:
+    if list(old) != list(new):
+        yield f"{what} were stored as ({_list(old)}), and are ({_list(new)}) now: the types of keys never change"
+
+
+def _changed_window(old: graph_pb2.WindowSpec, new: graph_pb2.WindowSpec) -> Iterator[str]:
+    if old.kind != new.kind:
+        yield f"it was stored with {_KINDS[old.kind]} windows, and has {_KINDS[new.kind]} windows now"
+    if old.time != new.time:
+        yield f"its windows were stored in {_TIMES[old.time]}, and are in {_TIMES[new.time]} now"
+    for name, noun, unit in _LENGTHS:
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            yield f"its window was stored with {noun} {before}{unit}, and has {noun} {after}{unit} now"
+
+
+def _changed_aggregates(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> Iterator[str]:
+    old = {one.name: _meaning(one, stored.input_schema) for one in _aggregates(stored)}
+    new = {one.name: _meaning(one, now.input_schema) for one in _aggregates(now)}
+    for name, before in old.items():
+        after = new.get(name)
+        if after is None:
+            yield f"aggregate {name!r} ({before}) is not among its aggregates any more: keep it"
+        elif after != before:
+            yield f"aggregate {name!r} was stored as {before}, and is {after} now"
+    for name, after in new.items():
+        if name not in old:
+            yield f"aggregate {name!r} ({after}) is new, and what was stored has nothing of it"
+
+def _changed_join(old: graph_pb2.JoinSpec, new: graph_pb2.JoinSpec) -> Iterator[str]:
+    if old.is_interval != new.is_interval:
+        yield "it was stored by an interval join, or by a window join, and is the other one now"
+    if old.how != new.how:
+        yield f"it was stored by a join of kind {_HOW[old.how]}, and is {_HOW[new.how]} now"
+    if (old.lower_ms, old.upper_ms) != (new.lower_ms, new.upper_ms):
+        yield (
+            f"it was stored with rows from {old.lower_ms} to {old.upper_ms} ms around each row, and joins from "
+            f"{new.lower_ms} to {new.upper_ms} ms now"
+        )
+    if not old.is_interval:
+        yield from _changed_window(old.window, new.window)
+
+
+def _aggregates(operator: graph_pb2.Operator) -> Iterable[graph_pb2.Aggregate]:
+    if operator.HasField("window_aggregate"):
+        return operator.window_aggregate.aggregates
+    return operator.running_aggregate.aggregates if operator.HasField("running_aggregate") else ()
+
+
+def _meaning(aggregate: graph_pb2.Aggregate, schema: bytes) -> str:
+    column = aggregate.column
+    types = _types(schema, [column] if column else [])
+    return f"{aggregate.function}({column}{': ' if types else ''}{_list(types)})"
+
+
+def _types(schema: bytes, names: Iterable[str]) -> list[pa.DataType]:
+    """Types of columns; of those that a schema does not have, nothing is known."""
+    if not schema:
+        return []
+    fields = schema_from_bytes(schema)
+    found = (fields.get_field_index(name) for name in names)
+    return [value_type(fields.field(index).type) for index in found if index >= 0]
+
+
+def _list(types: Iterable[pa.DataType]) -> str:
+    return ", ".join(map(str, types))
+
+
+def _words(spec: str) -> str:
+    return spec.replace("_", " ")

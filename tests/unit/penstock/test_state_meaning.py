@@ -1,0 +1,164 @@
+"""Aim: a job is not started on state that was gathered under another declaration; what only decides from now on may change.
+
+Method: a job is planned, a checkpoint of its graph is made up, and the job is planned again with one change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from jobmanager.checkpoint.checkpoint_store_runner import fingerprint
+from penstock.graph.logical import reachable
+from penstock.graph.restore_check import Fate, check_restore
+from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.planner.planner import Planner
+
+SCHEMA = {"key": "int64", "name": "string", "n": "int64", "x": "float64", "at": "timestamp[ms]"}
+MINUTE = 60_000
+
+
+class Seen(ps.KeyedProcessFunction):
+    """Keeps something per key."""
+
+    seen = ps.ValueState("seen", pa.int64())
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        """Nothing."""
+
+
+def rows(env: ps.Environment) -> Any:
+    made = env.generate(lambda start, count: None, rows=10, schema=SCHEMA).uid("rows")
+    return made.with_event_time("at", out_of_orderness="1s")
+
+
+def planned(build: Callable[[Any], Any]) -> graph_pb2.JobGraph:
+    env = ps.Environment(parallelism=2)
+    build(rows(env)).uid("stateful").discard()
+    return Planner(reachable(env._builder.sinks), env.config).plan()
+
+
+def left_by(graph: graph_pb2.JobGraph) -> checkpoint_pb2.CheckpointManifest:
+    """A checkpoint in which the operator with keys has some state."""
+    manifest = checkpoint_pb2.CheckpointManifest(vertices=fingerprint(graph))
+    for vertex in graph.vertices:
+        for operator in vertex.operators:
+            if operator.uid == "stateful":
+                held = manifest.subtasks.add(vertex=vertex.id).operators.add(
+                    operator_uid="stateful"
+                )
+                held.keyed.max_parallelism = vertex.max_parallelism
+                held.keyed.tables.add(name="rows", kind="group")
+                held.keyed.segments.add(table=0)
+    assert manifest.subtasks
+    return manifest
+
+
+def refusals(before: Callable[[Any], Any], after: Callable[[Any], Any]) -> tuple[str, ...]:
+    check = check_restore(planned(after), left_by(planned(before)), ignores_unclaimed=False)
+    assert all(fate.fate in (Fate.MAPS, Fate.REFUSED, Fate.NEW) for fate in check.fates)
+    return check.refusals
+
+
+def windowed(
+    window: Any, key: str = "key", lateness: Any = 0, **aggregates: Any
+) -> Callable[[Any], Any]:
+    named = aggregates or {"total": ps.sum("n")}
+    return lambda stream: (
+        stream.key_by(key).window(window, allowed_lateness=lateness).aggregate(**named)
+    )
+
+
+def running(key: str = "key", **aggregates: Any) -> Callable[[Any], Any]:
+    return lambda stream: stream.key_by(key).aggregate(**aggregates)
+
+
+def joined(**options: Any) -> Callable[[Any], Any]:
+    def build(stream: Any) -> Any:
+        right = stream.select(key=ps.col("key"), y=ps.col("x"))
+        return stream.join(right, on="key", **options)
+
+    return build
+
+
+TUMBLING = ps.tumbling("1 min")
+CHANGES = {
+    "size": (
+        windowed(TUMBLING),
+        windowed(ps.tumbling("2 min")),
+        "size 60000 ms, and has size 120000 ms",
+    ),
+    "slide": (
+        windowed(ps.sliding("1 min", "10s")),
+        windowed(ps.sliding("1 min", "20s")),
+        "slide 10000 ms",
+    ),
+    "offset": (windowed(TUMBLING), windowed(ps.tumbling("1 min", offset="5s")), "offset 0 ms"),
+    "gap": (windowed(ps.session("5s")), windowed(ps.session("6s")), "gap 5000 ms"),
+    "kind": (windowed(TUMBLING), windowed(ps.session("6s")), "tumbling windows, and has session"),
+    "key type": (
+        windowed(TUMBLING),
+        windowed(TUMBLING, "name"),
+        r"\(int64\), and are \(string\) now",
+    ),
+    "aggregate": (
+        windowed(TUMBLING),
+        windowed(TUMBLING, total=ps.max("n")),
+        r"'total' was stored as sum\(n: int64\), and is max\(n: int64\) now",
+    ),
+    "column": (
+        windowed(TUMBLING),
+        windowed(TUMBLING, total=ps.sum("x")),
+        r"is sum\(x: double\) now",
+    ),
+    "running": (
+        running(total=ps.sum("n")),
+        running("name", total=ps.sum("n")),
+        r"\(int64\), and are",
+    ),
+    "operator": (running(total=ps.sum("n")), windowed(TUMBLING), "is a window aggregate now"),
+    "process": (
+        lambda s: s.key_by("key").process(Seen(), schema=SCHEMA),
+        lambda s: s.key_by("name").process(Seen(), schema=SCHEMA),
+        "the types of keys never change",
+    ),
+    "how": (
+        joined(window=TUMBLING),
+        joined(window=TUMBLING, how="left"),
+        "of kind inner, and is left now",
+    ),
+    "bounds": (
+        joined(within=("-5s", "5s")),
+        joined(within=("-5s", "6s")),
+        "-5000 to 5000 ms around each row, and joins from -5000 to 6000",
+    ),
+    "join": (joined(within=(0, "5s")), joined(window=TUMBLING), "is the other one now"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_the_meaning_of_state_is_refused(change: str) -> None:
+    before, after, reason = CHANGES[change]
+    assert refusals(before, before) == ()
+    (refusal,) = refusals(before, after)
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(refusal)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (windowed(TUMBLING), windowed(TUMBLING, lateness="5s")),
+        (windowed(ps.count_window(5)), windowed(ps.count_window(5, ttl=ps.Ttl("1h")))),
+        (
+            lambda s: s.key_by("key").process(Seen(), schema=SCHEMA),
+            lambda s: s.rename(key="id").key_by("id").process(Seen(), schema=SCHEMA),
+        ),
+    ],
+)
+def test_what_only_decides_from_now_on_may_change(before: Any, after: Any) -> None:
+    assert refusals(before, after) == ()
