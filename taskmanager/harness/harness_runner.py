@@ -51,9 +51,9 @@ from taskmanager.harness.restore import RestoredState, StateAssignment
 from taskmanager.harness.tested_task import TestedTask, deployment_of, make_task
 from taskmanager.operators.operator import Operator
 from taskmanager.state.memory import ManagedMemory
-from taskmanager.task.deployment import SlotServices
 from taskmanager.task.exchange import DataExchange
 from taskmanager.task.execution import Execution
+from taskmanager.task.slot_services import SlotServices
 from taskmanager.task.subtask import Progress
 
 _JOB_ID = "test"

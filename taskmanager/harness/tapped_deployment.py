@@ -16,8 +16,9 @@ from common.pb import internal_pb2
 from penstock.pb import graph_pb2
 from taskmanager.operators.operator import Operator
 from taskmanager.snapshot.subtask_snapshot import SnapshotPart
-from taskmanager.task.deployment import Deployment, SlotServices
+from taskmanager.task.deployment import Deployment
 from taskmanager.task.execution import Execution
+from taskmanager.task.slot_services import SlotServices
 from taskmanager.task.subtask import Subtask
 
 Tap = Callable[[graph_pb2.Operator, OperatorOutput], None]

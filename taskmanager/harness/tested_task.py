@@ -10,8 +10,8 @@ from common.pb import internal_pb2
 from penstock.pb import graph_pb2
 from taskmanager.harness.direct_exchange import DirectChannel
 from taskmanager.harness.tapped_deployment import Tap, TappedDeployment
-from taskmanager.task.deployment import SlotServices
 from taskmanager.task.execution import Execution
+from taskmanager.task.slot_services import SlotServices
 
 
 class TestedExecution(Execution):

@@ -7,34 +7,25 @@ state, on an I/O thread (``open_state``); then the mailbox thread opens the inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
 
 import structlog
 
-from common.clock import Clock
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
-from penstock.config import Configuration
 from penstock.errors import InvariantViolation
-from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
-from penstock.storage.object_store import ObjectStore
+from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.alignment.origins import Origins
 from taskmanager.network.input_gate import InputGate
 from taskmanager.network.result_partition import ResultPartition
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.factory import build_operator
 from taskmanager.operators.metrics import SubtaskCounters
-from taskmanager.operators.operator import Operator, OperatorContext
+from taskmanager.operators.operator import Operator
 from taskmanager.operators.persisted import reads_partitions
 from taskmanager.operators.process_base import StatefulOperator
 from taskmanager.operators.source import SourceOperator
-from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.snapshot.snapshot_files_store import SnapshotFiles
 from taskmanager.snapshot.subtask_snapshot import (
     Alignment,
@@ -43,53 +34,19 @@ from taskmanager.snapshot.subtask_snapshot import (
     SnapshotPart,
     SubtaskSnapshotter,
 )
-from taskmanager.state.backend import BackendEnvironment, KeyedStateBackend
-from taskmanager.state.factory import keeps_keyed_state, open_backend
-from taskmanager.state.memory import ManagedMemory
+from taskmanager.state.factory import keeps_keyed_state
 from taskmanager.state.operator_state import OperatorStateStore
-from taskmanager.task.exchange import DataExchange
+from taskmanager.task.event_time_column import event_time_column
 from taskmanager.task.execution import Execution
 from taskmanager.task.inputs import EndedInput, GateInput, Input, SourceInput, TakenInput
 from taskmanager.task.operator_chain import SOURCE, OperatorChain, Output
+from taskmanager.task.operator_contexts import OperatorContexts, naming
 from taskmanager.task.restore_silence import LIMIT_MS_MIN
+from taskmanager.task.slot_services import SlotServices
 from taskmanager.task.state_opening import StateOpening
 from taskmanager.task.subtask import Subtask
-from taskmanager.user_code.user_failure import failure_of_operator
 
 _log = structlog.get_logger()
-
-NO_STATE = cast("KeyedStateBackend", None)
-"""What operators without keyed state have in its place."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotServices:
-    """What the subtasks of a slot share.
-
-    Attributes:
-        post: adds mail; any thread.
-        executor: the slot's I/O threads.
-        snapshot_executor: threads that write snapshots and read them again, apart from those that others
-            wait for.
-        memory: what the states of the slot may take together.
-        work_directory: the slot's own, for databases.
-        report: sends a report to the daemon.
-        open_store: opens the checkpoint directory of a job.
-        local_copies: of the job's snapshots on this TaskManager; None = nowhere to keep them.
-    """
-
-    config: Configuration
-    clock: Clock
-    exchange: DataExchange
-    executor: Executor
-    snapshot_executor: Executor
-    memory: ManagedMemory
-    work_directory: Path
-    post: Callable[[Callable[[], None]], None]
-    report: Callable[[internal_pb2.SlotReport], None]
-    artifact_paths: dict[str, str]
-    open_store: Callable[[str], ObjectStore]
-    local_copies: LocalCopies | None = None
 
 
 class Deployment:
@@ -114,12 +71,8 @@ class Deployment:
             services.memory, services.snapshot_executor.submit, services.post
         )
         self._operators: list[Operator] = []
-        self._contexts: dict[int, OperatorContext] = {}
         self._subtask: Subtask | None = None
         self._snapshotter: SubtaskSnapshotter | None = None
-        self._restored = {
-            operator.operator_uid: operator for operator in deployment.restore.operators
-        }
         directory = deployment.checkpoint_directory
         self._files = SnapshotFiles(
             services.open_store(directory) if directory else None,
@@ -139,7 +92,17 @@ class Deployment:
         self._first = 1 if self._has_source else 0
         """Index within the vertex of the chain's first operator."""
         self._specs = list(vertex.operators[self._first :])
-        self._is_waking = False
+        self._contexts = OperatorContexts(
+            deployment,
+            services,
+            self.counters,
+            self._origins,
+            self._state,
+            self._files,
+            has_source=self._has_source,
+            register_timer=self._register_timer,
+            schedule=schedule,
+        )
 
     def create_partitions(self, execution: Execution) -> None:
         """Makes the outputs, so that consumers find them."""
@@ -169,45 +132,18 @@ class Deployment:
             return
         self._operators = [build_operator(spec) for spec in self._specs]
         for operator, spec in zip(self._operators, self._specs, strict=True):
-            if self._restored_operator(spec).keyed:
-                with _named(spec.name):
+            if self._contexts.restored_operator(spec).keyed:
+                with naming(spec.name):
                     operator.load()
         if restore.operators or any(map(keeps_keyed_state, self._specs)):
             self._state.start(
-                lambda: self._open_contexts(execution),
+                lambda: self._contexts.open(execution, self._operators, self._specs),
                 lambda: execution.run(when_open),
                 execution.fail_later,
             )
         else:
-            self._open_contexts(execution)
+            self._contexts.open(execution, self._operators, self._specs)
             when_open()
-
-    def _open_contexts(self, execution: Execution) -> None:
-        """Opens and restores the state of all operators, the last first; any thread."""
-        started_ns = self._services.clock.monotonic_ns()
-        for node in reversed(range(len(self._operators))):
-            spec = self._specs[node]
-            with _named(spec.name):
-                context = self._contexts[node] = self._context(execution, node, spec)
-                if self._restored_operator(spec).keyed:
-                    self._operators[node].restore(context)
-        if self._has_source:
-            spec = self._deployment.vertex.operators[0]
-            self._contexts[SOURCE] = self._context(execution, SOURCE, spec)
-        if self._deployment.restore.operators:
-            local_bytes, store_bytes = self._files.count_restored()
-            attempt = self._deployment.attempt
-            _log.info(
-                "state.restored",
-                job_id=attempt.job_id,
-                vertex=attempt.vertex,
-                subtask_index=attempt.subtask_index,
-                attempt=attempt.attempt,
-                checkpoint_id=self._deployment.restore.checkpoint_id,
-                local_bytes=local_bytes,
-                store_bytes=store_bytes,
-                duration_ms=(self._services.clock.monotonic_ns() - started_ns) // 1_000_000,
-            )
 
     def build(self, execution: Execution) -> Subtask:
         """Opens the input and the operators, once their state is open."""
@@ -231,7 +167,7 @@ class Deployment:
         names = dict(enumerate((spec.name for spec in vertex.operators), start=-first))
         if self._has_source:
             self.source = SourceOperator(
-                vertex.operators[0], _event_time_column(list(vertex.operators))
+                vertex.operators[0], event_time_column(list(vertex.operators))
             )
         chain = OperatorChain(
             operators,
@@ -340,8 +276,8 @@ class Deployment:
     ) -> None:
         """Opens the operators, the last first; ``parts`` gets what each adds to a snapshot."""
         for node in reversed(range(len(operators))):
-            context = self._contexts[node]
-            with _named(specs[node].name):
+            context = self._contexts.by_node[node]
+            with naming(specs[node].name):
                 operators[node].open(context)
             backend = context.state if keeps_keyed_state(specs[node]) else None
             parts.append(
@@ -356,8 +292,8 @@ class Deployment:
         source = self.source
         if source is not None:
             spec = self._deployment.vertex.operators[0]
-            context = self._contexts[SOURCE]
-            restored = self._restored_operator(spec)
+            context = self._contexts.by_node[SOURCE]
+            restored = self._contexts.restored_operator(spec)
             source.open(
                 context, execution.report_splits, restored.splits, restored.split_parallelism
             )
@@ -372,32 +308,6 @@ class Deployment:
                 )
             )
         parts.reverse()
-
-    def _restored_operator(self, spec: graph_pb2.Operator) -> internal_pb2.RestoredOperator:
-        return self._restored.get(spec.uid) or internal_pb2.RestoredOperator()
-
-    def _backend(self, spec: graph_pb2.Operator) -> KeyedStateBackend:
-        services, vertex = self._services, self._deployment.vertex
-        attempt = self._deployment.attempt
-        name = f"{attempt.vertex}-{attempt.subtask_index}-{attempt.attempt}-{len(self._state.backends)}"
-        backend = open_backend(
-            services.config,
-            BackendEnvironment(
-                operator_uid=spec.uid,
-                operator_name=spec.name,
-                subtask_index=attempt.subtask_index,
-                parallelism=vertex.parallelism,
-                max_parallelism=vertex.max_parallelism,
-                clock=services.clock,
-                memory=services.memory,
-                work_directory=services.work_directory / "state" / name,
-                is_incremental=services.config.execution_checkpointing_incremental,
-                restored=tuple(self._restored_operator(spec).keyed),
-                reader=self._files.reader,
-            ),
-        )
-        self._state.backends.append(backend)
-        return backend
 
     def _open_gate(self, execution: Execution, kind: type[GateInput] = GateInput) -> GateInput:
         gate = self._services.exchange.create_gate(
@@ -427,61 +337,9 @@ class Deployment:
             ],
         )
 
-    def _context(
-        self, execution: Execution, node: int, spec: graph_pb2.Operator
-    ) -> OperatorContext:
-        services, vertex = self._services, self._deployment.vertex
-        attempt = self._deployment.attempt
-
-        def run_in_background(call: Callable[[], Any], on_done: Callable[[Any], None]) -> None:
-            def work() -> None:
-                try:
-                    result = call()
-                except BaseException as error:  # noqa: BLE001 - handed to the task's boundary
-                    failure = error
-                    execution.fail_later(failure)
-                else:
-                    services.post(lambda: execution.run(lambda: on_done(result)))
-
-            services.executor.submit(work)
-
-        def register_timer(at_ms: int) -> None:
-            assert self._subtask is not None, "timers are for operators that are being opened"
-            self._subtask.register_timer(node, at_ms)
-
-        def send_results(collect_id: str, chunk: client_pb2.ResultChunk) -> None:
-            results = internal_pb2.SlotResults(attempt=attempt, collect_id=collect_id, chunk=chunk)
-            services.report(internal_pb2.SlotReport(results=results))
-
-        return OperatorContext(
-            job_id=attempt.job_id,
-            job_name=self._deployment.job_name,
-            vertex_id=vertex.id,
-            operator_uid=spec.uid,
-            operator_name=spec.name,
-            subtask_index=attempt.subtask_index,
-            parallelism=vertex.parallelism,
-            max_parallelism=vertex.max_parallelism,
-            attempt=attempt.attempt,
-            config=services.config,
-            clock=services.clock,
-            counters=self.counters,
-            state=self._backend(spec) if keeps_keyed_state(spec) else NO_STATE,
-            operator_state=OperatorStateStore(
-                self._files.restored_lists(self._restored_operator(spec))
-            ),
-            memory=services.memory,
-            register_timer=register_timer,
-            wake=self._wake,
-            run_in_background=run_in_background,
-            submit=services.executor.submit,
-            send_results=send_results,
-            origins=self._origins,
-            artifact_paths=services.artifact_paths,
-            restored_checkpoint_id=self._deployment.restore.checkpoint_id,
-            takes_checkpoints=self._deployment.takes_checkpoints,
-            is_speculative=self._deployment.is_speculative,
-        )
+    def _register_timer(self, node: int, at_ms: int) -> None:
+        assert self._subtask is not None, "timers are for operators that are being opened"
+        self._subtask.register_timer(node, at_ms)
 
     def _mark_positions(self, checkpoint_id: int) -> ChannelPositions:
         """Where the edges that keep their rows are now; the gate goes back there when it has to."""
@@ -559,30 +417,10 @@ class Deployment:
         """Closes the backends, after the operators; returns what went wrong on the way."""
         return self._state.close()
 
-    def _wake(self) -> None:
-        """Asks for a step, from any thread; one request is under way at most."""
-        if not self._is_waking:
-            self._is_waking = True
-            self._services.post(self._woken)
-
-    def _woken(self) -> None:
-        self._is_waking = False
-        self._schedule()
-
     def release(self) -> None:
         """Releases the outputs: the attempt has not finished."""
         for partition in self._partitions:
             partition.release()
-
-
-@contextmanager
-def _named(operator: str) -> Iterator[None]:
-    """Turns what opening an operator raises into a failure that names it."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again, with a name
-        failure = failure_of_operator(error, operator)
-        raise failure from (error.__cause__ if failure is error else error)
 
 
 def _reads_splits(vertex: graph_pb2.Vertex) -> bool:
@@ -596,37 +434,6 @@ def _has_lists(operator: Operator) -> bool:
 
 def _is_process(operator: graph_pb2.Operator) -> bool:
     return operator.WhichOneof("spec") == "process"
-
-
-def _column_before(operator: graph_pb2.Operator, name: str) -> str:
-    """The column of an operator's input that one of its output is; "" where it may be another."""
-    match operator.WhichOneof("spec"):
-        case "source" | "filter" | "pass":
-            return name
-        case "project":
-            for column in operator.project.columns:
-                if column.name == name and column.expression.HasField("column"):
-                    return column.expression.column
-        case _:
-            pass
-    return ""
-
-
-def _event_time_column(operators: list[graph_pb2.Operator]) -> str:
-    """The source's column that event time is taken from, "" where that is not one plain column of it."""
-    columns = set()
-    for operator in operators:
-        if operator.WhichOneof("spec") != "event_time":
-            continue
-        column = operator.event_time.column
-        parent = operator
-        while parent.HasField("input"):
-            parent = operators[parent.input.operator_index]
-            column = _column_before(parent, column)
-            if not column:
-                return ""
-        columns.add(column)
-    return columns.pop() if len(columns) == 1 else ""
 
 
 def _unchanged(

@@ -6,7 +6,6 @@ as FAILED with a cause, and nothing else.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,11 +13,10 @@ from typing import Protocol, TextIO
 
 import structlog
 
-from common.cause_chain import cause_chain, public_class
 from common.clock import Clock
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
-from penstock.errors import PartitionUnavailable, StoreTransient, StreamError, TaskFailure
+from penstock.errors import StoreTransient, TaskFailure
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_CANCELED,
@@ -34,6 +32,7 @@ from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.source import SourceOperator
 from taskmanager.snapshot.subtask_snapshot import LastStates
+from taskmanager.task.attempt_failure import cause_of, missing_partition, readable
 from taskmanager.task.lifecycle import Lifecycle
 from taskmanager.task.restore_silence import RestoreSilence
 from taskmanager.task.subtask import Progress, Subtask
@@ -41,7 +40,6 @@ from taskmanager.user_code.user_output import AttemptOutput
 
 _log = structlog.get_logger()
 
-_TEXT_LENGTH_MAX = 16_384
 _LEAVE_AGAIN_MS = 1_000
 
 
@@ -323,7 +321,7 @@ class Execution:
             with suppress(OSError):  # a full disk must not hide the cause
                 self._log_file.write(f"{cause.traceback or cause.message}\n")
         self._close()
-        self._move_to(ATTEMPT_STATE_FAILED, cause, _missing_partition(error))
+        self._move_to(ATTEMPT_STATE_FAILED, cause, missing_partition(error))
 
     def fail_later(self, error: BaseException) -> None:
         """Ends the attempt as FAILED as soon as what runs now has come to its end; any thread."""
@@ -433,7 +431,7 @@ class Execution:
 
     def decline(self, barrier: CheckpointBarrier, reason: str) -> None:
         """Tells the JobManager that there will be no snapshot for a checkpoint; any thread."""
-        self.decline_as(barrier, internal_pb2.CheckpointDeclined(reason=_readable(reason)))
+        self.decline_as(barrier, internal_pb2.CheckpointDeclined(reason=readable(reason)))
 
     def decline_as(
         self, barrier: CheckpointBarrier, declined: internal_pb2.CheckpointDeclined
@@ -488,50 +486,4 @@ class Execution:
         self._report(internal_pb2.SlotReport(task_event=event))
 
     def _cause_of(self, error: BaseException) -> client_pb2.FailureCause:
-        is_ours = isinstance(error, StreamError)
-        text = "" if is_ours else "".join(traceback.format_exception(error))
-        return client_pb2.FailureCause(
-            error_class=public_class(_origin(error))
-            if isinstance(error, StreamError)
-            else "TaskFailure",
-            message=_readable(str(error) if is_ours else f"{type(error).__name__}: {error}"),
-            traceback=_readable(error.user_traceback if isinstance(error, TaskFailure) else text),
-            vertex=self.attempt.vertex,
-            subtask_index=self.attempt.subtask_index,
-            attempt=self.attempt.attempt,
-            operator=error.operator if isinstance(error, TaskFailure) else "",
-            row=_readable(error.row if isinstance(error, TaskFailure) else ""),
-            position=_readable(error.position if isinstance(error, TaskFailure) else ""),
-            taskmanager_id=self._taskmanager_id,
-            timestamp_ms=self._clock.now_ms(),
-            cause_chain=map(_readable, cause_chain(error)),
-        )
-
-
-def _readable(text: str) -> str:
-    """Text that can be sent: valid Unicode, with the middle left out where it is very long."""
-    text = text.encode("utf-8", "backslashreplace").decode()
-    if len(text) <= _TEXT_LENGTH_MAX:
-        return text
-    half = _TEXT_LENGTH_MAX // 2
-    return f"{text[:half]}\n... ({len(text) - 2 * half:,} characters left out) ...\n{text[-half:]}"
-
-
-def _origin(error: StreamError) -> StreamError:
-    """Of a failure that only names the operator, the error of ours that came out of it."""
-    cause = error.__cause__
-    return cause if type(error) is TaskFailure and isinstance(cause, StreamError) else error
-
-
-def _missing_partition(error: BaseException) -> internal_pb2.PartitionId | None:
-    """What an attempt has failed for want of."""
-    origin = _origin(error) if isinstance(error, StreamError) else error
-    if not isinstance(origin, PartitionUnavailable) or origin.partition is None:
-        return None
-    partition = origin.partition
-    return internal_pb2.PartitionId(
-        edge_id=partition.edge_id,
-        vertex=partition.vertex,
-        subtask_index=partition.subtask_index,
-        attempt=partition.attempt,
-    )
+        return cause_of(error, self.attempt, self._taskmanager_id, self._clock.now_ms())

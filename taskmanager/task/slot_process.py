@@ -28,10 +28,11 @@ from taskmanager.processes.control_channel import ControlChannel, read_command
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.state.memory import ManagedMemory
-from taskmanager.task.deployment import Deployment, SlotServices
+from taskmanager.task.deployment import Deployment
 from taskmanager.task.exchange import DataExchange, SlotIdentity
 from taskmanager.task.execution import Execution
 from taskmanager.task.slot_runtime import SlotRuntime
+from taskmanager.task.slot_services import SlotServices
 from taskmanager.user_code.user_output import AttemptOutput, capture, open_log
 
 _IO_THREADS_MAX = 2

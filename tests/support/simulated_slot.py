@@ -19,10 +19,11 @@ from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.snapshot.subtask_snapshot import Alignment
 from taskmanager.state.memory import ManagedMemory
-from taskmanager.task.deployment import Deployment, SlotServices
+from taskmanager.task.deployment import Deployment
 from taskmanager.task.exchange import DataExchange, SlotIdentity
 from taskmanager.task.execution import Execution
 from taskmanager.task.slot_runtime import SlotRuntime
+from taskmanager.task.slot_services import SlotServices
 from taskmanager.task.subtask import Subtask
 from tests.support.in_memory_network import InMemoryNetwork
 from tests.support.simulated_forkserver import KILLED, SimulatedForkserver, SimulatedSlotChannel

@@ -15,7 +15,8 @@ from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.harness.manual_clock import ManualClock
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.state.memory import ManagedMemory
-from taskmanager.task.deployment import Deployment, SlotServices
+from taskmanager.task.deployment import Deployment
+from taskmanager.task.slot_services import SlotServices
 from taskmanager.task.subtask import SubtaskPhase
 from tests.support.exchange_slots import (
     CACHING,
