@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from penstock.connectors.csv_structure import row_ends
 from penstock.connectors.inference import SAMPLE_BYTES, SAMPLED_FILES_MAX, parse_csv_header
+from penstock.connectors.input_files import open_input
 from penstock.connectors.json_shape import JsonShape, detect_shape
 from penstock.connectors.listing import list_files, partition_values
 from penstock.connectors.text_options import TextOptions, read_head
@@ -76,13 +76,13 @@ def _head(
 def _parquet_head(path: str, schema: pa.Schema, rows: int) -> pa.Table:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:
+    with open_input(path) as opened, parquet.ParquetFile(opened) as file:
         names = [name for name in schema.names if name in file.schema_arrow.names]
         return _up_to(rows, file.iter_batches(batch_size=rows, columns=names))
 
 
 def _arrow_head(path: str, rows: int) -> pa.Table:
-    with Path(path).open("rb") as file:
+    with open_input(path) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         if not is_file:

@@ -15,6 +15,8 @@ from penstock.connectors.inference import infer_schema, plain_schema
 from penstock.connectors.listing import (
     EntryRefusedError,
     ListedFile,
+    is_directory,
+    is_file,
     list_files,
     partition_values,
 )
@@ -24,6 +26,7 @@ from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
 from penstock.rows.column_types import first_of_type, is_calendar_interval, is_extension
 from penstock.rows.schema import EVENT_TIME, schema_to_bytes
+from penstock.storage.open_store import is_s3
 
 _log = logging.getLogger("penstock")
 
@@ -84,7 +87,7 @@ def file_source(
     selected = _select(schema, columns, location)
     _check_optional(options, schema, location)
     if is_declared:
-        base = location if Path(location).is_dir() else ""
+        base = location if is_directory(location) else ""
         check_declared(
             format,
             selected.names,
@@ -134,7 +137,9 @@ def file_sink(
     """
     _check_format(format, SINK_FORMATS)
     location = _absolute_path(directory)
-    if Path(location).exists() and not Path(location).is_dir():
+    if is_s3(location):
+        _check_prefix(location)
+    elif Path(location).exists() and not Path(location).is_dir():
         raise JobRejected(f"{location}: is not a directory; name a directory for the output files")
     if roll <= 0:
         raise JobRejected(f"roll must be a positive size, not {roll}")
@@ -154,6 +159,13 @@ def file_sink(
         ),
         supports_concurrent_attempts=True,
     )
+
+
+def _check_prefix(location: str) -> None:
+    if True:
+        raise JobRejected(f"{location}: output on S3 arrives with a later version")
+    if not location.removeprefix("s3://").partition("/")[2]:
+        raise JobRejected(f"{location}: name a prefix for the output files: s3://bucket/prefix")
 
 
 def _check_format(format: str, known: Sequence[str]) -> None:
@@ -177,9 +189,14 @@ def _absolute_path(path: str | os.PathLike[str]) -> str:
     scheme, separator, rest = text.partition("://")
     if separator and scheme == "file":
         text = rest
+    elif is_s3(text):
+        bucket, _, key = rest.partition("/")
+        if not bucket:
+            raise JobRejected(f"{text}: names no bucket; write s3://bucket/prefix")
+        return f"s3://{bucket}/{key.strip('/')}".rstrip("/")
     elif separator:
         raise JobRejected(
-            f"{text}: {scheme}:// arrives with a later version; this one reads and writes local files"
+            f"{text}: there are no files at {scheme}://; name a local path or s3://bucket/prefix"
         )
     if not text:
         raise JobRejected("the path is empty")
@@ -200,14 +217,15 @@ def _existing_files(location: str, *, watch: bool, schema_given: bool) -> list[L
         raise JobRejected(f"{location}: no such file or directory") from error
     except OSError as error:
         raise JobRejected(f"{location}: cannot be read: {os_reason(error)}") from error
-    if watch and Path(location).is_file():
+    if watch and is_file(location):
         raise JobRejected(f"{location}: watch needs a directory or a glob, this is a file")
-    is_directory = Path(location).is_dir()
-    if files or (schema_given and (watch or is_directory)):
+    # A prefix below which nothing is cannot be told from one that is misspelt.
+    is_place = is_directory(location) and not is_s3(location)
+    if files or (schema_given and (watch or is_place)):
         return files
-    where = "is empty" if is_directory else "matches no file"
+    where = "is empty" if is_place else "matches no file"
     hidden = "names that start with _ or . are not read"
-    if watch or is_directory:
+    if watch or is_place:
         raise JobRejected(
             f"{location}: {where} ({hidden}), so there is no schema to infer: give schema="
         )
@@ -218,7 +236,7 @@ def _with_partition_columns(
     schema: pa.Schema, location: str, files: Sequence[ListedFile]
 ) -> pa.Schema:
     """The schema and the columns that directories called ``key=value`` add, as pyarrow infers them."""
-    if not Path(location).is_dir():
+    if not is_directory(location):
         return schema
     values: dict[str, list[str | None]] = {}
     for file in files:

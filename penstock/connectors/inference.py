@@ -11,12 +11,12 @@ import csv
 import logging
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.connectors.input_files import open_input
 from penstock.connectors.json_shape import JsonShape, NotTabularJsonError, detect_shape
 from penstock.connectors.json_times import infer_json_schema
 from penstock.connectors.messages import delimiter_hint, name_list, os_reason, shorten
@@ -120,15 +120,16 @@ def file_schema(format: str, path: str, options: TextOptions) -> pa.Schema | Non
 def _parquet_schema(path: str) -> pa.Schema:
     from pyarrow import parquet
 
-    with Path(path).open("rb") as file:
+    with open_input(path) as file:
         return plain_schema(parquet.read_schema(file))
 
 
 def _arrow_schema(path: str) -> pa.Schema:
-    with Path(path).open("rb") as file:
-        if file.read(6) == b"ARROW1":
-            return plain_schema(pa.ipc.open_file(path).schema)
+    with open_input(path) as file:
+        is_file = file.read(6) == b"ARROW1"
         file.seek(0)
+        if is_file:
+            return plain_schema(pa.ipc.open_file(file).schema)
         return plain_schema(pa.ipc.open_stream(file).schema)
 
 

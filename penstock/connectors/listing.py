@@ -5,6 +5,8 @@ never taken below a directory or through a wildcard: writers keep what is not co
 names. Directories called ``key=value`` are partition columns of the files below them (Hive's layout).
 The client lists to find the schema, subtask 0 of the source lists to find the splits: both use this.
 
+Where the path is on S3, prefixes are its directories (see ``objects``).
+
 Links are followed. One that leads round in a circle (to itself, or to a directory above it) has no files of its
 own: it is left out, and whoever asks is told of it. What is no file (a named pipe, a socket, a device) and
 what has a name that is not UTF-8 is refused by name.
@@ -21,6 +23,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from penstock.connectors.globs import glob_matches, has_wildcard, is_circle, is_hidden
+from penstock.connectors.objects import is_object, objects_of
+from penstock.storage.open_store import is_s3, open_bucket
+
+_NS_PER_MS = 1_000_000
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """Directory value that stands for null."""
@@ -28,18 +34,34 @@ HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """One file: absolute path, size, when its text and when anything of it last changed, its inode."""
+    """One file: absolute path, size, when its text and when anything of it last changed, its inode; of an
+    object its ETag, in place of the last two."""
 
     path: str
     size_bytes: int
     modified_ns: int
     inode: int = 0
     changed_ns: int = 0
+    etag: str = ""
 
 
 def is_glob(path: str) -> bool:
     """Whether the path is a pattern: it has a wildcard and is not itself a file or directory."""
+    if is_s3(path):
+        return has_wildcard(path) and not is_object(path)
     return has_wildcard(path) and not Path(path).exists()
+
+
+def is_file(path: str) -> bool:
+    """Whether it is one file, and no pattern or directory."""
+    return is_object(path) if is_s3(path) else Path(path).is_file()
+
+
+def is_directory(path: str) -> bool:
+    """Whether files are looked for below it; on S3 that is said of every prefix, also where nothing is below."""
+    if is_s3(path):
+        return not has_wildcard(path) and not is_object(path)
+    return Path(path).is_dir()
 
 
 class EntryRefusedError(ValueError):
@@ -59,6 +81,8 @@ def list_files(path: str, on_circle: Callable[[str], None] = lambda _: None) -> 
         EntryRefusedError: an entry is no file, or has a name that is not UTF-8.
     """
     _check_name(path)
+    if is_s3(path):
+        return _list_objects(path)
     if is_glob(path):
         found: list[ListedFile] = []
         for match in glob_matches(path, on_circle):
@@ -72,6 +96,19 @@ def list_files(path: str, on_circle: Callable[[str], None] = lambda _: None) -> 
     status = Path(path).stat()
     _check_is_file(path, status)
     return [_listed(path, status)]
+
+
+def _list_objects(path: str) -> list[ListedFile]:
+    bucket, _ = open_bucket(path)
+    return [
+        ListedFile(
+            bucket.uri(found.key),
+            found.size_bytes,
+            found.modified_at_ms * _NS_PER_MS,
+            etag=found.etag,
+        )
+        for found in objects_of(path)
+    ]
 
 
 def _list_tree(directory: str, on_circle: Callable[[str], None]) -> list[ListedFile]:

@@ -10,6 +10,7 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 
+from penstock.connectors.input_files import open_input
 from penstock.connectors.messages import name_list, shorten
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
@@ -131,7 +132,7 @@ def read_head(path: str, length: int, options: TextOptions) -> bytes:
         OSError: it cannot be read.
     """
     compression = options.of_file(path)
-    with Path(path).open("rb") as file:
+    with open_input(path) as file:
         if not compression:
             return file.read(length)
         data = file.read(length)

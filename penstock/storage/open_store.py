@@ -17,6 +17,7 @@ from typing import Final
 from penstock.errors import ConfigurationError
 from penstock.storage.local_store import LocalStore
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.s3.bucket import S3Bucket
 from penstock.storage.s3.s3_store import S3Store
 from penstock.storage.s3.settings import S3Settings
 
@@ -63,6 +64,23 @@ def open_store(uri: str) -> ObjectStore:
         f"{uri!r} names no store: give the path of a directory, file:// and an absolute path, or "
         "s3://bucket/prefix"
     )
+
+
+def is_s3(uri: str) -> bool:
+    """Whether it names something on S3."""
+    return uri[:5].lower() == "s3://"
+
+
+def open_bucket(uri: str) -> tuple[S3Bucket, str]:
+    """The bucket of ``s3://bucket/key``, and the key, which may be "".
+
+    Raises:
+        ConfigurationError: it names no bucket.
+    """
+    bucket, _, key = uri[len("s3://") :].partition("/")
+    if not is_s3(uri) or not bucket:
+        raise ConfigurationError(f"{uri!r} names no bucket: write s3://bucket/prefix")
+    return S3Bucket(bucket, _s3()), key
 
 
 def substore(uri: str, name: str) -> str:

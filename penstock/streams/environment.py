@@ -36,6 +36,8 @@ from penstock.pb import client_pb2, graph_pb2
 from penstock.planner import PlannedJob, plan_job
 from penstock.rows.column_types import without_runs
 from penstock.rows.schema import schema_from_bytes
+from penstock.storage.open_store import use_s3
+from penstock.storage.s3.settings import S3Settings
 from penstock.streams.function_schemas import declared_schema
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.restart_strategies import RestartStrategyChoice
@@ -95,6 +97,8 @@ class Environment:
             values["parallelism.default"] = parallelism
         self._address = address
         self._config = Configuration.from_mapping(values)
+        if self.config.s3 != S3Settings():
+            use_s3(lambda: self.config.s3)  # files there are looked at while a job is built
         self._builder = JobBuilder(lambda: self.execute("collect"), self._submit_for_rows)
         self._embedded = EmbeddedClusters()
         self._clients: dict[str, Client] = {}

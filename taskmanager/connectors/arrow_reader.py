@@ -4,28 +4,29 @@ checksum of the pieces that these rows are in, of the columns read.
 Nothing else reads every byte of such a file, so the checksum is a good part of the work; where no checkpoint will
 ask for a position, none is taken, and a file that is touched while it is read is refused.
 
-Files are memory mapped: batches are views of the page cache. A file must not be cut off while it is
+Local files are memory mapped: batches are views of the page cache. Such a file must not be cut off while it is
 read (the kernel would end the process); writers that move finished files into place are safe.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import xxhash
 from typing_extensions import override
 
 from penstock.connectors.messages import os_reason, shorten
-from penstock.connectors.source import END, EndOfSplit, Reader
-from penstock.errors import TaskFailure
+from penstock.connectors.source import END, EndOfSplit
+from penstock.errors import TaskFailure, Unrecoverable
 from taskmanager.connectors.columns import ColumnPlan
 from taskmanager.connectors.file_identity import (
     FileMark,
     OpenedFile,
     fold,
 )
+from taskmanager.connectors.reading_ahead import NumberedReader
 from taskmanager.connectors.recut import BatchCutter
 
 _MAGIC = b"ARROW1"
@@ -44,7 +45,7 @@ class ArrowBatches:
         self._next_of_stream = 0
         self._is_file = file.read(0, len(_MAGIC)) == _MAGIC
         try:
-            self._map = pa.memory_map(file.descriptor_path)
+            self._map = file.arrow_file()
         except OSError as error:
             raise TaskFailure(f"{file.path}: cannot be read: {os_reason(error)}") from error
         except pa.ArrowInvalid as error:
@@ -56,7 +57,7 @@ class ArrowBatches:
         except (pa.ArrowException, OSError) as error:
             self._map.close()
             raise self._unreadable(error) from error
-        except TaskFailure:
+        except (TaskFailure, Unrecoverable):
             self._map.close()
             raise
 
@@ -109,7 +110,7 @@ def rows_before(batches: ArrowBatches, end: int) -> int:
         batches.close()
 
 
-class ArrowFileReader(Reader):
+class ArrowFileReader(NumberedReader):
     """One IPC file, batch by batch.
 
     Args:
@@ -181,10 +182,15 @@ class ArrowFileReader(Reader):
         return rows
 
     @override
-    def row_number(self, index: int) -> int:
-        given = self._rows_of_batch - self._cutter.remaining_rows
-        before = rows_before(ArrowBatches(self._file, self._plan), self._next_batch - 1)
-        return before + given - self._last_rows + index + 1
+    def numbering(self) -> Callable[[int], int]:
+        in_batch = self._rows_of_batch - self._cutter.remaining_rows - self._last_rows
+        batch = self._next_batch - 1
+
+        def number(index: int) -> int:
+            before = rows_before(ArrowBatches(self._file, self._plan), batch)
+            return before + in_batch + index + 1
+
+        return number
 
     def _check_read(self) -> None:
         if self._has_positions:

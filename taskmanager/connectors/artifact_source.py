@@ -16,7 +16,7 @@ from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
 from taskmanager.connectors.arrow_reader import ArrowBatches
 from taskmanager.connectors.columns import ColumnPlan
-from taskmanager.connectors.file_identity import OpenedFile
+from taskmanager.connectors.file_identity import LocalFile
 
 PIECE_ROWS_MAX = 64 * 1024
 
@@ -50,7 +50,7 @@ class ArtifactSource(Source):
                 f"the table's artifact {self._artifact} is not on this TaskManager; submit the job again",
                 operator=ctx.operator_name,
             )
-        file = OpenedFile(path)
+        file = LocalFile(path)
         try:
             return ArrowBatches(file, ColumnPlan(self._schema, path, ""))
         finally:

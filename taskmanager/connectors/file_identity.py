@@ -2,7 +2,7 @@
 
 A position carries a mark: which version of the file was read (times of the last changes and inode; the
 second time cannot be set back), and a checksum of what was read before it. Another version is no proof: each host may have a copy of its own,
-and a file may have been touched or have grown. Then the checksum decides. It is also asked at the end of a
+and a file may have been touched or have grown. Then the checksum decides. An object's version is its ETag. It is also asked at the end of a
 split whose file changed while it was read, so that the rows of a split are rows of one content.
 """
 
@@ -12,12 +12,16 @@ import os
 import socket
 import struct
 import zlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import pyarrow as pa
+from typing_extensions import override
 
 from penstock.connectors.messages import os_reason
 from penstock.errors import TaskFailure, Unrecoverable
@@ -29,6 +33,10 @@ _CLOCK_SKEW_MS = 1_000
 
 _MARK = struct.Struct("<IH")
 _PENDING_MAX = 16
+
+IN_PARTS = (
+    "it is read in parts, and whether what was read of the others is still in it cannot be told"
+)
 
 Submit = Callable[[Callable[[], int]], Future[int]]
 
@@ -65,45 +73,38 @@ def file_version(modified_ns: int, changed_ns: int, inode: int) -> str:
     return f"{modified_ns}:{changed_ns}:{inode}"
 
 
-class OpenedFile:
+class OpenedFile(ABC):
     """A file that is open for reading by position, and the version of it that was opened.
 
-    Raises:
-        TaskFailure: it cannot be opened.
+    Attributes:
+        path: its name.
+        version: of what was opened.
+        is_known_by_version: another version is another content, so no checksum has to tell.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        try:
-            self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 (closed by close())
-        except OSError as error:
-            raise TaskFailure(
-                f"{path}: cannot be read on this TaskManager: {os_reason(error)}"
-            ) from error
-        self.version = self._version_now()
+    path: str
+    version: str
+    is_known_by_version: bool = False
 
-    def _version_now(self) -> str:
-        status = os.fstat(self._file.fileno())
-        return file_version(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    @abstractmethod
+    def _version_now(self) -> str: ...
 
+    @abstractmethod
     def is_another_file(self, version: str) -> bool:
         """Whether it is not the file of that version, changed or not."""
-        return version.rpartition(":")[2] != self.version.rpartition(":")[2]
 
+    @abstractmethod
     def size(self) -> int:
         """Bytes in it now."""
-        return os.fstat(self._file.fileno()).st_size
 
+    @abstractmethod
     def read(self, offset: int, length: int) -> bytes:
         """Bytes from an offset; fewer at the end of the file.
 
         Raises:
-            TaskFailure: the operating system refuses.
+            TaskFailure: they cannot be read.
+            Unrecoverable: it has been replaced, and what was opened is not there any more.
         """
-        try:
-            return os.pread(self._file.fileno(), length, offset)
-        except OSError as error:
-            raise TaskFailure(f"{self.path}: cannot be read: {os_reason(error)}") from error
 
     def checksum(self, start: int, end: int, checksum: int = 0) -> int:
         """CRC-32 of a stretch of the file, behind what ``checksum`` is of."""
@@ -130,6 +131,7 @@ class OpenedFile:
         if checksum() != mark.checksum:
             raise replaced(self.path)
 
+    @abstractmethod
     def check_part(self, version: str, host: str, found_ms: int) -> None:
         """Refuses to read a part of a file, without a checksum of that part, in another file.
 
@@ -144,43 +146,102 @@ class OpenedFile:
         Raises:
             Unrecoverable: it may be another content.
         """
-        if version == self.version:
-            return
-        changed_ms = os.fstat(self._file.fileno()).st_ctime_ns // _NS_PER_MS
-        if host == this_host() or changed_ms > found_ms - _CLOCK_SKEW_MS:
-            raise replaced(
-                self.path,
-                "it is read in parts, and whether what was read of the others is still in it cannot be told",
-            )
 
     def check_read(self, expected: Callable[[], int], checksum: Callable[[], int]) -> None:
         """As ``check_resumed``, for what has been read of it while it was open."""
         if self._version_now() != self.version and checksum() != expected():
             raise replaced(self.path)
 
+    @abstractmethod
     def check_untouched(self) -> None:
-        """As ``check_read``, where nobody has summed what was read. That its name was given to another file, or
-        taken away, changes nothing in what is open.
+        """As ``check_read``, where nobody has summed what was read.
 
         Raises:
             Unrecoverable: it was written to, or something else of it was set.
         """
+
+    @abstractmethod
+    def stream(self) -> BinaryIO:
+        """The file for those who read streams; to be closed apart."""
+
+    @abstractmethod
+    def arrow_file(self) -> pa.NativeFile:
+        """The file for Arrow, without a copy of its bytes where that can be; to be closed apart.
+
+        Raises:
+            OSError: it cannot be read.
+            pa.ArrowInvalid: it is empty.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the file."""
+
+
+class LocalFile(OpenedFile):
+    """A file of this machine.
+
+    Raises:
+        TaskFailure: it cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 (closed by close())
+        except OSError as error:
+            raise TaskFailure(
+                f"{path}: cannot be read on this TaskManager: {os_reason(error)}"
+            ) from error
+        self.version = self._version_now()
+
+    @override
+    def _version_now(self) -> str:
+        status = os.fstat(self._file.fileno())
+        return file_version(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+    @override
+    def is_another_file(self, version: str) -> bool:
+        return version.rpartition(":")[2] != self.version.rpartition(":")[2]
+
+    @override
+    def size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    @override
+    def read(self, offset: int, length: int) -> bytes:
+        try:
+            return os.pread(self._file.fileno(), length, offset)
+        except OSError as error:
+            raise TaskFailure(f"{self.path}: cannot be read: {os_reason(error)}") from error
+
+    @override
+    def check_part(self, version: str, host: str, found_ms: int) -> None:
+        if version == self.version:
+            return
+        changed_ms = os.fstat(self._file.fileno()).st_ctime_ns // _NS_PER_MS
+        if host == this_host() or changed_ms > found_ms - _CLOCK_SKEW_MS:
+            raise replaced(self.path, IN_PARTS)
+
+    @override
+    def check_untouched(self) -> None:
+        # That its name was given to another file, or taken away, changes nothing in what is open.
         modified, now = self.version.partition(":")[0], self._version_now()
         is_unlinked = not os.fstat(self._file.fileno()).st_nlink
         if now != self.version and not (is_unlinked and now.partition(":")[0] == modified):
             raise replaced(self.path)
 
+    @override
     def stream(self) -> BinaryIO:
-        """The file for those who read streams; to be closed apart."""
         return os.fdopen(os.dup(self._file.fileno()), "rb")
 
-    @property
-    def descriptor_path(self) -> str:
-        """A path that opens this very file, whatever has got its name meanwhile."""
-        return f"/dev/fd/{self._file.fileno()}"
+    @override
+    def arrow_file(self) -> pa.NativeFile:
+        # By its descriptor: this very file, whatever has got its name meanwhile.
+        return pa.memory_map(f"/dev/fd/{self._file.fileno()}")
 
+    @override
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import cached_property
 
 import pyarrow as pa
 from typing_extensions import override
@@ -14,13 +14,16 @@ from penstock.connectors.text_options import TextOptions
 from penstock.errors import TaskFailure, Unrecoverable
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
+from penstock.storage.open_store import is_s3
 from taskmanager.connectors.arrow_reader import ArrowFileReader
 from taskmanager.connectors.columns import ColumnPlan
 from taskmanager.connectors.csv_format import CsvFormat
 from taskmanager.connectors.file_identity import OpenedFile
 from taskmanager.connectors.file_splits import FileSplit, parquet_splits, whole_file_split
 from taskmanager.connectors.json_format import open_json_format
+from taskmanager.connectors.opened_object import open_file
 from taskmanager.connectors.parquet_reader import ParquetReader
+from taskmanager.connectors.reading_ahead import AheadReader, OpeningReader
 from taskmanager.connectors.taken_files import TakenFiles
 from taskmanager.connectors.text_blocks import TextBlocks
 from taskmanager.connectors.text_bytes import CompressedText, PlainText, TextBytes
@@ -108,7 +111,7 @@ class FileSource(Source):
         return files
 
     def _is_complete(self, file: ListedFile, now_ms: int) -> bool:
-        if self.bounded:
+        if self.bounded or file.etag:  # an object appears whole
             return True
         before = self._seen.get(file.path)
         if before is None or before[0] != file:
@@ -128,15 +131,29 @@ class FileSource(Source):
         return text_splits(file, self._plan(file.path), self._open_format)
 
     def _plan(self, path: str) -> ColumnPlan:
-        base = "" if is_glob(self._path) or Path(self._path).is_file() else self._path
-        return ColumnPlan(self._schema, path, base, declared=self._declared, options=self._options)
+        return ColumnPlan(
+            self._schema, path, self._base, declared=self._declared, options=self._options
+        )
+
+    @cached_property
+    def _base(self) -> str:
+        """The directory below which names say values of columns."""
+        return "" if is_glob(self._path) else self._path
 
     @override
     def open(self, split: Split, position: bytes | None) -> Reader:
         assert self._context is not None, "start() comes before open()"
         part = FileSplit.decode(split.payload)
+        if is_s3(part.path):
+            given = position or None  # it may be of a reader that was not open yet
+            return OpeningReader(lambda: self._open_part(part, given), self._context, position)
+        return self._open_part(part, position)
+
+    def _open_part(self, part: FileSplit, position: bytes | None) -> Reader:
         plan = self._plan(part.path)
-        file = OpenedFile(part.path)
+        is_in_order = self._format in ("csv", "json")
+        end = part.size_bytes if part.end_byte < 0 else part.end_byte
+        file = open_file(part.path, range(part.start_byte, end if is_in_order else 0))
         try:
             _check_size(part, file, is_new=position is None)
             return self._open(file, part, plan, position)
@@ -150,10 +167,12 @@ class FileSource(Source):
         assert self._context is not None, "start() comes before open()"
         if self._format == "parquet":
             event_time = self._event_time_in(part.path, self._context)
-            return ParquetReader(file, part, plan, self._context.submit, position, event_time)
+            return self._ahead(
+                ParquetReader(file, part, plan, self._context.submit, position, event_time),
+            )
         if self._format == "arrow":
             has_positions = self._context.takes_checkpoints or position is not None
-            return ArrowFileReader(file, plan, position, has_positions=has_positions)
+            return self._ahead(ArrowFileReader(file, plan, position, has_positions=has_positions))
         text: TextBytes
         if compression := self._options.of_file(part.path):
             text = CompressedText(file, part.size_bytes, compression, part.version)
@@ -161,6 +180,10 @@ class FileSource(Source):
             text = PlainText(file, part.size_bytes if part.end_byte < 0 else part.end_byte)
         blocks = TextBlocks(file, text, part, plan, self._open_format)
         return TextReader(blocks, self._context, position)
+
+    def _ahead(self, reader: ParquetReader | ArrowFileReader) -> Reader:
+        assert self._context is not None, "start() comes before open()"
+        return AheadReader(reader, self._context) if is_s3(self._path) else reader
 
     @property
     def _open_format(self) -> OpenTextFormat:

@@ -21,6 +21,7 @@ from penstock.connectors.messages import os_reason, shorten
 from penstock.connectors.source import PART_OF, Split
 from penstock.errors import TaskFailure
 from taskmanager.connectors.file_identity import OpenedFile, file_version, this_host
+from taskmanager.connectors.opened_object import open_file
 
 SPLIT_BYTES = 4 << 20
 """A Parquet file is cut between row groups into splits of about this size."""
@@ -79,7 +80,7 @@ def part_id(path: str, content: str, part: str) -> str:
 
 def whole_file_split(file: ListedFile) -> Split:
     """The file as one split."""
-    version = file_version(file.modified_ns, file.changed_ns, file.inode)
+    version = file.etag or file_version(file.modified_ns, file.changed_ns, file.inode)
     payload = FileSplit(file.path, file.size_bytes, version=version).encode()
     return Split(id=file.path, payload=payload, size=file.size_bytes)
 
@@ -96,7 +97,7 @@ def parquet_splits(file: ListedFile, event_time: pa.Field | None, now_ms: int) -
     """
     from pyarrow import parquet
 
-    opened = OpenedFile(file.path)
+    opened = open_file(file.path)
     try:
         with opened.stream() as handle:
             metadata = parquet.read_metadata(handle)

@@ -1,12 +1,12 @@
 """Reads the row groups of one Parquet split. The position is the number of rows handed out, and the checksum
-of the pages of the row groups they came from.
+of the pages of the row groups they came from; of an object, which its ETag tells from others, there is none.
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.messages import shorten
-from penstock.connectors.source import END, EndOfSplit, Reader
+from penstock.connectors.source import END, EndOfSplit
 from penstock.errors import TaskFailure, Unrecoverable
 from taskmanager.connectors.columns import ColumnPlan
 from taskmanager.connectors.file_identity import (
@@ -25,6 +25,7 @@ from taskmanager.connectors.file_identity import (
     fold,
 )
 from taskmanager.connectors.file_splits import FileSplit, footer_checksum, min_event_times
+from taskmanager.connectors.reading_ahead import NumberedReader
 from taskmanager.connectors.recut import BatchCutter
 
 _DECODE_ROWS = 64 * 1024
@@ -33,7 +34,7 @@ _DECODE_ROWS = 64 * 1024
 _POSITION = struct.Struct("<q")
 
 
-class ParquetReader(Reader):
+class ParquetReader(NumberedReader):
     """Decodes on the calling thread, a bounded number of rows per call.
 
     Args:
@@ -145,16 +146,17 @@ class ParquetReader(Reader):
         piece = self._cutter.take(max_rows)
         self._last_rows = piece.num_rows
         self._rows_read += piece.num_rows
-        while self._summed_groups < self._begun_groups():
+        while not self._opened.is_known_by_version and self._summed_groups < self._begun_groups():
             index = self._groups[self._summed_groups]
             self._checksums.add(partial(self._group_checksum, index))
             self._summed_groups += 1
         return piece
 
     @override
-    def row_number(self, index: int) -> int:
+    def numbering(self) -> Callable[[int], int]:
         in_groups_before = sum(map(self._group_rows, range(self._groups.start)))
-        return in_groups_before + self._rows_read - self._last_rows + index + 1
+        first = in_groups_before + self._rows_read - self._last_rows + 1
+        return lambda index: first + index
 
     @override
     def min_event_time_ms(self) -> int | None:

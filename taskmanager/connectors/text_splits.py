@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from penstock.connectors.listing import ListedFile
 from penstock.connectors.source import Split
 from taskmanager.connectors.columns import ColumnPlan
-from taskmanager.connectors.file_identity import OpenedFile
 from taskmanager.connectors.file_splits import FileSplit, part_id, whole_file_split
+from taskmanager.connectors.opened_object import open_file
 from taskmanager.connectors.text_blocks import HEAD_BYTES, cut_block
 from taskmanager.connectors.text_bytes import PlainText
 from taskmanager.connectors.text_format import OpenTextFormat, TextFormat
@@ -35,7 +35,7 @@ def text_splits(file: ListedFile, plan: ColumnPlan, open_format: OpenTextFormat)
     """
     if file.size_bytes <= SPLIT_OVER_BYTES:
         return [whole_file_split(file)]
-    opened = OpenedFile(file.path)
+    opened = open_file(file.path, range(file.size_bytes))
     try:
         text = PlainText(opened, file.size_bytes)
         head = text.read(0, HEAD_BYTES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,12 @@ def objects(requests: S3Requests, prefix: str) -> Iterator[FoundObject]:
     """All objects whose key begins with the prefix, in the order of their keys."""
     for page in _pages(requests, prefix, {}):
         for one in page.get("Contents", ()):
-            yield FoundObject(
-                one["Key"], int(one["Size"]), _ms(one["LastModified"]), str(one["ETag"])
-            )
+            yield found_object(one["Key"], one["Size"], one)
+
+
+def found_object(key: str, size_bytes: int, facts: Mapping[str, Any]) -> FoundObject:
+    """An object as an entry of a listing or the answer to HeadObject describes it."""
+    return FoundObject(key, int(size_bytes), _ms(facts["LastModified"]), str(facts["ETag"]))
 
 
 def parts_below(requests: S3Requests, prefix: str) -> Iterator[str]:

@@ -36,8 +36,8 @@ def rejected(words: str, call: object, *args: object, **named: object) -> None:
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rejected("no such file or directory", file_source, "csv", tmp_path / "nope")
-    rejected("s3:// arrives with a later version", file_source, "csv", "s3://b/x")
-    rejected("s3:// arrives with a later version", file_sink, "csv", "s3://b/x")
+    rejected("there are no files at gs://", file_source, "csv", "gs://b/x")
+    rejected("there are no files at gs://", file_sink, "csv", "gs://b/x")
     rejected("so there is no schema to infer: give schema=", file_source, "csv", tmp_path)
     rejected("matches no file", file_source, "csv", tmp_path / "*.csv")
     rejected('unknown file format "xml"', file_source, "xml", tmp_path)

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.connectors import file_source
 from penstock.connectors.source import END
-from taskmanager.connectors.file_identity import OpenedFile
+from taskmanager.connectors.file_identity import LocalFile
 
 SCHEMA = pa.schema([("a", pa.int64())])
 ROWS = 100
@@ -84,13 +84,13 @@ def test_a_file_is_closed_when_nobody_parses_it_any_more(
     threads: HeldThreads, reader: Any, monkeypatch: pytest.MonkeyPatch, *, is_running: bool
 ) -> None:
     closed: list[str] = []
-    close = OpenedFile.close
+    close = LocalFile.close
 
-    def note(file: OpenedFile) -> None:
+    def note(file: LocalFile) -> None:
         closed.append(file.path)
         close(file)
 
-    monkeypatch.setattr(OpenedFile, "close", note)
+    monkeypatch.setattr(LocalFile, "close", note)
     future, parse = threads.held[0]
     if is_running:
         future.set_running_or_notify_cancel()
