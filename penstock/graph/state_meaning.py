@@ -134,6 +134,7 @@ def _changed_aggregates(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> 
         if name not in old:
             yield f"aggregate {name!r} ({after}) is new, and what was stored has nothing of it"
 
+
 def _changed_join(old: graph_pb2.JoinSpec, new: graph_pb2.JoinSpec) -> Iterator[str]:
     if old.is_interval != new.is_interval:
         yield "it was stored by an interval join, or by a window join, and is the other one now"

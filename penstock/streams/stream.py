@@ -7,7 +7,7 @@ until ``env.execute``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
@@ -16,10 +16,9 @@ import pyarrow.types as pt
 from typing_extensions import override
 
 from penstock.errors import JobRejected
-from penstock.expressions import Expr, col, lit
+from penstock.expressions import Expr, col
 from penstock.functions.functions import check_is_plain
 from penstock.graph.column_checks import (
-    check_output_names,
     column_name,
     describe,
     difference,
@@ -30,11 +29,9 @@ from penstock.graph.logical import (
     AssignEventTime,
     BatchFunction,
     Filter,
-    Join,
     Node,
     NodeInput,
     Operation,
-    Process,
     Project,
     Routing,
     RowFunction,
@@ -42,12 +39,13 @@ from penstock.graph.logical import (
     input_has_event_time,
     input_schema,
 )
-from penstock.graph.operator_checks import ERROR_COLUMN
 from penstock.pb import graph_pb2
+from penstock.streams.error_policies import policy_of
 from penstock.streams.foreign_names import missing_call
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.kept_keys import lost_keys, output_of
 from penstock.streams.operator_properties import OperatorProperties
+from penstock.streams.stream_columns import StreamColumns
 from penstock.streams.stream_outputs import StreamOutputs
 from penstock.streams.stream_pairs import StreamPairs
 from penstock.units import duration_ms
@@ -64,7 +62,7 @@ Schema = Any
 """A pa.Schema, a dataclass, a TypedDict, or a mapping of names to types."""
 
 
-class Stream(OperatorProperties, StreamPairs, StreamOutputs):
+class Stream(OperatorProperties, StreamColumns, StreamPairs, StreamOutputs):
     """Rows of one schema, made by ``env.read_...`` and by the methods below.
 
     A keyed stream stays keyed behind what leaves its key columns, and the places of its rows, alone.
@@ -75,6 +73,7 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         self._source = source
 
     @property
+    @override
     def schema(self) -> pa.Schema:
         """The columns of the rows."""
         return input_schema(self._source)
@@ -88,59 +87,6 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
         def __getattr__(self, name: str) -> Any:
             lost = None if name.startswith("_") else lost_keys(self._source)
             raise missing_call(self, name, lost)
-
-    # ------------------------------------------------------------ columns
-
-    def select(self, *cols: str | Expr, **exprs: Any) -> Self:
-        """Replaces the columns by the given ones.
-
-        Args:
-            cols: names, or ``col("x")``.
-            exprs: new columns by name: expressions or constants.
-        """
-        return self._project(
-            "select", [*(self._named(c) for c in cols), *_expressions(exprs).items()]
-        )
-
-    def with_columns(self, **exprs: Any) -> Self:
-        """Adds columns, or replaces those that exist; all expressions see the old values."""
-        if not exprs:
-            raise JobRejected(
-                "with_columns: give at least one column: with_columns(euro=col('usd') * 0.9)"
-            )
-        columns = {**{name: col(name) for name in self.schema.names}, **_expressions(exprs)}
-        return self._project("with_columns", list(columns.items()))
-
-    def drop(self, *cols: str) -> Self:
-        """Leaves the columns out."""
-        require_columns("drop", cols, self.schema)
-        kept = [name for name in self.schema.names if name not in cols]
-        return self._project("drop", [(name, col(name)) for name in kept])
-
-    def rename(self, **names: str) -> Self:
-        """Gives columns other names: ``rename(old="new")``."""
-        require_columns("rename", names, self.schema)
-        columns = [(names.get(name, name), col(name)) for name in self.schema.names]
-        return self._project("rename", columns)
-
-    def _named(self, column: str | Expr) -> tuple[str, Expr]:
-        if isinstance(column, str):
-            return column, col(column)
-        if not isinstance(column, Expr):
-            raise JobRejected(f"select: {column!r} is neither a column name nor an expression")
-        name = column_name(column)
-        if name is None:
-            raise JobRejected(f"select: the expression {column} needs a name: select(name=...)")
-        return name, column
-
-    def _project(self, label: str, columns: Sequence[tuple[str, Expr]]) -> Self:
-        check_output_names(label, [name for name, _ in columns])
-        fields = []
-        for name, expression in columns:
-            require_columns(label, sorted(expression.columns()), self.schema)
-            fields.append(pa.field(name, expression.type(self.schema)))
-        # A keyed stream stays one unless a key column is touched; then it says so when it is needed.
-        return cast("Self", self._then(Project(tuple(columns)), label, pa.schema(fields)))
 
     def filter(self, predicate: Expr | Callable[[Any], bool]) -> Self:
         """Keeps the rows for which the expression, or the function of a row, is true."""
@@ -450,38 +396,12 @@ class Stream(OperatorProperties, StreamPairs, StreamOutputs):
                 side output that takes them.
         """
         node = self._last_operator("on_error")
-        policy = _error_policy(action)
-        if (
-            policy.action != graph_pb2.ERROR_ACTION_FAIL
-            and isinstance(node.operation, Process)
-            and node.operation.kind == graph_pb2.PROCESS_KIND_KEYED_BATCH
-        ):
-            raise JobRejected(
-                f"on_error({action!r}): {node.name!r} handles whole batches and has no bad records of its "
-                "own: catch the error in the function, or use a ps.KeyedProcessFunction"
-            )
-        if policy.action != graph_pb2.ERROR_ACTION_FAIL and node.is_grouping:
-            late = "late rows go to .window(..., late_to='late')"
-            if isinstance(node.operation, Join):
-                late = "late rows are dropped and counted"
-            raise JobRejected(
-                f"on_error({action!r}): {node.name!r} works on groups of rows and has no bad records of "
-                f"its own: {late}, and a function or a sum that fails fails the job; set on_error on "
-                "the operators before it"
-            )
-        if policy.tag:
-            if isinstance(node.operation, Union):
-                raise JobRejected("on_error: a union has no bad records; set it on its inputs")
-            if node.inputs and ERROR_COLUMN in input_schema(node.inputs[0]).names:
-                raise JobRejected(
-                    f"on_error({policy.tag!r}): bad records get a column {ERROR_COLUMN!r}, and the "
-                    f"input of {node.name!r} has one already; rename it first"
-                )
-        node.properties.on_error = policy
+        node.properties.on_error = policy_of(action, node)
         return self
 
     # ------------------------------------------------------------ building
 
+    @override
     def _then(
         self,
         operation: Operation,
@@ -536,10 +456,6 @@ def stream_of(builder: JobBuilder, node: Node, tag: str = "") -> Stream:
     return (KeyedStream if source.routing.keys else Stream)(builder, source)
 
 
-def _expressions(exprs: dict[str, Any]) -> dict[str, Expr]:
-    return {name: lit(value) for name, value in exprs.items()}
-
-
 def _is_function(value: object) -> bool:
     return callable(value) and not isinstance(value, (str, Expr))
 
@@ -561,15 +477,3 @@ def _event_time_remedy(column: str, kind: pa.DataType) -> str:
     return (
         f" Convert it first, for example .with_columns({column}=col({column!r}).cast({target!r}))"
     )
-
-
-def _error_policy(action: str) -> graph_pb2.ErrorPolicy:
-    if action == "fail":
-        return graph_pb2.ErrorPolicy(action=graph_pb2.ERROR_ACTION_FAIL)
-    if action == "skip":
-        return graph_pb2.ErrorPolicy(action=graph_pb2.ERROR_ACTION_SKIP)
-    if not isinstance(action, str) or not action:
-        raise JobRejected(
-            f"on_error: {action!r} is not 'fail', 'skip' or the name of a side output"
-        )
-    return graph_pb2.ErrorPolicy(action=graph_pb2.ERROR_ACTION_SIDE_OUTPUT, tag=action)
