@@ -17,8 +17,8 @@ import penstock as ps
 from benchmarks.input import read_batches, write_parts
 from benchmarks.workloads import Workload
 from penstock.client.client import Client
-from penstock.client.job import terminates_as_exception
 from penstock.client.job_checkpoints import Checkpoint
+from penstock.client.termination import terminates_as_exception
 from penstock.local.local_cluster import LocalCluster
 from penstock.units import duration_ms
 from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME

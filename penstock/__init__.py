@@ -19,7 +19,8 @@ from penstock.aggregates.aggregates import (
 )
 from penstock.client.cluster import Cluster, connect
 from penstock.client.collected import CollectedRow, CollectedRows
-from penstock.client.job import JobHandle, JobResult
+from penstock.client.job import JobHandle
+from penstock.client.job_result import JobResult
 from penstock.client.own_modules import set_apart_beside_script
 from penstock.connectors.sink import Sink, SinkContext, TwoPhaseSink
 from penstock.connectors.source import END, EndOfSplit, Reader, Source, SourceContext, Split

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.client.job import JobResult
+from penstock.client.job_result import JobResult
 from penstock.pb import checkpoint_pb2, client_pb2
 
 _NO_WATERMARK = -(2**63)

@@ -23,7 +23,7 @@ from penstock.cli.context import (
 )
 from penstock.cli.planned_restore import planned_restore
 from penstock.client.code_shipping import import_paths
-from penstock.client.job import job_result
+from penstock.client.job_result import job_result
 from penstock.client.own_modules import set_apart
 from penstock.client.progress import ProgressDisplay
 from penstock.client.start_configuration import start_configuration

@@ -10,13 +10,11 @@ This is the only module of the package that imports grpc with a channel; import 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import pyarrow as pa
@@ -26,12 +24,12 @@ from penstock.client.announced_tokens import find_token
 from penstock.client.credentials import token_metadata
 from penstock.client.grpc_errors import error_from_rpc, is_ours, unanswered
 from penstock.client.protocol import (
-    CHUNK_SIZE_BYTES,
     MESSAGE_SIZE_MAX_BYTES,
     METADATA_SIZE_MAX_BYTES,
     PROTOCOL_VERSION,
 )
 from penstock.client.shielded import shielded
+from penstock.client.uploads import Uploadable, artifact_id_of, pieces_of, upload_of
 from penstock.errors import JobManagerUnreachable, JobRejected, ProtocolMismatch, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2, client_pb2_grpc, graph_pb2
 
@@ -55,20 +53,6 @@ _OPTIONS = [
 ]
 
 _ResultT = TypeVar("_ResultT")
-
-
-class LocalContent(Protocol):
-    """An artifact whose content is in this process."""
-
-    @property
-    def id(self) -> str:
-        """sha256 of the content, hex."""
-
-    def chunks(self, chunk_bytes: int) -> Iterator[bytes]:
-        """The content in pieces."""
-
-
-Uploadable = LocalContent | tuple[graph_pb2.Artifact, Path]
 
 
 class Client:
@@ -143,16 +127,16 @@ class Client:
         Returns:
             How many were uploaded.
         """
-        by_id = {_artifact_id(artifact): artifact for artifact in artifacts}
+        by_id = {artifact_id_of(artifact): artifact for artifact in artifacts}
         if not by_id:
             return 0
         request = client_pb2.MissingArtifactsRequest(ids=list(by_id))
         missing = self._call(lambda stub: stub.MissingArtifacts, request).ids
         for artifact_id in missing:
-            pieces = _pieces(by_id[artifact_id])
+            pieces = pieces_of(by_id[artifact_id])
             self._call(
                 lambda stub: stub.UploadArtifact,
-                _upload(artifact_id, pieces),
+                upload_of(artifact_id, pieces),
                 timeout_s=_UPLOAD_TIMEOUT_S,
             )
         return len(missing)
@@ -490,27 +474,6 @@ def _greeting(python_version: str = "", cloudpickle_version: str = "") -> client
         python_version=python_version,
         cloudpickle_version=cloudpickle_version,
     )
-
-
-def _artifact_id(artifact: Uploadable) -> str:
-    return artifact[0].id if isinstance(artifact, tuple) else artifact.id
-
-
-def _pieces(artifact: Uploadable) -> Iterator[bytes]:
-    if not isinstance(artifact, tuple):
-        yield from artifact.chunks(CHUNK_SIZE_BYTES)
-        return
-    with artifact[1].open("rb") as file:
-        piece = file.read(CHUNK_SIZE_BYTES)
-        yield piece
-        while piece := file.read(CHUNK_SIZE_BYTES):
-            yield piece
-
-
-def _upload(artifact_id: str, pieces: Iterator[bytes]) -> Iterator[client_pb2.ArtifactChunk]:
-    with contextlib.closing(pieces):  # type: ignore[type-var]
-        for index, piece in enumerate(pieces):
-            yield client_pb2.ArtifactChunk(id="" if index else artifact_id, data=piece)
 
 
 def _version_of(distribution: str) -> str:

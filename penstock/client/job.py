@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
 from uuid import uuid4
@@ -24,7 +21,9 @@ from penstock.client.job_exceptions import JobException, exception_of
 from penstock.client.job_logs import AttemptLog, attempt_logs
 from penstock.client.job_metrics import job_metrics
 from penstock.client.job_operations import FORMATS, Operation, operation_of, whole_directory
-from penstock.errors import JobCanceled, JobFailed, StreamError
+from penstock.client.job_result import JobResult, job_result, result_of, state_name
+from penstock.client.termination import Terminated
+from penstock.errors import StreamError
 from penstock.pb import checkpoint_pb2, client_pb2
 
 ProgressCallback = Callable[[client_pb2.JobDetails], object]
@@ -93,22 +92,6 @@ class JobClient(Protocol):
 
     def close(self) -> None:
         """Ends every call that is under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobResult:
-    """How a job ended.
-
-    Attributes:
-        status: "FINISHED"; of a detached job what it was when it was left.
-        duration: from RUNNING to the end.
-        metrics: see ``JobHandle.metrics``.
-    """
-
-    job_id: str
-    status: str
-    duration: dt.timedelta
-    metrics: dict[str, Any] = field(repr=False)
 
 
 class JobHandle:
@@ -307,7 +290,7 @@ class JobHandle:
         drains.join()
         if self._has_all_rows and details.summary.state == client_pb2.JOB_STATE_CANCELED:
             return job_result(details)
-        return _result(details)
+        return result_of(details)
 
     def _drain_all(self) -> _Drains:
         if self._drains is None:
@@ -348,7 +331,7 @@ class JobHandle:
         """Raises where the job ended otherwise than well."""
         details = self.details()
         if details.summary.state in TERMINAL_STATES:
-            _result(details)
+            result_of(details)
 
 
 def wait_or_cancel(handle: JobHandle, on_progress: ProgressCallback | None = None) -> JobResult:
@@ -377,116 +360,6 @@ def wait_or_cancel(handle: JobHandle, on_progress: ProgressCallback | None = Non
     except BaseException:
         handle.leave()
         raise
-
-
-class Terminated(SystemExit):
-    """SIGTERM came while a job was being run here."""
-
-
-@contextlib.contextmanager
-def terminates_as_exception() -> Iterator[None]:
-    """Within it SIGTERM raises ``Terminated``, so that jobs are cancelled and clusters ended.
-
-    Where the program has its own handler, or this is not the main thread, nothing changes.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    finally:
-        if not _termination.is_permanent:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def raise_on_termination() -> None:
-    """From now on SIGTERM raises ``Terminated``, unless the program has a handler of its own."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _terminate):
-        _termination.is_permanent = True
-        signal.signal(signal.SIGTERM, _terminate)
-
-
-@dataclass(slots=True)
-class _Termination:
-    """Whether the handler stays for as long as the process lives."""
-
-    is_permanent: bool = False
-
-
-_termination = _Termination()
-
-
-def _terminate(number: int, _: object) -> None:
-    raise Terminated(128 + number)
-
-
-def state_name(details: client_pb2.JobDetails) -> str:
-    """The job's state as a word."""
-    return client_pb2.JobState.Name(details.summary.state).removeprefix("JOB_STATE_")
-
-
-def job_failed(details: client_pb2.JobDetails) -> JobFailed:
-    """The error of a failed job, with everything a person needs to find the cause."""
-    cause, summary = details.failure, details.summary
-    lines = [
-        f"job {summary.name!r} ({summary.job_id}) failed: {cause.error_class}: {cause.message}"
-    ]
-    if cause.vertex:
-        where = f"operator {cause.operator!r}, " if cause.operator else ""
-        names = [f" ({v.name})" for v in details.vertices if v.id == cause.vertex]
-        vertex = f"vertex {cause.vertex}{''.join(names)}"
-        lines.append(f"  at {where}{vertex}, subtask {cause.subtask_index}")
-    if cause.position:
-        lines.append(f"  position: {cause.position}")
-    if cause.row:
-        lines.append(f"  row: {cause.row}")
-    if cause.traceback:
-        lines.append(cause.traceback.rstrip())
-    if details.start_again:
-        lines.append(f"to start it again from its newest checkpoint: {details.start_again}")
-    return JobFailed(
-        "\n".join(lines),
-        job_id=summary.job_id,
-        cause=cause.error_class,
-        vertex=cause.vertex,
-        subtask_index=cause.subtask_index if cause.vertex else -1,
-        operator=cause.operator,
-        row=cause.row,
-        position=cause.position,
-        user_traceback=cause.traceback,
-    )
-
-
-def job_result(details: client_pb2.JobDetails) -> JobResult:
-    """What is known of a job, ended or not."""
-    summary = details.summary
-    started_ms = summary.running_at_ms or summary.submitted_at_ms
-    duration_ms = max(0, summary.ended_at_ms - started_ms) if summary.ended_at_ms else 0
-    return JobResult(
-        job_id=summary.job_id,
-        status=state_name(details),
-        duration=dt.timedelta(milliseconds=duration_ms),
-        metrics=job_metrics(details),
-    )
-
-
-def _result(details: client_pb2.JobDetails) -> JobResult:
-    """The result of a job that has ended.
-
-    Raises:
-        JobFailed: it failed.
-        JobCanceled: it was cancelled.
-    """
-    if details.summary.state == client_pb2.JOB_STATE_FAILED:
-        raise job_failed(details)
-    if details.summary.state == client_pb2.JOB_STATE_CANCELED:
-        summary = details.summary
-        raise JobCanceled(f"job {summary.name!r} ({summary.job_id}) was cancelled")
-    return job_result(details)
 
 
 class _Drains:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.client.job import JobHandle, JobResult, ProgressCallback
+from penstock.client.job import JobHandle, ProgressCallback
+from penstock.client.job_result import JobResult
 from penstock.pb import graph_pb2
 
 

@@ -7,7 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.client.job import TERMINAL_STATES, raise_on_termination
+from penstock.client.job import TERMINAL_STATES
+from penstock.client.termination import raise_on_termination
 from penstock.config import Configuration
 from penstock.errors import JobRejected
 from penstock.graph.persisted import persisted_sources
@@ -15,7 +16,7 @@ from penstock.pb import graph_pb2
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
-    from penstock.local.local_cluster import EmbeddedCluster
+    from penstock.local.embedded_cluster import EmbeddedCluster
 
 _SLOTS_MIN = 2
 
@@ -79,7 +80,7 @@ class EmbeddedClusters:
         raise JobRejected(f"no cluster of this environment holds {names} (any more)")
 
     def _start(self, slots: int, config: Configuration) -> Client:
-        from penstock.local.local_cluster import EmbeddedCluster
+        from penstock.local.embedded_cluster import EmbeddedCluster
 
         if not self._clusters:
             self._owner_pid = os.getpid()

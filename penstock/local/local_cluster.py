@@ -11,15 +11,10 @@ import contextlib
 import functools
 import json
 import os
-import select
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -29,12 +24,13 @@ import yaml
 from penstock.client.addresses import format_address
 from penstock.client.client import Client
 from penstock.client.credentials import load_token, own_token_file
-from penstock.client.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
+from penstock.client.protocol import PARENT_DEATH_VARIABLE
 from penstock.config import SECRET_KEYS, Configuration, read_yaml
 from penstock.errors import JobManagerUnreachable, StreamError
 from penstock.functions.user_code import OWN_PACKAGES
 from penstock.local.daemon_processes import is_registered_daemon
 from penstock.local.owned_directories import sweep_runtime_directories, sweep_work_directories
+from penstock.local.started_processes import _STOP_DEADLINE_S, end_all, free_port, is_free, tail_of
 from penstock.storage.private_directories import make_private
 
 DEFAULT_PORT = 6123
@@ -42,7 +38,6 @@ _PORT_KEY = "jobmanager.rpc.port"
 _CHECKPOINTS_KEY = "execution.checkpointing.dir"
 _TOKEN_FILE_KEY = "security.token-file"
 _START_DEADLINE_S = 60.0
-_STOP_DEADLINE_S = 10.0
 _POLL_S = 0.02
 _KERNEL_CACHE = {
     # Kernels that any cluster of this user has compiled serve all of them.
@@ -200,8 +195,8 @@ class LocalCluster:
                 )
             port = used
         elif _PORT_KEY not in content:
-            port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else 0
-        content[_PORT_KEY] = port or _free_port()
+            port = DEFAULT_PORT if is_free(DEFAULT_PORT) else 0
+        content[_PORT_KEY] = port or free_port()
         if content == before:
             return
         with _told_where(self.directory):
@@ -270,7 +265,7 @@ class LocalCluster:
             if started:
                 self._await_taskmanagers(started, deadline)
         except BaseException:
-            _end(one.process.pid for one in reversed(started) if one.process.poll() is None)
+            end_all(one.process.pid for one in reversed(started) if one.process.poll() is None)
             for one in started:
                 one.process.wait()
             self._remove_traces_of_dead()
@@ -339,7 +334,7 @@ class LocalCluster:
             status = started.process.wait(timeout=_POLL_S)
             raise ClusterError(
                 f"the {started.role} {started.id} ended with status {status} while starting:\n"
-                f"{_tail(log, started.output_start)}"
+                f"{tail_of(log, started.output_start)}"
             )
         if time.monotonic() > deadline:
             raise ClusterError(
@@ -375,7 +370,7 @@ class LocalCluster:
         alive = [daemon for daemon in self.daemons() if daemon.alive]
         for role in ("jobmanager", "taskmanager"):
             try:
-                _end([daemon.pid for daemon in alive if daemon.role == role])
+                end_all([daemon.pid for daemon in alive if daemon.role == role])
             except PermissionError as error:
                 raise ClusterError(
                     f"the {role} in {self.directory} belongs to another user: stop it as that user"
@@ -397,64 +392,6 @@ class LocalCluster:
                 self._registration(daemon).unlink(missing_ok=True)
         sweep_runtime_directories()
         sweep_work_directories(self.directory)
-
-
-class EmbeddedCluster:
-    """A cluster of child processes for one client; it ends with the client, whatever ends that."""
-
-    def __init__(self, config: Configuration, slots: int) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="penstock-"))
-        (self._directory / EMBEDDED_MARKER).touch()
-        self._cluster = LocalCluster(self._directory)
-        overrides = {
-            **config.to_mapping(),
-            "jobmanager.rpc.address": "127.0.0.1",
-            "jobmanager.bind-host": "127.0.0.1",
-            "jobmanager.rpc.port": "0",
-            "jobmanager.metrics.port": "-1",
-            "taskmanager.metrics.port": "-1",
-            "taskmanager.print-to-terminal": "true",
-        }
-        terminal = _open_terminal()
-        try:
-            self._cluster.start(
-                taskmanagers=1,
-                slots=slots,
-                overrides=overrides,
-                environment={
-                    PARENT_DEATH_VARIABLE: "1",
-                    "PENSTOCK_TERMINAL_FD": str(terminal),
-                },
-                pass_descriptors=(terminal,),
-            )
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            os.close(terminal)
-
-    @property
-    def address(self) -> str:
-        """Where its JobManager is."""
-        return self._cluster.address
-
-    def client(self) -> Client:
-        """A client of it."""
-        return self._cluster.client()
-
-    def close(self) -> None:
-        """Ends the daemons and removes their directory."""
-        self._cluster.stop()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def _open_terminal() -> int:
-    """A descriptor of what this process prints to; of nothing where its stdout is closed."""
-    if sys.__stdout__ is not None:
-        with contextlib.suppress(OSError):
-            return os.dup(1)
-    # Descriptor 1 may be anything that was opened since.
-    return os.open(os.devnull, os.O_WRONLY)
 
 
 def _python_path(given: str) -> str:
@@ -502,73 +439,3 @@ def _told_where(directory: Path) -> Iterator[None]:
             f"the cluster's directory {directory} cannot be written: {error}; choose another with "
             "--dir or $PENSTOCK_DIR"
         ) from error
-
-
-def _end(pids: Iterable[int]) -> None:
-    """Asks processes to end, and kills those that have not after the deadline."""
-    handles = []
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            handles.append(os.pidfd_open(pid))
-    try:
-        for handle in handles:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_DEADLINE_S
-        for handle in handles:
-            if not _has_ended(handle, max(0.0, deadline - time.monotonic())):
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                _has_ended(handle, 1.0)
-    finally:
-        for handle in handles:
-            os.close(handle)
-
-
-def _has_ended(handle: int, timeout_s: float) -> bool:
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _tail(path: Path, start: int, lines: int = 15) -> str:
-    """The end of a daemon's output for people: of its log lines the errors only.
-
-    Args:
-        start: where the output of this very daemon begins.
-    """
-    try:
-        output = path.read_bytes()[start:].decode(errors="replace")
-    except FileNotFoundError:
-        output = ""
-    told = [_plain(line) for line in output.splitlines()]
-    return "\n".join([line for line in told if line][-lines:]) or f"(nothing was printed; {path})"
-
-
-def _plain(line: str) -> str:
-    """A line of output; of a log entry its reason, "" where that is no error."""
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError:
-        return line
-    if not isinstance(entry, dict):
-        return line
-    if entry.get("level") not in ("error", "critical"):
-        return ""
-    return str(entry.get("reason") or entry.get("exception") or entry.get("event"))

@@ -13,16 +13,12 @@ from typing_extensions import override
 
 from penstock.client.artifacts import table_artifact
 from penstock.client.credentials import load_token
-from penstock.client.job import (
-    JobHandle,
-    JobResult,
-    job_result,
-    terminates_as_exception,
-    wait_or_cancel,
-)
+from penstock.client.job import JobHandle, wait_or_cancel
+from penstock.client.job_result import JobResult, job_result
 from penstock.client.looped_job import LoopedJob
 from penstock.client.start_configuration import start_configuration
 from penstock.client.submission import PlanCollected, current_override
+from penstock.client.termination import terminates_as_exception
 from penstock.config import Configuration
 from penstock.connectors.source import Source
 from penstock.connectors.text_options import DEFAULTS, TextOptions, text_options

@@ -32,7 +32,7 @@ from common.elements import (
     Watermark,
 )
 from common.pb import internal_pb2
-from penstock.client.job import job_failed
+from penstock.client.job_result import job_failed
 from penstock.config import Configuration
 from penstock.errors import CheckpointAborted, InvariantViolation, JobRejected, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2

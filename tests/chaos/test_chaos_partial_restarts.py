@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.client.job import state_name
+from penstock.client.job_result import state_name
 from tests.chaos.test_chaos_ledger import seed_of
 from tests.support.numbered_job import (
     NUMBERED,

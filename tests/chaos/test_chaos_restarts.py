@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client.job import state_name
+from penstock.client.job_result import state_name
 from tests.support.ledger_job import LedgerJob
 from tests.support.processes import wait_ended
 

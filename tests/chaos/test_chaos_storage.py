@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.client.job import state_name
+from penstock.client.job_result import state_name
 from penstock.storage import head, manifest
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from tests.support.ledger_job import LedgerJob

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import penstock as ps
-from penstock.client.job import TERMINAL_STATES, state_name
+from penstock.client.job import TERMINAL_STATES
 from penstock.client.job_metrics import job_metrics
+from penstock.client.job_result import state_name
 from penstock.pb import client_pb2
 
 DEADLINE_S = 30.0

@@ -23,7 +23,8 @@ import psutil
 
 import penstock as ps
 from penstock.client.client import Client
-from penstock.client.job import TERMINAL_STATES, state_name
+from penstock.client.job import TERMINAL_STATES
+from penstock.client.job_result import state_name
 from penstock.errors import StreamError
 from penstock.pb import client_pb2
 from tests.support.committed_files import Table

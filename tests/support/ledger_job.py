@@ -13,8 +13,9 @@ from typing import Any
 
 import penstock as ps
 from penstock.client.client import Client
-from penstock.client.job import TERMINAL_STATES, JobHandle, state_name
+from penstock.client.job import TERMINAL_STATES, JobHandle
 from penstock.client.job_checkpoints import Checkpoint
+from penstock.client.job_result import state_name
 from penstock.pb import client_pb2
 from penstock.storage.head import decode_head
 from penstock.storage.manifest import decode_manifest, references

@@ -21,7 +21,7 @@ import penstock as ps
 from common.pb import internal_pb2
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.client.client import Client
-from penstock.client.job import state_name
+from penstock.client.job_result import state_name
 from penstock.errors import Fenced
 from penstock.pb import client_pb2
 from tests.support.processes import DEADLINE_S, Beacon, DaemonCluster, logged_at, site, tell

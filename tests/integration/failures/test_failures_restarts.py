@@ -21,7 +21,7 @@ import pytest
 import penstock as ps
 from common.clock import SystemClock
 from jobmanager.graph.execution_attempt import AttemptState
-from penstock.client.job import state_name
+from penstock.client.job_result import state_name
 from penstock.errors import StreamError
 from penstock.pb import client_pb2
 from tests.support.committed_files import Table

@@ -38,7 +38,7 @@ class FakeCluster:
 
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> EmbeddedClusters:
-    monkeypatch.setattr("penstock.local.local_cluster.EmbeddedCluster", FakeCluster)
+    monkeypatch.setattr("penstock.local.embedded_cluster.EmbeddedCluster", FakeCluster)
     monkeypatch.setattr("penstock.local.embedded.raise_on_termination", bool)
     return EmbeddedClusters()
 

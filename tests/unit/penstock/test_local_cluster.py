@@ -23,7 +23,8 @@ from penstock.config import Configuration
 from penstock.errors import ConfigurationError
 from penstock.local import local_cluster
 from penstock.local.daemon_processes import start_ticks
-from penstock.local.local_cluster import ClusterError, EmbeddedCluster, LocalCluster
+from penstock.local.embedded_cluster import EmbeddedCluster
+from penstock.local.local_cluster import ClusterError, LocalCluster
 from penstock.local.owned_directories import OwnedDirectory, create_runtime_directory
 
 DEAD_PID = 1 << 30
