@@ -39,6 +39,7 @@ from penstock.local.owned_directories import (
     sweep_runtime_directories,
     sweep_work_directories,
 )
+from penstock.storage.open_store import use_s3
 from taskmanager.assembly_runner import ROLE, TaskManagerAssembly, TaskManagerSite
 from taskmanager.daemon.identity import new_taskmanager_id
 from taskmanager.daemon.made_token_runner import await_made_token
@@ -218,6 +219,7 @@ def main(argv: Sequence[str] | None = None, forkserver_arguments: Sequence[str] 
         user_umask = keep_private(arguments.directory)
         log_file = arguments.directory / "logs" / f"{ROLE}-{taskmanager_id}.log"
         configure_logging(ROLE, log_file, config.log_level)
+        use_s3(lambda: config.s3)
     except StreamError as error:
         print(f"taskmanager: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
         return 2

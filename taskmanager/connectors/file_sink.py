@@ -1,4 +1,6 @@
-"""The file sink: hidden files while they are written, final names by rename at commit.
+"""The file sink: hidden files while they are written, final names at commit.
+
+Where the files go, and what making them safe and giving them names means there, is an ``OutputPlace``'s affair.
 
 Names carry job, sink, subtask and attempt, and attempts are numbered without repetition, so that no two
 writers ever share one and an earlier job's output in the directory is left alone.
@@ -13,7 +15,7 @@ The rows of partitions are held in memory until there are enough for a file to b
 are held in all: a partition that gets few rows costs no open file until then.
 
 Invariants:
-- a name without a leading "." is only ever given by ``commit`` and ``recover``;
+- a final name is only ever given by ``commit`` and ``recover``;
 - what is committed is complete, and was so before the checkpoint that names it was acknowledged;
 - a file that an acknowledged checkpoint names is removed by nobody but ``abort``.
 """
@@ -21,12 +23,10 @@ Invariants:
 from __future__ import annotations
 
 import json
-import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 import structlog
@@ -34,18 +34,17 @@ from typing_extensions import override
 
 from penstock.connectors.messages import os_reason, shorten
 from penstock.connectors.sink import SinkContext
-from penstock.errors import TaskFailure
+from penstock.errors import StoreNotFound, StoreTransient, TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows.schema import user_batch
+from penstock.storage.open_store import is_s3
 from taskmanager.connectors.file_encoders import EXTENSIONS, file_encoder
-from taskmanager.connectors.hidden_files import held_files, held_path, hidden_files, output_tag
+from taskmanager.connectors.hidden_files import output_tag
 from taskmanager.connectors.hive_partitions import split_by_partition
-from taskmanager.connectors.output_files import (
-    SLICE_BYTES,
-    OutputFile,
-    PreparedFiles,
-    sync_directory,
-)
+from taskmanager.connectors.local_output import LocalOutput
+from taskmanager.connectors.output_files import SLICE_BYTES, OutputFile, PreparedFiles
+from taskmanager.connectors.output_place import OutputPlace
+from taskmanager.connectors.s3_output import S3Output
 from taskmanager.connectors.sink_writer import SinkWriter
 
 _log = structlog.get_logger()
@@ -57,7 +56,6 @@ START_BYTES = 256 << 10
 WAITING_FILES_MAX = 256
 """Of files that have ended but are still open."""
 WAITING_BYTES_MAX = 64 << 20
-_CREATE_TRIES = 10
 
 
 class FileSinkWriter(SinkWriter):
@@ -65,7 +63,10 @@ class FileSinkWriter(SinkWriter):
 
     def __init__(self, spec: graph_pb2.FileSink) -> None:
         self._format = spec.format
-        self._directory = Path(spec.directory)
+        self._directory = spec.directory
+        self._place: OutputPlace = (
+            S3Output(spec.directory) if is_s3(spec.directory) else LocalOutput(spec.directory)
+        )
         self._partition_by = list(spec.partition_by)
         self._roll_bytes = spec.roll_size_bytes
         self._roll_interval_ms = spec.roll_interval_ms
@@ -77,27 +78,16 @@ class FileSinkWriter(SinkWriter):
         self._held_bytes = 0
         self._finished: list[OutputFile] = []
         self._prepared = PreparedFiles(self._complete, self._sync)
-        self._made: list[Path] = []
-        """Directories in which nothing has been committed yet."""
         self._count = 0
         self._has_rival = False
-        self._hidden_stem = ""
-        self._final_stem = ""
         self._tag = ""
 
     @override
     def open(self, ctx: SinkContext) -> None:
         self._tag = output_tag(ctx.job_id, ctx.operator_uid)
         self._context = ctx
-        self._hidden_stem = f".part-{self._tag}-{ctx.subtask_index}-{ctx.attempt}"
-        self._final_stem = f"part-{ctx.subtask_index}-{ctx.attempt}"
         with self._writing(self._directory):
-            for made in self._make_directory(self._directory):
-                sync_directory(made.parent)
-            # Says now, rather than with the first rows, that the directory cannot be written.
-            probe = self._directory / f"{self._hidden_stem}.probe"
-            probe.touch()
-            probe.unlink()
+            self._place.open(ctx)
 
     # -- rows
 
@@ -121,7 +111,7 @@ class FileSinkWriter(SinkWriter):
         else:
             self._open.move_to_end(directory)
         file.was_written = True
-        with self._writing(file.path):
+        with self._writing(file.names.hidden):
             file.write(rows)
         if not file.is_started and self._is_due(file):
             self._start(directory)
@@ -130,14 +120,9 @@ class FileSinkWriter(SinkWriter):
         return not file.is_started
 
     def _create(self, directory: str) -> OutputFile:
-        target = self._directory / directory
-        extension = EXTENSIONS[self._format]
-        stem = f"{self._hidden_stem}-{self._count}.{extension}"
-        hidden, pending = target / f"{stem}.inprogress", target / f"{stem}.pending"
-        final = target / f"{self._final_stem}-{self._count}-{self._tag}.{extension}"
+        names = self._place.names(directory, self._count, EXTENSIONS[self._format])
         self._count += 1
-        file = OutputFile(hidden, pending, final, self._up_from(target))
-        self._held[directory] = file
+        file = self._held[directory] = OutputFile(names)
         return file
 
     def _is_due(self, file: OutputFile) -> bool:
@@ -155,38 +140,14 @@ class FileSinkWriter(SinkWriter):
 
     def _start_file(self, file: OutputFile) -> None:
         """Makes a file and writes the rows held to it; any thread."""
-        with self._writing(file.path):
-            opened = self._open_new(file.path)
+        with self._writing(file.names.hidden):
+            opened = self._place.create(file.names)
             try:
-                encoder = file_encoder(self._format, opened, file.held[0].schema)
+                encoder = file_encoder(self._format, opened.stream, file.held[0].schema)
             except BaseException:
-                opened.close()
-                file.path.unlink()
+                opened.remove()
                 raise
             file.start(opened, encoder)
-
-    def _open_new(self, hidden: Path) -> BinaryIO:
-        for left in reversed(range(_CREATE_TRIES)):
-            try:
-                return hidden.open("xb")
-            except FileNotFoundError:
-                # The first of its partition; or another writer has just removed the directory, which it
-                # had found empty.
-                if not left:
-                    raise
-                self._made += self._make_directory(hidden.parent)
-        raise AssertionError("the last try returns or raises")
-
-    def _make_directory(self, target: Path) -> list[Path]:
-        """Makes a directory; returns what was missing, the innermost first."""
-        missing = [path for path in (target, *target.parents) if not path.exists()]
-        target.mkdir(parents=True, exist_ok=True)
-        return missing
-
-    def _up_from(self, target: Path) -> set[Path]:
-        """A partition's directory and all above it, up to the output directory."""
-        depth = len(target.parts) - len(self._directory.parts)
-        return {target, *target.parents[:depth]}
 
     def _bound_buffers(self) -> None:
         while True:
@@ -196,9 +157,11 @@ class FileSinkWriter(SinkWriter):
             if self._held and self._held_bytes >= encoders:
                 self._hold_nothing()
             else:
-                largest = max(self._open.values(), key=lambda file: file.buffered_bytes)
-                with self._writing(largest.path):
-                    largest.encode_buffered()
+                directory, largest = max(self._open.items(), key=lambda one: one[1].buffered_bytes)
+                with self._writing(largest.names.hidden):
+                    is_less = largest.shrink()
+                if not is_less:
+                    self._finish(directory)
 
     def _hold_nothing(self) -> None:
         """Starts the files of the largest partitions held, and ends those of the others."""
@@ -223,12 +186,12 @@ class FileSinkWriter(SinkWriter):
     def _complete(self, file: OutputFile) -> None:
         if not file.is_started:
             self._start_file(file)
-        with self._writing(file.path):
+        with self._writing(file.names.hidden):
             file.complete()
 
     def _sync(self, directory: Path) -> None:
-        with self._writing(directory):
-            sync_directory(directory)
+        with self._writing(str(directory)):
+            self._place.sync(directory)
 
     @override
     def flush(self) -> None:
@@ -273,7 +236,7 @@ class FileSinkWriter(SinkWriter):
         self._finished = []
         for file in current:
             self._prepared.add(file)
-        return [_encode(file.pending_path, file.final_path) for file in covered]
+        return [_encode(file.names.pending, file.names.final) for file in covered]
 
     def _current(self) -> list[OutputFile]:
         """Takes out the files that rows were added to."""
@@ -289,7 +252,7 @@ class FileSinkWriter(SinkWriter):
 
     @override
     def commit(self, committables: list[bytes]) -> None:
-        missing = self._commit(committables)
+        missing = self._commit(committables, is_repeated=False)
         if missing:
             raise TaskFailure(
                 f"{missing[0]}: cannot be committed: neither it nor its hidden predecessor is there any "
@@ -298,114 +261,78 @@ class FileSinkWriter(SinkWriter):
         if self._has_rival:
             # Only now is it certain that nobody commits what the other attempt has left.
             try:
-                self._remove_leftovers()
+                self._place.remove_leftovers()
             except OSError as error:
                 _log.warning("output.leftovers_not_removed", reason=os_reason(error))
+            except StoreTransient as error:
+                _log.warning("output.leftovers_not_removed", reason=str(error))
 
-    def _commit(self, committables: list[bytes]) -> list[Path]:
+    def _commit(self, committables: list[bytes], *, is_repeated: bool) -> list[str]:
         """Gives files their final names; returns those that are gone under both names."""
-        directories: set[Path] = set()
-        missing = []
-        for pending, final in map(_decode, committables):
-            with self._writing(final):
-                try:
-                    pending.rename(final)
-                except FileNotFoundError:
-                    if not final.exists():
-                        missing.append(final)
-                        continue
-                # Two names of one file stay two.
-                pending.unlink(missing_ok=True)
-            directories.add(final.parent)
-        for directory in sorted(directories):
-            self._sync(directory)
-        # They stay, whatever else becomes of the attempt.
-        filled = {above for directory in directories for above in (directory, *directory.parents)}
-        self._made = [made for made in self._made if made not in filled]
-        return missing
+        if not committables:
+            return []
+        with self._writing(self._directory):
+            return self._place.commit([*map(_decode, committables)], is_repeated=is_repeated)
 
     @override
     def hold(self, checkpoint_id: int, committables: list[bytes]) -> list[bytes]:
         """The files get second names, under which neither an end of the job nor a restart looks for leftovers."""
-        pairs = map(_decode, committables)
-        return [_encode(held_path(pending, checkpoint_id), final) for pending, final in pairs]
+        return [
+            _encode(self._place.held_name(pending, final, checkpoint_id), final)
+            for pending, final in map(_decode, committables)
+        ]
 
     @override
     def keep_held(self, checkpoint_id: int, committables: list[bytes]) -> None:
         for pending, final in map(_decode, committables):
-            held = held_path(pending, checkpoint_id)
-            with self._writing(held):
-                try:
-                    _second_name(held, pending)
-                except FileNotFoundError:
-                    _second_name(held, final)  # it has been committed meanwhile
+            with self._writing(final):
+                self._place.keep_held(pending, final, checkpoint_id)
 
     @override
     def let_go(self, checkpoint_id: int, committables: list[bytes]) -> None:
-        for pending, _ in map(_decode, committables):
-            held = held_path(pending, checkpoint_id)
-            with self._writing(held):
-                held.unlink(missing_ok=True)
+        for pending, final in map(_decode, committables):
+            with self._writing(final):
+                self._place.let_go(pending, final, checkpoint_id)
 
     @override
     def abort(self, committables: list[bytes]) -> None:
-        paths = [pending for pending, _ in map(_decode, committables)]
-        for file in self._prepared.take(set(paths)):
-            with self._writing(file.path):
+        names = [pending for pending, _ in map(_decode, committables)]
+        for file in self._prepared.take(set(names)):
+            with self._writing(file.names.hidden):
                 file.remove()
-        for pending in paths:
-            with self._writing(pending):
-                pending.unlink(missing_ok=True)
-        self._remove_made_directories()
+        with self._writing(self._directory):
+            self._place.remove_pending(names)
+        self._place.remove_made()
 
     # -- the beginning and the end of an attempt
 
     @override
     def recover(self, committables: list[bytes], *, is_speculative: bool = False) -> None:
         self._has_rival = is_speculative
-        for final in self._commit(committables):
-            if self._tag not in final.name:
+        for final in self._commit(committables, is_repeated=True):
+            if self._tag not in final.rpartition("/")[2]:
                 raise TaskFailure(
                     f"{final}: the output that the savepoint or checkpoint of another job had prepared cannot be "
                     "committed: it is there neither under this name nor hidden; start with --in-doubt leave "
                     "where it is not wanted any more"
                 )
             # It was committed before; whoever reads the output may have taken it away since.
-            _log.warning("output.not_found", path=str(final), operator=self._context.operator_name)
+            _log.warning("output.not_found", path=final, operator=self._context.operator_name)
         if self._context.attempt > 0 and not is_speculative:
             with self._writing(self._directory):
-                self._remove_leftovers()
-
-    def _remove_leftovers(self) -> None:
-        """Removes hidden files of earlier attempts of this subtask, and of those that are no more."""
-        own, parallelism = self._context.subtask_index, self._context.parallelism
-        parents = set()
-        for path, subtask_index, attempt in hidden_files(self._directory, self._tag):
-            if subtask_index % parallelism == own and attempt < self._context.attempt:
-                path.unlink(missing_ok=True)
-                parents.add(path.parent)
-        for held, final, subtask_index in held_files(self._directory, self._tag):
-            if subtask_index % parallelism == own and final.exists():
-                held.unlink(missing_ok=True)  # it has been committed, which ends the doubt
-        for parent in parents:
-            while parent != self._directory and _remove_if_empty(parent):
-                parent = parent.parent
+                self._place.remove_leftovers()
 
     @override
     def close(self) -> None:
         left = [*self._current(), *self._finished, *self._prepared.close()]
         self._finished = []
         for file in left:
-            with self._writing(file.path):
+            with self._writing(file.names.hidden):
                 file.remove()
-        self._remove_made_directories()
-
-    def _remove_made_directories(self) -> None:
-        for directory in sorted(self._made, key=lambda path: len(path.parts), reverse=True):
-            _remove_if_empty(directory)
+        self._place.remove_made()
 
     @contextmanager
-    def _writing(self, path: Path) -> Iterator[None]:
+    def _writing(self, path: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -413,34 +340,18 @@ class FileSinkWriter(SinkWriter):
                 f"{path}: cannot be written: {os_reason(error)}; check the output directory "
                 f"{self._directory} (space, permissions) on this TaskManager"
             ) from error
+        except (StoreTransient, StoreNotFound) as error:
+            raise TaskFailure(f"{path}: cannot be written: {error}") from error
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise TaskFailure(
                 f"{path}: the rows cannot be written as {self._format}: {shorten(str(error))}"
             ) from error
 
 
-def _second_name(held: Path, file: Path) -> None:
-    held.unlink(missing_ok=True)
-    try:
-        held.hardlink_to(file)
-    except FileNotFoundError:
-        raise
-    except OSError:  # the file system knows no second names
-        shutil.copyfile(file, held)
+def _encode(pending: str, final: str) -> bytes:
+    return json.dumps({"pending": pending, "final": final}).encode()
 
 
-def _encode(pending: Path, final: Path) -> bytes:
-    return json.dumps({"pending": str(pending), "final": str(final)}).encode()
-
-
-def _decode(committable: bytes) -> tuple[Path, Path]:
+def _decode(committable: bytes) -> tuple[str, str]:
     fields = json.loads(committable)
-    return Path(fields["pending"]), Path(fields["final"])
-
-
-def _remove_if_empty(directory: Path) -> bool:
-    with suppress(OSError):
-        # Fails where another writer's or a committed file lies in it: then it stays.
-        directory.rmdir()
-        return True
-    return False
+    return fields["pending"], fields["final"]

@@ -14,20 +14,19 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import StreamError
 from taskmanager.connectors.file_encoders import FileEncoder
+from taskmanager.connectors.output_place import FileNames, HiddenFile
 
 SLICE_BYTES = 1024
 """Rows held in memory count as so much more, whatever is in them."""
@@ -38,44 +37,42 @@ class OutputFile:
     """A hidden file.
 
     Attributes:
-        path: its name while rows are added.
-        pending_path: its name once it is complete.
-        final_path: its name once it is committed.
-        directories: its own and those above it that may have been made for it: names in them must be made
-            safe too.
+        names: it has, one after the other.
         held: rows that came before it was started.
         held_bytes: size of these.
         created_ms: when the first row came.
         written_ms: when the last row came.
     """
 
-    path: Path
-    pending_path: Path
-    final_path: Path
-    directories: set[Path]
+    names: FileNames
     held: list[pa.RecordBatch] = field(default_factory=list)
     held_bytes: int = 0
     created_ms: int | None = None
     written_ms: int = 0
     was_written: bool = True
     is_complete: bool = False
-    _file: BinaryIO | None = None
+    _file: HiddenFile | None = None
     _encoder: FileEncoder | None = None
 
     @property
     def is_started(self) -> bool:
         """It is there, and open."""
-        return self._file is not None
+        return self._encoder is not None
 
     @property
     def buffered_bytes(self) -> int:
+        """Size of what is in memory."""
+        return self._row_bytes + (0 if self._file is None else self._file.unsent_bytes)
+
+    @property
+    def _row_bytes(self) -> int:
         """Size of the rows that are not encoded yet."""
         return self.held_bytes if self._encoder is None else self._encoder.buffered_bytes
 
     @property
     def size_bytes(self) -> int:
         """What it has so far, rows that are not encoded yet included."""
-        return self.buffered_bytes + (0 if self._file is None else self._file.tell())
+        return self._row_bytes + (0 if self._file is None else self._file.stream.tell())
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Takes rows.
@@ -89,11 +86,11 @@ class OutputFile:
         else:
             self._encoder.write(rows)
 
-    def start(self, file: BinaryIO, encoder: FileEncoder) -> None:
+    def start(self, file: HiddenFile, encoder: FileEncoder) -> None:
         """Goes on in a file: the rows held go there.
 
         Args:
-            file: just made under ``path``.
+            file: just made.
             encoder: writes to it.
 
         Raises:
@@ -111,10 +108,14 @@ class OutputFile:
             self.held = table.take(np.arange(table.num_rows)).combine_chunks().to_batches()
             self.held_bytes = table.nbytes + SLICE_BYTES
 
-    def encode_buffered(self) -> None:
-        """Encodes what is buffered; it is started."""
+    def shrink(self) -> bool:
+        """Lets go of what is in memory, as far as that can be; returns whether it is less now. It is started."""
         assert self._encoder is not None, "it is started"
+        assert self._file is not None, "it is started"
+        before = self.buffered_bytes
         self._encoder.encode_buffered()
+        self._file.send()
+        return self.buffered_bytes < before
 
     def complete(self) -> None:
         """Encodes what is left and makes the content safe; it is started.
@@ -125,28 +126,27 @@ class OutputFile:
         assert self._encoder is not None, "it is started"
         assert self._file is not None, "it is started"
         self._encoder.finish()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self.path.rename(self.pending_path)
-        self._file, self._encoder = None, None
+        self._file.complete()
+        self._encoder = None
         self.is_complete = True
 
     def remove(self) -> None:
         """Gives it up, in whatever state it is."""
-        self.release()
-        self.path.unlink(missing_ok=True)
-        self.pending_path.unlink(missing_ok=True)
+        self.held, self.held_bytes = [], 0
+        self._abandon_encoder()
+        if self._file is not None:
+            self._file.remove()
 
     def release(self) -> None:
         """Closes it as it is: nothing is written to it any more."""
         self.held, self.held_bytes = [], 0
+        self._abandon_encoder()
+        if self._file is not None and not self.is_complete:
+            self._file.release()
+
+    def _abandon_encoder(self) -> None:
         if self._encoder is not None:
             self._encoder.abandon()
-        if self._file is not None:
-            with suppress(OSError):
-                # Its content is given up; a full disk must not stand in the way of removing it.
-                self._file.close()
 
 
 class FilesGivenUpError(StreamError):
@@ -236,7 +236,7 @@ class PreparedFiles:
         _, file, bytes_, is_open = self._files[0]
         with self._noting_failure():
             self._complete(file)
-        self._unsynced |= file.directories
+        self._unsynced |= file.names.directories
         self._files.popleft()
         self._done_bytes += bytes_
         self._done_open += is_open
@@ -250,17 +250,15 @@ class PreparedFiles:
             self._failure = error
             raise
 
-    def take(self, pending_paths: Collection[Path]) -> list[OutputFile]:
+    def take(self, pending: Collection[str]) -> list[OutputFile]:
         """Takes back files that no work has made safe; no thread is at them any more.
 
         Args:
-            pending_paths: of these; others are left alone.
+            pending: names of these; others are left alone.
         """
         with self._lock:
-            taken = [one for one in self._files if one[1].pending_path in pending_paths]
-            self._files = deque(
-                one for one in self._files if one[1].pending_path not in pending_paths
-            )
+            taken = [one for one in self._files if one[1].names.pending in pending]
+            self._files = deque(one for one in self._files if one[1].names.pending not in pending)
             self._done_bytes += sum(bytes_ for _, _, bytes_, _ in taken)
             self._done_open += sum(is_open for _, _, _, is_open in taken)
             return [file for _, file, _, _ in taken]
@@ -272,12 +270,3 @@ class PreparedFiles:
             left = [file for _, file, _, _ in self._files]
             self._files.clear()
             return left
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes names in a directory survive a crash of the machine."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

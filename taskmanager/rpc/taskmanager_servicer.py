@@ -16,7 +16,8 @@ from typing_extensions import override
 from common.pb import internal_pb2, internal_pb2_grpc
 from penstock.errors import StoreTransient
 from penstock.pb import client_pb2
-from taskmanager.connectors.hidden_files import output_tag, sweep_hidden_files
+from taskmanager.connectors.hidden_files import output_tag
+from taskmanager.connectors.swept_output import sweep_output
 from taskmanager.daemon.local_state_runner import LocalStateKeeper
 from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
 from taskmanager.daemon.task_logs_store import read_logs
@@ -93,7 +94,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         for sink in request.sinks:
             tag = output_tag(request.job_id, sink.operator_uid)
             try:
-                found += await asyncio.to_thread(sweep_hidden_files, Path(sink.directory), tag)
+                found += await asyncio.to_thread(sweep_output, sink.directory, tag)
             except OSError as error:
                 raise StoreTransient(f"hidden files in {sink.directory} stay: {error}") from error
         return internal_pb2.SweepOutputResponse(file_count=found)

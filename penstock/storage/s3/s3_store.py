@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 from urllib.parse import quote, unquote
 
 from typing_extensions import override
@@ -19,6 +19,7 @@ from penstock.storage.object_paths import check_path, check_prefix
 from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
 from penstock.storage.s3.client import S3Connection, connection
 from penstock.storage.s3.copying import copy
+from penstock.storage.s3.deleting import DELETED_AT_ONCE, delete_at_once
 from penstock.storage.s3.listing import info_of, objects, parts_below, uploads
 from penstock.storage.s3.metrics import REQUESTS
 from penstock.storage.s3.requests import AnswerRefused, S3Requests
@@ -26,7 +27,6 @@ from penstock.storage.s3.settings import S3Settings
 from penstock.storage.s3.swap import Conditions, prove_conditions, swap
 from penstock.storage.s3.upload import abandon, size_of, upload
 
-_DELETED_AT_ONCE: Final = 1000
 _RANGE_BYTES: Final = 8 << 20
 _RANGE_NOT_SATISFIABLE: Final = 416
 _UPLOAD_MARK: Final = "/.upload-"
@@ -113,11 +113,11 @@ class S3Store(ObjectStore):
     def delete_many(self, paths: Iterable[str]) -> dict[str, StoreTransient]:
         left: dict[str, StoreTransient] = {}
         wanted = list(dict.fromkeys(paths))
-        for first in range(0, len(wanted), _DELETED_AT_ONCE):
-            some = wanted[first : first + _DELETED_AT_ONCE]
+        for first in range(0, len(wanted), DELETED_AT_ONCE):
+            some = wanted[first : first + DELETED_AT_ONCE]
             keys = {self._key(path): path for path in some}
             try:
-                refused = self._delete_at_once(list(keys))
+                refused = delete_at_once(self._requests, list(keys))
             except StoreTransient as error:
                 left.update(dict.fromkeys(some, error))
                 continue
@@ -234,24 +234,6 @@ class S3Store(ObjectStore):
                 f"{self._requests.uri(key)} ends at {found} bytes: {size_bytes} bytes at offset {offset} "
                 "were to be read"
             )
-
-    def _delete_at_once(self, keys: Sequence[str]) -> dict[str, str]:
-        """Deletes objects; returns those that the server refuses, each with what it says."""
-
-        def refused(answer: Any) -> dict[str, str]:
-            return {
-                one["Key"]: f"{one.get('Code', '')}: {one.get('Message', '')}"
-                for one in answer.get("Errors", ())
-                if one.get("Code") != "NoSuchKey"
-            }
-
-        return self._requests.call(
-            "DeleteObjects",
-            "removed",
-            self._prefix,
-            then=refused,
-            Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True},
-        )
 
     def _conditions(self) -> Conditions:
         """Proved once per process and bucket, so once per leader."""

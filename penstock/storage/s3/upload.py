@@ -13,6 +13,7 @@ from typing import Any, Final
 from penstock.errors import StoreNotFound, StoreTransient
 from penstock.storage.s3.metrics import REQUESTS
 from penstock.storage.s3.requests import S3Requests
+from penstock.storage.s3.settings import PART_BYTES_MIN
 
 _UNBOOKED_BYTES_MAX: Final = 256 << 10
 """Less than that is held by each thread that writes without asking the budget."""
@@ -49,6 +50,74 @@ def upload(requests: S3Requests, key: str, chunks: Iterable[bytes | memoryview])
     finally:
         buffer.close()
     return size
+
+
+class ObjectWriter:
+    """An object that grows as its bytes come; it appears when it is complete. One thread at a time.
+
+    What is not a part's worth yet is in memory, which is for whoever writes to bound; parts on their way are under
+    the budget of all uploads.
+
+    Args:
+        key: of the object.
+    """
+
+    def __init__(self, requests: S3Requests, key: str) -> None:
+        self._requests = requests
+        self._key = key
+        self._content = bytearray()
+        self._parts: _Parts | None = None
+        self.size_bytes = 0
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What is in memory."""
+        return len(self._content)
+
+    def write(self, data: memoryview) -> int:
+        """Takes bytes, all of them."""
+        part_bytes = self._requests.connection.settings.part_bytes
+        for start in range(0, len(data), part_bytes):
+            self._content += data[start : start + part_bytes]
+            if len(self._content) >= part_bytes:
+                part, self._content = self._content[:part_bytes], self._content[part_bytes:]
+                self._send(part)
+        self.size_bytes += len(data)
+        return len(data)
+
+    def send(self) -> None:
+        """Sends what there is, if it is enough for a part."""
+        if len(self._content) >= PART_BYTES_MIN:
+            part, self._content = self._content, bytearray()
+            self._send(part)
+
+    def _send(self, part: bytearray) -> None:
+        connection = self._requests.connection
+        self._parts = self._parts or _Parts(self._requests, self._key)
+        connection.upload_budget.take(len(part), connection.settings.retry_timeout_ms / 1000)
+        self._parts.send(part, len(part))
+
+    def complete(self) -> None:
+        """The object appears.
+
+        Raises:
+            StoreTransient: it cannot be written.
+        """
+        content, self._content = self._content, bytearray()
+        if self._parts is None:
+            _put(self._requests, self._key, content)
+            return
+        if content:
+            self._send(content)
+        self._parts.complete(self.size_bytes)
+        self._parts = None
+
+    def abandon(self) -> None:
+        """There will be no such object, unless it is complete."""
+        self._content = bytearray()
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            parts.abandon()
 
 
 def _put(requests: S3Requests, key: str, content: bytearray) -> None:

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from penstock.connectors import file_sink
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.connectors import file_sink as file_sink_module
+from taskmanager.connectors import local_output
 from taskmanager.connectors.hidden_files import output_tag, sweep_hidden_files
 from tests.support.examples import examples
 from tests.support.file_sinks import (
@@ -151,7 +152,7 @@ def test_a_new_attempt_removes_what_killed_ones_left(tmp_path: Path) -> None:
     gone = {name for name in before if name.endswith(("-0-0", "-2-0"))}
     gone = {name for name in gone if "cccccccc" not in name}
     others = opened(file_sink("json", tmp_path), uid="other")
-    gone = {name for name in gone if name != others._hidden_stem}  # type: ignore[attr-defined]
+    gone = {name for name in gone if name != others._place._hidden_stem}  # type: ignore[attr-defined]
     opened(file_sink("json", tmp_path, "k"), attempt=3).recover([])
     assert left() == before - gone
     assert len(gone) == 2
@@ -277,7 +278,7 @@ def test_a_writer_keeps_no_directory_in_mind_once_it_has_committed_there(tmp_pat
     for start in range(0, 100, 10):
         writer.write(batch(start, 10))
         writer.commit(prepare(writer))
-        made.append(len(writer._made))
+        made.append(len(writer._place._made))
     assert made == [0] * 10
     writer.close()
     assert len({path.parent for path in visible(tmp_path)}) > 1
@@ -426,7 +427,7 @@ def test_rolled_files_are_synced_before_a_checkpoint_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(file_sink_module, "sync_directory", synced.append)
+    monkeypatch.setattr(local_output, "sync_directory", synced.append)
     writer = opened(file_sink("json", tmp_path / "a" / "out", ["k", "name"], roll=1))
     assert synced == [tmp_path / "a", tmp_path]
     synced.clear()
@@ -488,7 +489,7 @@ def test_after_a_failed_finish_no_later_one_counts(
         if what == "fsync":
             patch.setattr(os, "fsync", full)
         else:
-            patch.setattr(file_sink_module, "sync_directory", full)
+            patch.setattr(local_output, "sync_directory", full)
         work = writer.finish_prepared()
         assert work is not None
         with pytest.raises(TaskFailure, match="cannot be written: No space left on device"):
