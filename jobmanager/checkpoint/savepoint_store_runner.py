@@ -37,10 +37,14 @@ class SavepointBegun:
     Attributes:
         is_elsewhere: the job's files cannot be copied there by the store: everything is written anew.
         checkpoint_id: of the savepoint that is there already, taken under this name; 0 = none is.
+        is_committed: its output has been committed by the job.
+        is_taken_back: the job has gone back behind it before that.
     """
 
     is_elsewhere: bool
     checkpoint_id: int = 0
+    is_committed: bool = False
+    is_taken_back: bool = False
 
 
 class SavepointStoreRunner:
@@ -75,7 +79,13 @@ class SavepointStoreRunner:
         """
         found = self._found()
         if found is not None:
-            return SavepointBegun(is_elsewhere=False, checkpoint_id=found.checkpoint_id)
+            marks = self._store.sizes([COMMITTED_PATH, TAKEN_BACK_PATH])
+            return SavepointBegun(
+                is_elsewhere=False,
+                checkpoint_id=found.checkpoint_id,
+                is_committed=COMMITTED_PATH in marks,
+                is_taken_back=TAKEN_BACK_PATH in marks,
+            )
         others = [one.path for one in self._store.list("") if not is_of_savepoint(one.path)]
         if others:
             raise JobRejected(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +36,7 @@ from jobmanager.dispatcher.recovery import (
     JobUnreadableError,
     cause_of_end,
     recovered,
+    restorable_from,
 )
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
@@ -52,9 +53,10 @@ from jobmanager.job.job_master_runner import (
     free_slots,
     quarantine_cause,
 )
+from jobmanager.job.job_operation import JobOperation
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_record import JobRecord
-from jobmanager.job.operations_runner import JobOperation
+from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.job.swept_output_runner import sweep_output
 from jobmanager.messages import job_messages as m
 from jobmanager.messages.job_state import JobState
@@ -153,6 +155,8 @@ class DispatcherRunner:
         self._log = structlog.get_logger(__name__)
         self._jobs: dict[str, _Job] = {}
         self._checks = StoreCallsRunner("submitted jobs", _CHECK_TIMEOUT_MS, lambda: None)
+        self._kept_records: set[str] = set()
+        """Jobs that have ended and can be started again: their records stay as long as they are listed."""
         self._tasks: asyncio.TaskGroup | None = None
         self._stopping = False
         self._idle = asyncio.Event()
@@ -192,10 +196,19 @@ class DispatcherRunner:
             self._log.warning("job.unreadable", job_id=job_id, reason=str(error))
             return
         except JobEndedError as end:
-            record = JobRecord(job_id, graph, None, unfinished.submitted_at_ms)
+            operations = OperationsRunner(job_id, kept=unfinished.operations)
+            operations.end_all()
+            record = JobRecord(
+                job_id, graph, None, unfinished.submitted_at_ms, operations=operations
+            )
             record.end_cause = cause_of_end(end, now_ms)
-            record.enter(end.state, now_ms)
+            record.enter(end.state, unfinished.ended_at_ms or now_ms)
             self._jobs[job_id] = _Job(record, None)
+            if end.retained_directory:
+                self._kept_records.add(job_id)
+                self._start(self._look_for_remains(record, end.retained_directory))
+                self._wake_watchers(before)
+                return
             # Slots that it had under another JobManager may not know yet.
             self._delete_checkpoints(
                 job_id,
@@ -211,7 +224,9 @@ class DispatcherRunner:
             self._log.warning("job.lost", job_id=job_id, state=end.state.name, reason=str(end))
             self._wake_watchers(before)
             return
-        options = self._options(job, unfinished.first_attempt, is_recovered=True)
+        options = self._options(
+            job, unfinished.first_attempt, is_recovered=True, operations=unfinished.operations
+        )
         record = self._begin(job, unfinished.submitted_at_ms, options)
         record.enter(JobState.RESTARTING, now_ms)
         self._log.info("job.recovered", job_id=job_id, name=graph.name)
@@ -234,8 +249,7 @@ class DispatcherRunner:
         )
         record.enter(JobState.RESTARTING, self._clock.now_ms())
         self._jobs[unfinished.job_id] = _Job(record, None, unreadable)
-        assert self._tasks is not None, "jobs are recovered while the dispatcher runs"
-        self._tasks.create_task(self._recover_later(unfinished.job_id, unreadable))
+        self._start(self._recover_later(unfinished.job_id, unreadable))
 
     async def _recover_later(self, job_id: str, unreadable: _Unreadable) -> None:
         pause_s = _UNREADABLE_FIRST_PAUSE_S
@@ -249,6 +263,35 @@ class DispatcherRunner:
             pause_s = min(2 * pause_s, _UNREADABLE_LAST_PAUSE_S)
             self._recover(await asyncio.to_thread(self._store.read, job_id))
             self._count()
+
+    async def _look_for_remains(self, record: JobRecord, directory: str) -> None:
+        """Finds out what an ended job can be started from; where nothing is left, its record goes."""
+        pause_s = _UNREADABLE_FIRST_PAUSE_S
+        while not self._stopping:
+            try:
+                look = partial(restorable_from, directory, record.job_id)
+                record.left = await self._checks.run("look for checkpoints", look)
+            except StreamError as error:
+                self._log.warning(
+                    "job.remains_unreadable",
+                    job_id=record.job_id,
+                    retry_s=pause_s,
+                    reason=str(error),
+                )
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _UNREADABLE_LAST_PAUSE_S)
+                continue
+            if not record.left:
+                self._forget_record(record.job_id)
+            return
+
+    def _forget_record(self, job_id: str) -> None:
+        self._kept_records.discard(job_id)
+        self._try_to_remove(job_id)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        assert self._tasks is not None, "jobs are known while the dispatcher runs"
+        self._tasks.create_task(work)
 
     @property
     def _slots_end_s(self) -> float:
@@ -388,11 +431,17 @@ class DispatcherRunner:
             ) from error
 
     def _options(
-        self, job: JobDescription, first_attempt: int = 0, *, is_recovered: bool = False
+        self,
+        job: JobDescription,
+        first_attempt: int = 0,
+        *,
+        is_recovered: bool = False,
+        operations: bytes = b"",
     ) -> JobOptions:
         return job.options(
             first_attempt,
             is_recovered,
+            operations,
             leader_epoch=self._store.leader_epoch,
             jitter=self._jitter,
             labels=self._labels,
@@ -445,9 +494,15 @@ class DispatcherRunner:
         except Exception as error:  # noqa: BLE001 - the boundary of a job's actor
             self._log.error("job.quarantined", job_id=job_id, story=runner.story(), exc_info=error)
             await self._quarantine(job_id, error)
-            self._delete_checkpoints(job_id, job.graph, "")
+            if self._jobs[job_id].record.restorable_from():
+                self._kept_records.add(job_id)
+            else:
+                self._delete_checkpoints(job_id, job.graph, "")
         else:
-            if self._jobs[job_id].record.ended:
+            record = self._jobs[job_id].record
+            if record.ended and record.restorable_from() and not runner.has_unswept_output:
+                self._kept_records.add(job_id)
+            elif record.ended:
                 self._delete_checkpoints(
                     job_id,
                     job.graph,
@@ -504,9 +559,12 @@ class DispatcherRunner:
 
     def _note_end(self, job_id: str, state: JobState) -> None:
         """Nobody runs the job again; where its checkpoints are to be deleted, a successor may have to."""
-        if state is not JobState.FAILED:
+        record = self._jobs[job_id].record
+        if state is not JobState.FAILED or record.restorable_from():
+            failure = record.failure
+            reason = failure.message if state is JobState.FAILED and failure is not None else ""
             try:
-                self._store.note_end(job_id, state.name)
+                self._store.note_end(job_id, state.name, reason)
             except StoreTransient as error:
                 self._log.warning("job.end_not_stored", job_id=job_id, reason=str(error))
             else:
@@ -521,6 +579,8 @@ class DispatcherRunner:
         for job_id in evicted:
             del self._jobs[job_id]
             self._results.forget(job_id)
+            if job_id in self._kept_records:
+                self._forget_record(job_id)
         self._count()
         return bool(evicted)
 

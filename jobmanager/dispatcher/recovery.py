@@ -17,7 +17,8 @@ from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.job_store import UnfinishedJob
 from penstock.config import Configuration
 from penstock.errors import StreamError
-from penstock.storage.open_store import substore
+from penstock.storage.head import HeadStore
+from penstock.storage.open_store import open_store, substore
 
 
 class JobUnreadableError(StreamError):
@@ -30,7 +31,9 @@ class JobEndedError(StreamError):
     Attributes:
         state: FAILED; CANCELED where its user had cancelled it; or what it had ended in before.
         checkpoint_directory: what is to be deleted with it; "" = nothing.
-        is_retained: it was cancelled, and its checkpoints, with the output that they let be committed, stay.
+        is_retained: its checkpoints, with the output that they let be committed, stay: it failed, or was
+            cancelled with retention.
+        retained_directory: where these lie; "" = there are none.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class JobEndedError(StreamError):
         super().__init__(reason)
         self.state = state
         self.checkpoint_directory = "" if is_retained else checkpoint_directory
+        self.retained_directory = checkpoint_directory if is_retained else ""
         self.is_retained = is_retained
 
 
@@ -79,8 +83,10 @@ def _check_end(unfinished: UnfinishedJob, settings: JobSettings, claimed: str) -
     directory = (claimed or substore(root, unfinished.job_id)) if root else ""
     if unfinished.end:
         state = JobState[unfinished.end]
-        is_retained = state is JobState.CANCELED and settings.retains_on_cancellation
-        reason = "the JobManager ended after the job"
+        is_retained = state is JobState.FAILED or (
+            state is JobState.CANCELED and settings.retains_on_cancellation
+        )
+        reason = unfinished.end_reason or "the JobManager ended after the job"
         raise JobEndedError(state, reason, directory, is_retained=is_retained)
     if unfinished.is_cancelled:
         reason = "the job was cancelled when the JobManager ended"
@@ -98,6 +104,22 @@ def _check_end(unfinished: UnfinishedJob, settings: JobSettings, claimed: str) -
             JobState.FAILED,
             "the JobManager ended while the job ran, and the job ended with it: submit it again",
         )
+
+
+def restorable_from(directory: str, job_id: str) -> str:
+    """What a job that has ended can be started from again; "" = nothing is left, or another job has claimed it.
+
+    Blocks.
+
+    Raises:
+        StreamError: it cannot be found out now.
+    """
+    head = HeadStore(open_store(directory)).read()
+    if head is None or head.job_id != job_id:
+        return ""
+    if head.retained:
+        return f"{directory}/chk-{head.retained[-1].checkpoint_id}"
+    return head.started_from.path if head.started_from is not None else ""
 
 
 def cause_of_end(end: JobEndedError, now_ms: int) -> FailureCause | None:

@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from typing import Final, TypeVar, assert_never
 from uuid import uuid4
@@ -39,7 +40,8 @@ from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
 from jobmanager.job.collect_sinks import CollectSinks
 from jobmanager.job.exception_views import decode_repeated, encode_repeated
-from jobmanager.job.operations_runner import JobOperation, OperationKind, OperationsRunner
+from jobmanager.job.job_operation import JobOperation, OperationKind
+from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.job.restored_tasks import RestoredTasks, restored_checkpoint, restored_tasks
 from jobmanager.job.savepoints_runner import SavepointsRunner
 from jobmanager.job.sweeps_runner import SweepsRunner
@@ -91,6 +93,10 @@ CheckpointEffect = (
 )
 
 
+class _NotRunningError(StreamError):
+    """A checkpoint cannot be taken yet."""
+
+
 class JobCheckpointsRunner:
     """The checkpoints of one job, as its actor sees them.
 
@@ -108,6 +114,7 @@ class JobCheckpointsRunner:
         leaves_output: what is prepared in what the job is started from is not committed.
         is_recovered: the job was another JobManager's: until it has been prepared once, what cannot be read
             is tried again, and fails nothing.
+        operations: what the job's record has of them.
     """
 
     def __init__(
@@ -125,6 +132,7 @@ class JobCheckpointsRunner:
         savepoint_directory: str = "",
         leaves_output: bool = False,
         is_recovered: bool = False,
+        operations: bytes = b"",
     ) -> None:
         self._leaves_output = leaves_output
         self._job_id = job_id
@@ -162,7 +170,9 @@ class JobCheckpointsRunner:
         """Of the newest checkpoint that has completed since this was made."""
         self._ended_id = 0
         """Of the newest that has completed or been aborted since."""
-        self.operations = OperationsRunner(job_id, in_order)
+        self.operations = OperationsRunner(
+            job_id, in_order, self._keep_operations if jobs is not None else None, operations
+        )
         """What users have asked for."""
         self._savepoints = (
             None
@@ -186,6 +196,7 @@ class JobCheckpointsRunner:
         self.repeated: deque[RepeatedOutput] = deque(maxlen=_REPEATED_MAX)
         """Output that may be there twice, the newest last."""
         self._has_read_repeated = False
+        self._has_gone_on = not is_recovered
         self.is_discarded = False
         """The job has ended, and its checkpoints are to be deleted once nobody writes any."""
 
@@ -251,7 +262,7 @@ class JobCheckpointsRunner:
             JobRejected: the job takes none, the id is not one, or there is no directory.
         """
         savepoints, path = self._place_of_savepoint(operation_id, directory)
-        wanted = JobOperation(operation_id, OperationKind.SAVEPOINT, path)
+        wanted = JobOperation(operation_id, OperationKind.SAVEPOINT, path, format.name)
         return self.operations.begin(wanted, lambda operation: savepoints.take(operation, format))
 
     def stop(self, operation_id: str, directory: str, *, drain: bool) -> JobOperation:
@@ -267,7 +278,7 @@ class JobCheckpointsRunner:
         """
         savepoints, path = self._place_of_savepoint(operation_id, directory)
         behind = BehindBarrier.DRAIN if drain else BehindBarrier.HOLD
-        wanted = JobOperation(operation_id, OperationKind.STOP, path)
+        wanted = JobOperation(operation_id, OperationKind.STOP, path, behind.name)
         return self.operations.begin(wanted, lambda operation: savepoints.stop(operation, behind))
 
     def _place_of_savepoint(
@@ -422,7 +433,9 @@ class JobCheckpointsRunner:
         found = await self._found(self._store, effect)
         restored, brought = None, list[str]()
         if self._savepoints is not None:
-            self._savepoints.note_restored(found.newest.checkpoint_id if found.newest else 0)
+            restored_id = found.newest.checkpoint_id if found.newest else 0
+            await self.operations.keep_taken_back(self._savepoints.note_restored(restored_id))
+            self._go_on_with_operations(self._savepoints, found)
         await self._note_repeated(found.repeated)
         tasks: RestoredTasks = {}
         if found.newest is not None:
@@ -451,6 +464,44 @@ class JobCheckpointsRunner:
             # Behind the start, which waits for no listing.
             self._sweeps.begin(lambda: sweep(brought))
         return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
+
+    def _go_on_with_operations(
+        self, savepoints: SavepointsRunner, found: PreparedCheckpoints
+    ) -> None:
+        """What another JobManager had begun is brought to its end."""
+        if self._has_gone_on:
+            return
+        self._has_gone_on = True
+        newest = found.retained[-1] if found.retained else None
+        stopped_id = newest.checkpoint_id if newest is not None and newest.is_stop else 0
+        for operation in self.operations.under_way():
+            work = partial(self._resumed, savepoints, stopped_id)
+            self.operations.go_on(operation, work)
+
+    async def _resumed(
+        self, savepoints: SavepointsRunner, stopped_id: int, operation: JobOperation
+    ) -> None:
+        for attempt in count():
+            try:
+                match operation.kind:
+                    case OperationKind.CHECKPOINT:
+                        await self._take_checkpoint(operation)
+                    case OperationKind.SAVEPOINT:
+                        await savepoints.take(operation, SavepointFormat[operation.wanted])
+                    case OperationKind.STOP:
+                        await savepoints.settle_stop(operation, stopped_id)
+            except _NotRunningError:
+                if not await self._pause(_pause_s(attempt)):
+                    raise
+            else:
+                return
+
+    async def _keep_operations(self, content: bytes) -> None:
+        jobs = self._jobs
+        assert jobs is not None, "there is a record to keep them in"
+        if self._ended.is_set():
+            return  # with the job, or with this JobManager, behind which the next one goes on with them
+        await self._in_record(lambda: jobs.note_operations(self._job_id, content))
 
     async def _note_repeated(self, repeated: RepeatedOutput | None) -> None:
         jobs, job_id = self._jobs, self._job_id
@@ -679,6 +730,8 @@ class JobCheckpointsRunner:
         error: StreamError
         if effect.refused in (c.RequestRefused.DISABLED, c.RequestRefused.BLOCKING_EXCHANGE):
             error = JobRejected(message)
+        elif effect.refused in (c.RequestRefused.NOT_RUNNING, c.RequestRefused.LOADING):
+            error = _NotRunningError(message)
         elif effect.refused is c.RequestRefused.ABORTED and effect.checkpoint_id:
             error = CheckpointAborted(effect.checkpoint_id, reason)
         else:

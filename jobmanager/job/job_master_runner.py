@@ -144,6 +144,7 @@ class JobMasterRunner:
             savepoint_directory=job.config.execution_checkpointing_savepoint_dir,
             leaves_output=job.config.execution_state_recovery_in_doubt == "leave",
             is_recovered=options.is_recovered,
+            operations=options.operations,
         )
 
     @property

@@ -28,6 +28,7 @@ class JobOptions:
         coordinator: makes its checkpoint coordinator; None = it takes no checkpoints.
         first_attempt: number of its first attempts here.
         is_recovered: an earlier JobManager has run it.
+        operations: what its record has of what users have asked of it.
         jitter: of its restarts' delays, uniform in -1..1.
         labels: of its failures.
         exceptions_max: entries of its exceptions history.
@@ -40,6 +41,7 @@ class JobOptions:
     coordinator: CoordinatorFactory | None = None
     first_attempt: int = 0
     is_recovered: bool = False
+    operations: bytes = b""
     jitter: Callable[[], float] = no_jitter
     labels: FailureLabels = field(default_factory=FailureLabels)
     exceptions_max: int = DEFAULT_SIZE

@@ -69,6 +69,8 @@ class JobRecord:
         self.ended_at_ms = 0
         self.end_cause: FailureCause | None = None
         """What ended it where that was not its machine."""
+        self.left = ""
+        """What it can be started from again, where it ended with an earlier JobManager; "" = nothing."""
         self.artifact_ids = frozenset(artifact.id for artifact in graph.artifacts)
         self.metrics: dict[AttemptKey, internal_pb2.AttemptMetrics] = {}
         self._operators = {vertex.id: vertex.name for vertex in graph.vertices}
@@ -161,13 +163,15 @@ class JobRecord:
             ended_at_ms=self.ended_at_ms,
             restarts=self._master.restarts if self._master is not None else 0,
             problem=self._problem(),
-            restorable_from=self._restorable_from(),
+            restorable_from=self.restorable_from(),
         )
 
-    def _restorable_from(self) -> str:
+    def restorable_from(self) -> str:
         """What a job that has ended can be started from again; "" = nothing."""
         if not self.ended or self.state is JobState.FINISHED or self._has_discarded():
             return ""
+        if self._master is None:
+            return self.left
         own = newest_checkpoint(self._master, self._checkpoint_directory)
         started_from = self._started_from()
         return own or ("" if started_from is None else started_from.path)

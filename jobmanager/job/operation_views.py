@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobmanager.job.operations_runner import JobOperation, OperationKind, OperationStatus
+from jobmanager.job.job_operation import JobOperation, OperationKind, OperationStatus
 from penstock.pb import client_pb2
 
 _KIND = {

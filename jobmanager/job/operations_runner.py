@@ -1,72 +1,26 @@
 """What users have asked of a job under an id of their own: checkpoints and savepoints.
 
 Asked for twice under one id, a thing is done once, and whoever asks later waits for the same end. What has ended
-can be asked for as long as it is among the last ones; nobody's going away ends an operation.
+can be asked for as long as it is among the last ones; nobody's going away ends an operation. They are kept in the
+job's record, before anything is done and again at the end, so that the next JobManager knows them and goes on with
+what has not ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import structlog
 
+from jobmanager.job.job_operation import JobOperation, OperationStatus
+from jobmanager.job.kept_operations import decode_operations, encode_operations
 from penstock.errors import JobNotFound, JobRejected, StreamError
 
 ENDED_MAX: Final = 64
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-
-
-class OperationKind(Enum):
-    """What is done."""
-
-    CHECKPOINT = "checkpoint"
-    SAVEPOINT = "savepoint"
-    STOP = "stop"
-
-
-class OperationStatus(Enum):
-    """How far it is."""
-
-    IN_PROGRESS = "in progress"
-    COMPLETED = "completed"
-    FAILED = "failed"
-
-
-@dataclass(slots=True, eq=False)
-class JobOperation:
-    """One of them.
-
-    Attributes:
-        path: of a savepoint: the directory that it is, or is to be.
-        error: why it failed.
-        checkpoint_id: what was taken; 0 = nothing yet.
-        is_uploaded: all of it was written anew, since it lies in another store.
-    """
-
-    operation_id: str
-    kind: OperationKind
-    path: str = ""
-    status: OperationStatus = OperationStatus.IN_PROGRESS
-    error: StreamError | None = None
-    checkpoint_id: int = 0
-    is_uploaded: bool = False
-    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def result(self) -> JobOperation:
-        """Waits for its end.
-
-        Raises:
-            StreamError: it failed.
-        """
-        await self.has_ended.wait()
-        if self.error is not None:
-            raise self.error
-        return self
 
 
 class OperationsRunner:
@@ -75,6 +29,8 @@ class OperationsRunner:
     Args:
         job_id: the job.
         in_order: runs actions of one lane one after the other.
+        keep: writes what is kept into the job's record; None = it ends with this JobManager.
+        kept: what an earlier JobManager has written there.
     """
 
     def __init__(
@@ -83,11 +39,22 @@ class OperationsRunner:
         in_order: Callable[[str, Callable[[], Awaitable[None]]], None] = lambda _lane, _action: (
             None
         ),
+        keep: Callable[[bytes], Awaitable[None]] | None = None,
+        kept: bytes = b"",
     ) -> None:
         self._job_id = job_id
         self._in_order = in_order
-        self._operations: dict[str, JobOperation] = {}
+        self._keep = keep
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self._operations = {one.operation_id: one for one in self._known(kept)}
+
+    def _known(self, kept: bytes) -> list[JobOperation]:
+        """Damaged ones are no reason to hold the job back."""
+        try:
+            return decode_operations(kept)
+        except StreamError as error:
+            self._log.error("operations.unreadable", reason=str(error))
+            return []
 
     def begin(
         self, wanted: JobOperation, work: Callable[[JobOperation], Awaitable[None]]
@@ -109,7 +76,7 @@ class OperationsRunner:
         if known is None:
             self._operations[wanted.operation_id] = wanted
             self._forget_old()
-            self._in_order(f"operation {wanted.operation_id}", lambda: self._do(wanted, work))
+            self.go_on(wanted, work)
             return wanted
         if (known.kind, known.path) != (wanted.kind, wanted.path):
             raise JobRejected(
@@ -117,6 +84,47 @@ class OperationsRunner:
                 f"{known.path}".rstrip()
             )
         return known
+
+    def end_all(self) -> None:
+        """The job has ended, and nobody goes on with what had not."""
+        for operation in self.under_way():
+            place = f": look at {operation.path}" if operation.path else ""
+            operation.error = StreamError(
+                f"job {self._job_id} and its JobManager ended before it was known what came of it{place}"
+            )
+            operation.status = OperationStatus.FAILED
+            operation.has_ended.set()
+
+    def under_way(self) -> list[JobOperation]:
+        """Those that have not ended."""
+        return [one for one in self._operations.values() if not one.has_ended.is_set()]
+
+    def go_on(
+        self, operation: JobOperation, work: Callable[[JobOperation], Awaitable[None]]
+    ) -> None:
+        """Begins, or begins again, what has not ended."""
+        self._in_order(f"operation {operation.operation_id}", lambda: self._do(operation, work))
+
+    async def keep_taken_back(self, paths: Iterable[str]) -> None:
+        """The job goes back behind savepoints whose output it has not committed: it is known before that happens.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        gone = set(paths)
+        for operation in self.under_way():
+            operation.is_taken_back = operation.is_taken_back or operation.path in gone
+        if gone:
+            await self.keep()
+
+    async def keep(self) -> None:
+        """Writes them all into the job's record.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        if self._keep is not None:
+            await self._keep(encode_operations(self._operations.values()))
 
     def find(self, operation_id: str) -> JobOperation:
         """The operation of this id.
@@ -134,10 +142,12 @@ class OperationsRunner:
     ) -> None:
         named = {"operation_id": operation.operation_id, "path": operation.path}
         try:
+            await self.keep()
             await work(operation)
         except StreamError as error:
             operation.error, operation.status = error, OperationStatus.FAILED
             self._log.warning(f"{operation.kind.value}.failed", reason=str(error), **named)
+            await self._keep_end(operation)
         except asyncio.CancelledError:
             operation.error = StreamError(f"job {self._job_id} has ended")
             operation.status = OperationStatus.FAILED
@@ -147,8 +157,18 @@ class OperationsRunner:
             self._log.info(
                 f"{operation.kind.value}.taken", checkpoint_id=operation.checkpoint_id, **named
             )
+            await self._keep_end(operation)
         finally:
             operation.has_ended.set()
+
+    async def _keep_end(self, operation: JobOperation) -> None:
+        """Where that fails, the next JobManager finds out again what has become of it."""
+        try:
+            await self.keep()
+        except StreamError as error:
+            self._log.warning(
+                "operation.end_not_kept", operation_id=operation.operation_id, reason=str(error)
+            )
 
     def _forget_old(self) -> None:
         ended = [id for id, one in self._operations.items() if one.has_ended.is_set()]

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Final, Literal
+from typing import Final, Literal, NoReturn
 
 import structlog
 
@@ -18,7 +18,7 @@ from common.clock import Clock
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner, LastStates
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
-from jobmanager.job.operations_runner import JobOperation
+from jobmanager.job.job_operation import JobOperation
 from jobmanager.messages import job_messages as m
 from penstock.errors import Fenced, StoreTransient, StreamError, Unrecoverable
 from penstock.storage.checkpoint_properties import (
@@ -71,6 +71,8 @@ class SavepointsRunner:
         self._completed_id = completed_id
         self._uncommitted: dict[int, str] = {}
         """Paths of savepoints that no completed checkpoint has followed yet, by id."""
+        self._restored_id: int | None = None
+        """The checkpoint that tasks went on from last; None = they did not, here."""
         self._storing: tuple[int, asyncio.Future[None]] | None = None
         """The savepoint that is being written, and what is done once it is waited for no longer."""
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
@@ -87,6 +89,8 @@ class SavepointsRunner:
         begun = await self._calls.run("begin savepoint", directory.begin)
         if begun.checkpoint_id:
             operation.checkpoint_id = begun.checkpoint_id
+            if not begun.is_committed:
+                await self._settle_output(operation, is_taken_back=begun.is_taken_back)
             return
         operation.is_uploaded = begun.is_elsewhere
         properties = CheckpointProperties(
@@ -110,15 +114,9 @@ class SavepointsRunner:
         """
         savepoint_id, path = operation.checkpoint_id, operation.path
         self._uncommitted[savepoint_id] = path
-        is_complete = f"savepoint {path} is complete, but"
-        leave = "start from it with --in-doubt leave"
         for attempt in count():
             if savepoint_id not in self._uncommitted:
-                await self._call_on(path, "mark_taken_back")
-                raise StreamError(
-                    f"{is_complete} the job has gone back to an older checkpoint before the output that it covers "
-                    f"was committed, and produces that again: {leave}"
-                )
+                await self._take_back(path)
             try:
                 await self._request(f"{operation.operation_id} commit {attempt}", PLAIN)
             except StreamError as error:
@@ -129,18 +127,45 @@ class SavepointsRunner:
                     ):
                         continue
                     raise StreamError(
-                        f"{is_complete} the job has ended before the output that it covers was committed: start "
-                        "from it with --in-doubt commit, or with leave where that output is not wanted"
+                        f"savepoint {path} is complete, but the job has ended before the output that it covers was "
+                        "committed: start from it with --in-doubt commit, or with leave where that output is not "
+                        "wanted"
                     ) from error
             if savepoint_id in self._uncommitted:
                 del self._uncommitted[savepoint_id]
                 await self._call_on(path, "mark_committed")
                 return
 
-    def note_restored(self, checkpoint_id: int) -> None:
-        """Tasks go on from this checkpoint: what savepoints behind it cover will be produced again."""
-        for savepoint_id in [id for id in self._uncommitted if id > checkpoint_id]:
-            del self._uncommitted[savepoint_id]
+    async def _settle_output(self, operation: JobOperation, *, is_taken_back: bool) -> None:
+        """Finds out what becomes of the output of a savepoint that is complete, though who took it does not know.
+
+        Raises:
+            StreamError: the job has gone back behind it, or ends, before that is committed.
+        """
+        savepoint_id, restored_id = operation.checkpoint_id, self._restored_id
+        if is_taken_back or operation.is_taken_back or (restored_id or savepoint_id) < savepoint_id:
+            await self._take_back(operation.path)
+        if max(restored_id or 0, self._completed_id()) > savepoint_id:
+            await self._call_on(operation.path, "mark_committed")
+            return
+        await self._commit(operation)
+
+    async def _take_back(self, path: str) -> NoReturn:
+        await self._call_on(path, "mark_taken_back")
+        raise StreamError(
+            f"savepoint {path} is complete, but the job has gone back to an older checkpoint before the output that "
+            "it covers was committed, and produces that again: start from it with --in-doubt leave"
+        )
+
+    def note_restored(self, checkpoint_id: int) -> list[str]:
+        """Tasks go on from this checkpoint: what savepoints behind it cover will be produced again.
+
+        Returns:
+            Their paths, as far as nobody has committed that output.
+        """
+        self._restored_id = checkpoint_id
+        behind = [id for id in self._uncommitted if id > checkpoint_id]
+        return [self._uncommitted.pop(savepoint_id) for savepoint_id in behind]
 
     async def stop(self, operation: JobOperation, behind: BehindBarrier) -> None:
         """Stops the job with a savepoint in ``operation.path``.
@@ -161,6 +186,27 @@ class SavepointsRunner:
             await self._discard(operation.path)
             raise StreamError(f"the job was not stopped, and runs on: {error}") from error
         await self._call_on(operation.path, "mark_committed")
+
+    async def settle_stop(self, operation: JobOperation, stopped_id: int) -> None:
+        """Finds out what has become of a stop that another JobManager had begun.
+
+        Args:
+            stopped_id: of the checkpoint that HEAD ends with, where that is a stop's; 0 = it is none.
+
+        Raises:
+            StreamError: the job was not stopped, and runs on.
+        """
+        begun = await self._calls.run(
+            "begin savepoint", self._store.savepoint(operation.path).begin
+        )
+        if stopped_id and begun.checkpoint_id == stopped_id:
+            operation.checkpoint_id = stopped_id
+            await self._call_on(operation.path, "mark_committed")
+            return
+        await self._discard(operation.path, is_complete=True)
+        raise StreamError(
+            "the job was not stopped, and runs on: its JobManager ended before it had been; stop it again"
+        )
 
     async def _call_on(self, path: str, what: Literal["mark_committed", "mark_taken_back"]) -> None:
         """Notes something beside a manifest, however long that takes.

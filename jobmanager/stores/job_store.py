@@ -30,8 +30,11 @@ class UnfinishedJob:
         first_attempt: every attempt number that may have been used is smaller.
         is_cancelled: its user had cancelled it.
         end: name of the state that it has ended in; "" = it has not.
+        end_reason: why it has failed.
+        ended_at_ms: when that was noted.
         has_committed: it takes no checkpoints, and its output was being made visible.
         problem: what of it cannot be read; "" = all of it can.
+        operations: what was asked of it (``jobmanager/job/kept_operations.py``).
     """
 
     job_id: str
@@ -42,6 +45,9 @@ class UnfinishedJob:
     end: str = ""
     has_committed: bool = False
     problem: str = ""
+    operations: bytes = b""
+    end_reason: str = ""
+    ended_at_ms: int = 0
 
 
 class JobStore:
@@ -155,6 +161,18 @@ class JobStore:
         except OSError as error:
             raise StoreTransient(f"{path} cannot be read: {error.strerror}") from error
 
+    def note_operations(self, job_id: str, content: bytes) -> None:
+        """What users have asked of the job under ids of their own, and what came of it.
+
+        Raises:
+            StoreTransient: it cannot be written now.
+        """
+        path = self._operations_path(job_id)
+        try:
+            _write(path, content)
+        except OSError as error:
+            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
     def note_cancellation(self, job_id: str) -> None:
         """The job is not to be run again, however this JobManager ends.
 
@@ -168,19 +186,20 @@ class JobStore:
         except OSError as error:
             raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
 
-    def note_end(self, job_id: str, state: str) -> None:
-        """The job has ended, and is only here for its checkpoints to be deleted.
+    def note_end(self, job_id: str, state: str, reason: str = "") -> None:
+        """The job has ended, and is only here for its checkpoints to be deleted, or to be started from.
 
         Args:
             job_id: the job.
             state: name of the state that it has ended in.
+            reason: why it has failed.
 
         Raises:
             StoreTransient: it cannot be written now.
         """
         path = self._end_path(job_id)
         try:
-            _write(path, state.encode())
+            _write(path, f"{state}\n{reason}".encode())
         except OSError as error:
             raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
 
@@ -211,6 +230,7 @@ class JobStore:
             self._end_path(job_id),
             self._emptied_path(job_id),
             self._repeated_path(job_id),
+            self._operations_path(job_id),
         )
         try:
             for path in paths:
@@ -226,12 +246,15 @@ class JobStore:
     def read(self, job_id: str) -> UnfinishedJob:
         """One of them; says where it cannot be read."""
         path, graph = self._path(job_id), graph_pb2.JobGraph()
-        submitted_at_ms, first_attempt, end, problem = 0, 0, "", ""
+        submitted_at_ms, first_attempt, problem, operations = 0, 0, "", b""
+        end, end_reason, ended_at_ms = "", "", 0
         try:
             submitted_at_ms = path.stat().st_mtime_ns // 1_000_000
-            end = self._end(job_id)
+            end, end_reason, ended_at_ms = self._end(job_id)
             graph.ParseFromString(path.read_bytes())
             first_attempt = _number(self._attempts_path(job_id))
+            if self._operations_path(job_id).exists():
+                operations = self._operations_path(job_id).read_bytes()
         except DecodeError:
             problem = f"{path} does not hold the graph of a job: restore it from a backup"
         except OSError as error:
@@ -248,13 +271,19 @@ class JobStore:
             end,
             self._commit_path(job_id).exists(),
             problem,
+            operations,
+            end_reason,
+            ended_at_ms,
         )
 
-    def _end(self, job_id: str) -> str:
+    def _end(self, job_id: str) -> tuple[str, str, int]:
+        """State, reason and time; nothing where it has not ended."""
+        path = self._end_path(job_id)
         try:
-            return self._end_path(job_id).read_text(encoding="ascii")
+            state, _, reason = path.read_text(encoding="utf-8").partition("\n")
+            return state, reason, path.stat().st_mtime_ns // 1_000_000
         except FileNotFoundError:
-            return ""
+            return "", "", 0
 
     def _path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.pb"
@@ -276,6 +305,9 @@ class JobStore:
 
     def _repeated_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.repeated"
+
+    def _operations_path(self, job_id: str) -> Path:
+        return self._jobs / f"{job_id}.operations"
 
     def _cancelled_path(self, job_id: str) -> Path:
         return self._jobs / f"{job_id}.cancelled"

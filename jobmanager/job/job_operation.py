@@ -1,0 +1,61 @@
+"""What a user has asked of a job under an id: a checkpoint, a savepoint, a stop."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+
+from penstock.errors import StreamError
+
+
+class OperationKind(Enum):
+    """What is done."""
+
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+    STOP = "stop"
+
+
+class OperationStatus(Enum):
+    """How far it is."""
+
+    IN_PROGRESS = "in progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class JobOperation:
+    """One of them.
+
+    Attributes:
+        path: of a savepoint: the directory that it is, or is to be.
+        wanted: format of a savepoint, or what happens behind the barrier of a stop; by its name.
+        error: why it failed.
+        checkpoint_id: what was taken; 0 = nothing yet.
+        is_uploaded: all of it was written anew, since it lies in another store.
+        is_taken_back: the job has gone back behind the savepoint before its output was committed.
+    """
+
+    operation_id: str
+    kind: OperationKind
+    path: str = ""
+    wanted: str = ""
+    status: OperationStatus = OperationStatus.IN_PROGRESS
+    error: StreamError | None = None
+    checkpoint_id: int = 0
+    is_uploaded: bool = False
+    is_taken_back: bool = False
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def result(self) -> JobOperation:
+        """Waits for its end.
+
+        Raises:
+            StreamError: it failed.
+        """
+        await self.has_ended.wait()
+        if self.error is not None:
+            raise self.error
+        return self

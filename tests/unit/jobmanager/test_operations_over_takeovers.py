@@ -1,0 +1,243 @@
+"""Aim: what a user has asked of a job under an id is known to the next JobManager, which brings it to its end.
+
+Method: over real gRPC with a TaskManager that only pretends; a JobManager is "killed" by putting its job's record back
+as it was in the middle of an operation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
+from penstock.errors import StoreTransient
+from penstock.pb import client_pb2
+from penstock.storage.kept_state import dispose
+from tests.unit.jobmanager.test_jobmanager_checkpoints import (
+    JOB,
+    Checkpointed,
+    run,
+    settings,
+    take_checkpoint,
+)
+
+ID = "mine"
+
+
+class Holding(Checkpointed):
+    """Acknowledges the first so many checkpoints only."""
+
+    left = 10**9
+
+    def obey(self, command: Any) -> None:
+        is_trigger = command.WhichOneof("command") == "trigger_checkpoint"
+        if is_trigger and command.attempt.subtask_index == 0:
+            if not self.left:
+                return
+            self.left -= 1
+        super().obey(command)
+
+
+class Takeover:
+    """One JobManager that is killed in the middle of an operation, and its successor."""
+
+    def __init__(self, cluster_of: Any, graph: Any, tmp_path: Path) -> None:
+        self._cluster_of, self._graph, self._path = cluster_of, graph, tmp_path
+        self.jobs = tmp_path / "jobmanager" / "jobs"
+        self.savepoints = tmp_path / "savepoints"
+
+    async def first(
+        self,
+        ask: Callable[[Any], Awaitable[Any]],
+        acknowledged: int,
+        is_there: Callable[[], bool],
+    ) -> None:
+        """Asks behind one checkpoint, and is killed once something is there."""
+        async with self._cluster_of(settings(self._path)) as cluster:
+            fake = Holding(await cluster.add("tm1"))
+            await cluster.submit(self._graph)
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await take_checkpoint(cluster) == 1
+            fake.left = acknowledged
+            asked = asyncio.ensure_future(ask(cluster))
+            while not is_there():  # noqa: ASYNC110 - a thread writes it
+                await asyncio.sleep(0.01)
+            kept = {path.name: path.read_bytes() for path in self.jobs.iterdir()}
+        with pytest.raises(grpc.aio.AioRpcError):
+            await asked
+        for name, content in kept.items():
+            (self.jobs / name).write_bytes(content)
+
+    @asynccontextmanager
+    async def second(self) -> AsyncIterator[Any]:
+        """Goes on."""
+        async with self._cluster_of(settings(self._path)) as cluster:
+            fake = Holding(await cluster.add("tm2"))
+            fake.finish_on_completion = False
+            await cluster.wait_for(JOB, "RUNNING", "FINISHED")
+            yield cluster
+
+    def mark(self, name: str) -> list[Path]:
+        """Objects of this name beside the savepoint's manifest."""
+        return list(self.savepoints.glob(f"*/{name}"))
+
+
+async def ended(cluster: Any) -> Any:
+    """The operation, once it has ended."""
+    request = client_pb2.GetOperationRequest(job_id=JOB, operation_id=ID)
+    while True:
+        found = await cluster.client.GetOperation(request, timeout=10)
+        if found.status != client_pb2.OPERATION_STATUS_IN_PROGRESS:
+            return found
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def takeover(cluster_of: Any, make_graph: Any, tmp_path: Path) -> Takeover:
+    return Takeover(cluster_of, make_graph(), tmp_path)
+
+
+def savepoint(takeover: Takeover) -> Callable[[Any], Awaitable[Any]]:
+    request = client_pb2.TriggerSavepointRequest(
+        job_id=JOB, operation_id=ID, directory=str(takeover.savepoints)
+    )
+    return lambda cluster: cluster.client.TriggerSavepoint(request)
+
+
+def stop(takeover: Takeover) -> Callable[[Any], Awaitable[Any]]:
+    request = client_pb2.StopJobRequest(
+        job_id=JOB, operation_id=ID, directory=str(takeover.savepoints)
+    )
+    return lambda cluster: cluster.client.StopJob(request)
+
+
+def is_kept(takeover: Takeover) -> bool:
+    path = takeover.jobs / f"{JOB}.operations"
+    return path.exists() and f'"{ID}"' in path.read_text()
+
+
+def test_a_checkpoint_that_was_asked_for_is_taken_by_the_next(takeover: Takeover) -> None:
+    async def ask(cluster: Any) -> Any:
+        request = client_pb2.TriggerCheckpointRequest(job_id=JOB, operation_id=ID)
+        return await cluster.client.TriggerCheckpoint(request)
+
+    async def scenario() -> None:
+        await takeover.first(ask, 0, lambda: is_kept(takeover))
+        async with takeover.second() as cluster:
+            found = await ended(cluster)
+            assert found.status == client_pb2.OPERATION_STATUS_COMPLETED, found.message
+            assert found.checkpoint_id > 1
+        async with takeover.second() as cluster:  # and is known to all that come
+            assert await ended(cluster) == found
+
+    run(scenario)
+
+
+def test_a_savepoint_that_had_begun_is_taken_by_the_next(takeover: Takeover) -> None:
+    async def scenario() -> None:
+        await takeover.first(savepoint(takeover), 0, lambda: is_kept(takeover))
+        async with takeover.second() as cluster:
+            found = await ended(cluster)
+            assert found.status == client_pb2.OPERATION_STATUS_COMPLETED, found.message
+            assert takeover.mark("committed")
+            assert (await savepoint(takeover)(cluster)).checkpoint_id == found.checkpoint_id
+
+    run(scenario)
+
+
+def test_the_output_of_a_savepoint_is_taken_back_where_the_next_begins_before_it(
+    takeover: Takeover,
+) -> None:
+    async def scenario() -> None:
+        await takeover.first(savepoint(takeover), 1, lambda: bool(takeover.mark("manifest")))
+        async with takeover.second() as cluster:
+            found = await ended(cluster)
+            assert found.status == client_pb2.OPERATION_STATUS_FAILED
+            assert "--in-doubt leave" in found.message
+            assert takeover.mark("taken-back")
+            assert not takeover.mark("committed")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ask", [savepoint, stop])
+def test_output_that_was_committed_is_marked_so_by_the_next(
+    takeover: Takeover, monkeypatch: pytest.MonkeyPatch, ask: Any
+) -> None:
+    tried = asyncio.Event()
+
+    def fails(_: SavepointStoreRunner) -> None:
+        tried.set()
+        raise StoreTransient("no answer")
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(SavepointStoreRunner, "mark_committed", fails)
+            await takeover.first(ask(takeover), 10, tried.is_set)
+        assert not takeover.mark("committed")
+        async with takeover.second() as cluster:
+            found = await ended(cluster)
+            assert found.status == client_pb2.OPERATION_STATUS_COMPLETED, found.message
+            assert takeover.mark("committed")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("end", ["FAILED", "CANCELED"])
+def test_what_an_ended_job_can_be_started_from_is_known_to_the_next(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, end: str
+) -> None:
+    retention = "execution.checkpointing.externalized-checkpoint-retention"
+    more = {retention: "RETAIN_ON_CANCELLATION", "restart-strategy.type": "none"}
+    jobs = tmp_path / "jobmanager" / "jobs"
+
+    async def listed() -> Any:
+        async with cluster_of(settings(tmp_path, **more)) as cluster:
+            request = client_pb2.GetJobRequest(job_id=JOB)
+            while True:
+                details = await cluster.client.GetJob(request)
+                if details.summary.restorable_from or not list(jobs.iterdir()):
+                    return details
+                await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path, **more)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            await take_checkpoint(cluster)
+            if end == "FAILED":
+                fake.fail()
+            else:
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            before = await cluster.wait_for(JOB, end)
+        assert before.summary.restorable_from.endswith("/chk-1")
+        for _ in range(2):
+            after = await listed()
+            assert after.summary.state == before.summary.state
+            assert after.summary.restorable_from == before.summary.restorable_from
+            assert after.failure.message == before.failure.message
+            assert after.start_again == before.start_again
+        dispose(str(tmp_path / "checkpoints" / JOB), lambda job_id: None)
+        assert not (await listed()).summary.restorable_from
+
+    run(scenario)
+
+
+def test_a_stop_that_had_not_happened_leaves_the_job_running(takeover: Takeover) -> None:
+    async def scenario() -> None:
+        await takeover.first(stop(takeover), 0, lambda: is_kept(takeover))
+        async with takeover.second() as cluster:
+            found = await ended(cluster)
+            assert found.status == client_pb2.OPERATION_STATUS_FAILED
+            assert "was not stopped, and runs on" in found.message
+            assert not takeover.mark("manifest")
+            assert await take_checkpoint(cluster) > 1
+
+    run(scenario)
