@@ -270,6 +270,15 @@ class Ledger:
     def totals(self) -> str:
         return str(self.output / "totals")
 
+    def even_transfers(self, env: ps.Environment) -> ps.Stream:
+        """The source that ends everywhere at once."""
+        return (
+            env.generate(make_transfers, rows=self.even, rate=self.rate, schema=TRANSFER)
+            .uid("transfers")
+            .with_event_time("at_ms")
+            .uid("transfers-time")
+        )
+
     def build(self, env: ps.Environment) -> None:
         """Adds the job to an environment."""
         step = self.even // RATES
@@ -290,12 +299,7 @@ class Ledger:
             .with_event_time("at_ms")
             .uid("rates-time")
         )
-        even = (
-            env.generate(make_transfers, rows=self.even, rate=self.rate, schema=TRANSFER)
-            .uid("transfers")
-            .with_event_time("at_ms")
-            .uid("transfers-time")
-        )
+        even = self.even_transfers(env)
         uneven = (
             env.source(UnevenTransfers(self.even, self.uneven, self.rate / 10, self.gate))
             .uid("uneven-transfers")

@@ -28,6 +28,18 @@ ON_DEMAND = "1h"
 """An interval at which no checkpoint comes by itself."""
 
 
+def check_tables(ledger: Ledger, output: Path) -> None:
+    """Compares all of the output of a ledger job, which is in a directory of this machine."""
+    tables = [
+        Table(str(output / "bookings"), lambda row: (row["kind"], row["account"], row["n"])),
+        Table(str(output / "transfers"), lambda row: row["id"]),
+        Table(str(output / "totals"), lambda row: (row["target"], row["window_start"])),
+    ]
+    for table in tables:
+        table.look()
+    check_exactly_once(ledger, *tables)
+
+
 class LedgerJob:
     """One ledger job.
 
@@ -61,6 +73,11 @@ class LedgerJob:
             job_id = env.submit("ledger").job_id
         self._handle = JobHandle(self._client, job_id)
         self.await_that(lambda details: state_name(details) == "RUNNING")
+
+    def attach(self, client: Client) -> None:
+        """Goes on with a client of the JobManager that leads now."""
+        self._client = client
+        self._handle = JobHandle(client, self.handle.job_id)
 
     @property
     def handle(self) -> JobHandle:
@@ -135,14 +152,7 @@ class LedgerJob:
 
     def check(self) -> None:
         """Compares all of the output."""
-        tables = [
-            Table(self.ledger.bookings, lambda row: (row["kind"], row["account"], row["n"])),
-            Table(self.ledger.transfers, lambda row: row["id"]),
-            Table(self.ledger.totals, lambda row: (row["target"], row["window_start"])),
-        ]
-        for table in tables:
-            table.look()
-        check_exactly_once(self.ledger, *tables)
+        check_tables(self.ledger, self.ledger.output)
 
     def cancel(self) -> None:
         """Cancels it where it runs, and waits for its end."""

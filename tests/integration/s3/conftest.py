@@ -12,7 +12,8 @@ import pytest
 
 from penstock.storage.s3.s3_store import S3Store
 from penstock.storage.s3.settings import S3Settings
-from tests.support.radosgw import ACCESS_KEY, SECRET_KEY, RadosGateway
+from tests.support.processes import DaemonCluster, site
+from tests.support.radosgw import ACCESS_KEY, SECRET_KEY, RadosGateway, s3_options
 from tests.support.s3_proxy import S3Proxy
 
 BUCKET = "tests"
@@ -57,3 +58,18 @@ def make_store(s3_server: RadosGateway) -> Callable[[], S3Store]:
 @pytest.fixture
 def store(make_store: Callable[[], S3Store]) -> S3Store:
     return make_store()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, proxy: S3Proxy) -> Iterator[DaemonCluster]:
+    with site(tmp_path) as place:
+        cluster = DaemonCluster(place)
+        options = {
+            **s3_options(proxy.endpoint),
+            "execution.checkpointing.dir": f"s3://{BUCKET}/{tmp_path.name}",
+        }
+        arguments = [part for key, value in options.items() for part in ("-D", f"{key}={value}")]
+        cluster.start(*arguments, taskmanagers=2, slots=2)
+        yield cluster
+        cluster.stop()
+        place.assert_nothing_left()

@@ -5,6 +5,7 @@ Method: the suites of the other stores, on a real server; calls of random order 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import HealthCheck, given
 from penstock.errors import StoreTransient
 from penstock.storage.object_store import delete_all
 from penstock.storage.s3.s3_store import S3Store
+from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.examples import examples
+from tests.support.radosgw import RadosGateway
 from tests.unit.penstock.storage import test_head_store as of_head
 from tests.unit.penstock.storage import test_object_stores as of_stores
 
@@ -47,19 +50,25 @@ def test_a_store_is_a_dict(make_store: of_stores.MakeStore, calls: list[Any]) ->
 
 
 def test_what_cannot_be_deleted_is_named_and_holds_up_nothing(
-    store: S3Store, monkeypatch: pytest.MonkeyPatch
+    s3_server: RadosGateway,
 ) -> None:
+    store = S3Store(BUCKET, "held/job", settings_of(s3_server.endpoint))
     for name in ("a", "b", "c"):
         store.put(name, [b"1"])
-    real = S3Store._delete_at_once
-
-    def refuses(self: S3Store, keys: list[str]) -> dict[str, str]:
-        held = [key for key in keys if key.endswith("/a")]
-        return real(self, [key for key in keys if key not in held]) | dict.fromkeys(held, "held")
-
-    monkeypatch.setattr(S3Store, "_delete_at_once", refuses)
-    left = store.delete_many(["a", "b"])
-    assert list(left) == ["a"]
-    with pytest.raises(StoreTransient, match=r"job/a cannot be removed: held"):
-        delete_all(store, ["a", "c"])
+    refusal = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:DeleteObject",
+        "Resource": f"arn:aws:s3:::{BUCKET}/held/job/a",
+    }
+    policy = {"Version": "2012-10-17", "Statement": [refusal]}
+    client = s3_server.client()
+    client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))
+    try:
+        left = store.delete_many(["a", "b"])
+        assert list(left) == ["a"]
+        with pytest.raises(StoreTransient, match=r"job/a cannot be removed: AccessDenied"):
+            delete_all(store, ["a", "c"])
+    finally:
+        client.delete_bucket_policy(Bucket=BUCKET)
     assert [info.path for info in store.list("")] == ["a"]

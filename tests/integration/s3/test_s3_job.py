@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -16,40 +15,28 @@ import pytest
 
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from penstock.client.client import Client
-from penstock.client.job import JobHandle
 from penstock.storage.fsck import check_store
 from penstock.storage.head import decode_head
 from penstock.storage.restore_point import open_restore_point
 from penstock.storage.s3.s3_store import S3Store
 from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.ledger_job import DEADLINE_S, LedgerJob
-from tests.support.processes import DaemonCluster, Deadline, site, wait_ended
-from tests.support.radosgw import SECRET_KEY, RadosGateway, s3_options
+from tests.support.processes import DaemonCluster, Deadline, wait_ended
+from tests.support.radosgw import SECRET_KEY, RadosGateway
 from tests.support.s3_proxy import S3Proxy
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, proxy: S3Proxy) -> Iterator[DaemonCluster]:
-    with site(tmp_path) as place:
-        cluster = DaemonCluster(place)
-        options = {
-            **s3_options(proxy.endpoint),
-            "execution.checkpointing.dir": f"s3://{BUCKET}/{tmp_path.name}",
-        }
-        arguments = [part for key, value in options.items() for part in ("-D", f"{key}={value}")]
-        cluster.start(*arguments, taskmanagers=2, slots=2)
-        yield cluster
-        cluster.stop()
-        place.assert_nothing_left()
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(2)]
 
 
 def metrics_of(cluster: DaemonCluster, role: str) -> str:
-    return f"http://{cluster.daemons(role)[0]['metrics_address']}/metrics"
+    """What all daemons of a role show."""
+    addresses = [daemon["metrics_address"] for daemon in cluster.daemons(role)]
+    return "".join(
+        urlopen(f"http://{address}/metrics", timeout=10).read().decode() for address in addresses
+    )
 
 
-@pytest.mark.parametrize("backend", ["rocksdb"])
+@pytest.mark.parametrize("backend", ["rocksdb", "hashmap"])
 def test_the_ledger_with_its_checkpoints_on_s3(
     cluster: DaemonCluster,
     proxy: S3Proxy,
@@ -68,7 +55,8 @@ def test_the_ledger_with_its_checkpoints_on_s3(
         assert decode_head(store.get("HEAD")).retained
         for role, operation in (("jobmanager", "GetObject"), ("taskmanager", "PutObject")):
             shown = f'penstock_s3_requests_total{{operation="{operation}",outcome="ok"}}'
-            assert shown in urlopen(metrics_of(cluster, role), timeout=10).read().decode()
+            # A slot reports what it has asked within a second.
+            job.await_that(lambda _, role=role, shown=shown: shown in metrics_of(cluster, role))
         proxy.forget()
         later = job.await_checkpoints(
             lambda one: one.status == "COMPLETED" and one.id >= first.id + 3
@@ -92,8 +80,7 @@ def test_the_ledger_with_its_checkpoints_on_s3(
         s3_server.start_gateway()
         cluster.start(taskmanagers=2)
     with Client(cluster.jobmanager) as client:
-        job._client = client
-        job._handle = JobHandle(client, job.handle.job_id)
+        job.attach(client)
         # The next JobManager's numbers begin behind those that the first had reserved.
         job.await_checkpoints(
             lambda one: one.status == "COMPLETED" and one.id > second.id + IDS_RESERVED_AT_ONCE
