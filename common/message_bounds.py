@@ -130,7 +130,8 @@ COMPARED = _words(
     aligned_bytes alignment_ms allocation_id allowed_lateness_ms async_ms back_pressured_ms bad_records busy_ms bytes_in bytes_out
     checkpoint_aligned_bytes checkpoint_alignment_ms checkpoint_id checkpoint_start_delay_ms checksum count
     event_interval_us events file_count first_checkpoint_id first_event_time_ms first_item format_version from_version gap_ms id
-    idle_ms idle_timeout_ms inactivity_interval_ms item_count late_records leader_epoch limit local_backup_failures
+    idle_ms idle_timeout_ms inactivity_interval_ms item_count late_records leader_epoch limit local_backup_failures max_delay_ms
+    min_size_bytes
     lower_ms memory_bytes min_event_time_ms namespace offset offset_ms out_of_orderness_ms promoted_at_ms protocol_version rate
     records_in records_out restored_local_bytes restored_store_bytes roll_interval_ms roll_size_bytes row_count rows
     seed sequence size size_bytes size_ms slide_ms spill_bytes start_delay_ms state_bytes sync_ms table timestamp_ms to_version ttl_ms

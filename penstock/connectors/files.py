@@ -33,6 +33,9 @@ _log = logging.getLogger("penstock")
 SOURCE_FORMATS = ("parquet", "csv", "json", "arrow")
 SINK_FORMATS = ("parquet", "csv", "json")
 DEFAULT_ROLL_BYTES = 64 << 20
+DEFAULT_DELAY_MS = 60_000
+MIN_SIZE_BYTES_MAX = 16 << 20
+"""Of rows that a checkpoint carries on for one file: they are in memory and in every checkpoint."""
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
@@ -120,6 +123,8 @@ def file_sink(
     schema: pa.Schema | None = None,
     roll_interval_ms: int = 0,
     inactivity_ms: int = 0,
+    min_size_bytes: int = 0,
+    max_delay_ms: int = DEFAULT_DELAY_MS,
 ) -> graph_pb2.SinkSpec:
     """A sink that writes files into a directory.
 
@@ -131,6 +136,8 @@ def file_sink(
         schema: of the rows, to check the rest against; None checks later.
         roll_interval_ms: age at which a file is completed, 0 = no limit.
         inactivity_ms: time without rows after which a file is completed, 0 = no limit.
+        min_size_bytes: rows of fewer bytes are carried on in state by a checkpoint, 0 = none are.
+        max_delay_ms: age from which on they are written all the same.
 
     Raises:
         JobRejected: a partition column does not exist, or a type cannot be written in this format.
@@ -143,6 +150,11 @@ def file_sink(
         raise JobRejected(f"{location}: is not a directory; name a directory for the output files")
     if roll <= 0:
         raise JobRejected(f"roll must be a positive size, not {roll}")
+    if not 0 <= min_size_bytes <= min(roll, MIN_SIZE_BYTES_MAX):
+        raise JobRejected(
+            f"min_size is {min_size_bytes} bytes; it may be up to {min(roll, MIN_SIZE_BYTES_MAX)}, since the rows "
+            "are in memory and in every checkpoint"
+        )
     partitions = _column_names(partition_by)
     if len(set(partitions)) < len(partitions):
         raise JobRejected(f"partition_by names a column twice: {name_list(partitions)}")
@@ -156,6 +168,8 @@ def file_sink(
             roll_size_bytes=roll,
             roll_interval_ms=roll_interval_ms,
             inactivity_interval_ms=inactivity_ms,
+            min_size_bytes=min_size_bytes,
+            max_delay_ms=max_delay_ms if min_size_bytes else 0,
         ),
         supports_concurrent_attempts=True,
     )

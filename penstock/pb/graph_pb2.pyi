@@ -1188,6 +1188,8 @@ class FileSink(_message.Message):
     ROLL_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     ROLL_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     INACTIVITY_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    MIN_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_DELAY_MS_FIELD_NUMBER: _builtins.int
     format: _builtins.str
     """"parquet" | "csv" | "json" """
     directory: _builtins.str
@@ -1195,6 +1197,11 @@ class FileSink(_message.Message):
     roll_interval_ms: _builtins.int
     """A file is completed when it is this old, or has got no rows for so long; 0 = never."""
     inactivity_interval_ms: _builtins.int
+    min_size_bytes: _builtins.int
+    """A checkpoint ends no file with fewer bytes of rows, unless the first of them is as old as the delay: its
+    rows become part of the checkpoint; 0 = it ends all.
+    """
+    max_delay_ms: _builtins.int
     @_builtins.property
     def partition_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -1206,10 +1213,12 @@ class FileSink(_message.Message):
         roll_size_bytes: _builtins.int = ...,
         roll_interval_ms: _builtins.int = ...,
         inactivity_interval_ms: _builtins.int = ...,
+        min_size_bytes: _builtins.int = ...,
+        max_delay_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "format", b"format", "inactivity_interval_ms", b"inactivity_interval_ms", "partition_by", b"partition_by", "roll_interval_ms", b"roll_interval_ms", "roll_size_bytes", b"roll_size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "format", b"format", "inactivity_interval_ms", b"inactivity_interval_ms", "max_delay_ms", b"max_delay_ms", "min_size_bytes", b"min_size_bytes", "partition_by", b"partition_by", "roll_interval_ms", b"roll_interval_ms", "roll_size_bytes", b"roll_size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

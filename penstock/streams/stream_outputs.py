@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -50,6 +51,8 @@ class StreamOutputs:
         roll: str | int = "64mb",
         roll_interval: Duration | None = None,
         inactivity: Duration | None = None,
+        min_size: str | int = 0,
+        max_delay: Duration | None = None,
     ) -> StreamSink:
         """Writes Parquet files into a directory.
 
@@ -59,9 +62,12 @@ class StreamOutputs:
             roll_interval: age at which a file is completed; None = it has no limit.
             inactivity: a file that has got no rows for so long is completed; None = never. With
                 checkpoints on, each completes the files that are open too.
+            min_size: a checkpoint completes no file for which there are fewer bytes of rows: it takes them with it,
+                and they show with a later one; 0 = it completes all.
+            max_delay: a checkpoint completes the file all the same once its first row is so old; None = 1 minute.
         """
-        times = _file_times(roll_interval, inactivity)
-        return self._write_files("parquet", directory, partition_by, roll, times)
+        rolls = _Rolls(roll, roll_interval, inactivity, min_size, max_delay)
+        return self._write_files("parquet", directory, partition_by, rolls)
 
     def write_csv(
         self,
@@ -71,10 +77,12 @@ class StreamOutputs:
         roll: str | int = "64mb",
         roll_interval: Duration | None = None,
         inactivity: Duration | None = None,
+        min_size: str | int = 0,
+        max_delay: Duration | None = None,
     ) -> StreamSink:
         """Writes CSV files with a header into a directory; see ``write_parquet``."""
-        times = _file_times(roll_interval, inactivity)
-        return self._write_files("csv", directory, partition_by, roll, times)
+        rolls = _Rolls(roll, roll_interval, inactivity, min_size, max_delay)
+        return self._write_files("csv", directory, partition_by, rolls)
 
     def write_json(
         self,
@@ -84,29 +92,37 @@ class StreamOutputs:
         roll: str | int = "64mb",
         roll_interval: Duration | None = None,
         inactivity: Duration | None = None,
+        min_size: str | int = 0,
+        max_delay: Duration | None = None,
     ) -> StreamSink:
         """Writes JSON lines into a directory; see ``write_parquet``."""
-        times = _file_times(roll_interval, inactivity)
-        return self._write_files("json", directory, partition_by, roll, times)
+        rolls = _Rolls(roll, roll_interval, inactivity, min_size, max_delay)
+        return self._write_files("json", directory, partition_by, rolls)
 
     def _write_files(
         self,
         form: str,
         directory: str,
         partition_by: Sequence[str] | None,
-        roll: str | int,
-        times: tuple[int, int],
+        rolls: _Rolls,
     ) -> StreamSink:
-        from penstock.connectors.files import file_sink
+        from penstock.connectors.files import DEFAULT_DELAY_MS, file_sink
 
+        min_size = size_bytes(rolls.min_size) if rolls.min_size else 0
+        if rolls.max_delay is not None and not min_size:
+            raise JobRejected(
+                "max_delay says how long min_size holds rows back: give min_size, too"
+            )
         spec = file_sink(
             form,
             directory,
             partition_by,
-            size_bytes(roll),
+            size_bytes(rolls.roll),
             schema=input_schema(self._source),
-            roll_interval_ms=times[0],
-            inactivity_ms=times[1],
+            roll_interval_ms=_time_ms("roll_interval", rolls.roll_interval),
+            inactivity_ms=_time_ms("inactivity", rolls.inactivity),
+            min_size_bytes=min_size,
+            max_delay_ms=_time_ms("max_delay", rolls.max_delay) or DEFAULT_DELAY_MS,
         )
         return self._end(WriteSink(spec), f"write_{form}")
 
@@ -193,14 +209,20 @@ class StreamOutputs:
         return StreamSink(self._builder, node)
 
 
-def _file_times(roll_interval: Duration | None, inactivity: Duration | None) -> tuple[int, int]:
-    """Both in milliseconds, 0 = none."""
-    found = []
-    for name, value in (("roll_interval", roll_interval), ("inactivity", inactivity)):
-        milliseconds = 0 if value is None else duration_ms(value)
-        if value is not None and milliseconds < 1:
-            raise JobRejected(
-                f"{name} is {value!r}; it must be longer than zero, or None for never"
-            )
-        found.append(milliseconds)
-    return found[0], found[1]
+@dataclass(frozen=True, slots=True)
+class _Rolls:
+    """When files are completed, as the user says it."""
+
+    roll: str | int
+    roll_interval: Duration | None
+    inactivity: Duration | None
+    min_size: str | int
+    max_delay: Duration | None
+
+
+def _time_ms(name: str, value: Duration | None) -> int:
+    """In milliseconds, 0 = none."""
+    milliseconds = 0 if value is None else duration_ms(value)
+    if value is not None and milliseconds < 1:
+        raise JobRejected(f"{name} is {value!r}; it must be longer than zero, or None for never")
+    return milliseconds

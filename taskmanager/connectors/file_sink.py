@@ -11,6 +11,8 @@ predecessors. Ending a file between checkpoints (by size or time, or because too
 than taking it out: encoding what is left and syncing it is left to an I/O thread, behind which the next
 checkpoint is acknowledged; the mailbox thread does it only where too many files wait for that.
 
+Rows too few for a file are carried on by checkpoints where the user asks for that (see ``carried_rows``).
+
 The rows of partitions are held in memory until there are enough for a file to be started, or too many
 are held in all: a partition that gets few rows costs no open file until then.
 
@@ -38,6 +40,7 @@ from penstock.errors import StoreNotFound, StoreTransient, TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows.schema import user_batch
 from penstock.storage.open_store import is_s3
+from taskmanager.connectors.carried_rows import CarriedRows, small_files
 from taskmanager.connectors.file_encoders import EXTENSIONS, file_encoder
 from taskmanager.connectors.hidden_files import output_tag
 from taskmanager.connectors.hive_partitions import split_by_partition
@@ -71,11 +74,15 @@ class FileSinkWriter(SinkWriter):
         self._roll_bytes = spec.roll_size_bytes
         self._roll_interval_ms = spec.roll_interval_ms
         self._inactivity_ms = spec.inactivity_interval_ms
+        self._min_bytes = spec.min_size_bytes
+        self._max_delay_ms = spec.max_delay_ms
         # By directory: started files, the one longest without rows first; those that are not.
         self._open: OrderedDict[str, OutputFile] = OrderedDict()
         self._held: dict[str, OutputFile] = {}
         # Of all batches that held rows were cut out of.
         self._held_bytes = 0
+        self._carried: dict[str, OutputFile] = {}
+        """Of those held, what the checkpoint that is being taken does not end."""
         self._finished: list[OutputFile] = []
         self._prepared = PreparedFiles(self._complete, self._sync)
         self._count = 0
@@ -107,7 +114,7 @@ class FileSinkWriter(SinkWriter):
         """Adds rows to the file of a directory; returns whether they are held in memory."""
         file = self._open.get(directory)
         if file is None:
-            file = self._held.get(directory) or self._create(directory)
+            file = self._held_file(directory, rows.schema)
         else:
             self._open.move_to_end(directory)
         file.was_written = True
@@ -119,6 +126,13 @@ class FileSinkWriter(SinkWriter):
             self._finish(directory)
         return not file.is_started
 
+    def _held_file(self, directory: str, schema: pa.Schema) -> OutputFile:
+        file = self._held.get(directory)
+        if file is not None and file.held and not file.held[0].schema.equals(schema):
+            self._finish(directory)  # carried on from a job whose rows were others
+            file = None
+        return file or self._create(directory)
+
     def _create(self, directory: str) -> OutputFile:
         names = self._place.names(directory, self._count, EXTENSIONS[self._format])
         self._count += 1
@@ -127,8 +141,9 @@ class FileSinkWriter(SinkWriter):
 
     def _is_due(self, file: OutputFile) -> bool:
         if not self._partition_by:
-            return True
-        return file.held_bytes >= START_BYTES and len(self._open) < OPEN_FILES_MAX
+            return file.held_bytes >= self._min_bytes
+        enough = max(START_BYTES, self._min_bytes)
+        return file.held_bytes >= enough and len(self._open) < OPEN_FILES_MAX
 
     def _start(self, directory: str) -> None:
         while len(self._open) >= OPEN_FILES_MAX:
@@ -199,7 +214,8 @@ class FileSinkWriter(SinkWriter):
 
     @override
     def roll(self, now_ms: int) -> int | None:
-        if not self._roll_interval_ms and not self._inactivity_ms:
+        has_deadlines = bool(self._roll_interval_ms or self._inactivity_ms)
+        if not has_deadlines and not self._min_bytes:
             return None
         deadlines = []
         for directory, file in [*self._open.items(), *self._held.items()]:
@@ -207,6 +223,8 @@ class FileSinkWriter(SinkWriter):
                 file.was_written, file.written_ms = False, now_ms
             if file.created_ms is None:
                 file.created_ms = now_ms
+            if not has_deadlines:
+                continue
             deadline_ms = self._deadline_ms(file.created_ms, file.written_ms)
             if deadline_ms <= now_ms:
                 self._finish(directory)
@@ -230,6 +248,27 @@ class FileSinkWriter(SinkWriter):
         return bool(self._open or self._held or self._finished)
 
     @override
+    def carry(self, now_ms: int) -> list[bytes]:
+        oldest_ms = now_ms - self._max_delay_ms
+        self._carried = small_files(self._held, self._min_bytes, oldest_ms)
+        return [
+            CarriedRows(directory, file.created_ms or now_ms, tuple(file.held)).encode()
+            for directory, file in self._carried.items()
+        ]
+
+    @override
+    def take_carried(self, items: list[bytes]) -> None:
+        for carried in map(CarriedRows.decode, items):
+            for rows in carried.rows:
+                self._write(carried.directory, rows)
+            file = self._held.get(carried.directory)
+            if file is not None:
+                created_ms = file.created_ms or carried.created_ms
+                file.created_ms = min(created_ms, carried.created_ms)
+        self._held_bytes = sum(file.held_bytes for file in self._held.values())
+        self._bound_buffers()
+
+    @override
     def prepare_commit(self, checkpoint_id: int) -> list[bytes]:
         current = self._current()
         covered = self._finished + current
@@ -239,11 +278,15 @@ class FileSinkWriter(SinkWriter):
         return [_encode(file.names.pending, file.names.final) for file in covered]
 
     def _current(self) -> list[OutputFile]:
-        """Takes out the files that rows were added to."""
-        current = [*self._open.values(), *self._held.values()]
+        """Takes out the files that rows were added to, but for those that are carried on."""
+        carried, self._carried = self._carried, {}
+        held = [file for directory, file in self._held.items() if directory not in carried]
+        current = [*self._open.values(), *held]
         self._open.clear()
-        self._held.clear()
-        self._held_bytes = 0
+        self._held = carried
+        for file in carried.values():
+            file.copy_held()
+        self._held_bytes = sum(file.held_bytes for file in carried.values())
         return current
 
     @override

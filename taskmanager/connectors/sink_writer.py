@@ -43,6 +43,25 @@ class SinkWriter(ABC):
         """Completes what is old enough; returns when to be called again, None = not by time."""
         return None
 
+    def carry(self, now_ms: int) -> list[bytes]:
+        """Says which rows the next ``prepare_commit`` does not take leave of: they go on in the checkpoint's state.
+
+        Not called before a savepoint and behind the end of the data, which leave nothing behind.
+        """
+        return []
+
+    def take_carried(self, items: list[bytes]) -> None:
+        """Called once after ``recover``: writes the rows that the restored checkpoint has carried on.
+
+        Args:
+            items: of any writers of the sink.
+        """
+        if items:
+            raise TaskFailure(
+                "the checkpoint holds rows that a file sink has not written yet, and this sink writes no files; start "
+                "from a savepoint, which holds none"
+            )
+
     def prepare_commit(self, checkpoint_id: int) -> list[bytes]:
         """Takes leave of all that was written: it is what the checkpoint covers; must be fast.
 

@@ -6,6 +6,9 @@ checkpoint is complete, it is committed. After a restore everything the snapshot
 whether that had been done before does not matter, and what the snapshot does not name was written by
 an attempt that nobody will ever know of. Without checkpoints there is one such commit, at the end of the job.
 
+Rows that are too few for a file may be carried on in the state of a checkpoint: no file holds them yet. No savepoint
+does that, since what it covers is the original's to publish.
+
 A savepoint commits nothing. What it names stays, whatever becomes of the job, until a checkpoint behind it has committed it.
 
 What an aborted checkpoint had prepared is part of the next one. ``abort`` is for output that nobody will
@@ -34,10 +37,11 @@ from penstock.rows.schema import user_batch
 from taskmanager.connectors.factory import build_sink_writer
 from taskmanager.connectors.sink_writer import SinkWriter
 from taskmanager.operators.operator import NOTHING, Handling, Operator, OperatorContext
-from taskmanager.state.operator_state import UNION
+from taskmanager.state.operator_state import SPLIT, UNION
 from taskmanager.user_code.user_failure import user_traceback
 
 _STATE = "committables"
+_CARRIED = "carried"
 _END_OF_JOB = 0
 """Stands for the id of a checkpoint where there are none."""
 _OWNER = struct.Struct("<i")
@@ -58,6 +62,7 @@ class SinkOperator(Operator):
         """Whose barrier is passing, or has passed last."""
         self._is_dirty = False
         self._is_discarded = False
+        self._has_ended_data = False
 
     @override
     def open(self, context: OperatorContext) -> None:
@@ -80,6 +85,11 @@ class SinkOperator(Operator):
                 [*self._own(self._committables.items)], is_speculative=context.is_speculative
             )
         self._committables.items = []
+        self._carried = context.operator_state.list(_CARRIED, SPLIT)
+        self._carried.codec = "carried-rows/1"
+        with self._failing("write what a checkpoint has carried on"):
+            writer.take_carried(self._carried.items)
+        self._carried.items = []
 
     def _own(self, items: Iterable[bytes]) -> Iterator[bytes]:
         """Of the restored committables those of this subtask, and of subtasks that are no more."""
@@ -121,6 +131,7 @@ class SinkOperator(Operator):
     @override
     def on_end_of_data(self) -> Iterable[OperatorOutput]:
         self._flush()
+        self._has_ended_data = True
         if not self.context.takes_checkpoints:
             self._prepare(_END_OF_JOB)
             work = self._opened.finish_prepared()
@@ -146,6 +157,9 @@ class SinkOperator(Operator):
     @override
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         self._flush()
+        is_last = self._has_ended_data or checkpoint_id == self._savepoint_id
+        now_ms = self.context.clock.now_ms()
+        self._carried.items = [] if is_last else self._opened.carry(now_ms)
         self._prepare(checkpoint_id)
         # What earlier checkpoints prepared is still to be committed, whatever became of them.
         named = [committable for own in self._prepared.values() for committable in own]
