@@ -11,6 +11,7 @@ from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.job.job_description import JobDescription, is_checkpoint_path
 from penstock.config import Configuration
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
+from penstock.graph.added_aggregates import mark_added
 from penstock.graph.restore_check import (
     COMMITTABLES,
     StateFate,
@@ -136,6 +137,7 @@ def prepare_start(
         backend=config.state_backend_type,
     )
     check.raise_refusal(graph.name, point.uri)
+    mark_added(found, point.manifest)
     found.config[PATH_KEY] = point.uri
     in_doubt = _in_doubt(graph.name, point, config, is_running=is_running(original))
     found.config[IN_DOUBT_KEY] = in_doubt

@@ -4,6 +4,9 @@ Numbers live in *slots* (a count, a sum, an extreme), which the kernels update a
 which partial batches carry between the two phases of an aggregation; equal slots are shared, so a mean
 and a sum of one column count its values once. What is no number (first, last, lists, strings, the
 user's own) lives in *group columns*. Both phases derive the same layout from the same input schema.
+
+An aggregate that was added when a job was started from state shares nothing with those that have seen more. Beside it,
+one number tells the groups that had begun by then: it is 1 in all that were restored, and rows add nothing to it.
 """
 
 from __future__ import annotations
@@ -11,12 +14,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.aggregates.aggregates import Aggregate, input_type, output_field, plain_type
+
+BEGUN: Final = "begun "
+"""Begins what is said of the slot that tells which groups had begun."""
 
 
 class SlotKind(enum.Enum):
@@ -46,10 +52,14 @@ class AccumulatorSlot:
 
     Attributes:
         column: the input column; None = every row counts (``COUNT`` only).
+        since: of the aggregates that share it.
+        tells_begun: no row counts (``COUNT`` only): it is not 0 in groups that had begun before.
     """
 
     kind: SlotKind
     column: str | None
+    since: int = 0
+    tells_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +104,25 @@ class AggregateLayout:
 
     Attributes:
         results: a ``SlotResult``, or the index of a group column.
+        begun: per result the slot that tells the groups that had begun before it was added; -1 = it has seen all.
     """
 
     slots: tuple[AccumulatorSlot, ...]
     group_columns: tuple[GroupColumnSpec, ...]
     results: tuple[SlotResult | int, ...]
+    begun: tuple[int, ...]
+
+    def slot_uses(self) -> list[tuple[str, ...]]:
+        """Per slot what it is for: by that it is found again, whatever slots there are beside it."""
+        uses: list[list[str]] = [
+            [f"{BEGUN}{slot.since}"] if slot.tells_begun else [] for slot in self.slots
+        ]
+        for result in self.results:
+            if isinstance(result, SlotResult):
+                uses[result.slot].append(f"value {result.name}")
+                if result.divisor >= 0:
+                    uses[result.divisor].append(f"count {result.name}")
+        return [tuple(names) for names in uses]
 
 
 def aggregate_layout(
@@ -112,6 +136,7 @@ def aggregate_layout(
     slots: dict[AccumulatorSlot, int] = {}
     group_columns: list[GroupColumnSpec] = []
     results: list[SlotResult | int] = []
+    begun: list[int] = []
     for name, aggregate in aggregates.items():
         kind = input_type(aggregate, name, input_schema)
         output_type = output_field(aggregate, name, input_schema).type
@@ -131,7 +156,12 @@ def aggregate_layout(
                     aggregate.custom,
                 )
             )
-    return AggregateLayout(tuple(slots), tuple(group_columns), tuple(results))
+        if aggregate.since:
+            told = AccumulatorSlot(SlotKind.COUNT, None, aggregate.since, tells_begun=True)
+            begun.append(slots.setdefault(told, len(slots)))
+        else:
+            begun.append(-1)
+    return AggregateLayout(tuple(slots), tuple(group_columns), tuple(results), tuple(begun))
 
 
 def _slot_result(
@@ -145,11 +175,13 @@ def _slot_result(
     def index_of(slot: AccumulatorSlot) -> int:
         return slots.setdefault(slot, len(slots))
 
-    column = aggregate.input_column
-    counted = AccumulatorSlot(SlotKind.COUNT, column if nullable else None)
+    column, since = aggregate.input_column, aggregate.since
+    counted = AccumulatorSlot(SlotKind.COUNT, column if nullable else None, since)
     if aggregate.function == "count" or kind is None:
         return SlotResult(name, index_of(counted), -1, output_type)
-    slot = index_of(AccumulatorSlot(_slot_kind(aggregate.function, plain_type(kind)), column))
+    slot = index_of(
+        AccumulatorSlot(_slot_kind(aggregate.function, plain_type(kind)), column, since)
+    )
     divisor = index_of(counted) if aggregate.function == "mean" else -1
     return SlotResult(name, slot, divisor, output_type)
 

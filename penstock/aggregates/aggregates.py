@@ -74,12 +74,14 @@ class Aggregate:
         column: input column, an expression that is to become one, or None (rows).
         custom: the user's object, "custom" only.
         declared_type: output type the user gave, "custom" only.
+        since: 0 = it has seen all rows; else it was added when the job was started from state (``graph.proto``).
     """
 
     function: str
     column: str | Expr | None = None
     custom: Any = None
     declared_type: Any = None
+    since: int = 0
 
     @property
     def input_column(self) -> str | None:
@@ -169,7 +171,7 @@ class Aggregate:
         custom = None
         if proto.function == CUSTOM and load_function is not None:
             custom = load_function(proto.custom)
-        return Aggregate(proto.function, proto.column or None, custom, output_type)
+        return Aggregate(proto.function, proto.column or None, custom, output_type, proto.since)
 
     @override
     def __str__(self) -> str:

@@ -8,14 +8,14 @@ Source: Carbone et al., "State Management in Apache Flink", sections 3.1.2 and 3
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import pyarrow as pa
 
 from penstock.errors import JobRejected
-from penstock.graph.state_meaning import changed_meaning
+from penstock.graph.state_meaning import changed_aggregates, changed_meaning
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.codec import Stamped, codec_of
 from penstock.storage.codec_migration import MigrationRefusedError, migration
@@ -184,6 +184,9 @@ def check_restore(
             else:
                 name = state.removeprefix(_KEY_SPACE)
                 fate, reason = declared_fate(operator, name, tables.get(state))
+                changed = changed_aggregates(stored.declared, operator) if state in tables else ""
+                if changed:
+                    fate, reason = Fate.MIGRATES, changed
                 fates.append(_fate(stored, name, fate, reason))
     known = {one.uid for vertex in manifest.vertices for one in vertex.operators}
     for uid, operator in operators.items():
@@ -267,11 +270,20 @@ def _has_items(held: checkpoint_pb2.OperatorStateSnapshot) -> bool:
 
 
 def _unclaimed(
-    stored: checkpoint_pb2.OperatorFingerprint, states: Iterable[str], ignores_unclaimed: bool
+    stored: checkpoint_pb2.OperatorFingerprint, states: Sequence[str], ignores_unclaimed: bool
 ) -> StateFate:
     names = ", ".join(states)
     if ignores_unclaimed:
         return _fate(stored, "", Fate.DROPPED, f"the job has no such operator ({names})")
+    if BUNDLE_LIST in states:
+        return _fate(
+            stored,
+            "",
+            Fate.REFUSED,
+            "it holds rows that were aggregated in front of an exchange and had not left, and the job as it is planned "
+            "now has no such phase: take a savepoint, which lets them go, and start from that; or keep the aggregates "
+            "and execution.pre-aggregation as they were; or leave these rows out with --allow-non-restored-state",
+        )
     generated = (
         "; the uid was made from its place in the graph, which has changed"
         * stored.uid_is_generated

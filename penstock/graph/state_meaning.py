@@ -83,6 +83,17 @@ def changed_meaning(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
     return next(_changes(stored, now, old), "")
 
 
+def changed_aggregates(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
+    """Which aggregates have come and gone; "" = none."""
+    old = [one.name for one in _aggregates(stored)]
+    new = [one.name for one in _aggregates(now)]
+    begins = "begin empty" if now.HasField("running_aggregate") else "begin with the next window"
+    added = ", ".join(repr(name) for name in new if name not in old)
+    gone = ", ".join(repr(name) for name in old if name not in new)
+    told = [f"the new aggregates {added} {begins}"] if added else []
+    return "; ".join([*told, *([f"without {gone}, which are gone"] if gone else [])])
+
+
 def _changes(stored: graph_pb2.Operator, now: graph_pb2.Operator, spec: str) -> Iterator[str]:
     old, new = getattr(stored, spec), getattr(now, spec)
     yield from _changed_keys(
@@ -126,13 +137,8 @@ def _changed_aggregates(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> 
     new = {one.name: _meaning(one, now.input_schema) for one in _aggregates(now)}
     for name, before in old.items():
         after = new.get(name)
-        if after is None:
-            yield f"aggregate {name!r} ({before}) is not among its aggregates any more: keep it"
-        elif after != before:
+        if after is not None and after != before:
             yield f"aggregate {name!r} was stored as {before}, and is {after} now"
-    for name, after in new.items():
-        if name not in old:
-            yield f"aggregate {name!r} ({after}) is new, and what was stored has nothing of it"
 
 
 def _changed_join(old: graph_pb2.JoinSpec, new: graph_pb2.JoinSpec) -> Iterator[str]:

@@ -885,11 +885,16 @@ class Aggregate(_message.Message):
     FUNCTION_FIELD_NUMBER: _builtins.int
     COLUMN_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     function: _builtins.str
     """"count" | "sum" | "min" | "max" | "mean" | "first" | "last" | "count_distinct" | "collect_list" | "custom" """
     column: _builtins.str
     """Input column; "" for count of rows and for custom functions that see the whole row."""
+    since: _builtins.int
+    """0 = the job has always had it; n = it was added at the n-th start from state of the job without it: what came
+    before is not in it, and windows that had begun have no value of it.
+    """
     @_builtins.property
     def custom(self) -> Global___Function:
         """"custom" only."""
@@ -901,10 +906,11 @@ class Aggregate(_message.Message):
         function: _builtins.str = ...,
         column: _builtins.str = ...,
         custom: Global___Function | None = ...,
+        since: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["custom", b"custom"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "custom", b"custom", "function", b"function", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "custom", b"custom", "function", b"function", "name", b"name", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

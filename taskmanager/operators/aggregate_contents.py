@@ -65,7 +65,10 @@ class BoundAggregation:
         self.schema = schema_from_bytes(operator.output_schema)
         self.has_event_time = EVENT_TIME in self.schema.names
         self.descriptor = AggregateDescriptor(
-            tuple(self.keys.types), tuple(self.aggregation.kinds), self.aggregation.new_columns
+            tuple(self.keys.types),
+            tuple(self.aggregation.kinds),
+            self.aggregation.new_columns,
+            tuple(self.aggregation.layout.slot_uses()),
         )
 
     def prepare(self, batch: pa.RecordBatch) -> AggregateRows:
@@ -205,7 +208,7 @@ class AggregateInstances(InstanceContents[InstanceTable]):
     @override
     def new_state(self) -> InstanceTable:
         descriptor = self._bound.descriptor
-        return InstanceTable(descriptor.kinds, descriptor.new_columns())
+        return InstanceTable(descriptor.kinds, descriptor.new_columns(), descriptor.uses)
 
     @override
     def prepare_snapshot(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from penstock.aggregates.aggregate_layout import (
@@ -98,6 +99,7 @@ class Aggregation:
         schema = schema_from_bytes(operator.input_schema)
         outputs = schema_from_bytes(operator.output_schema)
         self._operator = operator.name
+        self._is_running = operator.HasField("running_aggregate")
         self._keys = keys
         aggregates = {
             proto.name: Aggregate.from_proto(
@@ -140,7 +142,7 @@ class Aggregation:
         for slot, kind in zip(self.layout.slots, self.kinds, strict=True):
             if slot.column is None:
                 values.append(None)
-                valid.append(None)
+                valid.append(np.zeros(batch.num_rows, np.bool_) if slot.tells_begun else None)
                 continue
             if slot.column not in read:
                 array = plain_array(batch.column(slot.column))
@@ -196,9 +198,15 @@ class Aggregation:
 
     def results(self, rows: TableRows) -> list[pa.Array]:
         """The aggregates' output columns."""
-        return [
+        columns = [
             rows.columns[result] if isinstance(result, int) else _slot_result(result, rows)
             for result in self.layout.results
+        ]
+        if self._is_running:
+            return columns
+        return [
+            column if begun < 0 else _where_it_has_seen_all(column, rows.accumulators[begun])
+            for column, begun in zip(columns, self.layout.begun, strict=True)
         ]
 
     def overflow(self, error: AccumulatorOverflowError, keys: KeyBatch) -> BadRecord:
@@ -227,6 +235,12 @@ def accumulator_columns(
         pa.array(values, mask=None if valid is None else ~valid)
         for values, valid in zip(numbers, validity, strict=True)
     ]
+
+
+def _where_it_has_seen_all(column: pa.Array, begun: Values) -> pa.Array:
+    """The values of an aggregate that was added later; null in windows that had begun by then."""
+    has_begun = begun > 0
+    return pc.if_else(has_begun, None, column) if has_begun.any() else column
 
 
 def _slot_result(result: SlotResult, rows: TableRows) -> pa.Array:

@@ -107,7 +107,8 @@ class CustomAggregate(GroupColumn):
     @override
     def state_field(self) -> pa.Field:
         # The codec is part of the name: states of another one must not be read with this.
-        return pa.field(f"{super().state_field().name}_{self._codec.name}", self.state_type)
+        field = super().state_field()
+        return field.with_name(f"{field.name}_{self._codec.name}")
 
     @property
     @override

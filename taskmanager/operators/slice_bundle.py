@@ -18,6 +18,8 @@ from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import AccumulatorKind, AccumulatorOverflowError, RecordTable
 from taskmanager.operators.aggregation import AggregateInputs, Aggregation, accumulator_columns
 from taskmanager.operators.key_columns import KeyColumns
+from taskmanager.state.accumulator_columns import accumulator_fields
+from taskmanager.state.aggregate_change import aggregate_change
 
 
 class SliceBundle:
@@ -39,6 +41,7 @@ class SliceBundle:
         self._keys = KeyColumns(keys, schema)
         self._aggregation = Aggregation(aggregates, spec, self._keys)
         self._schema = partial_schema_of(self._aggregation.layout, schema, keys, is_window=True)
+        self._kept_schema = _kept_schema(self._schema, self._aggregation)
         # The last one counts the rows that each partial row stands for.
         self._kinds = [*self._aggregation.kinds, AccumulatorKind.COUNT]
         self._slices: dict[int, RecordTable] = {}
@@ -94,9 +97,10 @@ class SliceBundle:
     def to_bytes(self) -> bytes:
         """What ``take`` would give, all of which stays."""
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self._schema) as writer:
+        with pa.ipc.new_stream(sink, self._kept_schema) as writer:
             for start in sorted(self._slices):
-                writer.write_batch(self._partial_batch(start))
+                columns = self._partial_batch(start).columns
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._kept_schema))
         return sink.getvalue().to_pybytes()
 
     def restore(self, data: bytes) -> None:
@@ -104,9 +108,15 @@ class SliceBundle:
 
         Raises:
             BadRecord: a sum leaves the range of int64.
+            TaskFailure: it held other things.
         """
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            for batch in reader:
+            change = aggregate_change(reader.schema, self._kept_schema)
+            for kept in reader:
+                columns = kept.columns
+                if change is not None:
+                    columns = change.columns(columns, kept.num_rows)
+                batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
                 inputs = self._aggregation.partial_inputs(batch)
                 inputs.values.append(batch.column(ROWS).to_numpy())
                 inputs.valid.append(None)
@@ -138,3 +148,9 @@ class SliceBundle:
             *accumulator_columns(rows.accumulators[:-1], rows.validity[:-1]),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _kept_schema(partial: pa.Schema, aggregation: Aggregation) -> pa.Schema:
+    """Schema of partial rows in a snapshot, whose numbers say what they are for."""
+    numbers = accumulator_fields(aggregation.kinds, aggregation.layout.slot_uses())
+    return pa.schema([*list(partial)[: len(partial) - len(numbers)], *numbers])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +17,24 @@ from taskmanager.state.value_log import FrozenStates
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
+USES: Final = b"uses"
+"""Metadata of a field: what it is for, a JSON list of texts."""
 
-def accumulator_fields(kinds: Sequence[AccumulatorKind]) -> list[pa.Field]:
-    """One field per accumulator; its kind is in the name, so that another kind does not fit."""
+
+def accumulator_fields(
+    kinds: Sequence[AccumulatorKind], uses: Sequence[tuple[str, ...]] = ()
+) -> list[pa.Field]:
+    """One field per accumulator; its kind is in the name, so that another kind does not fit.
+
+    Args:
+        uses: per accumulator what it is for (``AggregateLayout.slot_uses``); () = there is one set for ever.
+    """
     return [
-        pa.field(f"number_{index}_{kind.value}", pa.from_numpy_dtype(kind.dtype))
+        pa.field(
+            f"number_{index}_{kind.value}",
+            pa.from_numpy_dtype(kind.dtype),
+            metadata={USES: json.dumps(uses[index])} if uses else None,
+        )
         for index, kind in enumerate(kinds)
     ]
 

@@ -78,11 +78,13 @@ class AggregateDescriptor:
         key_types: types of the key columns.
         kinds: the numbers per key.
         new_columns: makes the empty group columns of a new table.
+        uses: per number what it is for (``AggregateLayout.slot_uses``); () = there is one set for ever.
     """
 
     key_types: tuple[pa.DataType, ...]
     kinds: tuple[AccumulatorKind, ...]
     new_columns: Callable[[], list[GroupColumn]]
+    uses: tuple[tuple[str, ...], ...] = ()
 
 
 class ValueColumn(Protocol):

@@ -11,6 +11,7 @@ the mailbox thread; what it returns makes the states on any other while the colu
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
+from taskmanager.state.accumulator_columns import USES
 from taskmanager.state.value_log import FrozenStates
 
 Int64Array = npt.NDArray[np.int64]
@@ -57,7 +59,10 @@ class GroupColumn(ABC):
 
     def state_field(self) -> pa.Field:
         """The column of the groups' states; its metadata names the codec where there is a choice."""
-        return pa.field(f"column_{self.spec.name}_{self.spec.function}", self.state_type)
+        name = f"column_{self.spec.name}_{self.spec.function}"
+        return pa.field(
+            name, self.state_type, metadata={USES: json.dumps([f"value {self.spec.name}"])}
+        )
 
     @property
     @abstractmethod

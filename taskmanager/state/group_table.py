@@ -71,6 +71,7 @@ class GroupTable:
         kinds: what the numbers are.
         columns: empty group columns.
         home: name of the state it was made for.
+        uses: per number what it is for.
         with_versions: the table can be sealed.
     """
 
@@ -81,6 +82,7 @@ class GroupTable:
         columns: list[GroupColumn],
         home: str = "",
         *,
+        uses: Sequence[tuple[str, ...]] = (),
         with_versions: bool = False,
     ) -> None:
         self.home = home
@@ -89,7 +91,7 @@ class GroupTable:
         self._records = RecordTable(
             key_types, kinds, with_index=bool(columns), with_versions=with_versions
         )
-        content = [*accumulator_fields(kinds), *(column.state_field() for column in columns)]
+        content = [*accumulator_fields(kinds, uses), *(column.state_field() for column in columns)]
         self._schema = keyed_schema(key_fields(key_types), content)
         self._columns = columns
 

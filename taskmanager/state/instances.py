@@ -69,10 +69,17 @@ class InstanceTable:
     Args:
         kinds: what the numbers are.
         columns: empty group columns.
+        uses: per number what it is for.
     """
 
-    def __init__(self, kinds: Sequence[AccumulatorKind], columns: list[GroupColumn]) -> None:
+    def __init__(
+        self,
+        kinds: Sequence[AccumulatorKind],
+        columns: list[GroupColumn],
+        uses: Sequence[tuple[str, ...]] = (),
+    ) -> None:
         self._kinds = tuple(kinds)
+        self._uses = uses
         self._records = RecordTable([pa.int64()], kinds) if kinds else None
         self._columns = columns
 
@@ -118,7 +125,8 @@ class InstanceTable:
 
     def state_fields(self) -> list[pa.Field]:
         """The accumulators, then the group columns."""
-        return [*accumulator_fields(self._kinds), *(c.state_field() for c in self._columns)]
+        numbers = accumulator_fields(self._kinds, self._uses)
+        return [*numbers, *(column.state_field() for column in self._columns)]
 
     def freeze(self, groups: Int64Array) -> list[FrozenStates]:
         """The states of different instances as they are now."""

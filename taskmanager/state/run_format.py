@@ -14,7 +14,7 @@ all      ``__key_group`` uint16, ascending within a batch
          ``__deleted`` bool, where single rows can be removed: the row is a tombstone, the columns behind
          its identity are null
 group    identity ``key_0``, ``key_1``, ...; then ``number_<i>_<accumulator kind>`` (null = no value yet),
-         then the states of the group columns
+         then the states of the group columns; the metadata ``uses`` of both says which aggregates they are for
 value    identity ``key_0``, ...; then ``value``
 list     identity ``key_0``, ...; then ``items``: list
 map      identity ``key_0``, ..., ``map_key``; then ``value``

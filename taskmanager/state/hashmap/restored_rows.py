@@ -16,6 +16,7 @@ from penstock.errors import StoreCorrupt, TaskFailure, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
 from penstock.storage.run_reader import CHECKSUM_BYTES, read_segment
+from taskmanager.state.aggregate_change import AggregateChange, aggregate_change
 from taskmanager.state.hashmap.chains import Chain, Segment
 from taskmanager.state.run_format import CODEC, FORMAT_VERSION, within
 
@@ -130,11 +131,34 @@ def check_fits(rows: RestoredRows, kind: str, schema: pa.Schema | None, state: s
     Raises:
         TaskFailure: they are not.
     """
-    if rows.kind == kind and (schema is None or _columns(rows.schema) == _columns(schema)):
-        return
+    if rows.kind != kind or (schema is not None and _columns(rows.schema) != _columns(schema)):
+        raise _misfit(rows, kind, schema, state)
+
+
+def restored_change(
+    rows: RestoredRows, kind: str, schema: pa.Schema, state: str
+) -> AggregateChange | None:
+    """What makes restored rows those of a table; None = they are.
+
+    Raises:
+        TaskFailure: nothing does.
+    """
+    try:
+        change = aggregate_change(rows.schema, schema) if rows.kind == kind else None
+    except TaskFailure as error:
+        raise _misfit(rows, kind, schema, state, str(error)) from error
+    if change is None:
+        check_fits(rows, kind, schema, state)
+    return change
+
+
+def _misfit(
+    rows: RestoredRows, kind: str, schema: pa.Schema | None, state: str, reason: str = ""
+) -> TaskFailure:
     now = kind if schema is None else f"{kind} with {_text(schema)}"
-    raise TaskFailure(
-        f"{state} was stored as {rows.kind} with {_text(rows.schema)}, but the job declares it as {now}: "
+    because = f" ({reason})" if reason else ""
+    return TaskFailure(
+        f"{state} was stored as {rows.kind} with {_text(rows.schema)}, but the job declares it as {now}{because}: "
         "declare it as it was, or give the state (or the operator, its uid) another name, so that it "
         "starts empty"
     )

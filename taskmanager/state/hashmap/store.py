@@ -38,7 +38,7 @@ from taskmanager.state.hashmap.restored_rows import (
     BACKEND,
     RESTORED_TO,
     RestoredRows,
-    check_fits,
+    restored_change,
     restored_rows,
 )
 from taskmanager.state.hashmap.snapshot import HashMapSnapshot, SnapshotItem, TableSlot
@@ -80,7 +80,7 @@ class HashMapStateBackend:
         self._file_count = 0
         self._states: dict[str, dict[int, TableSlot]] = {}
         self._migrated: set[str] = set()
-        """States whose restored values were stored with another codec."""
+        """States whose restored values were stored with another codec, or for other aggregates."""
         self._files: dict[str, checkpoint_pb2.StateFile] = {}
         self._snapshots: dict[int, HashMapSnapshot] = {}
         # Per state one emptied table, so that the next namespace need not grow anew.
@@ -117,6 +117,7 @@ class HashMapStateBackend:
                 descriptor.kinds,
                 descriptor.new_columns(),
                 home=name,
+                uses=descriptor.uses,
                 with_versions=True,
             )
 
@@ -366,8 +367,12 @@ class HashMapStateBackend:
             if isinstance(table, ObjectColumn) and self._load_migrated(table, rows, part):
                 self._migrated.add(name)
                 continue
-            check_fits(rows, table.kind, table.schema(), state)
-            table.load(rows.batches(), part)
+            change = restored_change(rows, table.kind, table.schema(), state)
+            if change is not None and change.changes(rows.schema):
+                self._migrated.add(name)
+                table.load(change.batches(rows.batches()), part)
+            else:
+                table.load(rows.batches(), part)
         return table
 
     def _load_migrated(self, column: ObjectColumn, rows: RestoredRows, part: RestoredPart) -> bool:

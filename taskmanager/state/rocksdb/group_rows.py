@@ -58,6 +58,7 @@ class StoredGroupTable(GroupTable, KeyedSpill):
             descriptor.key_types,
             descriptor.kinds,
             descriptor.new_columns(),
+            uses=descriptor.uses,
             with_versions=True,
         )
         KeyedSpill.__init__(

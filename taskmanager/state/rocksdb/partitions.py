@@ -124,8 +124,7 @@ class PartitionCatalog:
         Raises:
             TaskFailure: it was restored with other types.
         """
-        plain = pa.schema([field for field in schema if field.name not in _ADDED])
-        state = self.state(name, kind, plain.serialize().to_pybytes(), owner)
+        state = self.state(name, kind, state_schema(schema).serialize().to_pybytes(), owner)
         state.partitions[namespace] = partition
 
     def state(self, name: str, kind: str, schema: bytes, owner: str) -> StoredState:
@@ -178,6 +177,11 @@ def stored_segments(
     """The partitions of a snapshot with the names of their states."""
     for segment in snapshot.segments:
         yield snapshot.tables[segment.table].name, segment
+
+
+def state_schema(schema: pa.Schema) -> pa.Schema:
+    """What a state keeps of the rows of its tables."""
+    return pa.schema([field for field in schema if field.name not in _ADDED])
 
 
 def column_schema(key_types: Sequence[pa.DataType], descriptor: StateDescriptor) -> pa.Schema:

@@ -91,6 +91,7 @@ class KeyedSpill(SpilledTable):
         schema: of the rows.
     """
 
+    kind: ClassVar[str]
     with_numbers: ClassVar[bool] = False
     """A key has several rows, told apart by a number."""
 
@@ -143,6 +144,11 @@ class KeyedSpill(SpilledTable):
         """Nothing is in memory."""
 
     # What comes of it.
+
+    @property
+    def identity_count(self) -> int:
+        """How many columns of the schema rows are known by."""
+        return len(self._plain_types) + self.with_numbers
 
     @property
     def known_row_count(self) -> int:

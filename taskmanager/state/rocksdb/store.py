@@ -32,16 +32,14 @@ from taskmanager.state.count_table import CountTable
 from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.group_table import GroupTable
 from taskmanager.state.instances import InstanceState
-from taskmanager.state.migrated_values import migration_of
 from taskmanager.state.rocksdb.cache_host import TableHome
-from taskmanager.state.rocksdb.entry_keys import moved_to, partition_bounds
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
+from taskmanager.state.rocksdb.migrated_entries import MigratedEntries
 from taskmanager.state.rocksdb.pacer_runner import Pacer
 from taskmanager.state.rocksdb.partitions import column_schema
 from taskmanager.state.rocksdb.restore_store import BACKEND, FORMAT_VERSION, open_state
 from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 from taskmanager.state.rocksdb.stored_tables import WHOLE, StoredTables
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, FrozenPart, WriteQueue
 from taskmanager.state.row_table import RowDescriptor, RowTable
@@ -77,7 +75,8 @@ class RocksDBStateBackend:
         self._queue = WriteQueue(self._database)
         self._link_numbers = count(1)
         home = TableHome(self._database, self, self._key_groups, environment.max_parallelism)
-        self._stored = StoredTables(self._catalog, home, self._owner)
+        self._migrated = MigratedEntries(self._catalog, self._database)
+        self._stored = StoredTables(self._catalog, home, self._owner, self._migrated)
         self._slot_memory.join()
         self._memory_user = environment.memory.register(
             f"{self._owner} (rocksdb)", self.memory_bytes
@@ -261,36 +260,10 @@ class RocksDBStateBackend:
         """
         name = _COLUMN_PREFIX + descriptor.name
         schema = column_schema(key_types, descriptor)
-        self._migrate(name, schema, descriptor)
+        self._migrated.values(name, schema, descriptor, self._environment.clock.now_ms())
         kind = descriptor.kind.value
         partition = self._catalog.partition(name, WHOLE, kind, schema, self._owner)
         return partition.number, partition.is_stored
-
-    def _migrate(self, name: str, schema: pa.Schema, descriptor: StateDescriptor) -> None:
-        """Writes the entries of a column anew where they were stored with another codec."""
-        stored, declared = self._catalog.states.get(name), schema.serialize().to_pybytes()
-        if stored is None or stored.schema == declared:
-            return
-        migration = migration_of(
-            stored.kind,
-            pa.ipc.read_schema(pa.py_buffer(stored.schema)),
-            schema,
-            descriptor,
-            self._environment.clock.now_ms(),
-        )
-        if migration is None:
-            return
-        stored.schema = declared
-        partition = stored.partitions.get(WHOLE)
-        if partition is None or not partition.is_stored:
-            return
-        number = self._catalog.new_number()
-        for names, values in self._database.scan(*partition_bounds(partition.number)):
-            keys = moved_to(number, ByteStrings.of(names))
-            moved = ByteStrings.of([migration.entry(value) for value in values])
-            self._database.ingest(SstEntries(keys, moved, None))
-        self._database.drop_range(*partition_bounds(partition.number))
-        partition.number = number
 
     def pace(self, frozen_at_ms: int) -> None:
         """Pauses the thread that encodes cells (``KeySpaceHost``)."""

@@ -12,8 +12,10 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import StoredTable, TableHome
 from taskmanager.state.rocksdb.count_rows import StoredCountTable
 from taskmanager.state.rocksdb.group_rows import StoredGroupTable
+from taskmanager.state.rocksdb.migrated_entries import MigratedEntries
 from taskmanager.state.rocksdb.partitions import Partition, PartitionCatalog
 from taskmanager.state.rocksdb.session_rows import StoredSessionTable
+from taskmanager.state.rocksdb.spilled_table import KeyedSpill
 from taskmanager.state.rocksdb.timer_rows import StoredTimerTable
 from taskmanager.state.rocksdb.window_rows import StoredRowTable
 from taskmanager.state.row_table import RowDescriptor
@@ -35,12 +37,16 @@ class StoredTables:
         catalog: which namespaces there are.
         home: where the tables are.
         owner: of the states, for messages.
+        migrated: what was written for other declarations.
     """
 
-    def __init__(self, catalog: PartitionCatalog, home: TableHome, owner: str) -> None:
+    def __init__(
+        self, catalog: PartitionCatalog, home: TableHome, owner: str, migrated: MigratedEntries
+    ) -> None:
         self._catalog = catalog
         self._home = home
         self._owner = owner
+        self._migrated = migrated
 
     def opened(self) -> list[StoredTable]:
         """Those that were asked for."""
@@ -135,6 +141,10 @@ class StoredTables:
         if table is None:
             table = make(partition)
             schema = table.schema()
+            if isinstance(table, KeyedSpill) and self._migrated.aggregates(
+                name, table.kind, schema, table.identity_count
+            ):
+                table = make(partition)  # it lies elsewhere now
             self._catalog.keep(partition, name, namespace, table.kind, schema, self._owner)
             partition.table = table
         return table

@@ -13,6 +13,7 @@ import pytest
 
 import penstock as ps
 from jobmanager.checkpoint.checkpoint_store_runner import fingerprint
+from penstock.graph.added_aggregates import mark_added
 from penstock.graph.logical import reachable
 from penstock.graph.restore_check import Fate, check_restore
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -162,3 +163,49 @@ def test_what_changes_the_meaning_of_state_is_refused(change: str) -> None:
 )
 def test_what_only_decides_from_now_on_may_change(before: Any, after: Any) -> None:
     assert refusals(before, after) == ()
+
+
+@pytest.mark.parametrize(
+    ("grouped", "begins"),
+    [
+        (lambda **named: windowed(TUMBLING, **named), "'mean' begin with the next window"),
+        (running, "'mean' begin empty"),
+    ],
+)
+def test_what_becomes_of_aggregates_that_come_and_go_is_said(grouped: Any, begins: str) -> None:
+    before = planned(grouped(total=ps.sum("n"), gone=ps.max("n")))
+    after = planned(grouped(mean=ps.mean("n"), total=ps.sum("n")))
+    check = check_restore(after, left_by(before), ignores_unclaimed=False)
+    assert not check.refusals
+    [fate] = [one for one in check.fates if one.state == "rows"]
+    assert fate.fate is Fate.MIGRATES
+    assert fate.reason == f"the new aggregates {begins}; without 'gone', which are gone"
+
+
+def test_both_phases_of_an_aggregation_know_what_was_added() -> None:
+    graph = planned(windowed(TUMBLING, mean=ps.mean("n"), total=ps.sum("n")))
+    mark_added(graph, left_by(planned(windowed(TUMBLING, total=ps.sum("n")))))
+    phases = [
+        operator.window_aggregate
+        for vertex in graph.vertices
+        for operator in vertex.operators
+        if operator.HasField("window_aggregate")
+    ]
+    assert [[one.since for one in phase.aggregates] for phase in phases] == [[1, 0], [1, 0]]
+
+
+def test_what_goes_and_comes_back_has_not_seen_the_rows_in_between() -> None:
+    first = planned(windowed(TUMBLING, mean=ps.mean("n"), total=ps.sum("n")))
+    second = planned(windowed(TUMBLING, total=ps.sum("n")))
+    mark_added(second, left_by(first))
+    third = planned(windowed(TUMBLING, mean=ps.mean("n"), total=ps.sum("n")))
+    mark_added(third, left_by(second))
+    fourth = planned(windowed(TUMBLING, mean=ps.mean("n"), rows=ps.count(), total=ps.sum("n")))
+    mark_added(fourth, left_by(third))
+    [spec] = [
+        operator.window_aggregate
+        for vertex in fourth.vertices
+        for operator in vertex.operators
+        if operator.uid == "stateful"
+    ]
+    assert [one.since for one in spec.aggregates] == [1, 2, 0]
