@@ -133,7 +133,7 @@ COMPARED = _words(
     idle_ms idle_timeout_ms inactivity_interval_ms item_count late_records leader_epoch limit local_backup_failures max_delay_ms
     min_size_bytes
     lower_ms memory_bytes min_event_time_ms namespace offset offset_ms out_of_orderness_ms promoted_at_ms protocol_version rate
-    records_in records_out restored_local_bytes restored_store_bytes roll_interval_ms roll_size_bytes row_count rows
+    records_in records_out restored_local_bytes restored_store_bytes roll_interval_ms roll_size_bytes row_count rows since
     seed sequence size size_bytes size_ms slide_ms spill_bytes start_delay_ms state_bytes sync_ms table timestamp_ms to_version ttl_ms
     uploaded_bytes upper_ms version watch_interval_ms watermark_ms
     """
