@@ -59,15 +59,22 @@ _BATCH_BUCKETS_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """Rows of one input that are in time and have a key."""
+    """Rows of one input that are in time and have a key.
+
+    Attributes:
+        ahead_ms: int64[n] how far their keys were before a restore; None = not further than the operator is.
+    """
 
     batch: pa.RecordBatch
     times: Int64Array
     hashes: UInt64Array
+    ahead_ms: Int64Array | None
 
     def select(self, rows: Int64Array) -> _Arrived:
         """Some of the rows."""
-        return _Arrived(self.batch.take(pa.array(rows)), self.times[rows], self.hashes[rows])
+        ahead_ms = None if self.ahead_ms is None else self.ahead_ms[rows]
+        batch = self.batch.take(pa.array(rows))
+        return _Arrived(batch, self.times[rows], self.hashes[rows], ahead_ms)
 
 
 class IntervalJoinOperator(Operator):
@@ -97,6 +104,7 @@ class IntervalJoinOperator(Operator):
         self._in_any_order = context.config.runtime_mode == "batch"
         self._watermark = WatermarkState(context)
         self._watermark_ms = self._watermark.restored_ms()
+        self._ranges = self._watermark.ranges()
         # Restored rows lie in buckets as long as they were when these were made, in each subtask.
         self._lengths = context.operator_state.list("bucket_ms", UNION)
         self._lengths.codec = "decimal/1"
@@ -108,7 +116,7 @@ class IntervalJoinOperator(Operator):
 
     @override
     def prepare_snapshot(self, checkpoint_id: int) -> None:
-        self._watermark.keep(self._watermark_ms)
+        self._watermark.keep(self._watermark_ms, self._ranges)
         self._arrivals.keep()
         self._lengths.items = [b"%d" % self._bucket_ms]
 
@@ -142,13 +150,19 @@ class IntervalJoinOperator(Operator):
         side = self._joined.side(index)
         wanted = side.has_key(batch)
         over_ms = self._watermark_ms - max(self._kept_ms[index], 0)
-        if smallest <= over_ms:
-            in_time = times > over_ms
+        in_time = times > over_ms if smallest <= over_ms else None
+        ahead_ms = None
+        if self._ranges.are_ahead(self._watermark_ms):
+            ahead_ms = np.minimum(self._ranges.of_keys(side.keys.encode(batch)), TIME_LIMIT_MS)
+            is_over = _is_over(times, ahead_ms, max(self._kept_ms[index], 0))
+            in_time = ~is_over if in_time is None else in_time & ~is_over
+        if in_time is not None:
             self.context.counters.late_records += int(len(times) - in_time.sum())
             wanted &= in_time
         if not wanted.all():
             batch, times = batch.filter(pa.array(wanted)), times[wanted]
-        return _Arrived(batch, times, side.keys.encode(batch).hashes)
+            ahead_ms = None if ahead_ms is None else ahead_ms[wanted]
+        return _Arrived(batch, times, side.keys.encode(batch).hashes, ahead_ms)
 
     def _keep(self, index: int, arrived: _Arrived) -> None:
         """Makes rows part of the state that rows to come can fit."""
@@ -177,6 +191,10 @@ class IntervalJoinOperator(Operator):
         other, (lower, upper) = self._sides[1 - index], self._bounds[index]
         over_ms = max(self._watermark_ms - self._kept_ms[1 - index], MIN_TIMESTAMP_MS)
         first = np.maximum(arrived.times + lower, min(over_ms, MAX_TIMESTAMP_MS - 1) + 1)
+        if arrived.ahead_ms is not None:
+            has_come = arrived.ahead_ms > MIN_TIMESTAMP_MS
+            live_from = arrived.ahead_ms - self._kept_ms[1 - index] + 1
+            first = np.where(has_come, np.maximum(first, live_from), first)
         order = np.argsort(arrived.hashes)
         probe = Probe(order, arrived.hashes[order], first[order], (arrived.times + upper)[order])
         found = other.find(probe, self._bucket_ms)
@@ -336,6 +354,11 @@ class _Side:
             batch, sequence = concatenated(rows.batches), np.concatenate(rows.sequences)
             times = batch.column(EVENT_TIME).to_numpy()
             index.add(batch, self._side.keys.encode(batch).hashes, times, sequence)
+
+
+def _is_over(times: Int64Array, watermarks: Int64Array, kept_ms: int) -> BoolArray:
+    """bool[n]: which rows were late by the watermark that their key had."""
+    return (watermarks > MIN_TIMESTAMP_MS) & (times <= watermarks - kept_ms)
 
 
 def _partners(found: list[_Found], start: int, stop: int) -> tuple[Int64Array, _Partners]:

@@ -68,10 +68,11 @@ class _SessionWindowOperator(Operator):
         self._contents.open(context, lambda: self._sessions.contents)
         self._watermark = WatermarkState(context)
         self._watermark_ms = self._watermark.restored_ms()
+        self._ranges = self._watermark.ranges()
 
     @override
     def prepare_snapshot(self, checkpoint_id: int) -> None:
-        self._watermark.keep(self._watermark_ms)
+        self._watermark.keep(self._watermark_ms, self._ranges)
         self._contents.prepare_snapshot()
 
     @override
@@ -139,9 +140,16 @@ class EventTimeSessionOperator(_SessionWindowOperator):
                 f"an event time of {smallest if smallest < 0 else largest} ms is out of range",
                 operator=self._name,
             )
-        keys = self._sessions.key_indices(self._keys.encode(batch))
-        if self._is_over(smallest + self._gap_ms):
-            is_late = self._late_rows(keys, times)
+        encoded = self._keys.encode(batch)
+        keys = self._sessions.key_indices(encoded)
+        watermarks: int | Int64Array = self._watermark_ms
+        furthest_ms = self._watermark_ms
+        if self._ranges.are_ahead(self._watermark_ms):
+            # Of keys that were further before a restore, rows are late by that until the stream has come so far.
+            watermarks = np.maximum(self._ranges.of_keys(encoded), self._watermark_ms)
+            furthest_ms = self._ranges.largest_ms
+        if smallest + self._gap_ms + self._lateness_ms - 1 <= furthest_ms:
+            is_late = self._late_rows(keys, times, watermarks)
             if is_late.any():
                 late = batch.filter(pa.array(is_late))
                 self._sessions.forget_unused(np.setdiff1d(keys[is_late], keys[~is_late]))
@@ -156,12 +164,11 @@ class EventTimeSessionOperator(_SessionWindowOperator):
             if len(over):
                 yield from self._fire(self._sessions.by_end(over))
 
-    def _is_over(self, end_ms: int) -> bool:
-        return end_ms + self._lateness_ms - 1 <= self._watermark_ms
-
-    def _late_rows(self, keys: Int64Array, times: Int64Array) -> BoolArray:
+    def _late_rows(
+        self, keys: Int64Array, times: Int64Array, watermarks: int | Int64Array
+    ) -> BoolArray:
         """Which rows find no open session: decided in order of arrival, for the few keys in question."""
-        suspects = times + (self._gap_ms + self._lateness_ms - 1) <= self._watermark_ms
+        suspects = times + (self._gap_ms + self._lateness_ms - 1) <= watermarks
         is_late = np.zeros(len(times), np.bool_)
         rows = np.flatnonzero(np.isin(keys, np.unique(keys[suspects])))
         open_sessions: dict[int, list[tuple[int, int]]] = {}

@@ -108,13 +108,18 @@ class SliceTimeline:
             bisect_left(self._live, end - self.size_ms) : bisect_left(self._live, end)
         ]
 
-    def fired_windows_of(self, start: int) -> range:
-        """Ends of the windows of a slice that have fired and still take rows."""
+    def fired_windows_of(self, start: int, watermark_ms: int | None = None) -> range:
+        """Ends of the windows of a slice that have fired and still take rows.
+
+        Args:
+            watermark_ms: None = that of the operator.
+        """
+        time_ms = self.watermark_ms if watermark_ms is None else watermark_ms
         first = self._first_end_after(start)
         last = self._last_end(start)
-        earliest = max(first, self.watermark_ms - self._lateness_ms + 2)
+        earliest = max(first, time_ms - self._lateness_ms + 2)
         earliest += (first - earliest) % self.slide_ms
-        return range(earliest, min(last, self.watermark_ms + 1) + 1, self.slide_ms)
+        return range(earliest, min(last, time_ms + 1) + 1, self.slide_ms)
 
     def is_last_use(self, start: int, end: int) -> bool:
         """True where nothing needs the slice once the window that ends there has fired."""

@@ -63,8 +63,7 @@ class _SlicedWindowOperator(Operator):
         self._watermark = WatermarkState(context)
         self._timeline.restore(self._watermark.restored_ms(), self._contents.slices())
         self._ranges = self._watermark.ranges()
-        if self._is_behind and not self._window.allowed_lateness_ms:
-            # Where late rows make windows fire again, one that fires again says what is so now.
+        if self._is_behind:
             self._contents.only_unfired = self._unfired
 
     @override
@@ -135,26 +134,18 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
-        return self._process_behind(batch) if self._is_behind else self._process(batch)
+        if self._is_behind:
+            return self._process_behind(batch)
+        return self._process(batch, self._timeline.watermark_ms)
 
     def _process_behind(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
-        """Rows are late by the watermark that their key had before the restore."""
-        timeline = self._timeline
-        times, _ = self._times(batch)
-        watermarks = self._watermarks_of(batch)
-        is_late = np.zeros(batch.num_rows, np.bool_)
+        """Rows are late, and make windows fire again, by the watermark that their key had before the restore."""
+        watermarks = np.maximum(self._watermarks_of(batch), self._timeline.watermark_ms)
         for watermark_ms in np.unique(watermarks).tolist():
-            if watermark_ms > timeline.watermark_ms:
-                first = timeline.first_in_time_slice(watermark_ms)
-                starts = slice_starts(times, timeline.slice_ms, timeline.offset_ms)
-                is_late |= (watermarks == watermark_ms) & (starts < first)
-        if is_late.any():
-            yield from handle_late_rows(batch.filter(pa.array(is_late)), self._window, self.context)
-            batch = batch.filter(pa.array(~is_late))
-        if batch.num_rows:
-            yield from self._process(batch)
+            rows = batch.filter(pa.array(watermarks == watermark_ms))
+            yield from self._process(rows, watermark_ms)
 
-    def _process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
+    def _process(self, batch: pa.RecordBatch, watermark_ms: int) -> Iterable[OperatorOutput]:
         timeline = self._timeline
         times, earliest = self._times(batch)
         smallest, largest = time_bounds(times)
@@ -164,12 +155,12 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
                 operator=self._name,
             )
         first, last = timeline.slice_of(smallest), timeline.slice_of(largest)
-        if first == last and first >= timeline.first_in_time_slice():
+        if first == last and first >= timeline.first_in_time_slice(watermark_ms):
             self._add_held()  # rows of a slice stay in the order in which they came
             prepared = self._contents.prepare(batch)
             self._add(first, prepared, None)
-            return self._emit_updated(prepared, [(first, None)])
-        return self._process_parts(batch, times, first)
+            return self._emit_updated(prepared, [(first, None)], watermark_ms)
+        return self._process_parts(batch, times, first, watermark_ms)
 
     def _times(self, batch: pa.RecordBatch) -> tuple[Int64Array, int]:
         """What says where the rows lie (the start of a slice lies in it), and the earliest it may be."""
@@ -179,11 +170,11 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
         return batch.column(EVENT_TIME).to_numpy(), -TIME_LIMIT_MS
 
     def _process_parts(
-        self, batch: pa.RecordBatch, times: Int64Array, first: int
+        self, batch: pa.RecordBatch, times: Int64Array, first: int, watermark_ms: int
     ) -> Iterator[OperatorOutput]:
         timeline = self._timeline
         size_ms, offset_ms = timeline.slice_ms, timeline.offset_ms
-        in_time = timeline.first_in_time_slice()
+        in_time = timeline.first_in_time_slice(watermark_ms)
         if first < in_time:
             is_late = slice_starts(times, size_ms, offset_ms) < in_time
             late = batch.filter(pa.array(is_late))
@@ -194,7 +185,7 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
         split = split_by_slice(times, size_ms, offset_ms)
         if not self._hold(batch, len(split.starts)):
             self._add_held()
-            yield from self._add_parts(batch, split)
+            yield from self._add_parts(batch, split, watermark_ms)
 
     def _hold(self, batch: pa.RecordBatch, slice_count: int) -> bool:
         """Keeps scattered rows for later; False where they are to be added now.
@@ -226,10 +217,12 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
         for batch in held:
             times, _ = self._times(batch)
             split = split_by_slice(times, timeline.slice_ms, timeline.offset_ms)
-            for _ in self._add_parts(batch, split):
+            for _ in self._add_parts(batch, split, timeline.watermark_ms):
                 raise InvariantViolation("rows that are held make no window fire again")
 
-    def _add_parts(self, batch: pa.RecordBatch, split: SliceSplit) -> Iterable[OperatorOutput]:
+    def _add_parts(
+        self, batch: pa.RecordBatch, split: SliceSplit, watermark_ms: int
+    ) -> Iterable[OperatorOutput]:
         prepared = self._contents.prepare(batch)
         parts: list[tuple[int, Rows | None]] = []
         for i, start in enumerate(split.starts.tolist()):
@@ -238,17 +231,17 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
             )
             self._add(start, prepared, rows)
             parts.append((start, rows))
-        return self._emit_updated(prepared, parts)
+        return self._emit_updated(prepared, parts, watermark_ms)
 
     def _emit_updated(
-        self, prepared: Any, parts: list[tuple[int, Rows | None]]
+        self, prepared: Any, parts: list[tuple[int, Rows | None]], watermark_ms: int
     ) -> Iterable[OperatorOutput]:
-        """Fires again the windows that had fired before these rows came."""
+        """Fires again the windows that had fired by that watermark, before these rows came."""
         if not self._window.allowed_lateness_ms:
             return NOTHING
         updated: dict[int, list[tuple[Any, Rows | None]]] = {}
         for start, rows in parts:
-            for end in self._timeline.fired_windows_of(start):
+            for end in self._timeline.fired_windows_of(start, watermark_ms):
                 updated.setdefault(end, []).append((prepared, rows))
         return self._emit_windows(updated) if updated else NOTHING
 

@@ -7,7 +7,7 @@ Method: two subtasks get watermarks that differ, and are restored as one; what a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +17,9 @@ from typing_extensions import override
 from penstock.functions.functions import Collector, WindowFunction, WindowInfo
 from penstock.rows.schema import EVENT_TIME
 from penstock.storage.key_groups import key_group_of, owner
-from penstock.streams.windows import sliding, tumbling
+from penstock.streams.windows import session, sliding, tumbling
 from taskmanager.kernels import encode_keys
+from taskmanager.operators.join_interval import IntervalJoinOperator
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.operator_progress import RangeWatermarks
 from taskmanager.operators.window_aggregate import window_aggregate_operator
@@ -30,6 +31,8 @@ from tests.support.window_specs import (
     window_aggregate_spec,
     window_function_spec,
 )
+from tests.unit.taskmanager.test_joins import batch_of as side_batch
+from tests.unit.taskmanager.test_joins import join_spec
 
 KEYS = range(8)
 
@@ -120,3 +123,69 @@ def test_ranges_are_kept_until_the_stream_has_passed_them() -> None:
     assert not ranges.are_ahead(9)
     assert ranges.after(7) == [(9, 0, 63), (7, 64, 127)]
     assert ranges.after(9) == [(9, 0, 127)]
+
+
+def with_lateness(window: Any, lateness_ms: int) -> Operator:
+    spec = window.to_proto("event", lateness_ms)
+    return window_aggregate_operator(window_aggregate_spec(spec, ("k",), {"count": NUMBERS["n"]}))
+
+
+def met(make: Callable[[], Operator], *, again: bool) -> tuple[OperatorHarness, list[Any]]:
+    """One subtask of two, of which the first had come to 19; what both had fired before."""
+    subtasks = [OperatorHarness(make(), subtask_index=i, parallelism=2) for i in range(2)]
+    for key in KEYS:
+        subtasks[subtask_of(key)].push(batch_of([row(key, 5)]))
+    subtasks[0].watermark(19)
+    before = [one for harness in subtasks for one in fired(harness)]
+    one = OperatorHarness(make(), restored=[each.snapshot() for each in subtasks])
+    if again:
+        one = OperatorHarness(make(), restored=[one.snapshot()])
+    return one, before
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_with_lateness_a_window_fires_again_for_new_rows_only(again: bool) -> None:
+    one, before = met(lambda: with_lateness(tumbling(10), 100), again=again)
+    ahead = {key for key in KEYS if subtask_of(key) == 0}
+    assert {key for key, _, _ in before} == ahead
+    one.push(batch_of([row(key, 6) for key in (min(ahead), *sorted(set(KEYS) - ahead))]))
+    assert fired(one) == [(min(ahead), 0, 2)]
+    one.watermark(19)
+    assert sorted(fired(one)) == [(key, 0, 2) for key in sorted(set(KEYS) - ahead)]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_no_session_begins_again_where_ranges_meet(again: bool) -> None:
+    one, before = met(lambda: aggregated(session(5)), again=again)
+    ahead = {key for key in KEYS if subtask_of(key) == 0}
+    assert {key for key, _, _ in before} == ahead
+    one.push(batch_of([row(key, 6) for key in KEYS]))
+    assert one.counters.late_records == len(ahead)
+    one.watermark(100)
+    assert sorted(fired(one)) == [(key, 5, 2) for key in sorted(set(KEYS) - ahead)]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_interval_join_joins_what_it_would_have_joined(again: bool) -> None:
+    spec = join_spec([pa.field("k", pa.int64())], within=(0, 10))
+
+    def side(index: int, time: int, keys: Iterable[int]) -> pa.RecordBatch:
+        rows = [{"k": key, "x": 1, "v": "", "w": 1.0, EVENT_TIME: time} for key in keys]
+        return side_batch(spec, index, rows)
+
+    subtasks = [
+        OperatorHarness(IntervalJoinOperator(spec), subtask_index=i, parallelism=2)
+        for i in range(2)
+    ]
+    for key in KEYS:
+        subtasks[subtask_of(key)].push(side(0, 5, [key]), 0)
+    subtasks[0].watermark(19)
+    one = OperatorHarness(
+        IntervalJoinOperator(spec), restored=[each.snapshot() for each in subtasks]
+    )
+    if again:
+        one = OperatorHarness(IntervalJoinOperator(spec), restored=[one.snapshot()])
+    one.push(side(1, 8, KEYS), 1)
+    ahead = {key for key in KEYS if subtask_of(key) == 0}
+    assert {each["k"] for each in one.take_rows()} == set(KEYS) - ahead
+    assert one.counters.late_records == len(ahead)
