@@ -57,6 +57,7 @@ COUNTS: dict[str, int] = {
     "events": 100_000,
     "tasks": 100_000,
     "splits": 1_000_000,
+    "replaces": 1_000_000,
     "cause_chain": 10_000,
     "sinks": 10_000,
     # of a graph

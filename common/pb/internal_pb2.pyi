@@ -697,6 +697,7 @@ class Split(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     MIN_EVENT_TIME_MS_FIELD_NUMBER: _builtins.int
+    REPLACES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     payload: _builtins.bytes
     """What the source's own code needs to open it."""
@@ -704,6 +705,10 @@ class Split(_message.Message):
     """Relative weight for balancing; 0 = unknown."""
     min_event_time_ms: _builtins.int
     """Lower bound of the event times in it, where the source knows."""
+    @_builtins.property
+    def replaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of splits with the same rows, of the same report: either it is read or they are."""
+
     def __init__(
         self,
         *,
@@ -711,10 +716,11 @@ class Split(_message.Message):
         payload: _builtins.bytes = ...,
         size: _builtins.int = ...,
         min_event_time_ms: _builtins.int | None = ...,
+        replaces: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_min_event_time_ms", b"_min_event_time_ms", "min_event_time_ms", b"min_event_time_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_event_time_ms", b"_min_event_time_ms", "id", b"id", "min_event_time_ms", b"min_event_time_ms", "payload", b"payload", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_event_time_ms", b"_min_event_time_ms", "id", b"id", "min_event_time_ms", b"min_event_time_ms", "payload", b"payload", "replaces", b"replaces", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_event_time_ms: _TypeAlias = _typing.Literal["min_event_time_ms"]  # noqa: Y015
     _WhichOneofArgType__min_event_time_ms: _TypeAlias = _typing.Literal["_min_event_time_ms", b"_min_event_time_ms"]  # noqa: Y015

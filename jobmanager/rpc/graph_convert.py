@@ -169,7 +169,8 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
 
 def _split(split: internal_pb2.Split) -> Split:
     known = split.HasField("min_event_time_ms")
-    return Split(split.id, split.payload, split.size, split.min_event_time_ms if known else None)
+    bound = split.min_event_time_ms if known else None
+    return Split(split.id, split.payload, split.size, bound, tuple(split.replaces))
 
 
 def cause_of(cause: client_pb2.FailureCause, key: AttemptKey, now_ms: int) -> FailureCause:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from common.done_splits import NOTHING_DONE, DoneSplits
+from common.split_cuts import in_one_cut
 from penstock.connectors.source import PART_OF, Split
 
 
@@ -97,7 +98,7 @@ class SplitAssigner:
     def _new(self, splits: Sequence[Split]) -> dict[str, Split]:
         """Those that are known neither themselves nor as another cut of the whole that they are part of."""
         unknown = {}
-        for split in splits:
+        for split in in_one_cut(splits, self._knows):
             whole, content = _whole_and_content(split.id)
             known, _ = self._open_wholes.get(whole, (content, 0))
             if split.id not in self._owner_by_split and known == content:
@@ -108,6 +109,14 @@ class SplitAssigner:
             for split, is_new in zip(unknown.values(), admitted, strict=True)
             if is_new
         }
+
+    def _knows(self, wholes: list[str]) -> list[bool]:
+        """Which of these are read, or have been, in whatever parts."""
+        held = self.done.holds(wholes)
+        return [
+            is_done or whole in self._open_wholes
+            for whole, is_done in zip(wholes, held, strict=True)
+        ]
 
     def complete(self, done: DoneSplits, split_ids: Iterable[str]) -> None:
         """A checkpoint is complete, from which on some splits need not be told to anybody again.

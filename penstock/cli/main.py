@@ -8,6 +8,7 @@ import click
 
 from penstock.cli.checkpoints import checkpoint, checkpoints
 from penstock.cli.cluster import cluster
+from penstock.cli.compact import compact
 from penstock.cli.context import client_configuration
 from penstock.cli.exceptions import exceptions
 from penstock.cli.fsck import fsck
@@ -45,6 +46,7 @@ for command in (
     operation,
     state,
     dispose,
+    compact,
     exceptions,
     partitions,
     taskmanagers,

@@ -153,7 +153,7 @@ def file_sink(
     if not 0 <= min_size_bytes <= min(roll, MIN_SIZE_BYTES_MAX):
         raise JobRejected(
             f"min_size is {min_size_bytes} bytes; it may be up to {min(roll, MIN_SIZE_BYTES_MAX)}, since the rows "
-            "are in memory and in every checkpoint"
+            "are in memory and in every checkpoint; penstock compact makes larger files"
         )
     partitions = _column_names(partition_by)
     if len(set(partitions)) < len(partitions):

@@ -5,6 +5,8 @@ never taken below a directory or through a wildcard: writers keep what is not co
 names. Directories called ``key=value`` are partition columns of the files below them (Hive's layout).
 The client lists to find the schema, subtask 0 of the source lists to find the splits: both use this.
 
+Of files that have been merged into larger ones the merged ones are taken (see ``compacted``).
+
 Where the path is on S3, prefixes are its directories (see ``objects``).
 
 Links are followed. One that leads round in a circle (to itself, or to a directory above it) has no files of its
@@ -17,16 +19,25 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
+from penstock.connectors.compacted import (
+    HIDDEN,
+    MANIFEST,
+    ManifestDamagedError,
+    in_effect,
+    read_manifest,
+)
 from penstock.connectors.globs import glob_matches, has_wildcard, is_circle, is_hidden
 from penstock.connectors.objects import is_object, objects_of
 from penstock.storage.open_store import is_s3, open_bucket
 
 _NS_PER_MS = 1_000_000
+_LIST_TRIES = 8
+"""A listing during which files were merged is made again."""
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """Directory value that stands for null."""
@@ -35,7 +46,7 @@ HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 @dataclass(frozen=True, slots=True)
 class ListedFile:
     """One file: absolute path, size, when its text and when anything of it last changed, its inode; of an
-    object its ETag, in place of the last two."""
+    object its ETag, in place of the last two; of one that others were merged into those, as they were: (path, size)."""
 
     path: str
     size_bytes: int
@@ -43,6 +54,7 @@ class ListedFile:
     inode: int = 0
     changed_ns: int = 0
     etag: str = ""
+    replaces: tuple[tuple[str, int], ...] = ()
 
 
 def is_glob(path: str) -> bool:
@@ -81,51 +93,118 @@ def list_files(path: str, on_circle: Callable[[str], None] = lambda _: None) -> 
         EntryRefusedError: an entry is no file, or has a name that is not UTF-8.
     """
     _check_name(path)
+    found: list[ListedFile] = []
+    for _ in range(_LIST_TRIES):
+        before = found
+        found, directories = _list(path, on_circle)
+        try:
+            found, is_sure = _without_replaced(found, directories)
+        except ManifestDamagedError as error:
+            raise EntryRefusedError(str(error)) from error
+        if is_sure or found == before:
+            break
+    return found
+
+
+def _list(path: str, on_circle: Callable[[str], None]) -> tuple[list[ListedFile], Collection[str]]:
+    """The files, and the directories in which files may have been merged."""
     if is_s3(path):
         return _list_objects(path)
     if is_glob(path):
-        found: list[ListedFile] = []
-        for match in glob_matches(path, on_circle):
-            if Path(match).is_dir():
-                found.extend(_list_tree(match, on_circle))
-            else:
-                found.extend(_stat(match, on_circle))
-        return sorted(set(found), key=lambda file: file.path)
+        return _list_glob(path, on_circle)
     if Path(path).is_dir():
-        return sorted(_list_tree(path, on_circle), key=lambda file: file.path)
+        found, directories = _list_tree(path, on_circle)
+        return sorted(found, key=lambda file: file.path), directories
     status = Path(path).stat()
     _check_is_file(path, status)
-    return [_listed(path, status)]
+    return [_listed(path, status)], ()
 
 
-def _list_objects(path: str) -> list[ListedFile]:
+def _list_glob(
+    path: str, on_circle: Callable[[str], None]
+) -> tuple[list[ListedFile], Collection[str]]:
+    found: set[ListedFile] = set()
+    above = str(Path(path).parent)
+    directories = {*(glob_matches(above, on_circle) if has_wildcard(above) else (above,))}
+    for match in glob_matches(path, on_circle):
+        if Path(match).is_dir():
+            files, below = _list_tree(match, on_circle)
+            directories.update(below)
+        else:
+            files = _stat(match, on_circle)
+        found.update(files)
+    return sorted(found, key=lambda file: file.path), directories
+
+
+def _without_replaced(
+    found: list[ListedFile], directories: Collection[str]
+) -> tuple[list[ListedFile], bool]:
+    """Leaves out the files whose rows are in merged ones; whether it is sure which those are."""
+    names: dict[str, set[str]] = {directory: set() for directory in directories}
+    for file in found:
+        directory, _, name = file.path.rpartition("/")
+        if directory in names:
+            names[directory].add(name)
+    left_out: set[str] = set()
+    replaced: dict[str, tuple[tuple[str, int], ...]] = {}
+    is_sure = True
+    for directory, listed in names.items():
+        manifest = read_manifest(directory)
+        if manifest is None:
+            continue
+        effective, is_sure_of_it = in_effect(listed, manifest)
+        is_sure = is_sure and is_sure_of_it
+        for merged in effective:
+            others = tuple((f"{directory}/{one.name}", one.size_bytes) for one in merged.replaces)
+            replaced[f"{directory}/{merged.name}"] = others
+            left_out.update(path for path, _ in others)
+    if not replaced:
+        return found, is_sure
+    counting = [
+        replace(file, replaces=replaced.get(file.path, ()))
+        for file in found
+        if file.path not in left_out
+    ]
+    return counting, is_sure
+
+
+def _list_objects(path: str) -> tuple[list[ListedFile], Collection[str]]:
     bucket, _ = open_bucket(path)
-    return [
+    objects, manifests = objects_of(path, MANIFEST)
+    files = [
         ListedFile(
             bucket.uri(found.key),
             found.size_bytes,
             found.modified_at_ms * _NS_PER_MS,
             etag=found.etag,
         )
-        for found in objects_of(path)
+        for found in objects
     ]
+    return files, [bucket.uri(key).removesuffix(f"/{MANIFEST}") for key in manifests]
 
 
-def _list_tree(directory: str, on_circle: Callable[[str], None]) -> list[ListedFile]:
+def _list_tree(
+    directory: str, on_circle: Callable[[str], None]
+) -> tuple[list[ListedFile], list[str]]:
+    """All files below a directory, and the directories in which files have been merged."""
     found: list[ListedFile] = []
+    merged: list[str] = []
     pending = [directory]
     while pending:
-        with os.scandir(pending.pop()) as entries:
+        place = pending.pop()
+        with os.scandir(place) as entries:
             for entry in entries:
-                if is_hidden(entry.name):
+                if entry.name == HIDDEN:
+                    merged.append(place)
+                elif is_hidden(entry.name):
                     continue
-                if entry.is_symlink() and is_circle(entry.path):
+                elif entry.is_symlink() and is_circle(entry.path):
                     on_circle(entry.path)
                 elif entry.is_dir():
                     pending.append(entry.path)
                 else:
                     found.extend(_stat(entry.path, on_circle))
-    return found
+    return found, merged
 
 
 def _stat(path: str, on_circle: Callable[[str], None]) -> list[ListedFile]:

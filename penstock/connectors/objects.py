@@ -37,8 +37,11 @@ def is_object(path: str) -> bool:
         return bool(key) and bucket.find(key) is not None
 
 
-def objects_of(path: str) -> list[FoundObject]:
+def objects_of(path: str, beside: str) -> tuple[list[FoundObject], list[str]]:
     """All objects that a path names, in the order of their keys; of a prefix there may be none.
+
+    Args:
+        beside: the name of hidden objects, whose keys are returned besides.
 
     Raises:
         OSError: they cannot be listed.
@@ -47,16 +50,18 @@ def objects_of(path: str) -> list[FoundObject]:
     with as_os_errors(path):
         exact = bucket.find(key) if key else None
         if exact is not None:
-            return [exact]
+            return [exact], []
         parts = key.split("/") if key else []
         fixed = next((i for i, part in enumerate(parts) if has_wildcard(part)), len(parts))
         prefix = "".join(f"{part}/" for part in parts[:fixed])
-        return [
-            found
-            for found in bucket.below(prefix)
-            if not found.key.endswith("/")  # what consoles make in the place of directories
-            and _matches(parts[fixed:], found.key[len(prefix) :].split("/"))
-        ]
+        listed = bucket.below(prefix)
+    objects = [
+        found
+        for found in listed
+        if not found.key.endswith("/")  # what consoles make in the place of directories
+        and _matches(parts[fixed:], found.key[len(prefix) :].split("/"))
+    ]
+    return objects, [one.key for one in listed if one.key.endswith(f"/{beside}")]
 
 
 def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:

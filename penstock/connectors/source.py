@@ -41,12 +41,15 @@ class Split:
         payload: what ``Source.open`` needs to find it.
         size: relative weight for balancing, 0 = unknown.
         min_event_time_ms: lower bound of the event times in it, where it is known.
+        replaces: ids of other splits with the same rows, which are discovered with it: it is read in their place
+            where none of them has been. Of the parts of a whole one says so for all.
     """
 
     id: str
     payload: bytes = b""
     size: int = 0
     min_event_time_ms: int | None = None
+    replaces: tuple[str, ...] = ()
 
 
 def run_at_once(call: Callable[[], Any]) -> Future[Any]:

@@ -193,8 +193,14 @@ class LocalStore(ObjectStore):
 
     def _link(self, file: Path, target: Path) -> bool:
         try:
-            target.unlink(missing_ok=True)
-            target.hardlink_to(file)
+            try:
+                target.hardlink_to(file)
+            except FileExistsError:
+                # Whoever looks finds one or the other.
+                temporary = target.parent / _temporary_name()
+                temporary.hardlink_to(file)
+                temporary.rename(target)
+                temporary.unlink(missing_ok=True)  # two names of one file stay two
         except OSError as error:
             if error.errno in _NO_LINKS:
                 return False
@@ -289,8 +295,7 @@ class LocalStore(ObjectStore):
         return size
 
     def _open_temporary(self, target: Path) -> tuple[Path, int]:
-        name = f"{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
-        temporary = target.parent / name
+        temporary = target.parent / _temporary_name()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         for _ in range(_DIRECTORY_ATTEMPTS):
             # Until the file is there, somebody may remove the directory, which is empty.
@@ -394,6 +399,10 @@ class LocalStore(ObjectStore):
 
     def _fail(self, what: str, target: Path, error: OSError) -> NoReturn:
         raise store_error(what, target, error) from error
+
+
+def _temporary_name() -> str:
+    return f"{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
 
 
 def _device(directory: Path) -> int:

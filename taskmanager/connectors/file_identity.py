@@ -8,6 +8,7 @@ split whose file changed while it was read, so that the rows of a split are rows
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import struct
@@ -16,13 +17,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.connectors.compacted import replaced_place
 from penstock.connectors.messages import os_reason
 from penstock.errors import TaskFailure, Unrecoverable
 
@@ -187,13 +189,25 @@ class LocalFile(OpenedFile):
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._is_moved = False
         try:
-            self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 (closed by close())
+            self._file = self._open()
         except OSError as error:
             raise TaskFailure(
                 f"{path}: cannot be read on this TaskManager: {os_reason(error)}"
             ) from error
         self.version = self._version_now()
+
+    def _open(self) -> io.FileIO:
+        """The file; where it has been merged into another one meanwhile, from where it was moved to."""
+        try:
+            return io.FileIO(self.path)
+        except FileNotFoundError as error:
+            with suppress(FileNotFoundError):
+                file = io.FileIO(replaced_place(self.path))
+                self._is_moved = True
+                return file
+            raise error from None
 
     @override
     def _version_now(self) -> str:
@@ -217,11 +231,17 @@ class LocalFile(OpenedFile):
 
     @override
     def check_part(self, version: str, host: str, found_ms: int) -> None:
-        if version == self.version:
+        if version == self.version or (self._is_moved and self._is_only_moved(version)):
             return
         changed_ms = os.fstat(self._file.fileno()).st_ctime_ns // _NS_PER_MS
         if host == this_host() or changed_ms > found_ms - _CLOCK_SKEW_MS:
             raise replaced(self.path, IN_PARTS)
+
+    def _is_only_moved(self, version: str) -> bool:
+        """Whether it is the file of that version but for when anything of it has changed, as moving it does."""
+        modified, _, rest = self.version.partition(":")
+        was_modified, _, was = version.partition(":")
+        return modified == was_modified and rest.partition(":")[2] == was.partition(":")[2]
 
     @override
     def check_untouched(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -88,7 +89,7 @@ class FileSource(Source):
                 self._has_more = True
                 break
             if self._is_complete(listed[path], ctx.now_ms()):
-                found[path] = self._splits(listed[path], ctx)
+                found[path] = self._splits_of(listed[path], ctx)
         self._taken.add(found)
         if self.bounded:
             found = self._found = self._found | found
@@ -122,6 +123,15 @@ class FileSource(Source):
             return False
         del self._seen[file.path]
         return True
+
+    def _splits_of(self, file: ListedFile, ctx: SourceContext) -> list[Split]:
+        """Of a file that others were merged into those of the others, too: who knows one goes on with them."""
+        splits = self._splits(file, ctx)
+        if not splits or not file.replaces:
+            return splits
+        others = [whole_file_split(ListedFile(path, size, 0)) for path, size in file.replaces]
+        splits[0] = replace(splits[0], replaces=tuple(other.id for other in others))
+        return splits + others
 
     def _splits(self, file: ListedFile, ctx: SourceContext) -> list[Split]:
         if self._format == "parquet":

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from typing_extensions import override
 
+from penstock.connectors.compacted import ReplacedFiles, replaced_place
 from penstock.connectors.sink import SinkContext
 from taskmanager.connectors.hidden_files import held_files, held_path, hidden_files, output_tag
 from taskmanager.connectors.output_place import FileNames, HiddenFile, OutputPlace
@@ -82,12 +83,19 @@ class LocalOutput(OutputPlace):
     def commit(self, pairs: Sequence[tuple[str, str]], *, is_repeated: bool) -> list[str]:
         directories: set[Path] = set()
         missing = []
+        # Others may have been merged into larger files since: these must not come again.
+        replaced = ReplacedFiles()
+        merged = replaced.among(final for _, final in pairs) if is_repeated else frozenset()
         for pending, final in ((Path(one), Path(other)) for one, other in pairs):
+            if str(final) in merged:
+                pending.unlink(missing_ok=True)
+                continue
             try:
                 pending.rename(final)
             except FileNotFoundError:
                 if not final.exists():
-                    missing.append(str(final))
+                    if not replaced.among([str(final)]):
+                        missing.append(str(final))
                     continue
             # Two names of one file stay two.
             pending.unlink(missing_ok=True)
@@ -109,7 +117,10 @@ class LocalOutput(OutputPlace):
         try:
             _second_name(held, Path(pending))
         except FileNotFoundError:
-            _second_name(held, Path(final))  # it has been committed meanwhile
+            try:
+                _second_name(held, Path(final))  # it has been committed meanwhile
+            except FileNotFoundError:
+                _second_name(held, Path(replaced_place(final)))  # and merged into another one
 
     @override
     def let_go(self, pending: str, final: str, savepoint_id: int) -> None:
@@ -128,8 +139,11 @@ class LocalOutput(OutputPlace):
             if subtask_index % parallelism == own and attempt < self._context.attempt:
                 path.unlink(missing_ok=True)
                 parents.add(path.parent)
+        replaced = ReplacedFiles()
         for held, final, subtask_index in held_files(self._directory, self._tag):
-            if subtask_index % parallelism == own and final.exists():
+            if subtask_index % parallelism == own and (
+                final.exists() or replaced.among([str(final)])
+            ):
                 held.unlink(missing_ok=True)  # it has been committed, which ends the doubt
         for parent in parents:
             while parent != self._directory and _remove_if_empty(parent):

@@ -8,10 +8,12 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.connectors.compacted import replaced_place
 from penstock.connectors.objects import ObjectStream
 from penstock.errors import StoreTransient, TaskFailure
 from penstock.storage.open_store import is_s3, open_bucket
-from penstock.storage.s3.bucket import ObjectReplacedError
+from penstock.storage.s3.bucket import ObjectReplacedError, S3Bucket
+from penstock.storage.s3.listing import FoundObject
 from penstock.storage.s3.ranges import ObjectRanges
 from taskmanager.connectors.file_identity import IN_PARTS, LocalFile, OpenedFile, replaced
 
@@ -44,14 +46,14 @@ class OpenedObject(OpenedFile):
         self.path = path
         bucket, key = open_bucket(path)
         try:
-            found = bucket.find(key)
+            found = bucket.find(key) or bucket.find(replaced_place(key))
         except StoreTransient as error:
             raise TaskFailure(str(error)) from error
         if found is None:
             raise TaskFailure(f"{path}: is not there any more; it was removed while the job ran")
         self.version = found.etag
         self._size_bytes = found.size_bytes
-        self._ranges = _CheckedRanges(path, ObjectRanges(bucket, found, in_order))
+        self._ranges = _CheckedRanges(path, bucket, found, in_order)
 
     @override
     def _version_now(self) -> str:
@@ -95,19 +97,36 @@ class OpenedObject(OpenedFile):
 
 
 class _CheckedRanges:
-    """Ranges whose failures are those of a task."""
+    """Ranges whose failures are those of a task; where the object is merged into another one meanwhile, they are read
+    from where it was moved to."""
 
-    def __init__(self, path: str, ranges: ObjectRanges) -> None:
+    def __init__(self, path: str, bucket: S3Bucket, found: FoundObject, in_order: range) -> None:
         self._path = path
-        self._ranges = ranges
+        self._bucket = bucket
+        self._found = found
+        self._in_order = in_order
+        self._ranges = ObjectRanges(bucket, found, in_order)
 
     def read(self, offset: int, length: int) -> bytes:
         try:
-            return self._ranges.read(offset, length)
+            try:
+                return self._ranges.read(offset, length)
+            except ObjectReplacedError:
+                if not self._is_found_again():
+                    raise
+                return self._ranges.read(offset, length)
         except StoreTransient as error:
             raise TaskFailure(str(error)) from error
         except ObjectReplacedError as error:
             raise replaced(self._path, "what was opened is not there any more") from error
+
+    def _is_found_again(self) -> bool:
+        moved = self._bucket.find(replaced_place(open_bucket(self._path)[1]))
+        if moved is None or moved.etag != self._found.etag:
+            return False
+        self._ranges.close()
+        self._ranges = ObjectRanges(self._bucket, moved, self._in_order)
+        return True
 
     def close(self) -> None:
         self._ranges.close()

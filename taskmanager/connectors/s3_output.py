@@ -15,6 +15,7 @@ from typing import BinaryIO, Final, cast
 
 from typing_extensions import Buffer, override
 
+from penstock.connectors.compacted import ReplacedFiles, replaced_place
 from penstock.connectors.sink import SinkContext
 from penstock.errors import StoreNotFound
 from penstock.storage.open_store import open_bucket
@@ -68,16 +69,20 @@ class S3Output(OutputPlace):
     @override
     def commit(self, pairs: Sequence[tuple[str, str]], *, is_repeated: bool) -> list[str]:
         keys = [(_key(pending), _key(final)) for pending, final in pairs]
-        done = self._there([final for _, final in keys]) if is_repeated else frozenset()
+        done = self._done([final for _, final in keys]) if is_repeated else frozenset()
         left = [(pending, final) for pending, final in keys if final not in done]
         gone = self._bucket.copy(left)
-        there = self._there([final for _, final in left if final in gone])
+        there = self._done(gone)
         missing = [final for final in gone if final not in there]
         self._bucket.delete(pending for pending, _ in keys)
         return [self._bucket.uri(final) for final in missing]
 
-    def _there(self, keys: Iterable[str]) -> frozenset[str]:
-        return frozenset(self._bucket.which(keys))
+    def _done(self, keys: Iterable[str]) -> frozenset[str]:
+        """Those of the final keys that were given already, whether the objects have been merged into others or not."""
+        keys = list(keys)
+        there = frozenset(self._bucket.which(keys))
+        left = {self._bucket.uri(key): key for key in keys if key not in there}
+        return there | {left[uri] for uri in ReplacedFiles().among(left)}
 
     @override
     def held_name(self, pending: str, final: str, savepoint_id: int) -> str:
@@ -89,7 +94,7 @@ class S3Output(OutputPlace):
         held = _key(self.held_name(pending, final, savepoint_id))
         if self._bucket.copy([(_key(pending), held)]):
             gone = self._bucket.copy([(_key(final), held)])  # it has been committed meanwhile
-            if gone:
+            if gone and self._bucket.copy([(replaced_place(_key(final)), held)]):
                 raise StoreNotFound(f"{pending} is gone, and {final} is not there")
 
     @override
@@ -122,7 +127,7 @@ class S3Output(OutputPlace):
             found.key: self._prefix + found.key[len(place) :].partition("/")[2]
             for found in self._bucket.below(place)
         }
-        there = self._there(held.values())
+        there = self._done(held.values())
         self._bucket.delete(key for key, final in held.items() if final in there)
 
 

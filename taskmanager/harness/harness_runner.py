@@ -32,8 +32,10 @@ from common.elements import (
     Watermark,
 )
 from common.pb import internal_pb2
+from common.split_cuts import in_one_cut
 from penstock.client.job_result import job_failed
 from penstock.config import Configuration
+from penstock.connectors.source import PART_OF
 from penstock.errors import CheckpointAborted, InvariantViolation, JobRejected, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
 from penstock.rows.schema import schema_from_bytes
@@ -110,6 +112,8 @@ class HarnessRunner:
         self._output = output
         self._subtask_index = subtask_index
         self._restored = RestoredState(snapshots, assignment)
+        self._given: dict[str, set[str]] = {}
+        """By source the splits that it has been told of here."""
         self._restored.check(graph)
         self._done = dict(self._restored.done)
         """Splits that snapshots which are complete know as read to their end, by operator uid."""
@@ -333,12 +337,22 @@ class HarnessRunner:
         """Gives a source its share of the splits that no snapshot knows."""
         uid = discovered.operator_uid
         known = self._restored.split_ids(uid)
-        admitted = self._done.get(uid, NOTHING_DONE).admits([one.id for one in discovered.splits])
+        done = self._done.get(uid, NOTHING_DONE)
+        given = self._given.setdefault(uid, set())
+        wholes = {id.partition(PART_OF)[0] for id in (*known, *given)}
+        splits = in_one_cut(
+            discovered.splits,
+            lambda ids: [
+                held or id in wholes for id, held in zip(ids, done.holds(ids), strict=True)
+            ],
+        )
+        admitted = done.admits([one.id for one in splits])
         new = [
             split
-            for split, is_admitted in zip(discovered.splits, admitted, strict=True)
+            for split, is_admitted in zip(splits, admitted, strict=True)
             if is_admitted and split.id not in known
         ]
+        given.update(split.id for split in new)
         parallelism = self._vertices[attempt.vertex].parallelism
         added = internal_pb2.AddSplits(
             operator_uid=discovered.operator_uid,

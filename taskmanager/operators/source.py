@@ -328,6 +328,7 @@ def _split_to_proto(split: Split) -> internal_pb2.Split:
         payload=split.payload,
         size=split.size,
         min_event_time_ms=split.min_event_time_ms,
+        replaces=split.replaces,
     )
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
+from penstock.connectors.globs import is_hidden
 from penstock.connectors.sink import SinkContext
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
@@ -80,7 +81,9 @@ def user(*batches: pa.RecordBatch) -> pa.Table:
 def visible(directory: Path) -> list[Path]:
     """The files that readers of a data set see."""
     return sorted(
-        p for p in directory.rglob("*") if p.is_file() and not p.name.startswith((".", "_"))
+        p
+        for p in directory.rglob("*")
+        if p.is_file() and not any(map(is_hidden, p.relative_to(directory).parts))
     )
 
 
