@@ -17,11 +17,13 @@ import pyarrow as pa
 from penstock.errors import JobRejected
 from penstock.graph.state_meaning import changed_aggregates, changed_meaning
 from penstock.pb import checkpoint_pb2, graph_pb2
-from penstock.storage.codec import Stamped, codec_of
+from penstock.storage.codec import ENTRY_ARROW, Stamped, codec_of
 from penstock.storage.codec_migration import MigrationRefusedError, migration
 
 COMMITTABLES = "committables"
 """The list in which sinks keep what is prepared."""
+OPERATOR_LIST = "operator list"
+"""Kind of a declared state without a key."""
 BUNDLE_LIST = "bundle"
 """What an aggregation in front of an exchange holds back."""
 _OF_PRE_AGGREGATION = frozenset({BUNDLE_LIST, "gauge", "largest_time"})
@@ -122,23 +124,47 @@ def declared_fate(
         )
     schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
     codecs = [(one.metadata or {}).get(_CODEC, b"").decode() for one in schema]
-    if declared.key_codec and codecs[-2] != declared.key_codec:
+    return _fate_of_values(declared, codecs[-2], codecs[-1])
+
+
+def listed_fate(operator: graph_pb2.Operator, name: str, codec: str) -> tuple[Fate, str]:
+    """What becomes of a state without a key, by what the function declares now.
+
+    Args:
+        codec: of what was stored; "" = nothing was.
+    """
+    declared = next(
+        (one for one in operator.process.states if one.name == name and one.kind == OPERATOR_LIST),
+        None,
+    )
+    if declared is None or not codec:
+        return Fate.MAPS, ""
+    key_codec, arrow, values = codec.partition(ENTRY_ARROW)
+    if bool(arrow) != bool(declared.key_codec):
+        return Fate.REFUSED, f"it was stored as {codec}, and is declared as another kind of state"
+    return _fate_of_values(declared, key_codec, values if arrow else codec)
+
+
+def _fate_of_values(
+    declared: graph_pb2.DeclaredState, key_codec: str, codec: str
+) -> tuple[Fate, str]:
+    if declared.key_codec and key_codec != declared.key_codec:
         return (
             Fate.REFUSED,
-            f"its keys were stored as {codecs[-2]}, and are {declared.key_codec} now",
+            f"its keys were stored as {key_codec}, and are {declared.key_codec} now",
         )
     new = codec_of(declared.codec)
     if declared.type:
         new = codec_of(pa.ipc.read_schema(pa.py_buffer(declared.type)).field(0).type)
     if declared.ttl_ms:
         new = Stamped(new)
-    if codecs[-1] == new.name:
+    if codec == new.name:
         return Fate.MAPS, ""
     try:
-        migration(codec_of(codecs[-1]), new)
+        migration(codec_of(codec), new)
     except MigrationRefusedError as error:
         return Fate.REFUSED, str(error)
-    return Fate.MIGRATES, f"from {codecs[-1]} to {new.name}"
+    return Fate.MIGRATES, f"from {codec} to {new.name}"
 
 
 def dropped_states(dropped: Iterable[StateFate]) -> list[checkpoint_pb2.DroppedState]:
@@ -178,12 +204,16 @@ def check_restore(
         refusal = refusal or _backend_problem(snapshots, backend)
         refusal = refusal or changed_meaning(stored.declared, operator)
         tables = {table.name: table for one in snapshots for table in one.keyed.tables}
+        codecs = {one.name: one.codec for each in snapshots for one in each.lists if one.codec}
         for state in states:
             if refusal:
                 fates.append(_fate(stored, state, Fate.REFUSED, refusal))
             else:
                 name = state.removeprefix(_KEY_SPACE)
-                fate, reason = declared_fate(operator, name, tables.get(state))
+                if state in codecs:
+                    fate, reason = listed_fate(operator, name, codecs[state])
+                else:
+                    fate, reason = declared_fate(operator, name, tables.get(state))
                 changed = changed_aggregates(stored.declared, operator) if state in tables else ""
                 if changed:
                     fate, reason = Fate.MIGRATES, changed

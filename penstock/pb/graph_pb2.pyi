@@ -1066,7 +1066,7 @@ class DeclaredState(_message.Message):
     TTL_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
-    """"value" | "list" | "map" """
+    """Per key "value" | "list" | "map"; without a key "operator list", with a key_codec where it is a broadcast map."""
     codec: _builtins.str
     type: _builtins.bytes
     """Arrow IPC schema of one field: the type of the values, with aliases and defaults of fields. Empty = they have none."""

@@ -31,6 +31,7 @@ from penstock.graph.logical import (
     WindowAggregate,
     WriteSink,
 )
+from penstock.graph.restore_check import OPERATOR_LIST
 from penstock.graph.window_schemas import (
     WINDOW_INDEX,
     running_aggregate_schema,
@@ -40,7 +41,12 @@ from penstock.graph.window_schemas import (
 from penstock.pb import graph_pb2
 from penstock.planner.needs import Need, pruned
 from penstock.rows.schema import EVENT_TIME, user_schema
-from penstock.state.declarations import KeyedState, declared_states
+from penstock.state.declarations import (
+    BroadcastState,
+    KeyedState,
+    OperatorListState,
+    declared_states,
+)
 
 
 def with_event_time(fields: Iterable[pa.Field], carried: bool) -> pa.Schema:
@@ -180,18 +186,18 @@ def _process(proto: graph_pb2.Operator, operation: Process, node: Node) -> None:
     proto.process.keys.extend(operation.keys)
     proto.process.second_keys.extend(operation.second_keys)
     for state in declared_states(operation.function).values():
+        if not isinstance(state, KeyedState | OperatorListState | BroadcastState):
+            continue
+        declared = proto.process.states.add(
+            name=state.name, kind=OPERATOR_LIST, codec=state.codec.name
+        )
+        if state.codec.value_type is not None:
+            schema = pa.schema([pa.field("value", state.codec.value_type)])
+            declared.type = schema.serialize().to_pybytes()
         if isinstance(state, KeyedState):
-            type_ = state.codec.value_type
-            proto.process.states.add(
-                name=state.name,
-                kind=state.kind,
-                codec=state.codec.name,
-                type=b""
-                if type_ is None
-                else pa.schema([pa.field("value", type_)]).serialize().to_pybytes(),
-                key_codec="" if state.key_codec is None else state.key_codec.name,
-                ttl_ms=state.ttl_ms,
-            )
+            declared.kind, declared.ttl_ms = state.kind, state.ttl_ms
+        key_codec = None if isinstance(state, OperatorListState) else state.key_codec
+        declared.key_codec = "" if key_codec is None else key_codec.name
 
 
 def _join(proto: graph_pb2.Operator, operation: Join) -> None:

@@ -11,7 +11,7 @@ from penstock.errors import JobRejected, StoreCorrupt
 from penstock.rows.column_values import short_repr
 from penstock.state.base import State, StateScope, codec_for
 from penstock.state.lists_and_maps import map_key_codec
-from penstock.storage.codec import ABSENT, StateError, codec_of
+from penstock.storage.codec import ABSENT, ENTRY_ARROW, StateError, codec_of
 from penstock.storage.codec_migration import MigrationRefusedError, migration
 
 _REDISTRIBUTIONS = ("split", "union")
@@ -66,7 +66,7 @@ class OperatorListState(State):
         Raises:
             StateError: the restored items are of another type.
         """
-        _migrate(self, held)
+        _migrate(self, held, "")
         bound = self._copy()
         bound._held = _checked(self, held, self.codec.name)
         return bound
@@ -149,8 +149,9 @@ class BroadcastState(State):
         Raises:
             StateError: what was restored is of other types.
         """
+        _migrate(self, held, self.key_codec.name)
         bound = self._copy()
-        name = f"{self.key_codec.name} -> {self.codec.name}"
+        name = f"{self.key_codec.name}{ENTRY_ARROW}{self.codec.name}"
         bound._held, bound._scope, bound._entries = _checked(self, held, name), scope, {}
         for item in held.items:
             try:
@@ -266,18 +267,34 @@ class BroadcastState(State):
         return self._stored(key, self.key_codec, ": a key of its map")
 
 
-def _migrate(state: OperatorListState, held: ItemList) -> None:
-    """Makes restored items what is declared; what cannot become that stays, to be refused."""
-    if not held.items or held.codec in ("", state.codec.name):
+def _migrate(state: OperatorListState | BroadcastState, held: ItemList, key_codec: str) -> None:
+    """Makes restored items what is declared; what cannot become that stays, to be refused.
+
+    Args:
+        key_codec: of the entries of a map; "" = the items are values.
+    """
+    prefix = f"{key_codec}{ENTRY_ARROW}" if key_codec else ""
+    stored = held.codec.removeprefix(prefix)
+    if not held.items or not held.codec.startswith(prefix) or stored in ("", state.codec.name):
         return
-    old = codec_of(held.codec)
+    old, new = codec_of(stored), state.codec
     try:
-        convert = migration(old, state.codec)
+        convert = migration(old, new)
     except MigrationRefusedError:
         return
     if convert is not None:
-        held.items = [state.codec.encode(convert(old.decode(item))) for item in held.items]
-    held.codec = state.codec.name
+        values = map(_value_of if key_codec else bytes, held.items)
+        changed = [new.encode(convert(old.decode(value))) for value in values]
+        if key_codec:
+            keys = [msgpack.unpackb(item)[0] for item in held.items]
+            changed = [msgpack.packb(entry) for entry in zip(keys, changed, strict=True)]
+        held.items = changed
+    held.codec = f"{prefix}{new.name}"
+
+
+def _value_of(entry: bytes) -> bytes:
+    value: bytes = msgpack.unpackb(entry)[1]
+    return value
 
 
 def _checked(state: State, held: ItemList, codec: str) -> ItemList:

@@ -33,6 +33,8 @@ class _Absent(Enum):
         return "ABSENT"
 
 
+ENTRY_ARROW: Final = " -> "
+"""Between the codecs of the keys and of the values of a map, where they are named together."""
 ABSENT: Final = _Absent.ABSENT
 """Stands in a column for a key that has no value there (None is a value)."""
 

@@ -5,11 +5,13 @@ Method: stored operators and a graph, made by hand; each case changes one thing.
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from penstock.errors import JobRejected
 from penstock.graph.restore_check import Fate, adopt_key_groups, check_restore
 from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.codec import codec_of
 
 FORWARD = graph_pb2.PARTITIONING_FORWARD
 HASH = graph_pb2.PARTITIONING_HASH
@@ -130,3 +132,35 @@ def test_rows_of_a_blocking_exchange_have_gone_with_their_job() -> None:
     assert "blocking exchange e0 (v0 -> v1)" in problem
     manifest.subtasks[1].finished = True
     assert not check_restore(graph, manifest, ignores_unclaimed=False).problems
+
+
+@pytest.mark.parametrize(
+    ("key_codec", "codec", "stored", "fate"),
+    [
+        ("", "int64", "int64", Fate.MAPS),
+        ("", "int64", "int32", Fate.MIGRATES),
+        ("", "int32", "int64", Fate.REFUSED),
+        ("int64", "int64", "int64 -> int32", Fate.MIGRATES),
+        ("int64", "int64", "string -> int64", Fate.REFUSED),
+        ("int64", "int64", "int64", Fate.REFUSED),
+        ("", "int64", "int64 -> int64", Fate.REFUSED),
+    ],
+)
+def test_states_without_a_key_are_looked_at_before_anything_starts(
+    key_codec: str, codec: str, stored: str, fate: Fate
+) -> None:
+    graph, manifest = graph_of("source", "counts"), stored_job()
+    adopt_key_groups(graph, manifest)
+    names = {name: codec_of(getattr(pa, name)()).name for name in ("int32", "int64", "string")}
+    for name, of_codec in names.items():
+        stored, codec = stored.replace(name, of_codec), codec.replace(name, of_codec)
+        key_codec = key_codec.replace(name, of_codec)
+    declared = (
+        graph.vertices[1]
+        .operators[0]
+        .process.states.add(name="kept", kind="operator list", codec=codec, key_codec=key_codec)
+    )
+    assert declared.name
+    held = manifest.subtasks[1].operators[0].lists.add(name="kept", codec=stored)
+    held.items.append(b"1")
+    assert fates(graph, manifest)["counts", "kept"] is fate

@@ -175,3 +175,39 @@ def test_large_broadcast_state_is_restored(parallelism: int) -> None:
             assert len(h.state("names")) == 3
             h.push({"key": 1, "n": 2})
             assert h.take() == [{"key": 1, "n": LARGE}]
+
+
+def enriching(value_type: Any) -> ps.BroadcastProcessFunction:
+    """A function whose broadcast state has values of a type."""
+
+    class Kept(ps.BroadcastProcessFunction):
+        names = ps.BroadcastState("names", pa.int64(), value_type)
+
+        def process(self, row: Any, ctx: Any, out: Any) -> None:
+            """Nothing."""
+
+        def process_broadcast(self, row: Any, ctx: Any, out: Any) -> None:
+            self.names.put(row.key, {"n": row.n})
+
+    return Kept()
+
+
+def test_broadcast_state_migrates_to_what_is_declared() -> None:
+    stored = pa.struct([("n", pa.int32())])
+    with pt.harness(enriching(stored), schema=ROW, output_schema=ROW) as h:
+        h.push_many([{"key": 1, "n": 7}], input=1)
+        held = h.snapshot()
+    declared = pa.struct(
+        [ps.field("number", pa.int64(), alias="n"), ps.field("seen", pa.int64(), default=3)]
+    )
+    with pt.harness(enriching(declared), schema=ROW, output_schema=ROW, restore=held) as h:
+        assert h.state("names") == {1: {"number": 7, "seen": 3}}
+        again = h.snapshot()
+    with pt.harness(enriching(declared), schema=ROW, output_schema=ROW, restore=again) as h:
+        assert h.state("names") == {1: {"number": 7, "seen": 3}}
+    other = pa.struct([("n", pa.string())])
+    with (
+        pytest.raises(Exception, match=r"'names' was stored as .* and is declared as"),
+        pt.harness(enriching(other), schema=ROW, output_schema=ROW, restore=held),
+    ):
+        pass
