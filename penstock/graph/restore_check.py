@@ -29,6 +29,8 @@ BUNDLE_LIST = "bundle"
 _OF_PRE_AGGREGATION = frozenset({BUNDLE_LIST, "gauge", "largest_time"})
 _OF_COLLECT = frozenset({"collect"})
 _KEY_SPACE = "key_space/"
+_READ_BY_ALL = "hashmap"
+"""Its format is that of canonical savepoints."""
 """Stands before the names of such states where a database keeps them."""
 _OF_KEYS = frozenset({"value", "list", "map"})
 _CODEC = b"codec"
@@ -354,7 +356,7 @@ def _key_group_problem(
 def _backend_problem(snapshots: Iterable[checkpoint_pb2.OperatorSnapshot], backend: str) -> str:
     for snapshot in snapshots:
         stored = snapshot.keyed.backend
-        if backend and stored and stored != backend:
+        if backend and stored and stored not in (backend, _READ_BY_ALL):
             return (
                 f"it was stored by the backend {stored!r}, and the job keeps its state in {backend!r}: set "
                 f"state.backend.type: {stored}, or take a canonical savepoint"

@@ -160,8 +160,6 @@ class SubtaskSnapshotter:
             positions: as they are now.
         """
         obstacle = _obstacle(barrier.properties, is_incremental=self._is_incremental)
-        if barrier.properties.format is SavepointFormat.CANONICAL:
-            obstacle = obstacle or self._obstacle_to_runs()
         if obstacle:
             self._listener.decline(barrier, obstacle)
             return
@@ -189,7 +187,9 @@ class SubtaskSnapshotter:
                     None
                     if part.backend is None
                     else part.backend.snapshot(
-                        barrier.checkpoint_id, is_full=barrier.properties.is_full
+                        barrier.checkpoint_id,
+                        is_full=barrier.properties.is_full,
+                        in_runs=barrier.properties.format is SavepointFormat.CANONICAL,
                     )
                 )
         except CheckpointAborted as aborted:
@@ -202,15 +202,6 @@ class SubtaskSnapshotter:
         self._counters.checkpoint_start_delay_ms = metrics.start_delay_ms
         self._counters.checkpoint_aligned_bytes = metrics.aligned_bytes
         self._submit(lambda: self._finish(barrier, snapshot, frozen, work))
-
-    def _obstacle_to_runs(self) -> str:
-        for part in self._parts:
-            if part.backend is not None and not part.backend.writes_runs:
-                return (
-                    f"the state of operator {part.uid!r} is in RocksDB, of which this version takes native savepoints "
-                    "only: leave out --format canonical"
-                )
-        return ""
 
     def take_last(self, when_written: Callable[[LastStates | None], None]) -> LastStates | None:
         """The lists of functions as the subtask leaves them; called on the mailbox thread.

@@ -50,7 +50,7 @@ class BackendEnvironment:
     """What a backend is opened with.
 
     Attributes:
-        restored: snapshots with key-groups of this subtask, of either backend kind's own format.
+        restored: snapshots with key-groups of this subtask, in the backend's own format or the run format.
         reader: reads their files.
         work_directory: the backend's own, empty or missing; removed by ``close``.
         memory: what the states of the slot may take together.
@@ -202,10 +202,6 @@ class KeyedStateBackend(Protocol):
     """State of one operator in one subtask."""
 
     @property
-    def writes_runs(self) -> bool:
-        """Whether its full snapshots are in the run format, of which a canonical savepoint consists."""
-
-    @property
     def max_parallelism(self) -> int:
         """Number of key-groups of the operator."""
 
@@ -260,11 +256,14 @@ class KeyedStateBackend(Protocol):
     def memory_bytes(self) -> int:
         """Approximate size of all states in memory."""
 
-    def snapshot(self, checkpoint_id: int, *, is_full: bool = False) -> BackendSnapshot:
+    def snapshot(
+        self, checkpoint_id: int, *, is_full: bool = False, in_runs: bool = False
+    ) -> BackendSnapshot:
         """The synchronous part of a snapshot; a few milliseconds, however large the state.
 
         Args:
             is_full: it is to refer to nothing that was written before.
+            in_runs: it is to be whole, and in the run format, which either backend can be restored from.
 
         Raises:
             CheckpointAborted: too many snapshots are still being written.

@@ -9,6 +9,7 @@ the same number of them.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ Int64Array = npt.NDArray[np.int64]
 SEQUENCE = pa.field("__sequence", pa.int64(), nullable=False)
 """Place of a row in the order of arrival."""
 
+ROW_KEYS = b"row_keys"
+"""In the metadata of the exported rows' schema: the names of the key columns, as JSON."""
+
 _SORTED_BYTES_MAX = 256 << 20
 """How much is sorted by key-group at once when rows are exported."""
 
@@ -48,7 +52,8 @@ class RowDescriptor:
     def stored_schema(self) -> pa.Schema:
         """The rows as they are exported: columns of plain types behind key-group and sequence."""
         plain = [field.with_type(value_type(field.type)) for field in self.schema]
-        return pa.schema([KEY_GROUP_FIELD, SEQUENCE, *plain])
+        metadata = {ROW_KEYS: json.dumps(self.keys)}
+        return pa.schema([KEY_GROUP_FIELD, SEQUENCE, *plain], metadata=metadata)
 
 
 class KeyedRows:

@@ -33,6 +33,7 @@ are kept with a time stamp.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -42,10 +43,13 @@ import pyarrow as pa
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import UInt16Array
 from penstock.storage.key_types import Int64Array, value_type
-from penstock.storage.run_reader import WIDTH
+from penstock.storage.run_reader import CHECKSUM_BYTES, WIDTH
 from taskmanager.kernels import encode_keys
 from taskmanager.state.key_batches import retyped
 
+BACKEND: Final = "hashmap"
+"""What snapshots in this format say they are of: that backend writes no others, and canonical savepoints are in it
+whatever backend they were taken of."""
 FORMAT_VERSION: Final = 2
 KEY_GROUP: Final = "__key_group"
 DELETED: Final = "__deleted"
@@ -133,6 +137,15 @@ def write_segment(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
         with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
             writer.write_batch(batch)
         yield memoryview(sink.getvalue())
+
+
+def with_checksum(parts: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
+    """The bytes of a segment, then their checksum."""
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+        yield part
+    yield checksum.to_bytes(CHECKSUM_BYTES, "little")
 
 
 def _narrowed(batch: pa.RecordBatch) -> pa.RecordBatch:

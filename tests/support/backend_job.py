@@ -108,8 +108,11 @@ class _SteppedBackend:
         self._backend = backend
         self._taken = taken
 
-    def snapshot(self, checkpoint_id: int, *, is_full: bool = False) -> SteppedSnapshot:
-        snapshot = SteppedSnapshot(self._backend.snapshot(checkpoint_id, is_full=is_full))
+    def snapshot(
+        self, checkpoint_id: int, *, is_full: bool = False, in_runs: bool = False
+    ) -> SteppedSnapshot:
+        taken = self._backend.snapshot(checkpoint_id, is_full=is_full, in_runs=in_runs)
+        snapshot = SteppedSnapshot(taken)
         self._taken(snapshot)
         return snapshot
 
@@ -298,6 +301,7 @@ class BackendJob:
     fails_to_store: bool = False
     fails_to_write: bool = False
     written: int = 0
+    _savepoints: int = 0
     _attempt: int = 0
     _stored: dict[tuple[int, AttemptKey], set[str]] = field(default_factory=dict)
     _opened: list[KeyedStateBackend] = field(default_factory=list)
@@ -310,11 +314,32 @@ class BackendJob:
 
     def start(self, parallelism: int, checkpoint_id: int | None = None) -> None:
         """Starts the subtasks, from a retained checkpoint; those before are killed."""
+        self._begin(parallelism, [] if checkpoint_id is None else self.manifests[checkpoint_id])
+
+    def cross(self, parallelism: int) -> None:
+        """Takes a canonical savepoint of all subtasks, and starts each backend from what the other one wrote."""
+        self._savepoints += 1
+        other = dict(zip(BACKENDS, reversed(BACKENDS), strict=True))
+        manifest: Manifest = []
+        for kind, subtasks in self.subtasks.items():
+            for subtask in subtasks:
+                frozen = subtask.backend.snapshot(10**9 + self._savepoints, in_runs=True)
+                self.written += 1
+                writer = PackedSnapshotWriter(self.store, f"savepoint-{self.written}", 0)
+                keyed = frozen.describe(writer.write(frozen.blobs()))
+                for file in keyed.files:
+                    file.shared = False  # the savepoint's own
+                operator = checkpoint_pb2.OperatorSnapshot(keyed=keyed)
+                manifest.append(
+                    checkpoint_pb2.SubtaskSnapshot(vertex=other[kind], operators=[operator])
+                )
+        self._begin(parallelism, manifest)
+
+    def _begin(self, parallelism: int, manifest: Manifest) -> None:
         if self.subtasks:
             self.step(c.TasksStopped(0))
         self.notices.clear()
         self._attempt += 1
-        manifest = [] if checkpoint_id is None else self.manifests[checkpoint_id]
         self.subtasks = {kind: self._start(kind, parallelism, manifest) for kind in BACKENDS}
         keys = [subtask.key for kind in BACKENDS for subtask in self.subtasks[kind]]
         self.step(c.TasksStarted(tuple(c.TaskView(key, ()) for key in keys), 0))

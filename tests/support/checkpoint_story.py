@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tests.support.backend_history import COLUMNS, GROUPS, KEY_KINDS, NAMESPACES, BackendHistory
+from tests.support.backend_job import BACKENDS
 
 _STATES: Final[dict[str, tuple[str, ...]]] = {
     "groups": ("add", "add", "add", "drop", "merge", "move"),
@@ -77,6 +78,9 @@ class CheckpointStory:
             history.check_nothing_is_left()
             history.restart(self._random.randint(1, 3))
             history.check()
+            for _ in BACKENDS:
+                history.cross(self._random.randint(1, 3))
+                history.check()
             history.drain_timers()
         finally:
             history.close()

@@ -18,9 +18,7 @@ from penstock.storage.blobs import SnapshotReader
 from penstock.storage.run_reader import CHECKSUM_BYTES, read_segment
 from taskmanager.state.aggregate_change import AggregateChange, aggregate_change
 from taskmanager.state.hashmap.chains import Chain, Segment
-from taskmanager.state.run_format import CODEC, FORMAT_VERSION, within
-
-BACKEND: Final = "hashmap"
+from taskmanager.state.run_format import BACKEND, CODEC, FORMAT_VERSION, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +63,6 @@ class RestoredRows:
                 rows = within(batch, self.key_groups)
                 if rows.num_rows:
                     yield rows
-
-
-def with_checksum(parts: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
-    """The bytes of a segment, then their checksum."""
-    checksum = 0
-    for part in parts:
-        checksum = zlib.crc32(part, checksum)
-        yield part
-    yield checksum.to_bytes(CHECKSUM_BYTES, "little")
 
 
 def restored_rows(
@@ -168,7 +157,7 @@ def _check_format(snapshot: checkpoint_pb2.KeyedStateSnapshot, operator: str) ->
     if snapshot.backend != BACKEND:
         raise Unrecoverable(
             f"the state of operator {operator!r} was written by the backend {snapshot.backend!r}, but the "
-            f"job runs with {BACKEND!r}: set state.backend.type: {snapshot.backend}"
+            f"job runs with {BACKEND!r}: set state.backend.type: {snapshot.backend}, or take a canonical savepoint"
         )
     if snapshot.format_version != FORMAT_VERSION:
         raise Unrecoverable(

@@ -13,8 +13,8 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob
 from taskmanager.kernels.record_versions import ReleasedError
 from taskmanager.state.hashmap.chains import WHOLE, Chain, Export, Segment, extended
-from taskmanager.state.hashmap.restored_rows import RestoredRows, with_checksum
-from taskmanager.state.run_format import write_segment
+from taskmanager.state.hashmap.restored_rows import RestoredRows
+from taskmanager.state.run_format import with_checksum, write_segment
 from taskmanager.state.snapshot_table import SealedTable, SnapshotTable
 
 COPIED_TO: Final = 1

@@ -35,7 +35,6 @@ from taskmanager.state.hashmap.chains import (
 from taskmanager.state.hashmap.key_space import HashMapKeySpace
 from taskmanager.state.hashmap.object_column import ObjectColumn
 from taskmanager.state.hashmap.restored_rows import (
-    BACKEND,
     RESTORED_TO,
     RestoredRows,
     restored_change,
@@ -47,7 +46,7 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.memory_check import MemoryCheck
 from taskmanager.state.migrated_values import migration_of
 from taskmanager.state.row_table import RowDescriptor, RowTable
-from taskmanager.state.run_format import FORMAT_VERSION
+from taskmanager.state.run_format import BACKEND, FORMAT_VERSION
 from taskmanager.state.session_table import SessionTable
 from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
 
@@ -89,11 +88,6 @@ class HashMapStateBackend:
         self._memory = MemoryCheck(environment.memory, environment.clock)
         self._is_closed = False
         self._restore()
-
-    @property
-    def writes_runs(self) -> bool:
-        """See ``KeyedStateBackend``."""
-        return True
 
     @property
     def max_parallelism(self) -> int:
@@ -189,11 +183,14 @@ class HashMapStateBackend:
         spare = sum(table.memory_bytes() for table in self._spare.values())
         return keys + spare + sum(self._state_bytes(name) for name in self._states)
 
-    def snapshot(self, checkpoint_id: int, *, is_full: bool = False) -> HashMapSnapshot:
+    def snapshot(
+        self, checkpoint_id: int, *, is_full: bool = False, in_runs: bool = False
+    ) -> HashMapSnapshot:
         """Seals what has changed since the newest confirmed checkpoint.
 
         Args:
             is_full: everything is written anew.
+            in_runs: the same; it is in the run format anyway.
 
         Raises:
             CheckpointAborted: too many snapshots are still being written, or the backend is closed.
@@ -212,7 +209,7 @@ class HashMapStateBackend:
         sparse = sparse_file(sizes, chains)
         rewritten = set() if sparse is None else {sparse}
         replaced = self._replaced()
-        refers = self._environment.is_incremental and not is_full
+        refers = self._environment.is_incremental and not (is_full or in_runs)
         items = [
             self._item(name, namespace, slot, rewritten, replaced.get(id(slot)), refers=refers)
             for name, namespace, slot in self._slots()

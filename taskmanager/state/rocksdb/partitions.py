@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2
+from penstock.storage.key_types import value_type
 from taskmanager.state.descriptors import StateDescriptor, ValueCodec
 from taskmanager.state.rocksdb.cache_host import StoredTable
 from taskmanager.state.row_table import SEQUENCE
@@ -136,11 +137,12 @@ class PartitionCatalog:
         state = self.states.get(name)
         if state is None:
             state = self.states[name] = StoredState(kind, schema)
-        elif state.kind != kind or state.schema != schema:
+        elif state.kind != kind or not _is_same(state.schema, schema):
             raise TaskFailure(
                 f"state {name} of {owner} was stored as {_shown(state.kind, state.schema)}, but the job "
                 f"keeps {_shown(kind, schema)}: give the operator another uid, or restore what was stored"
             )
+        state.schema = schema
         return state
 
     def all_partitions(self) -> Iterator[Partition]:
@@ -181,7 +183,8 @@ def stored_segments(
 
 def state_schema(schema: pa.Schema) -> pa.Schema:
     """What a state keeps of the rows of its tables."""
-    return pa.schema([field for field in schema if field.name not in _ADDED])
+    kept = [field for field in schema if field.name not in _ADDED]
+    return pa.schema(kept, metadata=schema.metadata)
 
 
 def column_schema(key_types: Sequence[pa.DataType], descriptor: StateDescriptor) -> pa.Schema:
@@ -191,6 +194,26 @@ def column_schema(key_types: Sequence[pa.DataType], descriptor: StateDescriptor)
         fields.append(_codec_field("map_key", descriptor.key_codec))
     fields.append(_codec_field("value", descriptor.codec))
     return pa.schema(fields)
+
+
+def _is_same(stored: bytes, declared: bytes) -> bool:
+    """Whether rows are the same; what a schema says besides (which columns are the key) does not count."""
+    if stored == declared:
+        return True
+    schemas = [
+        pa.ipc.read_schema(pa.py_buffer(one)).remove_metadata() for one in (stored, declared)
+    ]
+    return _plain_keys(schemas[0]).equals(_plain_keys(schemas[1]), check_metadata=True)
+
+
+def _plain_keys(schema: pa.Schema) -> pa.Schema:
+    """Dictionary types are none of keys' own."""
+    return pa.schema(
+        [
+            field.with_type(value_type(field.type)) if field.name.startswith("key_") else field
+            for field in schema
+        ]
+    )
 
 
 def _codec_field(name: str, codec: ValueCodec) -> pa.Field:

@@ -2,7 +2,7 @@
 
 The same key-groups from one snapshot: its files become the database. Other key-groups: the files of the
 largest snapshot become the database, what is foreign is dropped, and the entries of the others are
-copied range by range. Entries that no partition of a snapshot owns (they were dropped after it) go too.
+copied range by range. What was written in the run format is written into an empty database. Entries that no partition of a snapshot owns (they were dropped after it) go too.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from taskmanager.state.rocksdb.database_store import Database, ReadOnlyDatabase
 from taskmanager.state.rocksdb.entry_keys import group_bounds, moved_to, partition_bounds
 from taskmanager.state.rocksdb.file_ledger import SHARED_SUFFIX, FileLedger, local_name
 from taskmanager.state.rocksdb.partitions import PartitionCatalog, stored_segments
+from taskmanager.state.rocksdb.run_restore_store import load_runs
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
 from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 from taskmanager.state.rocksdb.timer_entries import timer_groups
+from taskmanager.state.run_format import BACKEND as RUN_BACKEND
 from taskmanager.state.timer_order import TIMER_KIND
 
 BACKEND: Final = "rocksdb"
@@ -103,9 +105,20 @@ def _open(
     catalog = PartitionCatalog()
     path, files_in = directory / "db", directory / "incoming"
     snapshots = sorted(environment.restored, key=_size_bytes, reverse=True)
-    if not snapshots:
+    if not snapshots or snapshots[0].backend == RUN_BACKEND:
         database = Database(path, files_in, memory, loops)
         undo.callback(database.close)
+        if snapshots:
+            assert environment.reader is not None, "a snapshot without a reader"
+            load_runs(
+                database,
+                catalog,
+                environment.restored,
+                environment.reader,
+                key_groups,
+                environment.max_parallelism,
+                environment.operator_name or environment.operator_uid,
+            )
         ledger = FileLedger(opening, opening, Lock(), is_incremental=environment.is_incremental)
         return OpenedState(database, catalog, ledger)
     assert environment.reader is not None, "a snapshot without a reader"
@@ -138,6 +151,8 @@ def _open(
 
 def _check(snapshot: checkpoint_pb2.KeyedStateSnapshot, environment: BackendEnvironment) -> None:
     where = f"the restored state of {environment.operator_name} (uid {environment.operator_uid})"
+    if snapshot.backend == RUN_BACKEND:
+        return  # whoever reads runs checks their format
     if snapshot.backend != BACKEND:
         raise Unrecoverable(
             f"{where} was written by the {snapshot.backend} backend: restore it with "

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import pyarrow as pa
 
@@ -38,6 +39,8 @@ from taskmanager.state.rocksdb.migrated_entries import MigratedEntries
 from taskmanager.state.rocksdb.pacer_runner import Pacer
 from taskmanager.state.rocksdb.partitions import column_schema
 from taskmanager.state.rocksdb.restore_store import BACKEND, FORMAT_VERSION, open_state
+from taskmanager.state.rocksdb.run_snapshot_store import RunSnapshot
+from taskmanager.state.rocksdb.run_states import COLUMN_PREFIX
 from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
 from taskmanager.state.rocksdb.stored_tables import WHOLE, StoredTables
@@ -47,9 +50,6 @@ from taskmanager.state.session_table import SessionTable
 
 FREEZES_MAX: Final = 3
 """Snapshots that may wait to be written."""
-
-_COLUMN_PREFIX: Final = "key_space/"
-"""Stands before the names of keyed objects in snapshots."""
 
 
 class RocksDBStateBackend:
@@ -85,11 +85,6 @@ class RocksDBStateBackend:
         self._key_space: StoredKeySpace | None = None
         self._pacer = Pacer(environment.clock)
         self._is_closed = False
-
-    @property
-    def writes_runs(self) -> bool:
-        """See ``KeyedStateBackend``."""
-        return False
 
     @property
     def max_parallelism(self) -> int:
@@ -191,7 +186,9 @@ class RocksDBStateBackend:
         """Approximate size of all states in memory."""
         return self._cache_bytes + self._slot_memory.database_bytes
 
-    def snapshot(self, checkpoint_id: int, *, is_full: bool = False) -> BackendSnapshot:
+    def snapshot(
+        self, checkpoint_id: int, *, is_full: bool = False, in_runs: bool = False
+    ) -> BackendSnapshot:
         """See ``KeyedStateBackend``.
 
         Raises:
@@ -217,6 +214,8 @@ class RocksDBStateBackend:
         )
         directory = self._environment.work_directory / f"links-{next(self._link_numbers)}"
         freeze = self._freeze(directory)
+        if in_runs:
+            return RunSnapshot(checkpoint_id, header, self._queue, freeze, uuid4().hex)
         return RocksDBSnapshot(
             checkpoint_id, header, self._queue, freeze, self._ledger, is_full=is_full
         )
@@ -258,7 +257,7 @@ class RocksDBStateBackend:
         Raises:
             TaskFailure: it was restored with other types or codecs.
         """
-        name = _COLUMN_PREFIX + descriptor.name
+        name = COLUMN_PREFIX + descriptor.name
         schema = column_schema(key_types, descriptor)
         self._migrated.values(name, schema, descriptor, self._environment.clock.now_ms())
         kind = descriptor.kind.value

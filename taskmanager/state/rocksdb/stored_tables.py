@@ -14,6 +14,7 @@ from taskmanager.state.rocksdb.count_rows import StoredCountTable
 from taskmanager.state.rocksdb.group_rows import StoredGroupTable
 from taskmanager.state.rocksdb.migrated_entries import MigratedEntries
 from taskmanager.state.rocksdb.partitions import Partition, PartitionCatalog
+from taskmanager.state.rocksdb.run_states import ENDS
 from taskmanager.state.rocksdb.session_rows import StoredSessionTable
 from taskmanager.state.rocksdb.spilled_table import KeyedSpill
 from taskmanager.state.rocksdb.timer_rows import StoredTimerTable
@@ -25,8 +26,6 @@ T = TypeVar("T", bound=StoredTable)
 
 WHOLE: Final = 0
 """The namespace of states that are not cut into namespaces."""
-_ENDS: Final = "/ends"
-"""Behind the name of sessions: when they end."""
 
 
 class StoredTables:
@@ -90,7 +89,7 @@ class StoredTables:
 
         def make(found: Partition) -> StoredSessionTable:
             ends = self._catalog.partition(
-                name + _ENDS, WHOLE, TIMER_KIND, timer_schema(key_types), self._owner
+                name + ENDS, WHOLE, TIMER_KIND, timer_schema(key_types), self._owner
             )
             return StoredSessionTable(
                 found.number,

@@ -57,15 +57,15 @@ LARGE_LIST = 1025
 class FakeBackend:
     """Its snapshots have one blob."""
 
-    writes_runs = False
-
     def __init__(self, story: list[str], content: bytes = b"state") -> None:
         self.story = story
         self.content = content
         self.error: BaseException | None = None
 
-    def snapshot(self, checkpoint_id: int, *, is_full: bool = False) -> FakeSnapshot:
-        self.story.append("backend.snapshot" + " full" * is_full)
+    def snapshot(
+        self, checkpoint_id: int, *, is_full: bool = False, in_runs: bool = False
+    ) -> FakeSnapshot:
+        self.story.append("backend.snapshot" + " full" * is_full + " in runs" * in_runs)
         if self.error is not None:
             raise self.error
         return FakeSnapshot(self.story, self.content)
@@ -400,7 +400,7 @@ def test_snapshots_may_be_finished_in_another_order() -> None:
                 CheckpointKind.SAVEPOINT, "/kept/s", format=SavepointFormat.CANONICAL
             ),
             True,
-            "native savepoints only",
+            "",
         ),
         (CheckpointProperties(target="/elsewhere"), True, "do not take"),
         (CheckpointProperties(behind=BehindBarrier.HOLD), True, "do not take"),
@@ -422,5 +422,7 @@ def test_what_cannot_be_taken_as_it_is_wanted_is_declined_and_not_taken_otherwis
         assert subtask.listener.barriers == [barrier]
         is_full = properties.is_full and "backend.snapshot full" in subtask.story
         assert is_full == properties.is_full
+        is_canonical = properties.format is SavepointFormat.CANONICAL
+        assert ("backend.snapshot in runs" in subtask.story) == is_canonical
         into = [told for told in subtask.story if told.startswith("into")]
         assert into == [f"into {properties.target}"] * properties.is_savepoint

@@ -145,6 +145,13 @@ class Histories(RuleBasedStateMachine):
         if is_checked:
             history.check()
 
+    @rule(parallelism=st.integers(1, 3), is_checked=st.booleans())
+    def cross(self, parallelism: int, is_checked: bool) -> None:
+        history = self.at(0)
+        history.cross(parallelism)
+        if is_checked:
+            history.check()
+
     @rule()
     def bury(self) -> None:
         self.at(0).job.bury()

@@ -1,0 +1,108 @@
+"""Fills a new database with what was restored in the run format: a canonical savepoint, or a checkpoint of the
+in-memory backend. Rows are read and written in parts of bounded size, whatever the state takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import SnapshotReader
+from taskmanager.state.hashmap.restored_rows import RestoredRows, restored_rows
+from taskmanager.state.rocksdb.database_store import Database
+from taskmanager.state.rocksdb.entry_batches import concat_entries
+from taskmanager.state.rocksdb.partitions import Partition, PartitionCatalog
+from taskmanager.state.rocksdb.run_entries import Sessions, run_entries
+from taskmanager.state.rocksdb.run_states import ENDS, ends_table, stored_table
+from taskmanager.state.rocksdb.sst_file import SstEntries
+from taskmanager.state.timer_order import TIMER_KIND
+
+WHOLE: Final = 0
+"""The namespace of states that are not cut into namespaces."""
+_PART_ROWS: Final = 1 << 17
+_PART_BYTES: Final = 32 << 20
+"""What is sorted and written at once; more only where one batch has more."""
+
+
+def load_runs(
+    database: Database,
+    catalog: PartitionCatalog,
+    snapshots: Iterable[checkpoint_pb2.KeyedStateSnapshot],
+    reader: SnapshotReader,
+    key_groups: range,
+    max_parallelism: int,
+    operator: str,
+) -> None:
+    """Writes the rows of some key-groups into an empty database.
+
+    Raises:
+        Unrecoverable: a snapshot is in a format that cannot be read, or holds what RocksDB cannot keep.
+        StoreCorrupt: a file is not what was written.
+        StoreNotFound: a file is gone.
+        StoreTransient: the database cannot be written.
+    """
+    writer = _Writer(database)
+    found = restored_rows(snapshots, reader, key_groups, operator)
+    for (name, namespace), parts in found.items():
+        first = parts[0]
+        stored_name, schema = stored_table(name, first.kind, first.schema)
+        table = checkpoint_pb2.StateTable(name=stored_name, kind=first.kind, schema=schema)
+        partition = catalog.partition_for(table, namespace)
+        ends = _ends_of(catalog, name, first) if first.kind == "sessions" else None
+        entries = run_entries(first.kind, first.schema, max_parallelism)
+        for rows in parts:
+            for batches in _in_parts(rows.batches()):
+                partition.row_count += sum(batch.num_rows for batch in batches)
+                writer.add(partition.number, entries.entries(partition.number, batches))
+                if ends is not None and isinstance(entries, Sessions):
+                    writer.add(ends.number, entries.ends(ends.number, batches))
+    writer.flush()
+
+
+def _ends_of(catalog: PartitionCatalog, name: str, sessions: RestoredRows) -> Partition:
+    table = checkpoint_pb2.StateTable(
+        name=name + ENDS, kind=TIMER_KIND, schema=ends_table(sessions.schema)
+    )
+    return catalog.partition_for(table, WHOLE)
+
+
+def _in_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    part: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for batch in batches:
+        part.append(batch)
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+        if rows >= _PART_ROWS or size_bytes >= _PART_BYTES:
+            yield part
+            part, rows, size_bytes = [], 0, 0
+    if part:
+        yield part
+
+
+class _Writer:
+    """Entries on their way into a database: those of small partitions share a file."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: list[SstEntries] = []
+        self._count = 0
+        self._last_partition = -1
+
+    def add(self, partition: int, entries: SstEntries | None) -> None:
+        """Writes entries of a partition, which win over those that were added before."""
+        if entries is None:
+            return
+        if partition <= self._last_partition or self._count >= _PART_ROWS:
+            self.flush()
+        self._waiting.append(entries)
+        self._count += len(entries.keys)
+        self._last_partition = partition
+
+    def flush(self) -> None:
+        """Writes what waits."""
+        if self._waiting:
+            self._database.ingest(concat_entries(self._waiting))
+        self._waiting, self._count, self._last_partition = [], 0, -1

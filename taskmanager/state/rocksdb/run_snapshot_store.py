@@ -1,0 +1,147 @@
+"""A snapshot of the database in the run format: what a canonical savepoint has of it.
+
+The hard links of a freeze are a database of their own, which nobody changes. It is read partition by
+partition, in parts of bounded size, on the thread that writes the snapshot.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.errors import CheckpointAborted
+from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import Blob
+from taskmanager.state.rocksdb.database_store import ReadOnlyDatabase
+from taskmanager.state.rocksdb.entry_keys import partition_bounds
+from taskmanager.state.rocksdb.run_entries import RunEntries, run_entries
+from taskmanager.state.rocksdb.run_states import run_states
+from taskmanager.state.rocksdb.write_queue_runner import Freeze, WriteQueue
+from taskmanager.state.run_format import BACKEND, FORMAT_VERSION, with_checksum, write_segment
+
+_WRITTEN_TO: Final = 1
+"""Version up to which a segment holds changes: it holds everything."""
+
+
+class RunSnapshot:
+    """See ``BackendSnapshot``.
+
+    Args:
+        checkpoint_id: which.
+        native: the snapshot without files; the tables and segments of the database.
+        queue: where ``freeze`` is waiting.
+        freeze: the changes that are to be written; has a directory for links.
+        file_name: of the file that is written.
+    """
+
+    def __init__(
+        self,
+        checkpoint_id: int,
+        native: checkpoint_pb2.KeyedStateSnapshot,
+        queue: WriteQueue,
+        freeze: Freeze,
+        file_name: str,
+    ) -> None:
+        assert freeze.link_to is not None
+        self._checkpoint_id = checkpoint_id
+        self._native = native
+        self._queue = queue
+        self._freeze = freeze
+        self._directory = freeze.link_to
+        self._file_name = file_name
+        self._tables: list[checkpoint_pb2.StateTable] = []
+        self._segments: list[checkpoint_pb2.StateSegment] = []
+        self._is_discarded = False
+
+    def blobs(self) -> Iterator[Blob]:
+        """Writes what was frozen, then gives all of it as rows.
+
+        Raises:
+            StreamError: it was discarded, or cannot be written.
+        """
+        self._queue.write_until(self._freeze)
+        if self._native.segments:
+            yield Blob(self._file_name, self._chunks)
+
+    def describe(
+        self, handles: Mapping[str, checkpoint_pb2.StateHandle]
+    ) -> checkpoint_pb2.KeyedStateSnapshot:
+        """See ``BackendSnapshot``."""
+        native = self._native
+        snapshot = checkpoint_pb2.KeyedStateSnapshot(
+            backend=BACKEND,
+            format_version=FORMAT_VERSION,
+            instance=self._file_name,
+            first_key_group=native.first_key_group,
+            last_key_group=native.last_key_group,
+            max_parallelism=native.max_parallelism,
+            tables=self._tables,
+            segments=self._segments,
+        )
+        if native.segments:
+            snapshot.files.add(name=self._file_name, handle=handles[self._file_name])
+        self._remove_links()
+        return snapshot
+
+    def discard(self) -> None:
+        """See ``BackendSnapshot``."""
+        self._is_discarded = True
+        self._queue.discard(self._freeze)
+        self._remove_links()
+
+    def _chunks(self) -> Iterator[bytes | memoryview]:
+        offset = 0
+        with closing(ReadOnlyDatabase(self._directory)) as database:
+            for state, partitions in run_states(self._native):
+                entries = run_entries(state.kind, state.schema, self._native.max_parallelism)
+                table = len(self._tables)
+                schema = state.schema.serialize().to_pybytes()
+                self._tables.append(
+                    checkpoint_pb2.StateTable(name=state.name, kind=state.kind, schema=schema)
+                )
+                for partition in partitions:
+                    rows = _Rows(database, entries, partition.offset)
+                    start = offset
+                    for part in with_checksum(write_segment(rows)):
+                        self._check()
+                        offset += len(part)
+                        yield part
+                    self._segments.append(
+                        checkpoint_pb2.StateSegment(
+                            table=table,
+                            namespace=partition.namespace,
+                            file=self._file_name,
+                            offset=start,
+                            size_bytes=offset - start,
+                            row_count=rows.count,
+                            to_version=_WRITTEN_TO,
+                        )
+                    )
+
+    def _check(self) -> None:
+        if self._is_discarded:
+            raise CheckpointAborted(
+                self._checkpoint_id, "it was discarded while it was being written"
+            )
+
+    def _remove_links(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class _Rows:
+    """The rows of a partition, counted as they pass."""
+
+    def __init__(self, database: ReadOnlyDatabase, entries: RunEntries, partition: int) -> None:
+        self._database = database
+        self._entries = entries
+        self._partition = partition
+        self.count = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for names, values in self._database.scan(*partition_bounds(self._partition)):
+            self.count += len(names)
+            yield self._entries.batch(names, values)
