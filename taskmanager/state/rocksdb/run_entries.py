@@ -34,6 +34,7 @@ from penstock.storage.key_types import BoolArray, Int64Array, value_type
 from taskmanager.kernels import AccumulatorKind, distinct, encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.accumulator_columns import from_columns
+from taskmanager.state.aggregate_change import number_kinds
 from taskmanager.state.keyed_rows import DELETED_FIELD, KEY_GROUP_FIELD
 from taskmanager.state.rocksdb.entry_keys import (
     GROUP_BYTES,
@@ -63,7 +64,6 @@ ADDED: Final = frozenset({KEY_GROUP_FIELD.name, DELETED_FIELD.name, SEQUENCE.nam
 """Columns of runs that are no part of the state."""
 
 _LENGTH_BYTES: Final = 4
-_NUMBER: Final = re.compile(r"number_\d+_(?P<kind>\w+)")
 _KEY: Final = re.compile(r"key_\d+")
 
 
@@ -103,10 +103,11 @@ class RunEntries(ABC):
 class _Numbers(RunEntries):
     """Aggregates that are numbers alone."""
 
-    def __init__(self, schema: pa.Schema, max_parallelism: int) -> None:
+    def __init__(
+        self, schema: pa.Schema, max_parallelism: int, kinds: Sequence[AccumulatorKind]
+    ) -> None:
         super().__init__(schema, max_parallelism)
-        names = [_NUMBER.fullmatch(name) for name in schema.names[self._key_stop :]]
-        self._kinds = [AccumulatorKind(found["kind"]) for found in names if found is not None]
+        self._kinds = kinds
 
     @override
     def entries(self, partition: int, batches: list[pa.RecordBatch]) -> SstEntries:
@@ -314,9 +315,10 @@ def run_entries(kind: str, schema: pa.Schema, max_parallelism: int) -> RunEntrie
         return _Rows(schema, max_parallelism)
     if kind == "sessions":
         return Sessions(schema, max_parallelism, with_numbers=True)
-    content = [name for name in schema.names if name not in ADDED and not _KEY.fullmatch(name)]
-    if kind == "group" and content and all(map(_NUMBER.fullmatch, content)):
-        return _Numbers(schema, max_parallelism)
+    content = [one for one in schema if one.name not in ADDED and not _KEY.fullmatch(one.name)]
+    kinds = number_kinds(content) if kind == "group" else None
+    if kinds is not None:
+        return _Numbers(schema, max_parallelism, kinds)
     return _Keyed(schema, max_parallelism, with_numbers=False)
 
 
