@@ -31,6 +31,11 @@ from taskmanager.state.operator_state import with_items
 _log = structlog.get_logger()
 
 
+def random_name() -> str:
+    """What no other process calls anything."""
+    return uuid.uuid4().hex[:12]
+
+
 class SnapshotFiles:
     """Makes writers for the checkpoints of one attempt, and reads what earlier attempts wrote.
 
@@ -43,6 +48,7 @@ class SnapshotFiles:
         local: copies that are read where they are undamaged; None = none are.
         counters: of the attempt.
         opened: opens the stores that handles name, and the directories of savepoints.
+        new_name: makes what tells files of one checkpoint and attempt apart.
 
     Attributes:
         reader: reads what earlier attempts wrote.
@@ -60,8 +66,10 @@ class SnapshotFiles:
         local: LocalCopies | None = None,
         counters: SubtaskCounters | None = None,
         opened: Callable[[str], ObjectStore] = open_store,
+        new_name: Callable[[], str] = random_name,
     ) -> None:
         self._store = store
+        self._new_name = new_name
         self._opened = opened
         self._attempt = attempt
         self._inline_max_bytes = inline_max_bytes
@@ -86,7 +94,7 @@ class SnapshotFiles:
             attempt.vertex,
             attempt.subtask_index,
             attempt.attempt,
-            uuid.uuid4().hex[:12],
+            self._new_name(),
         )
         if target:
             return PackedSnapshotWriter(

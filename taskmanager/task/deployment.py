@@ -86,6 +86,7 @@ class Deployment:
             else None,
             counters=self.counters,
             opened=services.open_store,
+            new_name=services.new_name,
         )
         vertex = deployment.vertex
         self._has_source = _reads_splits(vertex)

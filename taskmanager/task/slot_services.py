@@ -12,6 +12,7 @@ from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.storage.object_store import ObjectStore
 from taskmanager.snapshot.local_copies_store import LocalCopies
+from taskmanager.snapshot.snapshot_files_store import random_name
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.exchange import DataExchange
 
@@ -30,6 +31,7 @@ class SlotServices:
         report: sends a report to the daemon.
         open_store: opens the checkpoint directory of a job.
         local_copies: of the job's snapshots on this TaskManager; None = nowhere to keep them.
+        new_name: makes names that no other process uses.
     """
 
     config: Configuration
@@ -44,3 +46,4 @@ class SlotServices:
     artifact_paths: dict[str, str]
     open_store: Callable[[str], ObjectStore]
     local_copies: LocalCopies | None = None
+    new_name: Callable[[], str] = random_name

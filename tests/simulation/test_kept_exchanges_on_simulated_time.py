@@ -103,6 +103,19 @@ def test_a_seed_reproduces_itself(job):
     assert first.loop.monotonic_ns() == second.loop.monotonic_ns()
 
 
+def test_a_seed_reproduces_itself_where_stores_name_what_they_refuse():
+    def run():
+        drawn = draw_run(5, "hashmap", "mixed")
+        weather = dataclasses.replace(drawn.faults.slot_store, failures=0.4)
+        settings = drawn.settings | {"state.storage.fs.memory-threshold": 0}
+        faults = dataclasses.replace(drawn.faults, slot_store=weather)
+        return simulate_run(dataclasses.replace(drawn, faults=faults, settings=settings), 5)
+
+    first, second = run(), run()
+    assert any("declines" in moment.text and "shared/" in moment.text for moment in first.story)
+    assert first.story == second.story
+
+
 def test_a_region_that_fails_while_another_one_is_on_its_way_back_recovers_beside_it():
     """Chains that exchange nothing; the phases that others were in when one of them failed are noted."""
     beside: set[GroupPhase] = set()

@@ -95,6 +95,7 @@ class SimulatedCluster:
         self.random = random.Random(seed)
         self.loop = SimulatedLoop()
         self.pids = itertools.count(100_000)
+        self._names = itertools.count(1)
         self.rows: dict[str, list[pa.RecordBatch]] = {}
         self.has_lost_rows = False
         self.failure: client_pb2.FailureCause | None = None
@@ -393,6 +394,10 @@ class SimulatedCluster:
     def open_store(self) -> StoreAccess:
         """The checkpoint store, for one more process."""
         return StoreAccess(self.audited, self.random, lambda: self._faults.slot_store)
+
+    def new_name(self) -> str:
+        """What nothing else in the simulation is called; the same in every run of a seed."""
+        return f"{next(self._names):012x}"
 
     def open_jobmanager_store(self) -> StoreAccess:
         """The same, for one more JobManager."""

@@ -42,6 +42,9 @@ class SlotHost(ProcessHost, Protocol):
     def open_store(self) -> StoreAccess:
         """The checkpoint store, for one more process."""
 
+    def new_name(self) -> str:
+        """What nothing else in the simulation is called; the same in every run of a seed."""
+
     def tell(self, process: str, text: str) -> None:
         """Something has happened to a process."""
 
@@ -160,6 +163,7 @@ class SimulatedSlot:
             report=self._report,
             artifact_paths=dict(configuration.artifact_paths),
             open_store=lambda _directory: store,
+            new_name=host.new_name,
         )
         self.runtime = SlotRuntime(
             host.loop, mailbox, self._exchange, self._build, self._services.report
