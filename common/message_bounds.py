@@ -88,6 +88,7 @@ COUNTS: dict[str, int] = {
     "files": 1_000_000,
     "tables": 1_000_000,
     "segments": 10_000_000,
+    "parts": 10_000_000,
     "lists": 1_000_000,
     "keyed": 1_000_000,
     "items": 10_000_000,

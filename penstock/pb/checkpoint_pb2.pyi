@@ -201,6 +201,38 @@ class StateTable(_message.Message):
 Global___StateTable: _TypeAlias = StateTable  # noqa: Y015
 
 @_typing.final
+class StatePart(_message.Message):
+    """Rows of some key-groups: bytes of a segment that are read, and checked, by themselves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_KEY_GROUP_FIELD_NUMBER: _builtins.int
+    LAST_KEY_GROUP_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    first_key_group: _builtins.int
+    last_key_group: _builtins.int
+    """Inclusive."""
+    size_bytes: _builtins.int
+    checksum: _builtins.int
+    """CRC-32 of the bytes."""
+    def __init__(
+        self,
+        *,
+        first_key_group: _builtins.int = ...,
+        last_key_group: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        checksum: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "first_key_group", b"first_key_group", "last_key_group", b"last_key_group", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatePart: _TypeAlias = StatePart  # noqa: Y015
+
+@_typing.final
 class StateSegment(_message.Message):
     """Rows of one table and namespace within a file, sorted by key-group."""
 
@@ -214,6 +246,7 @@ class StateSegment(_message.Message):
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     FROM_VERSION_FIELD_NUMBER: _builtins.int
     TO_VERSION_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     table: _builtins.int
     """Index in KeyedStateSnapshot.tables."""
     namespace: _builtins.int
@@ -224,6 +257,10 @@ class StateSegment(_message.Message):
     from_version: _builtins.int
     """The changes it holds: those after from_version up to to_version. Later segments win."""
     to_version: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatePart]:
+        """What it consists of, one behind the other; none where it was written before format 3 of runs."""
+
     def __init__(
         self,
         *,
@@ -235,10 +272,11 @@ class StateSegment(_message.Message):
         row_count: _builtins.int = ...,
         from_version: _builtins.int = ...,
         to_version: _builtins.int = ...,
+        parts: _abc.Iterable[Global___StatePart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "from_version", b"from_version", "namespace", b"namespace", "offset", b"offset", "row_count", b"row_count", "size_bytes", b"size_bytes", "table", b"table", "to_version", b"to_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "from_version", b"from_version", "namespace", b"namespace", "offset", b"offset", "parts", b"parts", "row_count", b"row_count", "size_bytes", b"size_bytes", "table", b"table", "to_version", b"to_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

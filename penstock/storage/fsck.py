@@ -280,6 +280,9 @@ def _contradictions(manifest: checkpoint_pb2.CheckpointManifest) -> Iterator[str
                     yield f"{where}: a segment lies in {segment.file!r}, which it has not"
                 elif segment.offset < 0 or segment.offset + segment.size_bytes > size:
                     yield f"{where}: a segment goes beyond the {size} bytes of {segment.file!r}"
+                parts = sum(part.size_bytes for part in segment.parts)
+                if segment.parts and parts != segment.size_bytes:
+                    yield f"{where}: the parts of a segment have {parts} bytes, it has {segment.size_bytes}"
                 if not 0 <= segment.table < len(keyed.tables):
                     yield f"{where}: a segment is of table {segment.table}, which it has not"
 

@@ -2,17 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
+from penstock.errors import StoreCorrupt
+from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import SnapshotReader
+
 WIDTH: Final = b"width"
 """In the metadata of a column of narrow integers: the type that it has in the table."""
 CHECKSUM_BYTES: Final = 4
-"""Behind the last batch of a segment."""
+"""Behind the last batch of a segment that has no parts."""
+READ_BYTES: Final = 16 << 20
+"""Of parts that are read at once; more only where one has more."""
 
 _READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of some key-groups within a segment.
+
+    Attributes:
+        first_key_group, last_key_group: of its rows, both inclusive.
+        size_bytes: the parts of a segment lie one behind the other.
+        checksum: CRC-32 of the bytes.
+    """
+
+    first_key_group: int
+    last_key_group: int
+    size_bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlace:
+    """Where a segment is.
+
+    Attributes:
+        handle: of its file.
+        offset, size_bytes: within it.
+        parts: what it consists of; none where it was written before there were any.
+        name: of the file and of whose state it is, for messages.
+    """
+
+    handle: checkpoint_pb2.StateHandle
+    offset: int
+    size_bytes: int
+    parts: Sequence[Part]
+    name: str
+
+
+def parts_of(segment: checkpoint_pb2.StateSegment) -> tuple[Part, ...]:
+    """The parts of a segment."""
+    return tuple(
+        Part(one.first_key_group, one.last_key_group, one.size_bytes, one.checksum)
+        for one in segment.parts
+    )
+
+
+def segment_batches(
+    reader: SnapshotReader, place: SegmentPlace, key_groups: range
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a segment that may have rows of some key-groups; bytes of others are not read.
+
+    Raises:
+        StoreCorrupt: something of it is not what was written.
+        StoreNotFound, StoreTransient: it cannot be read.
+    """
+    if not place.parts:
+        if place.size_bytes:
+            data = reader.read_range(place.handle, place.offset, place.size_bytes)
+            content = memoryview(data)[:-CHECKSUM_BYTES]
+            stored = int.from_bytes(data[-CHECKSUM_BYTES:], "little")
+            _check(content, stored, place, (0, place.size_bytes), "")
+            yield from read_segment(content)
+        return
+    for first, count, start, size_bytes in _reads(place.parts, key_groups):
+        data = reader.read_range(place.handle, place.offset + start, size_bytes)
+        offset = 0
+        for index in range(first, first + count):
+            part = place.parts[index]
+            content = memoryview(data)[offset : offset + part.size_bytes]
+            which = f"part {index} of {len(place.parts)}, "
+            which += f"key-groups {part.first_key_group} to {part.last_key_group}, "
+            _check(content, part.checksum, place, (start + offset, part.size_bytes), which)
+            offset += part.size_bytes
+            yield from read_segment(content)
+
+
+def _reads(parts: Sequence[Part], key_groups: range) -> Iterator[tuple[int, int, int, int]]:
+    """What is read at once: the first part, how many, and their first byte and size within the segment."""
+    first = count = start = size_bytes = position = 0
+    for index, part in enumerate(parts):
+        is_wanted = (
+            part.first_key_group < key_groups.stop and part.last_key_group >= key_groups.start
+        )
+        if count and (not is_wanted or size_bytes + part.size_bytes > READ_BYTES):
+            yield first, count, start, size_bytes
+            count = size_bytes = 0
+        if is_wanted:
+            if not count:
+                first, start = index, position
+            count += 1
+            size_bytes += part.size_bytes
+        position += part.size_bytes
+    if count:
+        yield first, count, start, size_bytes
+
+
+def _check(
+    content: memoryview, checksum: int, place: SegmentPlace, within: tuple[int, int], which: str
+) -> None:
+    if zlib.crc32(content) == checksum:
+        return
+    first = place.handle.offset + place.offset + within[0]
+    where = place.handle.path or "the checkpoint's manifest"
+    raise StoreCorrupt(
+        f"{where}, bytes {first} to {first + within[1]} "
+        f"({which}{place.name}), is not what was written: its checksum differs"
+    )
 
 
 def read_segment(data: bytes | memoryview) -> Iterator[pa.RecordBatch]:

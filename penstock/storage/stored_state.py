@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
-from penstock.storage.run_reader import CHECKSUM_BYTES, read_segment
+from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
 
 _DONE_SPLITS = "done splits"
 _DIGEST_BYTES = 16
@@ -166,9 +166,16 @@ def _keyed_rows(
     for segment in keyed.segments:
         if segment.table != table:
             continue
-        content = reader.read_range(files[segment.file], segment.offset, segment.size_bytes)
+        place = SegmentPlace(
+            files[segment.file],
+            segment.offset,
+            segment.size_bytes,
+            parts_of(segment),
+            f"state {keyed.tables[table].name!r}, file {segment.file}",
+        )
+        key_groups = range(keyed.first_key_group, keyed.last_key_group + 1)
         latest = by_namespace.setdefault(segment.namespace, {})
-        for batch in read_segment(memoryview(content)[:-CHECKSUM_BYTES]):
+        for batch in segment_batches(reader, place, key_groups):
             identity = [name for name in batch.schema.names if _is_identity(name, kind)]
             for row in batch.to_pylist():
                 key = tuple(str(row[name]) for name in identity) if identity else len(latest)

@@ -1,8 +1,11 @@
-"""Format of the segments that the in-memory backend writes, version 2. Tools read it too.
+"""Format of the segments that the in-memory backend writes, and canonical savepoints consist of, version 3. Tools read
+it too.
 
-A segment is a sequence of Arrow IPC streams, one for each batch, followed by the CRC-32 of all (4 bytes,
-little-endian); all segments of a snapshot lie one after the other in one file
-(``KeyedStateSnapshot.segments`` says where, the checksum included). Its schema is the table's
+A segment is a sequence of Arrow IPC streams, one for each of its *parts*: rows of some key-groups, cut such that most
+parts share none (``run_parts``). ``KeyedStateSnapshot.segments`` says of each part which key-groups it has, its size and
+its CRC-32, so that parts are read and checked by themselves. All segments of a snapshot lie one after the other in one
+file. (In version 2 a segment had no parts, and the CRC-32 of all its bytes followed it, 4 bytes, little-endian: such
+segments are read, and later snapshots refer to them.) A segment's schema is the table's
 ``StateTable.schema``, without dictionary types, but a stream holds integers in the narrowest type that is wide
 enough, unsigned where none is negative: the metadata of such a field has the type of the schema
 (``width``). Where that leaves no wide column it is as small as compressed and written in a fraction of the
@@ -33,7 +36,6 @@ are kept with a time stamp.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -43,14 +45,15 @@ import pyarrow as pa
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import UInt16Array
 from penstock.storage.key_types import Int64Array, value_type
-from penstock.storage.run_reader import CHECKSUM_BYTES, WIDTH
+from penstock.storage.run_reader import WIDTH
 from taskmanager.kernels import encode_keys
 from taskmanager.state.key_batches import retyped
 
 BACKEND: Final = "hashmap"
 """What snapshots in this format say they are of: that backend writes no others, and canonical savepoints are in it
 whatever backend they were taken of."""
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
+FORMATS_READ: Final = (2, 3)
 KEY_GROUP: Final = "__key_group"
 DELETED: Final = "__deleted"
 CODEC: Final = b"codec"
@@ -137,15 +140,6 @@ def write_segment(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
         with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
             writer.write_batch(batch)
         yield memoryview(sink.getvalue())
-
-
-def with_checksum(parts: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
-    """The bytes of a segment, then their checksum."""
-    checksum = 0
-    for part in parts:
-        checksum = zlib.crc32(part, checksum)
-        yield part
-    yield checksum.to_bytes(CHECKSUM_BYTES, "little")
 
 
 def _narrowed(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,6 +17,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.storage.run_reader import Part
+
 LENGTH_MAX: Final = 8
 FAN_IN: Final = 3
 TIER_MAX: Final = 3
@@ -32,6 +34,7 @@ class Segment:
         from_version: its changes are those after it, ...
         to_version: ... up to this version.
         tier: how often it was merged; 0 for a base.
+        parts: what it consists of.
     """
 
     file: str
@@ -41,6 +44,7 @@ class Segment:
     from_version: int
     to_version: int
     tier: int = 0
+    parts: tuple[Part, ...] = ()
 
 
 Chain = tuple[Segment, ...]

@@ -1,24 +1,23 @@
 """What the restored snapshots hold of a table and namespace, read when it is asked for.
 
-A segment in a file is followed by its CRC-32: files are read in parts, and what is read is checked.
+Files are read in parts, those with key-groups of this subtask only, and what is read is checked.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
-from penstock.errors import StoreCorrupt, TaskFailure, Unrecoverable
+from penstock.errors import TaskFailure, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
-from penstock.storage.run_reader import CHECKSUM_BYTES, read_segment
+from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
 from taskmanager.state.aggregate_change import AggregateChange, aggregate_change
 from taskmanager.state.hashmap.chains import Chain, Segment
-from taskmanager.state.run_format import BACKEND, CODEC, FORMAT_VERSION, within
+from taskmanager.state.run_format import BACKEND, CODEC, FORMATS_READ, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +55,26 @@ class RestoredRows:
             StoreCorrupt: a file is not what was written.
             StoreNotFound: a file is gone.
         """
+        for batches in self.segments():
+            yield from batches
+
+    def segments(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        """The rows of each segment, oldest first."""
         for segment in self.chain:
-            handle = self.files[segment.file].handle
-            data = self.reader.read_range(handle, segment.offset, segment.size_bytes)
-            for batch in _checked_batches(data, segment, handle, self.operator):
-                rows = within(batch, self.key_groups)
-                if rows.num_rows:
-                    yield rows
+            yield self._rows(segment)
+
+    def _rows(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+        place = SegmentPlace(
+            self.files[segment.file].handle,
+            segment.offset,
+            segment.size_bytes,
+            segment.parts,
+            f"state of operator {self.operator!r}, file {segment.file}",
+        )
+        for batch in segment_batches(self.reader, place, self.key_groups):
+            rows = within(batch, self.key_groups)
+            if rows.num_rows:
+                yield rows
 
 
 def restored_rows(
@@ -159,37 +171,28 @@ def _check_format(snapshot: checkpoint_pb2.KeyedStateSnapshot, operator: str) ->
             f"the state of operator {operator!r} was written by the backend {snapshot.backend!r}, but the "
             f"job runs with {BACKEND!r}: set state.backend.type: {snapshot.backend}, or take a canonical savepoint"
         )
-    if snapshot.format_version != FORMAT_VERSION:
+    if snapshot.format_version not in FORMATS_READ:
         raise Unrecoverable(
             f"the state of operator {operator!r} has format {snapshot.format_version}, this version of "
-            f"Penstock reads {FORMAT_VERSION}: use the version that wrote it"
+            f"Penstock reads {FORMATS_READ[0]} to {FORMATS_READ[-1]}: use the version that wrote it"
         )
 
 
 def _segment(segment: checkpoint_pb2.StateSegment) -> Segment:
     """A segment of the base: all that was restored is before whatever changes now."""
     return Segment(
-        segment.file, segment.offset, segment.size_bytes, segment.row_count, 0, RESTORED_TO
+        segment.file,
+        segment.offset,
+        segment.size_bytes,
+        segment.row_count,
+        0,
+        RESTORED_TO,
+        parts=parts_of(segment),
     )
 
 
 RESTORED_TO: Final = 1
 """The version that restored content is taken to be sealed with."""
-
-
-def _checked_batches(
-    data: bytes, segment: Segment, handle: checkpoint_pb2.StateHandle, operator: str
-) -> Iterator[pa.RecordBatch]:
-    content = memoryview(data)[:-CHECKSUM_BYTES]
-    stored = int.from_bytes(data[-CHECKSUM_BYTES:], "little")
-    if len(data) != segment.size_bytes or zlib.crc32(content) != stored:
-        start = handle.offset + segment.offset
-        place = handle.path or "the checkpoint's manifest"
-        raise StoreCorrupt(
-            f"{place}, bytes {start} to {start + segment.size_bytes} (state of operator {operator!r}, file "
-            f"{segment.file}), is not what was written: its checksum differs"
-        )
-    yield from read_segment(content)
 
 
 def _columns(schema: pa.Schema) -> list[tuple[str, pa.DataType, bytes]]:

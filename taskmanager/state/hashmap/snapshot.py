@@ -14,7 +14,7 @@ from penstock.storage.blobs import Blob
 from taskmanager.kernels.record_versions import ReleasedError
 from taskmanager.state.hashmap.chains import WHOLE, Chain, Export, Segment, extended
 from taskmanager.state.hashmap.restored_rows import RestoredRows
-from taskmanager.state.run_format import with_checksum, write_segment
+from taskmanager.state.run_parts import SegmentWriter
 from taskmanager.state.snapshot_table import SealedTable, SnapshotTable
 
 COPIED_TO: Final = 1
@@ -125,7 +125,7 @@ class HashMapSnapshot:
             index = tables.setdefault(key, len(tables))
             for segment in item.chain:
                 names[segment.file] = None
-                snapshot.segments.append(_described(segment, index, item.namespace))
+                snapshot.segments.append(described(segment, index, item.namespace))
         for name, kind, schema in tables:
             snapshot.tables.add(name=name, kind=kind, schema=schema)
         self.written_files = {name: self._file(name, handles) for name in names}
@@ -154,15 +154,14 @@ class HashMapSnapshot:
             for item in self.items:
                 if item.sealed is None and not item.copied:
                     continue
-                counted = _Counted(_source(item))
-                start = offset
-                for part in with_checksum(write_segment(counted)):
-                    self._check()
-                    offset += len(part)
-                    yield part
-                item.chain = _new_chain(
-                    item, self._file_name, start, offset - start, counted.row_count
-                )
+                writer = SegmentWriter()
+                for batches in _sources(item):
+                    for part in writer.write(batches):
+                        self._check()
+                        yield part
+                self._check()
+                item.chain = _new_chain(item, self._file_name, offset, writer)
+                offset += writer.size_bytes
             self._release()
         except ReleasedError as error:
             raise CheckpointAborted(
@@ -180,39 +179,28 @@ class HashMapSnapshot:
                 item.sealed.release()
 
 
-class _Counted:
-    """Batches, counting their rows as they pass."""
-
-    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self.row_count = 0
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._batches:
-            self.row_count += batch.num_rows
-            yield batch
-
-
-def _source(item: SnapshotItem) -> Iterator[pa.RecordBatch]:
+def _sources(item: SnapshotItem) -> Iterator[Iterable[pa.RecordBatch]]:
+    """The rows, in pieces that are each sorted by itself: later segments of a chain win over earlier ones."""
     if item.sealed is not None:
-        yield from item.sealed.batches()
+        yield item.sealed.batches()
     # What a confirmed snapshot has copied meanwhile is read from there: the older file may be gone.
     for rows in (item.copied and item.slot.restored) or item.copied:
-        for batch in rows.batches():
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=item.schema)
+        for batches in rows.segments():
+            yield (pa.RecordBatch.from_arrays(one.columns, schema=item.schema) for one in batches)
 
 
-def _new_chain(
-    item: SnapshotItem, file: str, offset: int, size_bytes: int, row_count: int
-) -> Chain:
-    if item.sealed is None:
-        return (Segment(file, offset, size_bytes, row_count, 0, COPIED_TO),)
-    since, version = item.sealed.since_version, item.sealed.version
-    tier = item.tier if since else 0
-    return extended(item.chain, Segment(file, offset, size_bytes, row_count, since, version, tier))
+def _new_chain(item: SnapshotItem, file: str, offset: int, written: SegmentWriter) -> Chain:
+    since, version, tier = 0, COPIED_TO, 0
+    if item.sealed is not None:
+        since, version = item.sealed.since_version, item.sealed.version
+        tier = item.tier if since else 0
+    size_bytes, parts = written.size_bytes, tuple(written.parts)
+    new = Segment(file, offset, size_bytes, written.row_count, since, version, tier, parts)
+    return (new,) if item.sealed is None else extended(item.chain, new)
 
 
-def _described(segment: Segment, table: int, namespace: int) -> checkpoint_pb2.StateSegment:
+def described(segment: Segment, table: int, namespace: int) -> checkpoint_pb2.StateSegment:
+    """A segment as a snapshot names it."""
     return checkpoint_pb2.StateSegment(
         table=table,
         namespace=namespace,
@@ -222,4 +210,13 @@ def _described(segment: Segment, table: int, namespace: int) -> checkpoint_pb2.S
         row_count=segment.row_count,
         from_version=segment.from_version,
         to_version=segment.to_version,
+        parts=[
+            checkpoint_pb2.StatePart(
+                first_key_group=part.first_key_group,
+                last_key_group=part.last_key_group,
+                size_bytes=part.size_bytes,
+                checksum=part.checksum,
+            )
+            for part in segment.parts
+        ],
     )

@@ -11,17 +11,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Final
 
-import pyarrow as pa
-
 from penstock.errors import CheckpointAborted
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob
+from taskmanager.state.hashmap.chains import Segment
+from taskmanager.state.hashmap.snapshot import described
 from taskmanager.state.rocksdb.database_store import ReadOnlyDatabase
 from taskmanager.state.rocksdb.entry_keys import partition_bounds
-from taskmanager.state.rocksdb.run_entries import RunEntries, run_entries
+from taskmanager.state.rocksdb.run_entries import run_entries
 from taskmanager.state.rocksdb.run_states import run_states
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, WriteQueue
-from taskmanager.state.run_format import BACKEND, FORMAT_VERSION, with_checksum, write_segment
+from taskmanager.state.run_format import BACKEND, FORMAT_VERSION
+from taskmanager.state.run_parts import SegmentWriter
 
 _WRITTEN_TO: Final = 1
 """Version up to which a segment holds changes: it holds everything."""
@@ -104,23 +105,31 @@ class RunSnapshot:
                     checkpoint_pb2.StateTable(name=state.name, kind=state.kind, schema=schema)
                 )
                 for partition in partitions:
-                    rows = _Rows(database, entries, partition.offset)
-                    start = offset
-                    for part in with_checksum(write_segment(rows)):
+                    writer = SegmentWriter()
+                    scan = database.scan(*partition_bounds(partition.offset))
+                    for part in writer.write(entries.batch(*found) for found in scan):
                         self._check()
-                        offset += len(part)
                         yield part
-                    self._segments.append(
-                        checkpoint_pb2.StateSegment(
-                            table=table,
-                            namespace=partition.namespace,
-                            file=self._file_name,
-                            offset=start,
-                            size_bytes=offset - start,
-                            row_count=rows.count,
-                            to_version=_WRITTEN_TO,
-                        )
-                    )
+                    self._check()
+                    self._segments.append(self._segment(table, partition.namespace, offset, writer))
+                    offset += writer.size_bytes
+
+    def _segment(
+        self, table: int, namespace: int, offset: int, written: SegmentWriter
+    ) -> checkpoint_pb2.StateSegment:
+        return described(
+            Segment(
+                self._file_name,
+                offset,
+                written.size_bytes,
+                written.row_count,
+                0,
+                _WRITTEN_TO,
+                parts=tuple(written.parts),
+            ),
+            table,
+            namespace,
+        )
 
     def _check(self) -> None:
         if self._is_discarded:
@@ -130,18 +139,3 @@ class RunSnapshot:
 
     def _remove_links(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
-
-
-class _Rows:
-    """The rows of a partition, counted as they pass."""
-
-    def __init__(self, database: ReadOnlyDatabase, entries: RunEntries, partition: int) -> None:
-        self._database = database
-        self._entries = entries
-        self._partition = partition
-        self.count = 0
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for names, values in self._database.scan(*partition_bounds(self._partition)):
-            self.count += len(names)
-            yield self._entries.batch(names, values)

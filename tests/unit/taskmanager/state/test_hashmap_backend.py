@@ -321,7 +321,7 @@ def test_a_damaged_file_is_noticed(damage: str) -> None:
     restored = HashMapStateBackend(environment(files, [described]))
     told = (
         f"^{re.escape(path)}, bytes {start} to {start + segment.size_bytes} "
-        r"\(state of operator 'operator', file .*\), is not what was written"
+        r"\(part 0 of 1, key-groups 0 to 127, state of operator 'operator', file .*\), is not what was written"
     )
     with pytest.raises(StoreCorrupt, match=told):
         restored.group_table("counts", 0, COUNTS)

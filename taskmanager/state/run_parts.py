@@ -1,0 +1,96 @@
+"""Cuts the rows of a segment into parts by key-group, so that each range of key-groups is read by itself.
+
+Rows come in batches each of which may hold all key-groups; many of them together are sorted, and cut where one key-group
+ends and the next begins. A subtask that restores a range then reads few pieces, which hold little else.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.storage.run_reader import Part
+from taskmanager.state.run_format import write_segment
+
+SORTED_BYTES: Final = 16 << 20
+"""About so much is sorted at once; more only where one batch has more."""
+PART_BYTES: Final = 32 << 10
+"""A part has at least about so much, unless all rows that are sorted together have less."""
+
+
+class SegmentWriter:
+    """Writes one segment.
+
+    Attributes:
+        parts: of what was written.
+        row_count: rows, tombstones included.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.row_count = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what was written."""
+        return sum(part.size_bytes for part in self.parts)
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
+        """The bytes of rows, which come behind those that were written before.
+
+        Args:
+            batches: of several rows of one identity the last one counts, and a batch has none of it twice but for a
+                tombstone before a row.
+        """
+        waiting: list[pa.RecordBatch] = []
+        size_bytes = 0
+        for batch in batches:
+            if waiting and size_bytes + batch.nbytes > SORTED_BYTES:
+                yield from self._written(waiting, size_bytes)
+                waiting, size_bytes = [], 0
+            if batch.num_rows:
+                waiting.append(batch)
+                size_bytes += batch.nbytes
+        if waiting:
+            yield from self._written(waiting, size_bytes)
+
+    def _written(self, batches: list[pa.RecordBatch], size_bytes: int) -> Iterator[memoryview]:
+        rows = _sorted(batches)
+        groups = rows.column(0).to_numpy()
+        self.row_count += len(groups)
+        for start, stop in _cuts(groups, max(1, len(groups) * PART_BYTES // max(size_bytes, 1))):
+            checksum = size = 0
+            for piece in write_segment([rows.slice(start, stop - start)]):
+                checksum = zlib.crc32(piece, checksum)
+                size += len(piece)
+                yield piece
+            self.parts.append(Part(int(groups[start]), int(groups[stop - 1]), size, checksum))
+
+
+def _sorted(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    groups = np.concatenate([batch.column(0).to_numpy() for batch in batches])
+    columns = [
+        pa.concat_arrays([batch.column(place) for batch in batches])
+        for place in range(batches[0].num_columns)
+    ]
+    if (groups[1:] < groups[:-1]).any():
+        order = pa.array(np.argsort(groups, kind="stable"))
+        columns = [column.take(order) for column in columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
+def _cuts(groups: np.ndarray, rows_min: int) -> Iterator[tuple[int, int]]:
+    """First row of each part and the first one behind it."""
+    ends = [*(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
+    start = 0
+    for end in ends[:-1]:
+        if end - start >= rows_min and len(groups) - end >= rows_min:
+            yield start, end
+            start = end
+    yield start, ends[-1]
