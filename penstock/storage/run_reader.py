@@ -24,7 +24,7 @@ _READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SegmentPart:
     """Rows of some key-groups within a segment.
 
     Attributes:
@@ -53,14 +53,14 @@ class SegmentPlace:
     handle: checkpoint_pb2.StateHandle
     offset: int
     size_bytes: int
-    parts: Sequence[Part]
+    parts: Sequence[SegmentPart]
     name: str
 
 
-def parts_of(segment: checkpoint_pb2.StateSegment) -> tuple[Part, ...]:
+def parts_of(segment: checkpoint_pb2.StateSegment) -> tuple[SegmentPart, ...]:
     """The parts of a segment."""
     return tuple(
-        Part(one.first_key_group, one.last_key_group, one.size_bytes, one.checksum)
+        SegmentPart(one.first_key_group, one.last_key_group, one.size_bytes, one.checksum)
         for one in segment.parts
     )
 
@@ -95,7 +95,7 @@ def segment_batches(
             yield from read_segment(content)
 
 
-def _reads(parts: Sequence[Part], key_groups: range) -> Iterator[tuple[int, int, int, int]]:
+def _reads(parts: Sequence[SegmentPart], key_groups: range) -> Iterator[tuple[int, int, int, int]]:
     """What is read at once: the first part, how many, and their first byte and size within the segment."""
     first = count = start = size_bytes = position = 0
     for index, part in enumerate(parts):

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.storage.run_reader import Part
+from penstock.storage.run_reader import SegmentPart
 from taskmanager.state.run_format import write_segment
 
 SORTED_BYTES: Final = 16 << 20
@@ -31,7 +31,7 @@ class SegmentWriter:
     """
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[SegmentPart] = []
         self.row_count = 0
 
     @property
@@ -68,7 +68,9 @@ class SegmentWriter:
                 checksum = zlib.crc32(piece, checksum)
                 size += len(piece)
                 yield piece
-            self.parts.append(Part(int(groups[start]), int(groups[stop - 1]), size, checksum))
+            self.parts.append(
+                SegmentPart(int(groups[start]), int(groups[stop - 1]), size, checksum)
+            )
 
 
 def _sorted(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
