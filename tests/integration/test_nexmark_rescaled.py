@@ -1,12 +1,15 @@
 """Aim: a job that is started from another one's checkpoint at another parallelism gives what one that was never
 stopped gives, whatever kind of state it has.
 
-Method: queries of Nexmark write files; a job at parallelism 2 is cancelled behind its third checkpoint and started
-again at 3 and at 1, with both backends. The rows of both together are those of a job that ran through.
+Method: queries of Nexmark write files; of a job at parallelism 2 all processes are killed behind its third checkpoint, which
+ends it, and it is started again at 3 and at 1, with both backends. The rows of both together are those of a job that ran
+through.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,8 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
+from penstock.local.local_cluster import LocalCluster
 from tests.integration.conftest import NewEnvironment
-from tests.support.jobs import DEADLINE_S, assert_same_rows, await_details, cancel
+from tests.support.jobs import DEADLINE_S, assert_same_rows, await_details
+from tests.support.processes import slot_pids
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(9)]
 
@@ -139,16 +144,29 @@ def golden(new_env: NewEnvironment, output: Path, query: str) -> list[dict[str, 
     return rows_in(output)
 
 
+def kill_slots(cluster: LocalCluster) -> None:
+    """Kills the processes of all jobs."""
+    for daemon in cluster.daemons():
+        if daemon.role == "taskmanager":
+            for pid in slot_pids(daemon.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("parallelism", [3, 1])
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("query", QUERIES)
 def test_one_result_whatever_the_parallelism(
-    new_env: NewEnvironment, tmp_path: Path, query: str, backend: str, parallelism: int
+    new_env: NewEnvironment,
+    cluster: LocalCluster,
+    tmp_path: Path,
+    query: str,
+    backend: str,
+    parallelism: int,
 ) -> None:
     config = {
         "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
         "execution.checkpointing.interval": "100ms",
-        "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
+        "restart-strategy.type": "none",
         "state.backend.type": backend,
     }
     wanted = golden(new_env, tmp_path / "golden", query)
@@ -157,7 +175,9 @@ def test_one_result_whatever_the_parallelism(
     QUERIES[query](env, RATE).write_parquet(tmp_path / "out").uid("files")
     handle = env.submit("first")
     await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id > 2)
-    cancel(handle)
+    kill_slots(cluster)
+    with pytest.raises(ps.JobFailed):
+        handle.wait(DEADLINE_S)
     env = new_env(parallelism, config)
     QUERIES[query](env, None).write_parquet(tmp_path / "out").uid("files")
     path = tmp_path / "checkpoints" / handle.job_id

@@ -356,6 +356,18 @@ def logged_at(entry: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(entry["timestamp"]).timestamp()
 
 
+def slot_pids(taskmanager_pid: int) -> list[int]:
+    """The slot processes of a TaskManager."""
+    found = []
+    for process in psutil.Process(taskmanager_pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            is_forkserver = process.ppid() == taskmanager_pid
+            is_slot = not is_forkserver and process.name() != PARTITION_SERVER_NAME
+            if is_slot and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
 class DaemonCluster:
     """A local cluster of real daemons, started and stopped by the command line."""
 
@@ -407,14 +419,7 @@ class DaemonCluster:
 
     def slot_pids(self, taskmanager_pid: int) -> list[int]:
         """The slot processes of a TaskManager."""
-        found = []
-        for process in psutil.Process(taskmanager_pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                is_forkserver = process.ppid() == taskmanager_pid
-                is_slot = not is_forkserver and process.name() != PARTITION_SERVER_NAME
-                if is_slot and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process.pid)
-        return found
+        return slot_pids(taskmanager_pid)
 
     def partition_server_pids(self, taskmanager_pid: int) -> list[int]:
         """The process of a TaskManager that serves its complete partitions; [] while there is none."""
