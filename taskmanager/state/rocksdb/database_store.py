@@ -16,6 +16,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
@@ -31,7 +32,7 @@ from rocksdict import (
 from penstock.errors import StoreFull, StoreTransient, Unrecoverable
 from penstock.storage.key_encoding import KeyLoops
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
-from taskmanager.state.rocksdb.sst_file import SstEntries, sst_file
+from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries, sst_file
 
 SCAN_ROWS: Final = 8192
 SCAN_BYTES: Final = 64 << 20
@@ -40,6 +41,8 @@ VALUE_BYTES_MAX: Final = (1 << 31) - 1
 """RocksDB can hold twice as much; Arrow, as which values come back, cannot."""
 _SCAN_STEP: Final = 64
 
+FILE_BYTES: Final = 48 << 20
+"""About so much is taken in as one file: who restores some of the key-groups needs whole files."""
 _NO_SPACE: Final = "No space left"
 
 
@@ -155,15 +158,18 @@ class Database:
                 f"{VALUE_BYTES_MAX >> 20} MB: use smaller windows or fewer values per key, or "
                 "state.backend.type: hashmap"
             )
-        path = self._ingest_directory / f"{next(self._file_numbers)}.sst"
+        paths: list[Path] = []
         try:
-            with self._writing(), path.open("wb") as file:
-                for part in sst_file(entries, self._loops):
-                    file.write(part)
+            for piece in _in_files(entries):
+                paths.append(self._ingest_directory / f"{next(self._file_numbers)}.sst")
+                with self._writing(), paths[-1].open("wb") as file:
+                    for part in sst_file(piece, self._loops):
+                        file.write(part)
             with self._writing():
-                self._rocks.ingest_external_file([str(path)], self._ingest_options)
+                self._rocks.ingest_external_file(list(map(str, paths)), self._ingest_options)
         finally:
-            path.unlink(missing_ok=True)
+            for path in paths:
+                path.unlink(missing_ok=True)
 
     def drop_range(self, begin: bytes, end: bytes) -> None:
         """Removes all entries with ``begin <= key < end``.
@@ -258,6 +264,22 @@ def _scan(
         if not keys:
             return
         yield from parts_of_values(keys, values)
+
+
+def _in_files(entries: SstEntries) -> Iterator[SstEntries]:
+    """The same entries, as many at a time as a file is to have."""
+    keys, values, gone = entries.keys, entries.values, entries.deleted
+    ends = (keys.offsets - keys.offsets[0]) + (values.offsets - values.offsets[0])
+    start, count = 0, len(keys)
+    while start < count:
+        stop = int(np.searchsorted(ends, ends[start] + FILE_BYTES, side="right")) - 1
+        stop = count if ends[-1] - ends[start] <= FILE_BYTES else max(stop, start + 1)
+        yield SstEntries(
+            ByteStrings(keys.data, keys.offsets[start : stop + 1]),
+            ByteStrings(values.data, values.offsets[start : stop + 1]),
+            None if gone is None else gone[start:stop],
+        )
+        start = stop
 
 
 def parts_of_values(

@@ -1,7 +1,7 @@
 """Opens the database of a subtask: empty, as one snapshot has it, or put together from several.
 
 The same key-groups from one snapshot: its files become the database. Other key-groups: the files of the
-largest snapshot become the database, what is foreign is dropped, and the entries of the others are
+largest snapshot that have some of them become the database, what is foreign is dropped, and the entries of the others are
 copied range by range. What was written in the run format is written into an empty database. Entries that no partition of a snapshot owns (they were dropped after it) go too.
 """
 
@@ -24,6 +24,7 @@ from penstock.storage.blobs import SnapshotReader
 from penstock.storage.key_encoding import KeyLoops
 from penstock.storage.key_types import BoolArray
 from taskmanager.state.backend import BackendEnvironment
+from taskmanager.state.rocksdb.database_manifest import database_files, without_files
 from taskmanager.state.rocksdb.database_store import Database, ReadOnlyDatabase
 from taskmanager.state.rocksdb.entry_keys import group_bounds, moved_to, partition_bounds
 from taskmanager.state.rocksdb.file_ledger import SHARED_SUFFIX, FileLedger, local_name
@@ -38,6 +39,8 @@ from taskmanager.state.timer_order import TIMER_KIND
 BACKEND: Final = "rocksdb"
 FORMAT_VERSION: Final = 3
 _COPY_ROWS: Final = 1 << 18
+_CURRENT: Final = "CURRENT"
+"""The file that names a database's manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +126,14 @@ def _open(
         return OpenedState(database, catalog, ledger)
     assert environment.reader is not None, "a snapshot without a reader"
     base, others = snapshots[0], snapshots[1:]
-    _download(base, environment.reader, path)
+    scope = _Scope(key_groups, environment.max_parallelism, loops)
+    is_whole = not others and _key_groups(base) == key_groups
+    _download(base, environment.reader, path, None if is_whole else scope)
     database = Database(path, files_in, memory, loops)
     undo.callback(database.close)
     catalog.restore(base)
     _drop_unowned(database, catalog)
-    if not others and _key_groups(base) == key_groups:
+    if is_whole:
         ledger = FileLedger(
             opening,
             base.instance,
@@ -137,11 +142,10 @@ def _open(
             is_incremental=environment.is_incremental,
         )
         return OpenedState(database, catalog, ledger)
-    scope = _Scope(key_groups, environment.max_parallelism, loops)
     _drop_foreign(database, catalog, scope)
     for index, other in enumerate(others):
         source = directory / f"restored-{index}"
-        _download(other, environment.reader, source)
+        _download(other, environment.reader, source, scope)
         with closing(ReadOnlyDatabase(source)) as incoming:
             _copy(incoming, other, database, catalog, scope)
         shutil.rmtree(source)
@@ -174,15 +178,40 @@ def _key_groups(snapshot: checkpoint_pb2.KeyedStateSnapshot) -> range:
 
 
 def _download(
-    snapshot: checkpoint_pb2.KeyedStateSnapshot, reader: SnapshotReader, directory: Path
+    snapshot: checkpoint_pb2.KeyedStateSnapshot,
+    reader: SnapshotReader,
+    directory: Path,
+    scope: _Scope | None,
 ) -> None:
+    """Makes the database of a snapshot, with the files that have something of the key-groups; None = with all."""
     directory.mkdir()
+    tables = [file for file in snapshot.files if file.name.endswith(SHARED_SUFFIX)]
     for file in snapshot.files:
-        target = directory / local_name(file)
-        if file.name.endswith(SHARED_SUFFIX):
-            reader.fetch(file.handle, target)
-        else:  # the database writes on in it
-            target.write_bytes(reader.read(file.handle))
+        if not file.name.endswith(SHARED_SUFFIX):  # the database writes on in it
+            (directory / local_name(file)).write_bytes(reader.read(file.handle))
+    foreign = set() if scope is None else _foreign_files(snapshot, directory, scope)
+    for file in tables:
+        if local_name(file) not in foreign:
+            reader.fetch(file.handle, directory / local_name(file))
+
+
+def _foreign_files(
+    snapshot: checkpoint_pb2.KeyedStateSnapshot, directory: Path, scope: _Scope
+) -> set[str]:
+    """Takes the files that have nothing of the key-groups out of the database; their names."""
+    manifest = directory / (directory / _CURRENT).read_text().strip()
+    content = manifest.read_bytes()
+    ranges = [
+        partition_bounds(segment.offset)
+        if snapshot.tables[segment.table].kind == TIMER_KIND
+        else group_bounds(segment.offset, scope.key_groups)
+        for segment in snapshot.segments
+    ]
+    files = database_files(content) or []
+    foreign = [file for file in files if not file.has_some_of(ranges)]
+    if foreign:
+        manifest.write_bytes(without_files(content, foreign))
+    return {f"{file.number:06d}{SHARED_SUFFIX}" for file in foreign}
 
 
 def _drop_unowned(database: Database, catalog: PartitionCatalog) -> None:
