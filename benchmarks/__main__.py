@@ -13,6 +13,7 @@ from rich.table import Table
 from benchmarks import measure, state_benchmarks
 from benchmarks.measure import JobSettings
 from benchmarks.recovery import RecoverySettings, run_recovery
+from benchmarks.rescale import run_rescale
 from benchmarks.state_benchmarks import StateSettings
 from benchmarks.trickle import run_trickle
 from benchmarks.workloads import WORKLOADS
@@ -40,6 +41,7 @@ _STATE_WORKLOADS = {
     "checkpoint": state_benchmarks.run_checkpoint,
     "restore": state_benchmarks.run_restore,
     "alignment": state_benchmarks.run_alignment,
+    "rescale": run_rescale,
 }
 _STATE_KEYS = {"numbers": 16_000_000, "objects": 4_000_000}
 _ALIGNED_KEYS = 100_000
@@ -70,7 +72,7 @@ _COLUMNS = (
 @click.option(
     "--parallelism",
     type=click.IntRange(1),
-    help="1; checkpoint, restore, trickle 2; alignment, recovery 4.",
+    help="1; checkpoint, restore, rescale, trickle 2; alignment, recovery 4.",
 )
 @click.option("--backend", type=click.Choice(["hashmap", "rocksdb"]), default="hashmap")
 @click.option("--checkpoint-interval", help='"1s", or "none" (alignment, recovery, trickle: 1s).')
