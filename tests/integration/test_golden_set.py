@@ -15,11 +15,16 @@ from typing import Any
 
 import pytest
 
+from penstock.client.client import Client
+from penstock.local.local_cluster import LocalCluster
+from penstock.pb import client_pb2
 from taskmanager.state.rocksdb.restore_store import FORMAT_VERSION as ROCKSDB_VERSION
 from taskmanager.state.run_format import FORMAT_VERSION as RUN_VERSION
 from tests.integration.conftest import NewEnvironment
+from tests.integration.test_nexmark_rescaled import kill_slots
 from tests.support.golden_job import build, result
 from tests.support.jobs import DEADLINE_S
+from tests.support.processes import Deadline
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
@@ -65,4 +70,40 @@ def test_goes_on_from_what_was_written(
     build(env, tmp_path / "out")
     handle = env.submit("again", from_savepoint=kept)
     assert handle.wait(DEADLINE_S).status == "FINISHED"
+    assert result(tmp_path / "out") == wanted(new_env, tmp_path / "wanted")
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "hashmap"])
+def test_a_restore_that_is_killed_begins_anew(
+    new_env: NewEnvironment,
+    cluster: LocalCluster,
+    client: Client,
+    tmp_path: Path,
+    backend: str,
+) -> None:
+    other = {"rocksdb": "hashmap", "hashmap": "rocksdb"}[backend]
+    newest = f"runs-{RUN_VERSION}-rocksdb-{ROCKSDB_VERSION}"
+    with tarfile.open(GOLDEN / newest / f"{other}-canonical.tar.gz") as archive:
+        archive.extractall(tmp_path / "kept", filter="data")
+    config = {
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "state.backend.type": backend,
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": "infinite",
+        "restart-strategy.fixed-delay.delay": "0ms",
+    }
+    env = new_env(3, config)
+    build(env, tmp_path / "out")
+    handle = env.submit("killed", from_savepoint=tmp_path / "kept")
+    restoring = client_pb2.ATTEMPT_STATE_INITIALIZING
+    deadline = Deadline("a subtask restores")
+    while not any(
+        subtask.state >= restoring
+        for vertex in client.job(handle.job_id).vertices
+        for subtask in vertex.subtasks
+    ):
+        deadline.left()
+    kill_slots(cluster)
+    assert handle.wait(DEADLINE_S).status == "FINISHED"
+    assert client.job(handle.job_id).summary.restarts
     assert result(tmp_path / "out") == wanted(new_env, tmp_path / "wanted")
