@@ -65,13 +65,15 @@ class HashMapValueColumn(ObjectColumn):
         if not changed:
             return np.empty(0, np.int64)
         slots = np.array(changed, np.int64)
-        gone = np.array([slot for slot in changed if self._is_empty(values[slot])], np.int64)
+        gone = np.array([slot for slot in changed if self.is_empty(values[slot])], np.int64)
         self._touch()
         if len(gone):
             gone = np.unique(gone)
             stored = gone[self._versions[gone] >= 0]
             if len(stored) and self._tombstones.are_kept(self.version):
-                kept_max = max(TOMBSTONES_MIN, 2 * int(self.present.sum()))
+                kept_max = None
+                if self.gives_up_tombstones:
+                    kept_max = max(TOMBSTONES_MIN, 2 * int(self.present.sum()))
                 removed = self._home.keys_of(stored)
                 self._tombstones.bury(self.version, removed, len(stored), kept_max)
             for slot in gone.tolist():
@@ -133,20 +135,17 @@ class HashMapValueColumn(ObjectColumn):
     def chunk(
         self, slots: Int64Array, now_ms: int, saved: list[tuple[Int64Array, list[Any]]]
     ) -> tuple[Int64Array, list[Any]]:
-        """The cells of slots, then those that were saved, without what has expired."""
+        """The cells of slots, then those that were saved, each without what has expired."""
         values = self.values
         cells = [values[slot] for slot in slots.tolist()]
         if self._copies_cells:
-            cells = [list(cell) for cell in cells]
+            cells = [_copied(cell) for cell in cells]
         if saved:
             slots = np.concatenate([slots, *(part for part, _ in saved)])
             for _, more in saved:
                 cells += more
         if self._ttl_ms:
-            kept = [self._unexpired(cell, now_ms)[0] for cell in cells]
-            there = [not self._is_empty(cell) for cell in kept]
-            slots = slots[np.array(there, np.bool_)]
-            cells = [cell for cell, is_there in zip(kept, there, strict=True) if is_there]
+            cells = [self._unexpired(cell, now_ms)[0] for cell in cells]
         return slots, cells
 
     def copy_cells(self, slots: Int64Array) -> list[Any]:
@@ -167,12 +166,10 @@ class HashMapValueColumn(ObjectColumn):
     def _stored(self, column: pa.Array) -> list[Any]:
         return self._codec.stored(column)
 
-    def _is_empty(self, cell: Any) -> bool:
-        return cell is ABSENT
-
     def _unexpired(self, cell: Any, now_ms: int) -> tuple[Any, int]:
         """What is left of a cell, and how many values have expired."""
-        return (ABSENT, 1) if self._is_expired(cell, now_ms) else (cell, 0)
+        is_gone = cell is not ABSENT and self._is_expired(cell, now_ms)
+        return (ABSENT, 1) if is_gone else (cell, 0)
 
     def _set(self, slots: Int64Array, cells: list[Any], version: int) -> None:
         values = self.values
@@ -191,7 +188,7 @@ class HashMapListColumn(HashMapValueColumn):
     @override
     def copy_cells(self, slots: Int64Array) -> list[Any]:
         values = self.values
-        return [list(values[slot]) for slot in slots.tolist()]
+        return [_copied(values[slot]) for slot in slots.tolist()]
 
     @override
     def column_of(self, cells: list[Any]) -> pa.Array:
@@ -217,13 +214,20 @@ class HashMapListColumn(HashMapValueColumn):
         return [items[start:stop] for start, stop in pairwise(ends)]
 
     @override
-    def _is_empty(self, cell: Any) -> bool:
+    def is_empty(self, cell: Any) -> bool:
         return cell is ABSENT or not cell
 
     @override
     def _unexpired(self, cell: Any, now_ms: int) -> tuple[Any, int]:
+        if cell is ABSENT:
+            return ABSENT, 0
         kept = [item for item in cell if not self._is_expired(item, now_ms)]
         return kept, len(cell) - len(kept)
+
+
+def _copied(cell: Any) -> Any:
+    """A list of its own; a bundle that has not ended may have removed it."""
+    return ABSENT if cell is ABSENT else list(cell)
 
 
 class CellExport(ColumnExport):
@@ -260,11 +264,25 @@ class CellExport(ColumnExport):
             self._done[slots] = True
             self._saved.append((slots, self._cells.copy_cells(slots)))
 
+    def cells(self) -> Iterator[tuple[KeyBatch, list[Any]]]:
+        """Keys and their cells, empty where nothing is left; of several of one key the last one counts."""
+        for keys in self._tombstones:
+            yield keys, [ABSENT] * len(keys)
+        yield from self._changed_cells()
+
     @override
     def batches(self) -> Iterator[pa.RecordBatch]:
         column = self._schema.field(self._schema.names[-1])
         for keys in self._tombstones:
             yield self._batch(keys, True, [pa.nulls(len(keys), column.type)])
+        for keys, cells in self._changed_cells():
+            there = [row for row, cell in enumerate(cells) if not self._cells.is_empty(cell)]
+            if len(there) < len(cells):
+                keys, cells = keys.take(np.array(there, np.int64)), [cells[row] for row in there]
+            if cells:
+                yield self._batch(keys, False, [self._cells.column_of(cells)])
+
+    def _changed_cells(self) -> Iterator[tuple[KeyBatch, list[Any]]]:
         is_done = False
         while not is_done:
             with self._home.lock:
@@ -274,7 +292,7 @@ class CellExport(ColumnExport):
                 if is_done:
                     self._end()
             if len(slots):
-                yield self._batch(keys, False, [self._cells.column_of(cells)])
+                yield keys, cells
 
     def _next(self) -> tuple[Int64Array, list[Any], KeyBatch]:
         start, stop = self._cursor, min(self._cursor + CHUNK_SLOTS, self._stop)

@@ -120,15 +120,7 @@ class HashMapKeySpace:
         start = self._swept if self._swept < bound else 0
         stop = min(start + max(1, entries_max // len(columns)), bound)
         self._swept = stop
-        slots = np.arange(start, stop)
-        removed = 0
-        for column in columns:
-            if column.exports:
-                with self.lock:
-                    column.save(slots)
-            removed += column.sweep(slots, now_ms)
-        self.leave()
-        return removed
+        return self._sweep_slots(columns, np.arange(start, stop), now_ms)
 
     def keys_of(self, slots: Int64Array) -> KeyBatch:
         """The keys of slots in use."""
@@ -160,8 +152,22 @@ class HashMapKeySpace:
         if len(new):
             if self._keys.bound > self.room:
                 self._grow(max(self._keys.bound, 2 * self.room))
-            self._candidates.append(slots[new])
+            self._begin(slots[new], keys.take(new))
         return slots
+
+    def _begin(self, slots: Int64Array, keys: KeyBatch) -> None:
+        """New keys have got these slots."""
+        self._candidates.append(slots)
+
+    def _sweep_slots(self, columns: Sequence[ObjectColumn], slots: Int64Array, now_ms: int) -> int:
+        removed = 0
+        for column in columns:
+            if column.exports:
+                with self.lock:
+                    column.save(slots)
+            removed += column.sweep(slots, now_ms)
+        self.leave()
+        return removed
 
     def _grow(self, room: int) -> None:
         with self.lock:

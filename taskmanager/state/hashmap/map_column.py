@@ -154,7 +154,7 @@ class HashMapMapColumn(ObjectColumn):
     @override
     def seal(self, since_version: int, max_parallelism: int) -> ColumnExport:
         told = self._logged_count + self._tombstones.size
-        if told > max(TOMBSTONES_MIN, 2 * int(self.present.sum())):
+        if self.gives_up_tombstones and told > max(TOMBSTONES_MIN, 2 * int(self.present.sum())):
             # Rather a full snapshot than ever more logs of what was touched.
             self.forget(self.version)
             self._tombstones.restart(self.version)
@@ -256,29 +256,32 @@ class MapExport(ColumnExport):
             saved = self._saved[slot] = {}
         saved.setdefault(key, stored)
 
-    @override
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def entries(self) -> Iterator[tuple[KeyBatch, list[Any], list[Any]]]:
+        """Keys, keys of their maps and stored values, ``ABSENT`` for what is gone; each entry once."""
         for keys, map_keys in self._tombstones:
-            absent = [ABSENT] * len(map_keys)
-            yield self._batch(keys, True, self._maps.columns_of(map_keys, absent))
+            yield keys, map_keys, [ABSENT] * len(map_keys)
         part: list[Entry] = []
         for entry in self._touched_entries() if self.since_version else self._all_entries():
             part.append(entry)
             if len(part) >= CHUNK_SLOTS:
-                yield self._entries(part)
+                yield self._with_keys(part)
                 part = []
         if part:
-            yield self._entries(part)
+            yield self._with_keys(part)
         with self._home.lock:
             self._end()
 
-    def _entries(self, part: list[Entry]) -> pa.RecordBatch:
-        cells = [cell for _, _, cell in part]
+    @override
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for keys, map_keys, cells in self.entries():
+            deleted = np.array([cell is ABSENT for cell in cells], np.bool_)
+            yield self._batch(keys, deleted, self._maps.columns_of(map_keys, cells))
+
+    def _with_keys(self, part: list[Entry]) -> tuple[KeyBatch, list[Any], list[Any]]:
         with self._home.lock:
             self._check()
             keys = self._home.keys_of(np.array([slot for slot, _, _ in part], np.int64))
-        deleted = np.array([cell is ABSENT for cell in cells], np.bool_)
-        return self._batch(keys, deleted, self._maps.columns_of([key for _, key, _ in part], cells))
+        return keys, [key for _, key, _ in part], [cell for _, _, cell in part]
 
     def _all_entries(self) -> Iterator[Entry]:
         for slot in range(self._stop):
@@ -295,7 +298,7 @@ class MapExport(ColumnExport):
         slots = {slot for log in self._logs for slot in log}
         for slot in slots:
             for key in set().union(*(log[slot] for log in self._logs if slot in log)):
-                cell = self._maps.get(slot, key)
+                cell = (self._maps.maps[slot] or {}).get(key, ABSENT)
                 cell = self._saved.get(slot, {}).get(key, cell)
                 if cell is not ABSENT and self._maps.is_expired(cell, self._now_ms):
                     cell = ABSENT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import key_group_of
 from taskmanager.kernels.record_versions import ReleasedError
-from taskmanager.state.descriptors import StateDescriptor, ValueCodec
+from taskmanager.state.descriptors import ABSENT, StateDescriptor, ValueCodec
 from taskmanager.state.keyed_rows import keyed_schema
 from taskmanager.state.run_format import CODEC, key_fields, plain_keys, sorted_batch
 from taskmanager.state.snapshot_table import RestoredPart
@@ -67,6 +67,8 @@ class ObjectColumn(ABC):
     """
 
     kind = ""
+    gives_up_tombstones: ClassVar[bool] = True
+    """Where there are too many, the next snapshot is a full one."""
 
     def __init__(
         self,
@@ -102,6 +104,10 @@ class ObjectColumn(ABC):
         """Makes room for the slots up to ``room`` - 1."""
         added = np.zeros(room - len(self.present), np.bool_)
         self.present = np.append(self.present, added)
+
+    def is_empty(self, cell: Any) -> bool:
+        """There is nothing in a cell."""
+        return cell is ABSENT
 
     @abstractmethod
     def save(self, slots: Int64Array) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import ENOSPC
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +39,6 @@ SCAN_BYTES: Final = 64 << 20
 """About so many bytes of values are read at once, or one value."""
 VALUE_BYTES_MAX: Final = (1 << 31) - 1
 """RocksDB can hold twice as much; Arrow, as which values come back, cannot."""
-_SCAN_STEP: Final = 64
 
 FILE_BYTES: Final = 48 << 20
 """About so much is taken in as one file: who restores some of the key-groups needs whole files."""
@@ -245,25 +244,27 @@ def _scan(
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
     options = ReadOptions()
     options.set_iterate_upper_bound(end)
-    items = rocks.items(from_key=begin, read_opt=options)
-    while True:
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        size_bytes = 0
-        try:
-            while len(keys) < rows_max and size_bytes < SCAN_BYTES:
-                part = list(islice(items, min(_SCAN_STEP, rows_max - len(keys))))
-                if not part:
+    try:
+        entries = rocks.iter(read_opt=options)
+        entries.seek(begin)
+        while True:
+            keys: list[bytes] = []
+            values: list[bytes] = []
+            size_bytes = 0
+            while entries.valid() and len(keys) < rows_max and size_bytes < SCAN_BYTES:
+                value = entries.value()
+                if keys and size_bytes + len(value) > 2 * SCAN_BYTES:
                     break
-                keys += [key for key, _ in part]
-                few = [value for _, value in part]
-                values += few
-                size_bytes += sum(map(len, few))
-        except Exception as error:
-            raise _unreadable(directory, error) from error
-        if not keys:
-            return
-        yield from parts_of_values(keys, values)
+                keys.append(entries.key())
+                values.append(value)
+                size_bytes += len(value)
+                entries.next()
+            entries.status()  # raises where the end is an error
+            if not keys:
+                return
+            yield keys, values
+    except Exception as error:
+        raise _unreadable(directory, error) from error
 
 
 def _in_files(entries: SstEntries) -> Iterator[SstEntries]:

@@ -23,7 +23,7 @@ from penstock.storage.key_types import BoolArray, ByteArray, Int64Array
 
 BLOCK_BYTES: Final = 8 << 10
 TRAILER: Final = b"\0" * 5
-"""Behind each block: not compressed, no checksum."""
+"""Behind each block: not compressed, and room for its checksum (``sst_file``)."""
 KEY_TRAILER_BYTES: Final = 8
 
 _RESTART_INTERVAL: Final = 16

@@ -6,8 +6,8 @@ becomes a file with a handful of array operations, most of which release the loc
 The format is the block-based table of RocksDB, version 3 (readable by every RocksDB since 5.15): data
 blocks, an index block with the last key of each data block, a properties block, a metaindex block and
 the footer. Nothing is compressed and no key shares a prefix with the one before it; compaction turns
-the files into ordinary ones soon. Blocks carry no checksums: the files never leave the machine without
-the checksum of their state handle.
+the files into ordinary ones soon. Each block carries its checksum (XXH64), which RocksDB verifies whenever
+it reads the block, in compactions too.
 
 Invariants: keys are different and ascending by their bytes; an entry has sequence number 0, which
 ingestion replaces by the database's next one.
@@ -19,11 +19,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
+import xxhash
 
 from penstock.storage.key_encoding import KeyLoops
+from penstock.storage.key_types import ByteArray, Int64Array
 from taskmanager.state.rocksdb.sst_blocks import (
     KEY_TRAILER_BYTES,
     TRAILER,
@@ -43,7 +46,9 @@ CHUNK_ENTRIES: Final = 1 << 15
 _FOOTER_BYTES: Final = 53
 _FORMAT_VERSION: Final = 3
 _MAGIC: Final = 0x88E241B785F4CFF7
-_NO_CHECKSUM: Final = 0
+_XXH64: Final = 3
+"""Type of the checksums: each is the lower half of the hash of a block and the type behind it."""
+_CHECKSUM_BYTES: Final = 4
 
 
 def sst_file(entries: SstEntries, loops: KeyLoops) -> Iterator[bytes | memoryview]:
@@ -58,7 +63,7 @@ def sst_file(entries: SstEntries, loops: KeyLoops) -> Iterator[bytes | memoryvie
         positions.append(part.starts[:-1] + position)
         sizes.append(np.diff(part.starts) - len(TRAILER))
         position += len(part.data)
-        yield part.data.data
+        yield _with_checksums(part.data, part.starts)
     index = index_block(
         entries.keys,
         np.concatenate(last_rows),
@@ -67,19 +72,39 @@ def sst_file(entries: SstEntries, loops: KeyLoops) -> Iterator[bytes | memoryvie
         loops,
     )
     index_handle = varint(position) + varint(len(index))
-    yield index + TRAILER
+    yield _sealed(index)
     deleted = 0 if entries.deleted is None else int(entries.deleted.sum())
     properties_at = position + len(index) + len(TRAILER)
     properties = _properties(entries, deleted, position, len(index))
-    yield properties + TRAILER
+    yield _sealed(properties)
     metaindex = BlockBuilder()
     metaindex.add(b"rocksdb.properties", varint(properties_at) + varint(len(properties)))
     metaindex_block = metaindex.finish()
     metaindex_at = properties_at + len(properties) + len(TRAILER)
-    yield metaindex_block + TRAILER
+    yield _sealed(metaindex_block)
     handles = varint(metaindex_at) + varint(len(metaindex_block)) + index_handle
-    footer = bytes([_NO_CHECKSUM]) + handles.ljust(_FOOTER_BYTES - 13, b"\0")
+    footer = bytes([_XXH64]) + handles.ljust(_FOOTER_BYTES - 13, b"\0")
     yield footer + struct.pack("<IQ", _FORMAT_VERSION, _MAGIC)
+
+
+def _with_checksums(blocks: ByteArray, starts: Int64Array) -> memoryview:
+    """The blocks, with the checksums that their trailers lack."""
+    data = blocks.data
+    for start, stop in pairwise(starts.tolist()):
+        end = stop - _CHECKSUM_BYTES
+        data[end:stop] = _checksum(data[start:end])
+    return data
+
+
+def _sealed(block: bytes) -> bytes:
+    """A block with its trailer."""
+    typed = block + TRAILER[:-_CHECKSUM_BYTES]
+    return typed + _checksum(typed)
+
+
+def _checksum(typed: bytes | memoryview) -> bytes:
+    """Of a block with the byte behind it, the type of its compression."""
+    return xxhash.xxh64_intdigest(typed).to_bytes(8, "little")[:_CHECKSUM_BYTES]
 
 
 def _properties(entries: SstEntries, deleted: int, data_bytes: int, index_bytes: int) -> bytes:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Final
 from uuid import uuid4
 
@@ -146,7 +147,9 @@ class RocksDBStateBackend:
     def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
         """The objects of all keys; one per operator."""
         if self._key_space is None:
-            self._key_space = StoredKeySpace(key_types, self.max_parallelism, self._database, self)
+            self._key_space = StoredKeySpace(
+                key_types, self.max_parallelism, self._database, self, Lock()
+            )
         assert self._key_space.key_types == tuple(key_types), "one key space per operator"
         return self._key_space
 
@@ -268,6 +271,10 @@ class RocksDBStateBackend:
         """Pauses the thread that encodes cells (``KeySpaceHost``)."""
         self._pacer.pause(frozen_at_ms)
 
+    def now_ms(self) -> int:
+        """Wall-clock time (``KeySpaceHost``)."""
+        return self._environment.clock.now_ms()
+
     def _freeze(self, link_to: Path | None) -> Freeze:
         parts: list[FrozenPart] = []
         for table in self._stored.opened():
@@ -275,7 +282,7 @@ class RocksDBStateBackend:
             if part is not None:
                 parts.append(part)
         if self._key_space is not None:
-            parts += self._key_space.freeze(self._environment.clock.now_ms())
+            parts += self._key_space.freeze()
         return self._queue.add(parts, link_to)
 
     def _shrink(self, *, everything: bool = False) -> None:

@@ -269,3 +269,46 @@ def test_what_has_expired_is_swept_and_not_written(directory: Path, is_evicted: 
         assert len(entries.items(slot)) == (1 if key < 10 else 2)
     space.leave()
     cluster.close()
+
+
+@pytest.mark.parametrize("ttl_ms", [0, 1 << 60])
+def test_a_cache_may_be_full_in_the_middle_of_a_bundle(directory: Path, ttl_ms: int) -> None:
+    cluster = Cluster(directory)
+    cluster.start(1)
+    backend = cluster.backends[0]
+    space = backend.key_space((pa.int64(),))
+    codec: Any = Stamped(INT64) if ttl_ms else INT64
+    stored: Any = (7, 7) if ttl_ms else 7
+    value = space.value_column(StateDescriptor("v", StateKind.VALUE, codec, ttl_ms=ttl_ms))
+    items = space.list_column(StateDescriptor("l", StateKind.LIST, codec, ttl_ms=ttl_ms))
+    entries = space.map_column(
+        StateDescriptor("m", StateKind.MAP, codec, key_codec=INT64, ttl_ms=ttl_ms)
+    )
+    keys = encode_keys([pa.array(range(3))])
+
+    def change(slot: int, cell: Any, cells: Any) -> None:
+        value.values[slot], items.values[slot] = cell, cells
+        value.changed.append(slot)
+        items.changed.append(slot)
+
+    slots = space.enter(keys).tolist()
+    for slot in slots:
+        change(slot, stored, [stored])
+        entries.put(slot, 1, stored)
+    space.leave()
+    slots = space.enter(keys).tolist()
+    change(slots[0], ABSENT, ABSENT)
+    entries.remove(slots[0], 1)
+    change(slots[1], ABSENT, [])
+    backend._shrink(everything=True)
+    change(slots[1], stored, [stored, stored])
+    entries.put(slots[1], 2, stored)
+    space.leave()
+    backend._shrink(everything=True)
+    slots = space.enter(keys).tolist()
+    assert [value.values[slot] for slot in slots] == [ABSENT, stored, stored]
+    assert [items.values[slot] for slot in slots] == [ABSENT, [stored] * 2, [stored]]
+    found = [dict(entries.items(slot)) for slot in slots]
+    assert found == [{}, {1: stored, 2: stored}, {1: stored}]
+    space.leave()
+    cluster.close()

@@ -104,6 +104,58 @@ def test_a_file_of_several_chunks_is_whole(directory: Path) -> None:
     database.close()
 
 
+@pytest.mark.parametrize("bit", [0, 7])
+def test_a_block_that_has_changed_on_disk_is_never_read(directory: Path, bit: int) -> None:
+    names = [number.to_bytes(4, "big") for number in range(3000)]
+    entries = SstEntries(ByteStrings.of(names), ByteStrings.of(names), None)
+    data = bytearray(b"".join(bytes(part) for part in sst_file(entries, kernels())))
+    data[len(data) // 2] ^= (
+        1 << bit
+    )  # neither in the first block nor in the last: those are read at once
+    changed = directory / "changed.sst"
+    changed.write_bytes(data)
+    memory = SlotMemory(ManagedMemory(16 << 20))
+    database = Database(directory / "db", directory / "in", memory, kernels())
+    options = rocksdict.IngestExternalFileOptions()
+    database._rocks.ingest_external_file([str(changed)], options)
+    with pytest.raises(StoreTransient, match="block checksum mismatch"):
+        list(database.scan(b"", b"\xff" * 5))
+    with pytest.raises(StoreTransient, match="block checksum mismatch"):
+        database.get_many(names)
+    with pytest.raises(StoreTransient, match="block checksum mismatch"):
+        list(database.scan_prefixes(names))
+    database.close()
+
+
+@examples(25)
+@given(
+    content=st.dictionaries(
+        st.binary(min_size=1, max_size=300),
+        st.one_of(st.none(), st.binary(max_size=40), st.integers(0, 30_000).map(bytes)),
+        min_size=1,
+        max_size=80,
+    ),
+    width=st.sampled_from([None, 1, 16, 200]),
+)
+def test_rocksdb_verifies_and_reads_any_file_of_ours(
+    content: dict[bytes, bytes | None], width: int | None
+) -> None:
+    """Values of one width are written by columns, others one by one."""
+    if width is not None:
+        content = {key.ljust(300, b"\0"): bytes([key[0]]) * width for key in content}
+    with fast_directory() as directory:
+        memory = SlotMemory(ManagedMemory(16 << 20))
+        database = Database(directory / "db", directory / "in", memory, kernels())
+        database.ingest(entries_of(content))
+        expected = sorted((key, value) for key, value in content.items() if value is not None)
+        scanned = database.scan(b"", b"\xff" * 301)
+        assert [pair for part in scanned for pair in zip(*part, strict=True)] == expected
+        database._rocks.compact_range(None, None)  # reads every block, and its checksum
+        asked = sorted(content)
+        assert database.get_many(asked) == [content[key] for key in asked]
+        database.close()
+
+
 KEY_COLUMNS = st.one_of(
     st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))).map(
         lambda c: [pa.array(c, pa.int64())]

@@ -1,0 +1,394 @@
+"""Values, lists and maps of keys in memory before their entries in the database.
+
+The columns are those of the in-memory backend. What a key has of values and lists is brought in as a whole
+when the key is, entries of maps one by one when they are asked for. Changes stay in memory until a freeze
+has written them; an export (``CellExport``, ``MapExport``) reads them on another thread meanwhile.
+
+Entry keys are ``partition | rest of the key`` (see ``entry_keys``); a map's entry has the encoded key of
+the map behind that, and its length (4 bytes, big-endian), which tells where it begins. A list is its items
+one after the other, each with its length in front (4 bytes, little-endian).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+import numpy as np
+from typing_extensions import override
+
+from penstock.storage.key_types import Int64Array
+from taskmanager.state.descriptors import ABSENT, StateDescriptor
+from taskmanager.state.hashmap.cell_columns import CellExport, HashMapListColumn, HashMapValueColumn
+from taskmanager.state.hashmap.map_column import HashMapMapColumn, MapExport
+from taskmanager.state.hashmap.object_column import (
+    BoolArray,
+    ColumnExport,
+    ColumnHome,
+    ObjectColumn,
+)
+from taskmanager.state.rocksdb.cache_host import EntryReader
+from taskmanager.state.rocksdb.entry_keys import PARTITION_BYTES, entry_keys, string_order
+from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION
+from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
+from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
+
+LENGTH_BYTES: Final = 4
+CELL_BYTES: Final = 80
+"""What a cell in memory takes beside its content."""
+PACE_CELLS: Final = 2048
+"""Cells that are encoded between two pauses."""
+
+
+class SpillHome(ColumnHome, Protocol):
+    """The key space of a spilled column.
+
+    Attributes:
+        rests: by slot the entry key without the partition.
+    """
+
+    rests: list[bytes]
+
+    @property
+    def reader(self) -> EntryReader:
+        """The database."""
+
+    @property
+    def max_parallelism(self) -> int:
+        """Number of key-groups."""
+
+    def pace(self, frozen_at_ms: int) -> None:
+        """Called now and then while cells are encoded, on the thread that does so."""
+
+
+class SpilledColumn(ObjectColumn):
+    """What all columns before the database do. Stands before the column in memory among the bases.
+
+    Args:
+        home: its key space.
+        descriptor: what it holds.
+        partition: of the database.
+        is_stored: the database holds something of it.
+
+    Attributes:
+        is_stored: the database holds something of it, or will.
+        average_bytes: of an encoded cell, roughly.
+    """
+
+    gives_up_tombstones = False
+
+    def __init__(
+        self, home: SpillHome, descriptor: StateDescriptor, partition: int, *, is_stored: bool
+    ) -> None:
+        super().__init__(home, descriptor)  # type: ignore[call-arg]
+        self.partition = partition
+        self.head = partition.to_bytes(PARTITION_BYTES, "big")
+        self.is_stored = is_stored
+        self.average_bytes = 64.0
+        self.version = LOADED_VERSION + 1
+        self._spill_home = home
+        self._written_version = LOADED_VERSION
+
+    def freeze(self) -> FrozenPart | None:
+        """What the database must be given; None = nothing."""
+        self.forget(self._written_version)
+        if self.is_clean():
+            return None
+        self.is_stored = True
+        export = self.seal(self._written_version, self._spill_home.max_parallelism)
+
+        def written() -> None:
+            self._written_version = max(self._written_version, export.version)
+
+        now_ms = self._spill_home.now_ms()
+        return FrozenPart(
+            self.partition, lambda: self._entries(export, now_ms), written, export.release
+        )
+
+    def is_clean(self) -> bool:
+        """Everything is in the database."""
+        return not self.is_changed(self._written_version)
+
+    def rest_of(self, name: bytes) -> bytes:
+        """The part of an entry's key that all columns share for one key."""
+        return name[PARTITION_BYTES:]
+
+    def may_expire(self, data: bytes, now_ms: int) -> bool:
+        """Something in the value of an entry has expired."""
+        return self._is_expired(self._codec.decode(data), now_ms)
+
+    def encode(self, cell: Any) -> bytes:
+        """The value of the entry of a cell that is not empty."""
+        return self._codec.encode(cell)
+
+    @abstractmethod
+    def bring_keys(self, slots: list[int]) -> None:
+        """Brings in what new keys have: their slots, sorted by their entry keys."""
+
+    @abstractmethod
+    def bring_entry(self, slot: int, name: bytes) -> None:
+        """Brings in an entry of a key that is in memory."""
+
+    @abstractmethod
+    def found(self, slots: Int64Array) -> BoolArray:
+        """bool[n]: which of the slots have something here."""
+
+    @abstractmethod
+    def keep(self, slots: list[int]) -> None:
+        """Forgets all slots but these, which become 0, 1, 2, ...; all changes are written."""
+
+    @abstractmethod
+    def _changes(self, export: Any) -> Iterator[tuple[list[bytes], list[Any]]]:
+        """Names of entries with their cells; of several of one name the last one counts."""
+
+    def _entries(self, export: ColumnExport, now_ms: int) -> list[SstEntries]:
+        """What is written of an export; on any thread."""
+        cells: dict[bytes, Any] = {}
+        for parts in self._changes(export):
+            cells.update(zip(*parts, strict=True))
+        if not cells:
+            return []
+        names = list(cells)
+        values: list[bytes] = []
+        gone = np.zeros(len(names), np.bool_)
+        for row, cell in enumerate(cells.values()):
+            gone[row] = self.is_empty(cell)
+            values.append(b"" if gone[row] else self.encode(cell))
+            if row % PACE_CELLS == PACE_CELLS - 1:
+                self._spill_home.pace(now_ms)
+        kept = len(names) - int(gone.sum())
+        if kept:
+            self.average_bytes = sum(map(len, values)) / kept
+        order = string_order(names)
+        return [
+            SstEntries(
+                ByteStrings.of([names[row] for row in order]),
+                ByteStrings.of([values[row] for row in order]),
+                gone[order] if gone.any() else None,
+            )
+        ]
+
+
+class SpilledValues(SpilledColumn, HashMapValueColumn):
+    """A value per key; see ``taskmanager.state.backend.ValueColumn``."""
+
+    def decode(self, data: bytes) -> Any:
+        """The cell of an entry."""
+        return self._codec.decode(data)
+
+    @override
+    def bring_keys(self, slots: list[int]) -> None:
+        if not self.is_stored:
+            return
+        head, rests, values = self.head, self._spill_home.rests, self.values
+        entries = self._spill_home.reader.get_many([head + rests[slot] for slot in slots])
+        found: list[int] = []
+        for slot, data in zip(slots, entries, strict=True):
+            if data is not None:
+                values[slot] = self.decode(data)
+                found.append(slot)
+        if found:
+            self._versions[found] = LOADED_VERSION
+            self.present[found] = True
+
+    @override
+    def bring_entry(self, slot: int, name: bytes) -> None:
+        """It came with its key."""
+
+    @override
+    def found(self, slots: Int64Array) -> BoolArray:
+        return self.present[slots]
+
+    @override
+    def keep(self, slots: list[int]) -> None:
+        values, missing = self.values, len(self.values) - len(slots)
+        values[:] = [values[slot] for slot in slots] + [ABSENT] * missing
+        self._versions = np.append(self._versions[slots], np.full(missing, -1, np.int64))
+        self.present = np.append(self.present[slots], np.zeros(missing, np.bool_))
+
+    @override
+    def memory_bytes(self) -> int:
+        cells = len(self._spill_home.rests)
+        return int(cells * (CELL_BYTES + self.average_bytes)) + self._tombstones.size * CELL_BYTES
+
+    @override
+    def _changes(self, export: CellExport) -> Iterator[tuple[list[bytes], list[Any]]]:
+        for keys, cells in export.cells():
+            yield (
+                entry_keys(self.partition, keys, self._spill_home.max_parallelism).to_list(),
+                cells,
+            )
+
+
+class SpilledLists(SpilledValues, HashMapListColumn):
+    """A list per key; see ``taskmanager.state.backend.ListColumn``. An empty list is none."""
+
+    @override
+    def encode(self, cell: Any) -> bytes:
+        parts: list[bytes] = []
+        for item in cell:
+            data = self._codec.encode(item)
+            parts += (len(data).to_bytes(LENGTH_BYTES, "little"), data)
+        return b"".join(parts)
+
+    @override
+    def decode(self, data: bytes) -> Any:
+        items: list[Any] = []
+        position = 0
+        while position < len(data):
+            start = position + LENGTH_BYTES
+            position = start + int.from_bytes(data[position:start], "little")
+            items.append(self._codec.decode(data[start:position]))
+        return items
+
+    @override
+    def may_expire(self, data: bytes, now_ms: int) -> bool:
+        return any(self._is_expired(item, now_ms) for item in self.decode(data))
+
+
+class SpilledMaps(SpilledColumn, HashMapMapColumn):
+    """A map per key; see ``taskmanager.state.backend.MapColumn``.
+
+    In memory ``ABSENT`` stands for an entry that there is not. A map all of whose entries are in memory is
+    *complete*.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._log = self.logs[self.version] = {}
+        self._complete: set[int] = set()
+        self._entry_count = 0
+
+    @override
+    def get(self, slot: int, key: Any) -> Any:
+        entries = self._map(slot)
+        try:
+            return entries[key]
+        except KeyError:
+            pass
+        if slot in self._complete:
+            return ABSENT
+        (data,) = self._spill_home.reader.get_many([self._name(slot, key)])
+        cell = entries[key] = ABSENT if data is None else self._codec.decode(data)
+        self._entry_count += 1
+        return cell
+
+    @override
+    def put(self, slot: int, key: Any, stored: Any) -> None:
+        self._map(slot)
+        self._entry_count += 1
+        super().put(slot, key, stored)
+
+    @override
+    def remove(self, slot: int, key: Any) -> None:
+        if self.get(slot, key) is not ABSENT:
+            self.put(slot, key, ABSENT)
+
+    @override
+    def clear(self, slot: int) -> None:
+        for key, _ in self.items(slot):
+            self.put(slot, key, ABSENT)
+
+    @override
+    def items(self, slot: int) -> list[tuple[Any, Any]]:
+        entries = self._map(slot)
+        if slot not in self._complete:
+            for name, data in self._stored_entries(slot):
+                key = self._map_key(name)
+                if key not in entries:
+                    entries[key] = self._codec.decode(data)
+                    self._entry_count += 1
+            self._complete.add(slot)
+        encode = self.key_codec.encode
+        present = [item for item in entries.items() if item[1] is not ABSENT]
+        return sorted(present, key=lambda item: encode(item[0]))
+
+    @override
+    def rest_of(self, name: bytes) -> bytes:
+        length = int.from_bytes(name[-LENGTH_BYTES:], "big")
+        return name[PARTITION_BYTES : len(name) - LENGTH_BYTES - length]
+
+    @override
+    def leave(self) -> Int64Array:
+        self._touch()
+        self.changed.clear()
+        return np.empty(0, np.int64)
+
+    @override
+    def bring_keys(self, slots: list[int]) -> None:
+        """Entries are brought in when they are used."""
+
+    @override
+    def bring_entry(self, slot: int, name: bytes) -> None:
+        self.get(slot, self._map_key(name))
+
+    @override
+    def found(self, slots: Int64Array) -> BoolArray:
+        return np.array([self._has_entries(slot) for slot in slots.tolist()], np.bool_)
+
+    @override
+    def sweep(self, slots: Int64Array, now_ms: int) -> int:
+        removed = 0
+        for slot in slots.tolist():
+            for key, cell in list((self.maps[slot] or {}).items()):
+                if cell is not ABSENT and self._is_expired(cell, now_ms):
+                    self.put(slot, key, ABSENT)
+                    removed += 1
+        return removed
+
+    @override
+    def keep(self, slots: list[int]) -> None:
+        maps = self.maps
+        maps[:] = [maps[slot] for slot in slots] + [None] * (len(maps) - len(slots))
+        complete = self._complete
+        self._complete = {new for new, slot in enumerate(slots) if slot in complete}
+        self._entry_count = sum(len(entries) for entries in maps if entries)
+
+    @override
+    def memory_bytes(self) -> int:
+        return int(self._entry_count * (2 * CELL_BYTES + self.average_bytes))
+
+    @override
+    def _changes(self, export: MapExport) -> Iterator[tuple[list[bytes], list[Any]]]:
+        encode, limit = self.key_codec.encode, self._spill_home.max_parallelism
+        for keys, map_keys, cells in export.entries():
+            heads = entry_keys(self.partition, keys, limit).to_list()
+            yield list(map(_entry_name, heads, map(encode, map_keys))), cells
+
+    def _map(self, slot: int) -> dict[Any, Any]:
+        entries = self.maps[slot]
+        if entries is None:
+            entries = self.maps[slot] = {}
+            if not self.is_stored:
+                self._complete.add(slot)
+        return entries
+
+    def _has_entries(self, slot: int) -> bool:
+        entries = self.maps[slot]
+        if entries and any(cell is not ABSENT for cell in entries.values()):
+            return True
+        return self.is_stored and slot not in self._complete and bool(self.items(slot))
+
+    def _name(self, slot: int, key: Any) -> bytes:
+        return _entry_name(self.head + self._spill_home.rests[slot], self.key_codec.encode(key))
+
+    def _map_key(self, name: bytes) -> Any:
+        length = int.from_bytes(name[-LENGTH_BYTES:], "big")
+        end = len(name) - LENGTH_BYTES
+        return self.key_codec.decode(name[end - length : end])
+
+    def _stored_entries(self, slot: int) -> Iterator[tuple[bytes, bytes]]:
+        begin = self.head + self._spill_home.rests[slot]
+        for names, values in self._spill_home.reader.scan(begin, _behind(begin)):
+            yield from zip(names, values, strict=True)
+
+
+def _entry_name(head: bytes, encoded: bytes) -> bytes:
+    return head + encoded + len(encoded).to_bytes(LENGTH_BYTES, "big")
+
+
+def _behind(prefix: bytes) -> bytes:
+    """The first byte string behind all that begin with ``prefix``, which is not all 0xff."""
+    number = int.from_bytes(prefix, "big") + 1
+    return number.to_bytes(len(prefix), "big")
