@@ -8,16 +8,12 @@ the real machines, exchange, exchange cache, spill files and partition servers i
 
 import dataclasses
 import random
-from unittest import mock
 
 import pytest
 
-from jobmanager.graph.execution_attempt import SubtaskId
-from jobmanager.job import groups
-from jobmanager.job.groups import GroupEvent, GroupPhase
 from jobmanager.messages.job_state import JobState
 from tests.support.simulated_faults import Fault, Faults, Trigger
-from tests.support.simulated_kept_jobs import KEPT_JOBS, chains, moving_liar
+from tests.support.simulated_kept_jobs import KEPT_JOBS, moving_liar
 from tests.support.simulated_run import draw_run, simulate, simulate_run
 
 SEEDS_PER_JOB = 3
@@ -114,41 +110,3 @@ def test_a_seed_reproduces_itself_where_stores_name_what_they_refuse():
     first, second = run(), run()
     assert any("declines" in moment.text and "shared/" in moment.text for moment in first.story)
     assert first.story == second.story
-
-
-def test_a_region_that_fails_while_another_one_is_on_its_way_back_recovers_beside_it():
-    """Chains that exchange nothing; the phases that others were in when one of them failed are noted."""
-    beside: set[GroupPhase] = set()
-    take = groups.Groups.take
-
-    def audited(
-        self: groups.Groups, subtasks: frozenset[SubtaskId], event: GroupEvent
-    ) -> groups.Group:
-        if event is GroupEvent.FAILED:
-            beside.update(group.phase for group in self if group.subtasks.isdisjoint(subtasks))
-        return take(self, subtasks, event)
-
-    with mock.patch.object(groups.Groups, "take", audited):
-        for seed, point in enumerate(
-            ("PrepareStart", "AllocateSlots", "DeployTasks", "AllocateSlots", "PrepareStart")
-        ):
-            drawn = draw_run(seed, "hashmap", "chains")
-            settings = {
-                "jobmanager.execution.failover-strategy": "region",
-                "restart-strategy.fixed-delay.delay": "0ms",
-                "execution.checkpointing.interval": "20ms",
-            }
-            dies = [Trigger(Fault.SLOT_DIES, "checkpoint_completed", 1, 0)]
-            dies += [Trigger(Fault.SLOT_DIES, point, count, 0) for count in (4, 5)]
-            dies += [Trigger(Fault.TASKMANAGER_LOST, point, count, 500_000) for count in (6, 8)]
-            run = dataclasses.replace(
-                drawn,
-                job=chains(f"seed {seed}", 300, 1000.0, 3),
-                settings=drawn.settings | settings,
-                faults=Faults(triggers=tuple(dies)),
-                taskmanagers=3,
-            )
-            cluster = simulate_run(run, seed)
-            assert cluster.state is JobState.FINISHED
-            assert cluster.failovers.spared, "what has not failed runs on"
-    assert beside >= {GroupPhase.PROCESSES, GroupPhase.RESTORE, GroupPhase.RUNNING}

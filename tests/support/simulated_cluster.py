@@ -37,6 +37,7 @@ from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
 from tests.support.simulated_event_loop import SimulatedEventLoop
 from tests.support.simulated_failovers import FailoverAudit
 from tests.support.simulated_faults import Fault, Faults, Trigger
+from tests.support.simulated_groups import GroupAudit
 from tests.support.simulated_jobmanager import SimulatedJobManager
 from tests.support.simulated_messages import call_words
 from tests.support.simulated_rpc import Call, SimulatedRpc
@@ -76,6 +77,7 @@ class SimulatedCluster:
         orphan_checks: how often the store was seen at rest and compared with what HEAD names.
         adopted: subtasks that a JobManager has not had run again, since they were done before it.
         failovers: what failures have restarted.
+        groups: how far its subtasks are, together.
         processed_at_restart: how many rows functions had processed when something was restarted last.
         has_noted_commit: a job without checkpoints is at its one commit.
     """
@@ -125,15 +127,22 @@ class SimulatedCluster:
         self._line_free_at_ns: dict[str, int] = {}
         self.is_cancelled = False
         self.has_noted_commit = False
+        self.groups = GroupAudit(self.loop.now_ms)
         self.failovers = FailoverAudit(
-            self._plan, FailoverStrategyName(self.config.failover_strategy), self._restarting
+            self._plan,
+            FailoverStrategyName(self.config.failover_strategy),
+            self._restarting,
+            self.groups,
+            self.config.restart_strategy_fixed_delay_delay_ms
+            if self.config.restart_strategy_type == "fixed-delay"
+            else None,
         )
         self._broken: BaseException | None = None
         self._next_call_fails = ""
         self._repeats_report = False
         self._reports_free_at_ns = 0
         self._commit_fails = False
-        self._function_raises = False
+        self._rows_that_raise = 0
         self._processed = 0
         self.processed_at_restart = 0
         self.has_leftovers = False
@@ -464,6 +473,10 @@ class SimulatedCluster:
         match trigger.fault:
             case Fault.SLOT_DIES:
                 self._slot_dies()
+            case Fault.REGIONS_FAIL:
+                self._regions_fail()
+            case Fault.ALL_FAIL:
+                self._jobmanager.fail_job()
             case Fault.TASKMANAGER_LOST:
                 self._lose_taskmanager()
             case Fault.JOBMANAGER_DIES:
@@ -477,7 +490,7 @@ class SimulatedCluster:
             case Fault.COMMIT_FAILS:
                 self._commit_fails = True
             case Fault.TASK_RAISES:
-                self._function_raises = True
+                self._rows_that_raise = 1
             case Fault.PARTITION_SERVER_DIES:
                 servers = [s for t in self._taskmanagers.values() for s in t.living_servers]
                 for server in self._any(servers):
@@ -528,8 +541,8 @@ class SimulatedCluster:
         """
         self.passed("row")
         self._processed += 1
-        if self._function_raises:
-            self._function_raises = False
+        if self._rows_that_raise:
+            self._rows_that_raise -= 1
             raise ValueError("the simulated function fails, this once")
 
     def committing(self) -> None:
@@ -545,9 +558,21 @@ class SimulatedCluster:
 
     def _slot_dies(self) -> None:
         for process in self._any(self._processes()):
-            self.tell(process.name, "dies")
-            self.slot_deaths += 1
-            process.die()
+            self._end_slot(process)
+
+    def _regions_fail(self) -> None:
+        """Two slots or more die at once, or functions in several raise: what failed is in several regions."""
+        processes = self._processes()
+        if self.draw(3):
+            for process in self.random.sample(processes, min(len(processes), 2 + self.draw(2))):
+                self._end_slot(process)
+        else:
+            self._rows_that_raise = 2 + self.draw(2)
+
+    def _end_slot(self, process: SimulatedSlot) -> None:
+        self.tell(process.name, "dies")
+        self.slot_deaths += 1
+        process.die()
 
     def _lose_taskmanager(self) -> None:
         for lost in self._any(self._taskmanagers.values()):

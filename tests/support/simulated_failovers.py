@@ -19,6 +19,7 @@ from jobmanager.graph.job_plan import JobPlan
 from jobmanager.job.failover import ALL, Failover, Recovery
 from jobmanager.partitions.partition_tracker import PartitionTracker
 from tests.support.failover_model import Failure, Model, closure
+from tests.support.simulated_groups import GroupAudit
 
 
 class FailoverAudit:
@@ -28,6 +29,8 @@ class FailoverAudit:
         plan: its shape.
         strategy: how much a failure restarts.
         on_restart: takes what is decided, in words.
+        groups: watches what becomes of that.
+        fixed_delay_ms: of every restart that the strategy is asked for; None = it varies.
 
     Attributes:
         restarts: decisions to restart something.
@@ -36,9 +39,16 @@ class FailoverAudit:
     """
 
     def __init__(
-        self, plan: JobPlan, strategy: FailoverStrategyName, on_restart: Callable[[str], None]
+        self,
+        plan: JobPlan,
+        strategy: FailoverStrategyName,
+        on_restart: Callable[[str], None],
+        groups: GroupAudit,
+        fixed_delay_ms: int | None,
     ) -> None:
         self._model = Model(plan)
+        self._groups = groups
+        self._fixed_delay_ms = fixed_delay_ms
         self._on_restart = on_restart
         self._strategy = strategy
         self._decided: set[SubtaskId] = set()
@@ -64,12 +74,15 @@ class FailoverAudit:
         ) -> Recovery:
             failed = failed if failed is ALL else frozenset(failed)
             missing = frozenset(missing)
+            counted = failover.restarts
             recovery = decide(
                 failover, cause, failed, missing, now_ms, joins=joins, is_free=is_free
             )
             if recovery.delay_ms is not None:
                 graph, partitions = failover._graph, failover._partitions
                 self._check(recovery, failed, missing, graph, partitions)
+                self._check_delay(recovery.delay_ms, joins=joins, is_free=is_free)
+                assert failover.restarts == counted + (not joins), "what joins counts once"
             return recovery
 
         with mock.patch.object(Failover, "decide", audited):
@@ -103,6 +116,13 @@ class FailoverAudit:
         self.spared += restarted < graph.started
         self.backtracked += bool(missing)
 
+    def _check_delay(self, delay_ms: int, *, joins: bool, is_free: bool) -> None:
+        if joins or is_free:
+            assert delay_ms == 0, "nothing is waited for twice"
+        elif self._fixed_delay_ms is not None:
+            assert delay_ms == self._fixed_delay_ms
+        self._groups.decided(delay_ms)
+
     def cancelled(self, keys: Iterable[AttemptKey]) -> None:
         """Attempts are told to end, although the job goes on."""
         for key in keys:
@@ -120,3 +140,4 @@ class FailoverAudit:
     def begin_again(self) -> None:
         """Another JobManager deploys everything anew."""
         self._decided = set(self._attempts)
+        self._groups.begin_again()

@@ -6,6 +6,8 @@ import enum
 import random
 from dataclasses import dataclass, field
 
+from jobmanager.job.groups import GroupPhase
+from tests.support.simulated_groups import group_point
 from tests.support.simulated_store import CALM, StoreWeather
 
 
@@ -13,6 +15,8 @@ class Fault(enum.Enum):
     """Something that happens once."""
 
     SLOT_DIES = "a slot process dies"
+    REGIONS_FAIL = "several slots die, or several functions raise, at once"
+    ALL_FAIL = "something fails of which the whole job is to begin again"
     TASKMANAGER_LOST = "a TaskManager dies with all its slots"
     JOBMANAGER_DIES = "the JobManager dies, and a successor takes over"
     JOBMANAGER_DIES_IN_STORE = "the JobManager dies in the midst of a store call"
@@ -142,6 +146,25 @@ def draw_faults(draws: random.Random, *, may_cancel: bool = True) -> Faults:
         slot_store=draw_weather(draws) if has_bad_store else CALM,
         jobmanager_store=draw_weather(draws) if has_bad_store else CALM,
     )
+
+
+def draw_region_failures(draws: random.Random) -> tuple[Trigger, ...]:
+    """Regions that fail while groups of subtasks are in any phase, in one run, none in most."""
+    if draws.random() > 0.25:
+        return ()
+    kinds = (
+        Fault.REGIONS_FAIL,
+        Fault.REGIONS_FAIL,
+        Fault.SLOT_DIES,
+        Fault.TASK_RAISES,
+        Fault.ALL_FAIL,
+    )
+    triggers = [Trigger(Fault.REGIONS_FAIL, "checkpoint_completed", draws.randint(1, 6), 0)]
+    for phase in draws.sample(list(GroupPhase), draws.choice((2, 3, 4))):
+        pause_ns = draws.choice((0, 0, draws.randrange(1_000_000)))
+        point, count = group_point(phase), draws.randint(1, 4)
+        triggers.append(Trigger(draws.choice(kinds), point, count, pause_ns))
+    return tuple(triggers)
 
 
 def draw_weather(draws: random.Random) -> StoreWeather:

@@ -22,7 +22,12 @@ import structlog
 from jobmanager.messages.job_state import JobState
 from penstock.config import Configuration
 from tests.support.simulated_cluster import SimulatedCluster
-from tests.support.simulated_faults import Faults, draw_faults, draw_freezes
+from tests.support.simulated_faults import (
+    Faults,
+    draw_faults,
+    draw_freezes,
+    draw_region_failures,
+)
 from tests.support.simulated_jobs import JOBS, SimulatedJob
 from tests.support.simulated_kept_jobs import KEPT_JOBS
 from tests.support.simulated_loading_jobs import LOADING_JOBS
@@ -106,7 +111,8 @@ def draw_run(seed: int, backend: str, job: str = "") -> Run:
     if faults.slot_store.hanging or faults.jobmanager_store.hanging:
         settings["execution.checkpointing.timeout"] = "2s"  # nobody waits for minutes here
     freezes = draw_freezes(random.Random(f"freezes of {seed}"))  # so that the rest stays as it was
-    faults = dataclasses.replace(faults, triggers=(*faults.triggers, *freezes))
+    regions = draw_region_failures(random.Random(f"regions of {seed}"))
+    faults = dataclasses.replace(faults, triggers=(*faults.triggers, *freezes, *regions))
     return Run(made, world, settings, faults, draws.choice((1, 2, 3)))
 
 

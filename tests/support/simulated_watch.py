@@ -30,6 +30,7 @@ from taskmanager.slots.requirements import installed_packages
 from tests.support.in_memory_network import SimulatedLoop
 from tests.support.simulated_failovers import FailoverAudit
 from tests.support.simulated_forkserver import open_channel
+from tests.support.simulated_groups import GroupAudit, group_point
 from tests.support.simulated_rpc import SimulatedRpc, SimulatedServer, running_loop
 from tests.support.simulated_store import AuditedStore
 
@@ -53,6 +54,7 @@ class WatchedHost(Protocol):
     loop: SimulatedLoop
     rpc: SimulatedRpc
     failovers: FailoverAudit
+    groups: GroupAudit
     adopted: int
     has_noted_commit: bool
     audited: AuditedStore
@@ -84,6 +86,7 @@ def watching(host: WatchedHost) -> Iterator[None]:
         _replace_the_machine(host, replace)
         _watch_the_job(host, replace)
         stack.enter_context(host.failovers.watching())
+        stack.enter_context(host.groups.watching())
         yield
 
 
@@ -146,6 +149,8 @@ def _watch_the_job(host: WatchedHost, replace: Any) -> None:
         host.happened(event)
         if isinstance(event, c.CheckpointStored | c.CheckpointNotStored):
             host.passed(type(event).__name__)
+        for phase in host.groups.entered():
+            host.passed(group_point(phase))
         return effects
 
     def watched_perform(runner: JobMasterRunner, effect: m.JobEffect) -> None:

@@ -25,6 +25,7 @@ from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, Subtask
 from jobmanager.graph.job_plan import JobPlan, VertexPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import Coordinator
+from jobmanager.job.groups import GroupPhase
 from jobmanager.job.job_options import JobOptions
 from jobmanager.messages import job_messages as m
 from jobmanager.messages.job_state import JobState
@@ -723,6 +724,10 @@ def taken_over(plan: JobPlan = BUILT, restored: RestoredCheckpoint | None = None
     return Story(plan, checkpoints=True, first_attempt=7, restored=restored or half_read(3, 2))
 
 
+def phases(story: Story) -> list[GroupPhase]:
+    return [group.phase for group in story.master._parts.groups]
+
+
 def test_what_an_earlier_jobmanager_had_done_and_is_held_is_read_on() -> None:
     story = taken_over()
     wanted = (("a>b", AttemptKey("a", 0, 3)), ("a>b", AttemptKey("a", 1, 2)))
@@ -808,9 +813,26 @@ def test_nobody_is_asked_twice_what_was_done() -> None:
     assert not [e for e in story.effects[before:] if isinstance(e, m.LocatePartitions)]
 
 
+def test_a_failure_before_anybody_has_said_what_was_done_has_all_be_asked_again() -> None:
+    """Nothing has begun under this JobManager: what was done before may still be adopted, by the new numbers."""
+    story = taken_over()
+    assert phases(story) == [GroupPhase.LOCATING]
+    assert [type(e) for e in story.do(m.FailureRequested(CAUSE))] == [m.PostLater]
+    assert phases(story) == [GroupPhase.DELAY]
+    asked = [e for e in story.due() if isinstance(e, m.LocatePartitions)]
+    assert [e.attempt for e in asked] == [8]
+    assert story.do(located("h0:a0#3", "h1:a1#2")) == []
+    assert story.master.dropped_events == 1, "the answer to the first question is stale"
+    answer = replace(located("h0:a0#3", "h1:a1#2"), attempt=8)
+    assert deployed(story.do(answer)) == "b0 b1"
+    assert story.attempts("a0 a1 b0 b1") == [3, 2, 8, 8]
+
+
 def test_answers_that_nobody_waits_for_change_nothing() -> None:
     story = taken_over()
+    assert phases(story) == [GroupPhase.LOCATING]
     story.do(m.CancelRequested())
+    assert phases(story) == [GroupPhase.LATE]
     assert story.master.state is JobState.CANCELED
     assert story.do(located("h0:a0#3", "h1:a1#2")) == []
     assert story.master.dropped_events == 1
