@@ -82,13 +82,17 @@ class RestoreCheck:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Why it cannot be started; none = it can."""
+        """Why it cannot be started; none = it can. What holds for several states of an operator is said once."""
+        states: dict[tuple[str, str, str], list[str]] = {}
+        for fate in self.fates:
+            if fate.fate is Fate.REFUSED:
+                named = states.setdefault((fate.operator, fate.uid, fate.reason), [])
+                named += [repr(fate.state)] if fate.state else []
         refused = (
-            f"state {fate.state!r} of operator {fate.operator!r} (uid {fate.uid!r}): {fate.reason}"
-            if fate.state
-            else f"operator {fate.operator!r} (uid {fate.uid!r}): {fate.reason}"
-            for fate in self.fates
-            if fate.fate is Fate.REFUSED
+            f"state {', '.join(named)} of operator {operator!r} (uid {uid!r}): {reason}"
+            if named
+            else f"operator {operator!r} (uid {uid!r}): {reason}"
+            for (operator, uid, reason), named in states.items()
         )
         return (*self.problems, *refused)
 

@@ -164,3 +164,10 @@ def test_states_without_a_key_are_looked_at_before_anything_starts(
     held = manifest.subtasks[1].operators[0].lists.add(name="kept", codec=stored)
     held.items.append(b"1")
     assert fates(graph, manifest)["counts", "kept"] is fate
+
+
+def test_what_holds_for_all_states_of_an_operator_is_said_once() -> None:
+    graph, manifest = graph_of("source", "counts"), stored_job(max_parallelism=64)
+    manifest.subtasks[1].operators[0].keyed.tables.add(name="last", kind="value")
+    (refusal,) = check_restore(graph, manifest, ignores_unclaimed=False).refusals
+    assert refusal.startswith("state 'seen', 'last' of operator 'the counts'")
