@@ -78,3 +78,12 @@ class SnapshotReader(Protocol):
             OSError: the file cannot be written.
         """
         target.write_bytes(self.read(handle))
+
+    def fetch_all(self, wanted: Mapping[Path, checkpoint_pb2.StateHandle]) -> None:
+        """``fetch`` for many files; several at once where their store is far away.
+
+        Raises:
+            StoreNotFound, StoreCorrupt, StoreTransient, OSError: of any of them; others may be there.
+        """
+        for target, handle in wanted.items():
+            self.fetch(handle, target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from penstock.errors import InvariantViolation, StoreTransient
 
@@ -34,7 +34,13 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """Objects by path. Every method may be called from any thread, and blocks."""
+    """Objects by path. Every method may be called from any thread, and blocks.
+
+    Attributes:
+        files_at_once: how many whole objects are best read at the same time.
+    """
+
+    files_at_once: ClassVar[int] = 1
 
     def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Writes an object from its parts, in order; replaces one that is there. Returns its size.

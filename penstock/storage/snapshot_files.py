@@ -16,8 +16,10 @@ import itertools
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -235,6 +237,17 @@ class StoreSnapshotReader(SnapshotReader):
         if handle.path:
             return self._stored(handle, handle.offset + offset, size_bytes)
         return handle.inline[offset : offset + size_bytes]
+
+    @override
+    def fetch_all(self, wanted: Mapping[Path, checkpoint_pb2.StateHandle]) -> None:
+        stores = (self._opened(one.store) if one.store else self._store for one in wanted.values())
+        files_max = max((store.files_at_once for store in stores if store is not None), default=1)
+        if files_max == 1:
+            super().fetch_all(wanted)
+            return
+        with ThreadPoolExecutor(files_max, thread_name_prefix="fetch") as pool:
+            # The first error ends the wait; what has not begun then never does.
+            list(pool.map(self.fetch, wanted.values(), wanted))
 
     def _stored(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
         store = self._opened(handle.store) if handle.store else self._store

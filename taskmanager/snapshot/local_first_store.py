@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -66,6 +67,18 @@ class LocalFirstReader(SnapshotReader):
             return
         self._count_store(handle, handle.size_bytes)
         self._store.fetch(handle, target)
+
+    @override
+    def fetch_all(self, wanted: Mapping[Path, checkpoint_pb2.StateHandle]) -> None:
+        missing: dict[Path, checkpoint_pb2.StateHandle] = {}
+        for target, handle in wanted.items():
+            path = self._copy(handle)
+            if path is not None and _take(path, target):
+                self.local_bytes += handle.size_bytes
+            else:
+                self._count_store(handle, handle.size_bytes)
+                missing[target] = handle
+        self._store.fetch_all(missing)
 
     def _count_store(self, handle: checkpoint_pb2.StateHandle, size_bytes: int) -> None:
         if handle.path:

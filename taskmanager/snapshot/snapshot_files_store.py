@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -193,6 +193,11 @@ class _EndingReader(SnapshotReader):
     def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:
         self._check()
         self._reader.fetch(handle, target)
+
+    @override
+    def fetch_all(self, wanted: Mapping[Path, checkpoint_pb2.StateHandle]) -> None:
+        self._check()
+        self._reader.fetch_all(wanted)
 
     def _check(self) -> None:
         if self._has_ended():

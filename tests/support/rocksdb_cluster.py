@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,11 @@ class BlobStore:
     def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:
         """See ``SnapshotReader``."""
         target.write_bytes(self.read(handle))
+
+    def fetch_all(self, wanted: Mapping[Path, checkpoint_pb2.StateHandle]) -> None:
+        """See ``SnapshotReader``."""
+        for target, handle in wanted.items():
+            self.fetch(handle, target)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import ClassVar, Final
 from urllib.parse import quote, unquote
 
 from typing_extensions import override
@@ -40,6 +40,9 @@ class S3Store(ObjectStore):
         prefix: of the keys of all objects, without a slash at its ends; "" = they begin at the bucket's top.
         settings: how S3 is reached.
     """
+
+    files_at_once: ClassVar[int] = 3
+    """So that one is checked and written while others are on their way."""
 
     def __init__(self, bucket: str, prefix: str, settings: S3Settings) -> None:
         self._prefix = f"{prefix}/" if prefix else ""

@@ -190,9 +190,8 @@ def _download(
         if not file.name.endswith(SHARED_SUFFIX):  # the database writes on in it
             (directory / local_name(file)).write_bytes(reader.read(file.handle))
     foreign = set() if scope is None else _foreign_files(snapshot, directory, scope)
-    for file in tables:
-        if local_name(file) not in foreign:
-            reader.fetch(file.handle, directory / local_name(file))
+    wanted = [file for file in tables if local_name(file) not in foreign]
+    reader.fetch_all({directory / local_name(file): file.handle for file in wanted})
 
 
 def _foreign_files(
