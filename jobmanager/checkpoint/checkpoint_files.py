@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, FileReference
 from jobmanager.checkpoint.deletion_queue import DeletionQueue
 from jobmanager.checkpoint.file_uses import FileUses, Holder, Role
-from jobmanager.checkpoint.messages import CompletedCheckpoint, FileReference
 from jobmanager.checkpoint.shared_state_registry import Claim, RegisteredFiles, SharedStateRegistry
 from penstock.errors import InvariantViolation
 

@@ -26,6 +26,7 @@ from common.done_splits import DoneSplits
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.done_splits_store import (
     DoneSplitsStore,
     done_references,
@@ -102,7 +103,7 @@ class PreparedCheckpoints:
     """
 
     newest: checkpoint_pb2.CheckpointManifest | None
-    retained: tuple[c.CompletedCheckpoint, ...]
+    retained: tuple[CompletedCheckpoint, ...]
     next_checkpoint_id: int
     repeated: RepeatedOutput | None = None
     is_of_another: bool = False
@@ -528,7 +529,7 @@ class CheckpointStoreRunner:
 
     def _sweep(
         self,
-        completed: Sequence[c.CompletedCheckpoint],
+        completed: Sequence[CompletedCheckpoint],
         ended_id: int,
         alone: Collection[SubtaskId] | None,
         first_attempt: int,

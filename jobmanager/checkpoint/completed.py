@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jobmanager.checkpoint.messages import CompletedCheckpoint
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from penstock.errors import InvariantViolation
 
 

@@ -50,6 +50,12 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_files import CheckpointFiles, FileReleased
 from jobmanager.checkpoint.checkpoint_ids import CheckpointIds
 from jobmanager.checkpoint.completed import CompletedCheckpoints
+from jobmanager.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    FileRange,
+    FileReference,
+    SharedKey,
+)
 from jobmanager.checkpoint.failure_policy import FailurePolicy
 from jobmanager.checkpoint.pending import Ack, CheckpointPhase, PendingCheckpoint
 from jobmanager.checkpoint.settings import CheckpointSettings
@@ -106,7 +112,7 @@ class CheckpointCoordinator:
         self,
         settings: CheckpointSettings,
         *,
-        retained: tuple[c.CompletedCheckpoint, ...],
+        retained: tuple[CompletedCheckpoint, ...],
         next_checkpoint_id: int,
         leader_epoch: int = 0,
     ) -> None:
@@ -155,12 +161,12 @@ class CheckpointCoordinator:
         return self._active
 
     @property
-    def latest_completed(self) -> c.CompletedCheckpoint | None:
+    def latest_completed(self) -> CompletedCheckpoint | None:
         """The newest checkpoint that can be restored from."""
         return self._completed.latest
 
     @property
-    def retained(self) -> tuple[c.CompletedCheckpoint, ...]:
+    def retained(self) -> tuple[CompletedCheckpoint, ...]:
         """All checkpoints that can be restored from, newest last."""
         return self._completed.kept
 
@@ -210,7 +216,7 @@ class CheckpointCoordinator:
         """Files that nothing refers to and that are not deleted yet."""
         return self._files.deletions.path_count
 
-    def shared_count(self, identity: c.SharedKey | c.FileRange) -> int:
+    def shared_count(self, identity: SharedKey | FileRange) -> int:
         """How many completed checkpoints name a shared file, or a range without a key."""
         return self._files.registry.count(identity)
 
@@ -296,7 +302,7 @@ class CheckpointCoordinator:
                 self._abort(pending, c.AbortReason.TASKS_STOPPED, c.AbortReason.TASKS_STOPPED.value)
         self._refuse_queued("the job's tasks were stopped")
 
-    def _last_references(self, keys: Iterable[AttemptKey]) -> list[c.FileReference]:
+    def _last_references(self, keys: Iterable[AttemptKey]) -> list[FileReference]:
         return [file for key in keys if key in self._last for file in self._last[key].references]
 
     def _finish_task(self, key: AttemptKey, last: c.LastState | None) -> None:
@@ -594,7 +600,7 @@ class CheckpointCoordinator:
             self._complete_savepoint(pending)
             return
         summary = pending.summary()
-        checkpoint = c.CompletedCheckpoint(
+        checkpoint = CompletedCheckpoint(
             checkpoint_id=event.checkpoint_id,
             triggered_at_ms=pending.triggered_at_ms,
             completed_at_ms=event.now_ms,
@@ -793,7 +799,7 @@ def _too_many(failed_in_a_row: int, detail: str) -> str:
     )
 
 
-def _own_references(references: Iterable[c.FileReference]) -> tuple[c.FileReference, ...]:
+def _own_references(references: Iterable[FileReference]) -> tuple[FileReference, ...]:
     """Those to files of the job: what was written into a savepoint's directory is the savepoint's."""
     return tuple(one for one in references if not is_of_savepoint(one.location.path))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from common.done_splits import DigestChunk, DoneSplits, digests_from_bytes
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import FileReference
 from jobmanager.checkpoint.snapshot_convert import file_reference
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
@@ -101,7 +102,7 @@ def done_splits_message(operator_uid: str, done: DoneSplits) -> checkpoint_pb2.D
     )
 
 
-def done_references(done: Iterable[c.SourceDone]) -> tuple[c.FileReference, ...]:
+def done_references(done: Iterable[c.SourceDone]) -> tuple[FileReference, ...]:
     """Every range of a file with such splits."""
     messages = (done_splits_message(one.operator_uid, one.done) for one in done)
     return tuple(map(file_reference, done_split_references(messages)))

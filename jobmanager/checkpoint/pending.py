@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from jobmanager.checkpoint.messages import SnapshotSummary
+from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 from jobmanager.checkpoint.shared_state_registry import Claim, RegisteredFiles
 from jobmanager.checkpoint.trigger_policy import PERIODIC, Request
 from jobmanager.graph.execution_attempt import AttemptKey

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jobmanager.checkpoint.messages import FileRange, FileReference, SharedKey
+from jobmanager.checkpoint.completed_checkpoint import FileRange, FileReference, SharedKey
 from penstock.errors import InvariantViolation
 
 Identity = SharedKey | FileRange

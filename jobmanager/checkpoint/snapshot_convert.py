@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    FileRange,
+    FileReference,
+    SharedKey,
+    SnapshotSummary,
+)
 from penstock.pb import checkpoint_pb2
 from penstock.storage.manifest import (
     StoredReference,
@@ -14,7 +21,7 @@ from penstock.storage.manifest import (
 )
 
 
-def references_of(snapshot: checkpoint_pb2.SubtaskSnapshot) -> tuple[c.FileReference, ...]:
+def references_of(snapshot: checkpoint_pb2.SubtaskSnapshot) -> tuple[FileReference, ...]:
     """Every range of a file that a snapshot refers to; inline state is none."""
     return tuple(map(file_reference, snapshot_references(snapshot)))
 
@@ -25,9 +32,9 @@ def last_state_of(operators: Iterable[checkpoint_pb2.OperatorSnapshot]) -> c.Las
     return c.LastState(snapshot, references_of(snapshot)) if snapshot.operators else None
 
 
-def summary_of(metrics: checkpoint_pb2.CheckpointMetrics) -> c.SnapshotSummary:
+def summary_of(metrics: checkpoint_pb2.CheckpointMetrics) -> SnapshotSummary:
     """The numbers of a snapshot."""
-    return c.SnapshotSummary(
+    return SnapshotSummary(
         start_delay_ms=metrics.start_delay_ms,
         alignment_ms=metrics.alignment_ms,
         sync_ms=metrics.sync_ms,
@@ -43,9 +50,9 @@ def completed_of(
     manifest: checkpoint_pb2.CheckpointManifest,
     *,
     is_own: bool = True,
-) -> c.CompletedCheckpoint:
+) -> CompletedCheckpoint:
     """A checkpoint that HEAD names."""
-    return c.CompletedCheckpoint(
+    return CompletedCheckpoint(
         checkpoint_id=retained.checkpoint_id,
         triggered_at_ms=retained.triggered_at_ms,
         completed_at_ms=retained.completed_at_ms,
@@ -57,7 +64,7 @@ def completed_of(
 
 
 def with_replaced(
-    snapshot: checkpoint_pb2.SubtaskSnapshot, replaced: Mapping[c.SharedKey, c.FileRange]
+    snapshot: checkpoint_pb2.SubtaskSnapshot, replaced: Mapping[SharedKey, FileRange]
 ) -> checkpoint_pb2.SubtaskSnapshot:
     """The snapshot with the locations that count in the place of its own."""
     if not replaced:
@@ -66,7 +73,7 @@ def with_replaced(
     copy.CopyFrom(snapshot)
     for operator in copy.operators:
         for file in operator.keyed.files:
-            key = c.SharedKey(
+            key = SharedKey(
                 operator.operator_uid, copy.subtask_index, operator.keyed.instance, file.name
             )
             location = replaced.get(key) if file.shared and file.handle.path else None
@@ -120,14 +127,14 @@ def finished_snapshot(
     )
 
 
-def file_reference(stored: StoredReference) -> c.FileReference:
+def file_reference(stored: StoredReference) -> FileReference:
     """A reference as the coordinator knows it."""
     identity, location = stored.identity, stored.location
-    return c.FileReference(
+    return FileReference(
         None
         if identity is None
-        else c.SharedKey(
+        else SharedKey(
             identity.operator_uid, identity.subtask_index, identity.instance, identity.name
         ),
-        c.FileRange(location.path, location.offset, location.size_bytes, location.checksum),
+        FileRange(location.path, location.offset, location.size_bytes, location.checksum),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from jobmanager.checkpoint.messages import CompletedCheckpoint, SnapshotSummary
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, SnapshotSummary
 from jobmanager.checkpoint.pending import summarize
 from penstock.errors import InvariantViolation
 

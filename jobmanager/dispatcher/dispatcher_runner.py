@@ -58,7 +58,7 @@ from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_record import JobRecord
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.job.swept_output_runner import sweep_output
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import cause_of_error, event_of
@@ -339,9 +339,9 @@ class DispatcherRunner:
         )
         for job in self._jobs.values():
             if job.runner is not None and job.runner.outlives_jobmanager:
-                job.runner.post(m.SuspendRequested())
+                job.runner.post(job_events.SuspendRequested())
             elif job.runner is not None:
-                job.runner.post(m.FailureRequested(cause))
+                job.runner.post(job_events.FailureRequested(cause))
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await self._idle.wait()
@@ -654,13 +654,15 @@ class DispatcherRunner:
                 # It is cancelled all the same; only a JobManager that dies now would run it again.
                 self._log.warning("job.cancellation_not_stored", reason=str(error))
                 is_noted = False
-            job.runner.post(m.CancelRequested(is_noted))
+            job.runner.post(job_events.CancelRequested(is_noted))
 
     def fail(self, job_id: str, error: StreamError) -> None:
         """Fails a job for a reason that lies outside of its tasks."""
         job = self._jobs.get(job_id)
         if job is not None and job.runner is not None:
-            job.runner.post(m.FailureRequested(cause_of_error(error, self._clock.now_ms())))
+            job.runner.post(
+                job_events.FailureRequested(cause_of_error(error, self._clock.now_ms()))
+            )
 
     async def checkpoint(self, job_id: str, operation_id: str = "") -> int:
         """Takes a checkpoint of a job now; returns its id when it is complete.

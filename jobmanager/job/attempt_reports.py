@@ -18,7 +18,7 @@ from jobmanager.graph.execution_attempt import (
 from jobmanager.job.failover import ALL
 from jobmanager.job.job_causes import of_attempt
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 
 _DAMAGED = ("StoreCorrupt", "StoreNotFound")
 """A task that fails so has found the checkpoint damaged that it goes on from: another one is tried."""
@@ -39,7 +39,7 @@ class AttemptReports:
         attempt = self._parts.graph.find(key)
         return attempt if attempt is not None and attempt.state in ON_TASKMANAGER else None
 
-    def take(self, event: m.AttemptReported) -> list[PartEffect]:
+    def take(self, event: job_events.AttemptReported) -> list[PartEffect]:
         """An attempt has come to another state."""
         attempt = self.find(event.key)
         if attempt is None or event.state not in REPORTABLE or not attempt.can_become(event.state):
@@ -62,7 +62,9 @@ class AttemptReports:
             return self._finished(attempt, event)
         return []
 
-    def _finished(self, attempt: ExecutionAttempt, event: m.AttemptReported) -> list[PartEffect]:
+    def _finished(
+        self, attempt: ExecutionAttempt, event: job_events.AttemptReported
+    ) -> list[PartEffect]:
         parts = self._parts
         effects: list[PartEffect] = [*parts.speculation.done(attempt, parts.now_ms)]
         parts.partitions.produced(attempt)
@@ -82,7 +84,7 @@ class AttemptReports:
         self,
         attempt: ExecutionAttempt,
         cause: FailureCause,
-        event: m.AttemptReported,
+        event: job_events.AttemptReported,
         *,
         was_starting: bool,
     ) -> Failed:
@@ -102,7 +104,7 @@ class AttemptReports:
         is_free = bool(damaged) and was_starting
         return Failed(cause, failed, tuple(self._blamed(event)), is_free=is_free)
 
-    def _blamed(self, event: m.AttemptReported) -> list[KeptOutput]:
+    def _blamed(self, event: job_events.AttemptReported) -> list[KeptOutput]:
         """The partition that a consumer could not read, unless it has been replaced meanwhile, is none that
         is kept (then both are of one region), or is another job's; and what has gone with it.
         """
@@ -135,7 +137,7 @@ class AttemptReports:
         parts.partitions.produced(attempt)
         return [*effects]
 
-    def take_splits(self, event: m.SplitsReported) -> list[PartEffect]:
+    def take_splits(self, event: job_events.SplitsReported) -> list[PartEffect]:
         """Subtask 0 of a source has discovered splits."""
         parts, attempt = self._parts, self.find(event.key)
         assigner = parts.splits.assigner(event.key.vertex, event.operator_uid)

@@ -15,13 +15,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
 from jobmanager.job.source_splits import SourceSplits
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from penstock.errors import InvariantViolation
 from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
 
@@ -40,18 +41,18 @@ class Coordinator(Protocol):
         """The id of the next checkpoint."""
 
     @property
-    def latest_completed(self) -> c.CompletedCheckpoint | None:
+    def latest_completed(self) -> CompletedCheckpoint | None:
         """The newest checkpoint that can be restored from."""
 
     def step(self, event: c.CoordinatorEvent) -> list[c.CoordinatorEffect]:
         """Takes an event and returns what is to be done."""
 
 
-CoordinatorFactory = Callable[[tuple[c.CompletedCheckpoint, ...], int], Coordinator]
+CoordinatorFactory = Callable[[tuple[CompletedCheckpoint, ...], int], Coordinator]
 """Makes the coordinator from the retained checkpoints and the next checkpoint id."""
 
 
-WiredEffect = m.JobEffect | c.FailJob
+WiredEffect = job_effects.JobEffect | c.FailJob
 
 
 class CheckpointWiring:
@@ -77,7 +78,7 @@ class CheckpointWiring:
         """For views, and for what is newer than what a restart found; None before HEAD has been claimed."""
         return self._coordinator
 
-    def open(self, prepared: m.StartPrepared) -> None:
+    def open(self, prepared: job_events.StartPrepared) -> None:
         """HEAD is known. What a coordinator still waits for then, it is told when that is settled."""
         if self._coordinator is None:
             self._coordinator = self._make(prepared.retained, prepared.next_checkpoint_id)
@@ -147,7 +148,7 @@ class CheckpointWiring:
 
     # ------------------------------------------------------------ what the outside says
 
-    def take(self, event: m.CheckpointEvent, splits: SourceSplits) -> list[WiredEffect]:
+    def take(self, event: job_events.CheckpointEvent, splits: SourceSplits) -> list[WiredEffect]:
         """An event for the coordinator, of a task, a user, the store or the clock."""
         if isinstance(event, c.AckReceived | c.DeclineReceived) and not self._is_current(event.key):
             self.stale_reports += 1
@@ -215,14 +216,14 @@ class CheckpointWiring:
                     for key in effect.finished
                     for uid, ids in splits.done_by(key.subtask)
                 )
-                return [m.WriteManifest(effect, done, splits.done)]
+                return [job_effects.WriteManifest(effect, done, splits.done)]
             case c.FailJob():
                 return [effect]
             case c.AnswerRequest(request_id) if request_id == self._final_request:
                 if effect.refused is None:
                     return []
-                due = m.FinalCheckpointDue(self._graph.attempt)
-                return [m.PostLater(_FINAL_RETRY_DELAY_MS, due)]
+                due = job_events.FinalCheckpointDue(self._graph.attempt)
+                return [job_effects.PostLater(_FINAL_RETRY_DELAY_MS, due)]
             case c.AnswerRequest(request_id) if request_id.startswith("final of attempt "):
                 return []  # of an attempt that is over
             case _:
@@ -235,7 +236,7 @@ class CheckpointWiring:
             if attempt is not None and attempt.state is AttemptState.RUNNING:
                 by_taskmanager.setdefault(attempt.taskmanager_id, []).append(key)
         return [
-            m.SendCommands(id, (replace(told, keys=tuple(keys)),))
+            job_effects.SendCommands(id, (replace(told, keys=tuple(keys)),))
             for id, keys in by_taskmanager.items()
         ]
 

@@ -29,7 +29,8 @@ from jobmanager.graph.job_plan import Exchange
 from jobmanager.job.checkpoint_wiring import WiredEffect
 from jobmanager.job.job_causes import inputs_gone, subtask_of
 from jobmanager.job.job_options import JobOptions
-from jobmanager.messages.job_messages import LocatedPartition, SendCommands
+from jobmanager.messages.job_effects import SendCommands
+from jobmanager.messages.job_events import LocatedPartition
 from jobmanager.partitions.partition_tracker import PartitionTracker
 
 ALL = None

@@ -17,7 +17,7 @@ from jobmanager.job.failover import ALL
 from jobmanager.job.groups import UNDEPLOYED, Group, GroupEvent, GroupPhase
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
 from jobmanager.job.source_splits import SourceSplits
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from penstock.errors import require_invariant
 
 
@@ -45,14 +45,14 @@ class GroupPreparations:
             return []
         unusable = tuple(sorted(parts.unusable))
         if group.begins_whole:
-            return [m.PrepareStart(group.attempt, unusable)]
+            return [job_effects.PrepareStart(group.attempt, unusable)]
         others = [
             other.subtasks
             for other in parts.groups.in_phase(*UNDEPLOYED, GroupPhase.INPUTS)
             if other is not group and other.restored_id not in parts.unusable
         ]
         kept = frozenset[SubtaskId]().union(*others)
-        return [m.PrepareStart(group.attempt, unusable, group.subtasks, kept)]
+        return [job_effects.PrepareStart(group.attempt, unusable, group.subtasks, kept)]
 
     def _let_go(self, group: Group) -> None:
         groups = self._parts.groups
@@ -61,7 +61,7 @@ class GroupPreparations:
         self._parts.graph.renumber(waiting, group.attempt)
 
     def take(
-        self, event: m.StartPrepared | m.StartNotPrepared, *, may_adopt: bool
+        self, event: job_events.StartPrepared | job_events.StartNotPrepared, *, may_adopt: bool
     ) -> list[PartEffect]:
         """What a group goes on from is known, or cannot be found.
 
@@ -69,13 +69,13 @@ class GroupPreparations:
             may_adopt: nothing has begun under this JobManager.
         """
         parts = self._parts
-        if parts.wiring is not None and isinstance(event, m.StartPrepared):
+        if parts.wiring is not None and isinstance(event, job_events.StartPrepared):
             # What it says of HEAD holds whether or not somebody still waits for it.
             parts.wiring.open(event)
         group = self._waiting(event.attempt, GroupPhase.PREPARING)
         if group is None:
             return [Dropped()]
-        if isinstance(event, m.StartNotPrepared):
+        if isinstance(event, job_events.StartNotPrepared):
             return [Failed(event.cause, group.subtasks)]
         restored = event.restored
         id = restored.checkpoint_id if restored else 0
@@ -90,7 +90,7 @@ class GroupPreparations:
             return self._begin_from(group, restored)
         self._found = restored
         parts.groups.move(group, GroupEvent.PINNED)
-        return [m.LocatePartitions(group.attempt, pinned)]
+        return [job_effects.LocatePartitions(group.attempt, pinned)]
 
     def _waiting(self, attempt: int, phase: GroupPhase) -> Group | None:
         waiting = self._parts.groups.in_phase(phase)
@@ -110,7 +110,7 @@ class GroupPreparations:
             newest = max(newest, parts.restored_checkpoint_id)
         return newest
 
-    def take_located(self, event: m.PartitionsLocated) -> list[PartEffect]:
+    def take_located(self, event: job_events.PartitionsLocated) -> list[PartEffect]:
         """What was done under another JobManager, and is still there, is not done again."""
         parts = self._parts
         group = self._waiting(event.attempt, GroupPhase.LOCATING)

@@ -12,7 +12,7 @@ from jobmanager.job.group_preparations import GroupPreparations
 from jobmanager.job.group_starts import GroupStarts
 from jobmanager.job.groups import DELAYED, Group, GroupEvent, GroupPhase
 from jobmanager.job.job_parts import Dropped, JobParts, PartEffect
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 
 _WAITING = (GroupPhase.SLOTS, GroupPhase.PROCESSES)
 
@@ -53,13 +53,15 @@ class GroupRestarts:
         graph = self._parts.graph
         effects: list[PartEffect] = [*self._parts.speculation.end(group.subtasks)]
         to_cancel = graph.cancel(group.subtasks, again=is_final)
-        effects += [m.CancelTasks(id, tuple(keys), is_final) for id, keys in to_cancel.items()]
+        effects += [
+            job_effects.CancelTasks(id, tuple(keys), is_final) for id, keys in to_cancel.items()
+        ]
         states = {attempt.state for attempt in graph.attempts_of(added)}
         if to_cancel or AttemptState.CANCELING in states:
-            effects.append(m.AwaitCancellation(group.id))
+            effects.append(job_effects.AwaitCancellation(group.id))
         return effects
 
-    def take_due(self, event: m.RestartDue) -> list[PartEffect]:
+    def take_due(self, event: job_events.RestartDue) -> list[PartEffect]:
         """The delay of a restart is over."""
         groups = self._parts.groups
         group = groups.find(event.group, *DELAYED)

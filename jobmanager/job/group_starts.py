@@ -22,7 +22,7 @@ from jobmanager.job.groups import Group, GroupEvent, GroupPhase
 from jobmanager.job.job_causes import lost_inputs, no_slots
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
 from jobmanager.job.slot_lease import free_stray
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.scheduler.placement import Seat, seat_of
 
 
@@ -113,7 +113,7 @@ class GroupStarts:
             attempt.slot_id, attempt.taskmanager_id = slot.slot_id, slot.taskmanager_id
         return [*lease.allocate(group.id, group.subtasks)]
 
-    def take_slots(self, event: m.SlotsGranted) -> list[PartEffect]:
+    def take_slots(self, event: job_events.SlotsGranted) -> list[PartEffect]:
         """The pool has granted a request, perhaps one that was withdrawn meanwhile."""
         lease = self._parts.lease
         if not lease.waits_for(event.group):
@@ -121,7 +121,7 @@ class GroupStarts:
         lease.take(event.slots, event.group, self._parts.graph.attempt)
         return []
 
-    def take_refusal(self, event: m.SlotsRefused) -> list[PartEffect]:
+    def take_refusal(self, event: job_events.SlotsRefused) -> list[PartEffect]:
         """The pool has refused a request."""
         group = self._parts.groups.find(event.group, GroupPhase.SLOTS)
         if group is None or not self._parts.lease.waits_for(event.group):
@@ -131,7 +131,7 @@ class GroupStarts:
 
     # ------------------------------------------------------------ processes
 
-    def take_endpoints(self, event: m.SlotsAllocated) -> list[PartEffect]:
+    def take_endpoints(self, event: job_events.SlotsAllocated) -> list[PartEffect]:
         """The processes of a group on a TaskManager listen; some may have taken the place of others."""
         parts = self._parts
         id = parts.lease.asked_by(event)
@@ -172,13 +172,13 @@ class GroupStarts:
             task = parts.deployments.task(attempt)
             tasks.setdefault(attempt.taskmanager_id, []).append(task)
         effects: list[PartEffect] = [
-            m.DeployTasks(taskmanager_id, tuple(own), from_nothing)
+            job_effects.DeployTasks(taskmanager_id, tuple(own), from_nothing)
             for taskmanager_id, own in tasks.items()
         ]
         effects += parts.sent(parts.splits.told_again(group.subtasks, parts.graph))
         effects += parts.sent(self._replaced_producers(group.subtasks))
         return [*effects, *parts.speculation.deployed(group.subtasks)]
 
-    def _replaced_producers(self, deployed: frozenset[SubtaskId]) -> Iterable[m.Command]:
+    def _replaced_producers(self, deployed: frozenset[SubtaskId]) -> Iterable[job_effects.Command]:
         for key, edge_id, channel in self._parts.deployments.replaced_producers(deployed):
-            yield m.ReplaceProducer(key, edge_id, channel)
+            yield job_effects.ReplaceProducer(key, edge_id, channel)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 
 _REPORTS_MAX = 1024
 
@@ -18,7 +18,7 @@ class Inbox:
     """Events of one job: own ones never wait, reports wait while too many are unread."""
 
     def __init__(self, reports_max: int = _REPORTS_MAX) -> None:
-        self._events: deque[m.JobEvent] = deque()
+        self._events: deque[job_events.JobEvent] = deque()
         self._reports_max = reports_max
         self._not_empty = asyncio.Event()
         self._room = asyncio.Event()
@@ -30,7 +30,7 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._events)
 
-    def post(self, event: m.JobEvent) -> None:
+    def post(self, event: job_events.JobEvent) -> None:
         """Takes an event of the actor's own; never waits."""
         if self._closed:
             self.dropped_events += 1
@@ -40,7 +40,7 @@ class Inbox:
         if len(self._events) >= self._reports_max:
             self._room.clear()
 
-    async def report(self, event: m.JobEvent) -> None:
+    async def report(self, event: job_events.JobEvent) -> None:
         """Takes an event from outside; waits while there is no room for it."""
         await self._room.wait()
         self.post(event)
@@ -50,7 +50,7 @@ class Inbox:
         self._closed = True
         self._room.set()
 
-    async def get(self) -> m.JobEvent:
+    async def get(self) -> job_events.JobEvent:
         """The next event."""
         await self._not_empty.wait()
         event = self._events.popleft()

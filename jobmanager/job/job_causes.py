@@ -9,7 +9,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.regions import KeptOutput
 from jobmanager.graph.execution_attempt import ExecutionAttempt, SubtaskId
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 
 
 def of_attempt(attempt: ExecutionAttempt, message: str) -> FailureCause:
@@ -31,7 +31,7 @@ def subtask_of(cause: FailureCause) -> SubtaskId | None:
     return SubtaskId(cause.vertex, cause.subtask_index)
 
 
-def no_slots(event: m.SlotsRefused) -> FailureCause:
+def no_slots(event: job_events.SlotsRefused) -> FailureCause:
     """Slots did not come in time."""
     return FailureCause(
         "NoResourceAvailable",
@@ -86,13 +86,13 @@ def inputs_gone(checkpoint_id: int, reader: SubtaskId, producer: SubtaskId) -> F
     )
 
 
-def told(event: m.JobEvent) -> str:
+def told(event: job_events.JobEvent) -> str:
     """An event in short, for the story: splits' payloads and snapshots are not part of it."""
     match event:
-        case m.SplitsReported():
+        case job_events.SplitsReported():
             ids = ", ".join(split.id for split in event.splits[:3])
             return f"SplitsReported({event.key}, {len(event.splits)} splits: {ids}, {event.final})"
-        case m.StartPrepared():
+        case job_events.StartPrepared():
             restored = event.restored.checkpoint_id if event.restored is not None else None
             return f"StartPrepared(attempt {event.attempt}, checkpoint {restored})"
         case c.AckReceived():

@@ -45,7 +45,7 @@ from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.job.restored_tasks import RestoredTasks, restored_checkpoint, restored_tasks
 from jobmanager.job.savepoints_runner import SavepointsRunner
 from jobmanager.job.sweeps_runner import SweepsRunner
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import cause_of_error, plan_of
 from jobmanager.stores.job_store import JobStore
@@ -84,12 +84,12 @@ _LAST_PAUSE_S: Final = 30.0
 _ResultT = TypeVar("_ResultT")
 
 CheckpointEffect = (
-    m.PrepareStart
-    | m.ReserveAttempts
-    | m.NoteCommit
-    | m.WriteManifest
-    | m.DiscardCheckpoints
-    | m.CheckpointEffect
+    job_effects.PrepareStart
+    | job_effects.ReserveAttempts
+    | job_effects.NoteCommit
+    | job_effects.WriteManifest
+    | job_effects.DiscardCheckpoints
+    | job_effects.CheckpointEffect
 )
 
 
@@ -126,7 +126,7 @@ class JobCheckpointsRunner:
         jobs: JobStore | None,
         results: ResultsStore,
         clock: Clock,
-        post: Callable[[m.JobEvent], None],
+        post: Callable[[job_events.JobEvent], None],
         in_order: Callable[[str, Callable[[], Awaitable[None]]], None],
         *,
         savepoint_directory: str = "",
@@ -329,21 +329,21 @@ class JobCheckpointsRunner:
     def perform(self, effect: CheckpointEffect) -> None:  # noqa: C901 - one case per effect
         """Begins to do what the machine wants."""
         match effect:
-            case m.PrepareStart():
+            case job_effects.PrepareStart():
                 self._in_order(_START_LANE, lambda: self._prepare(effect))
-            case m.ReserveAttempts(attempt):
+            case job_effects.ReserveAttempts(attempt):
                 self._in_order(_RECORD_LANE, lambda: self._reserve(attempt))
-            case m.NoteCommit():
+            case job_effects.NoteCommit():
                 self._in_order(_RECORD_LANE, self._note_commit)
-            case m.WriteManifest() if effect.stored.properties.is_savepoint:
+            case job_effects.WriteManifest() if effect.stored.properties.is_savepoint:
                 self._in_order(_SAVEPOINT_LANE, lambda: self._store_savepoint(effect))
-            case m.WriteManifest():
+            case job_effects.WriteManifest():
                 # At once: a start that comes next waits for it.
                 self._storing = effect.stored.checkpoint_id
                 self._is_stored.clear()
                 self._given_up = asyncio.get_running_loop().create_future()
                 self._in_order(_STORE_LANE, lambda: self._store_checkpoint(effect))
-            case m.DiscardCheckpoints():
+            case job_effects.DiscardCheckpoints():
                 self.is_discarded = True
             case c.SettleCheckpoint():
                 self._log.warning(
@@ -378,16 +378,16 @@ class JobCheckpointsRunner:
 
     # ------------------------------------------------------------ the store
 
-    async def _prepare(self, effect: m.PrepareStart) -> None:
+    async def _prepare(self, effect: job_effects.PrepareStart) -> None:
         attempt = effect.attempt
         try:
             event = await self._prepared_at_last(effect)
         except Fenced as error:
-            self._post(m.StartNotPrepared(attempt, self._fenced(error)))
+            self._post(job_events.StartNotPrepared(attempt, self._fenced(error)))
         except StreamError as error:
             self._log.warning("job.start_not_prepared", attempt=attempt, reason=str(error))
             cause = cause_of_error(error, self._clock.now_ms())
-            self._post(m.StartNotPrepared(attempt, cause))
+            self._post(job_events.StartNotPrepared(attempt, cause))
         else:
             sequences = self._collects.restored(self._restored, effect.subtasks)
             self._results.restart(self._job_id, attempt, sequences)
@@ -397,7 +397,7 @@ class JobCheckpointsRunner:
                 )
             self._post(event)
 
-    async def _prepared_at_last(self, effect: m.PrepareStart) -> m.StartPrepared:
+    async def _prepared_at_last(self, effect: job_effects.PrepareStart) -> job_events.StartPrepared:
         """Where storage that is not there yet is no end of the job, it is waited for."""
         attempt = 0
         while True:
@@ -424,11 +424,11 @@ class JobCheckpointsRunner:
             return True
         return False
 
-    async def _prepared(self, effect: m.PrepareStart) -> m.StartPrepared:
+    async def _prepared(self, effect: job_effects.PrepareStart) -> job_events.StartPrepared:
         attempt = effect.attempt
         await self._in_record(lambda: self._reserved(attempt))
         if self._store is None:
-            return m.StartPrepared(attempt)
+            return job_events.StartPrepared(attempt)
         await self._wait_for_storing()
         found = await self._found(self._store, effect)
         restored, brought = None, list[str]()
@@ -463,7 +463,7 @@ class JobCheckpointsRunner:
         if (sweep := found.sweep) is not None:
             # Behind the start, which waits for no listing.
             self._sweeps.begin(lambda: sweep(brought))
-        return m.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
+        return job_events.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
 
     def _go_on_with_operations(
         self, savepoints: SavepointsRunner, found: PreparedCheckpoints
@@ -530,7 +530,7 @@ class JobCheckpointsRunner:
         )
 
     async def _found(
-        self, store: CheckpointStoreRunner, effect: m.PrepareStart
+        self, store: CheckpointStoreRunner, effect: job_effects.PrepareStart
     ) -> PreparedCheckpoints:
         jobs, job_id = self._jobs, self._job_id
         must_exist = jobs is not None and await self._in_record(
@@ -587,7 +587,7 @@ class JobCheckpointsRunner:
             # Who needs the number asks again.
             self._log.warning("attempts.not_reserved", attempt=attempt, reason=str(error))
         else:
-            self._post(m.AttemptsReserved(end))
+            self._post(job_events.AttemptsReserved(end))
 
     def _reserved(self, attempt: int) -> int:
         """Reserves numbers up to this one at least; returns the first that is not reserved."""
@@ -603,11 +603,11 @@ class JobCheckpointsRunner:
             if jobs is not None:
                 await self._in_record(lambda: jobs.note_commit(self._job_id))
         except StreamError as error:
-            self._post(m.FailureRequested(cause_of_error(error, self._clock.now_ms())))
+            self._post(job_events.FailureRequested(cause_of_error(error, self._clock.now_ms())))
         else:
-            self._post(m.CommitNoted())
+            self._post(job_events.CommitNoted())
 
-    async def _store_checkpoint(self, effect: m.WriteManifest) -> None:
+    async def _store_checkpoint(self, effect: job_effects.WriteManifest) -> None:
         assert self._store is not None, "checkpoints are stored where there is a store"
         store = self._store
         states = self._collects.last_states(key.subtask for key in effect.stored.finished)
@@ -627,7 +627,7 @@ class JobCheckpointsRunner:
             self._storing = 0
             self._is_stored.set()
 
-    async def _store_savepoint(self, effect: m.WriteManifest) -> None:
+    async def _store_savepoint(self, effect: job_effects.WriteManifest) -> None:
         assert self._savepoints is not None, "savepoints are taken where there is a store"
         states = self._collects.last_states(key.subtask for key in effect.stored.finished)
         await self._savepoints.store(effect, states)
@@ -690,7 +690,7 @@ class JobCheckpointsRunner:
             if isinstance(error, Fenced)
             else cause_of_error(error, self._clock.now_ms())
         )
-        self._post(m.FailureRequested(cause))
+        self._post(job_events.FailureRequested(cause))
 
     async def _delete(self, effect: c.DeleteFiles) -> None:
         assert self._store is not None, "files are deleted where there is a store"

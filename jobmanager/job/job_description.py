@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
-from jobmanager.checkpoint.messages import CompletedCheckpoint
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.failover.failover_strategy import FailoverStrategyName, strategy_problem
 from jobmanager.failover.failure_enricher import FailureLabels

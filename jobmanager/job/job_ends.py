@@ -6,7 +6,7 @@ from jobmanager.graph.execution_attempt import ON_TASKMANAGER, AttemptState
 from jobmanager.job.groups import STOPPED, UNDEPLOYED, GroupPhase
 from jobmanager.job.job_parts import JobParts, PartEffect
 from jobmanager.job.job_phases import BEGUN, JobPhase
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects
 from jobmanager.messages.job_state import JobState
 
 
@@ -22,12 +22,12 @@ def left_at_end(parts: JobParts, state: JobState, *, sweeps: bool) -> list[PartE
         effects += parts.partitions.release_all()
     effects += parts.lease.give_back_all()
     if sweeps:
-        effects.append(m.SweepOutput())
+        effects.append(job_effects.SweepOutput())
     is_discarded = state is JobState.FINISHED or (
         state is JobState.CANCELED and not parts.options.retains_on_cancellation
     )
     if parts.wiring is not None and is_discarded:
-        effects.append(m.DiscardCheckpoints())
+        effects.append(job_effects.DiscardCheckpoints())
     return effects
 
 

@@ -60,7 +60,7 @@ from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
 from jobmanager.job.job_phases import BEGUN, STOPPING, JobPhase, JobTurn, next_phase
 from jobmanager.job.losses import Losses
 from jobmanager.job.speculation import Speculation
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import ENDING, TRANSITIONS, JobState, is_terminal
 from penstock.errors import InvariantViolation, require_invariant
 
@@ -78,9 +78,9 @@ class JobMaster:
     Example: what has begun asks for slots; what is cancelled before it has them is over.
         >>> from jobmanager.graph.job_plan import VertexPlan
         >>> master = JobMaster(JobPlan((VertexPlan("v1", parallelism=2),)))
-        >>> master.step(m.JobStarted())
+        >>> master.step(job_events.JobStarted())
         [RequestSlots(count=2, group=0)]
-        >>> for effect in master.step(m.CancelRequested()):
+        >>> for effect in master.step(job_events.CancelRequested()):
         ...     print(effect)
         PublishState(state=<JobState.CANCELLING: 5>)
         WithdrawRequest(group=0)
@@ -103,7 +103,7 @@ class JobMaster:
         self._reports = AttemptReports(parts)
         self._losses = Losses(parts, self._reports)
         self._phase = JobPhase.NEW
-        self._effects: list[m.JobEffect] = []
+        self._effects: list[job_effects.JobEffect] = []
 
     @property
     def graph(self) -> ExecutionGraph:
@@ -160,7 +160,7 @@ class JobMaster:
         """For views; None where the job takes no checkpoints, or before HEAD is known."""
         return self._parts.wiring.coordinator if self._parts.wiring is not None else None
 
-    def step(self, event: m.JobEvent, now_ms: int = 0) -> list[m.JobEffect]:
+    def step(self, event: job_events.JobEvent, now_ms: int = 0) -> list[job_effects.JobEffect]:
         """Takes one event and returns what is to be done, in order.
 
         Args:
@@ -186,62 +186,62 @@ class JobMaster:
             raise InvariantViolation(f"{error}; story: {' | '.join(self.story)}") from error
         return self._effects
 
-    def _handle(self, event: m.JobEvent) -> None:
-        if isinstance(event, m.CheckpointEvent):
+    def _handle(self, event: job_events.JobEvent) -> None:
+        if isinstance(event, job_events.CheckpointEvent):
             self._perform(self._parts.take_checkpoint_event(event, has_ended=self.ended))
-        elif isinstance(event, m.SpeculationEvent):
+        elif isinstance(event, job_events.SpeculationEvent):
             self._take_speculation(event)
         else:
             self._take(event)
 
-    def _take(self, event: m.OwnEvent) -> None:  # noqa: C901 - one case per event
+    def _take(self, event: job_events.OwnEvent) -> None:  # noqa: C901 - one case per event
         match event:
-            case m.JobStarted():
+            case job_events.JobStarted():
                 self._start()
-            case m.StartPrepared() | m.StartNotPrepared():
+            case job_events.StartPrepared() | job_events.StartNotPrepared():
                 may_adopt = self._phase is JobPhase.ADOPTING
                 self._perform(self._preparations.take(event, may_adopt=may_adopt))
-            case m.PartitionsLocated():
+            case job_events.PartitionsLocated():
                 self._perform(self._preparations.take_located(event))
-            case m.RestartDue():
+            case job_events.RestartDue():
                 self._perform(self._restarts.take_due(event))
-            case m.SlotsGranted():
+            case job_events.SlotsGranted():
                 self._perform(self._starts.take_slots(event))
-            case m.SlotsRefused():
+            case job_events.SlotsRefused():
                 self._perform(self._starts.take_refusal(event))
-            case m.SlotsAllocated():
+            case job_events.SlotsAllocated():
                 self._perform(self._starts.take_endpoints(event))
-            case m.AttemptReported():
+            case job_events.AttemptReported():
                 self._perform(self._reports.take(event))
-            case m.SplitsReported():
+            case job_events.SplitsReported():
                 self._perform(self._reports.take_splits(event))
-            case m.SideLoaded():
+            case job_events.SideLoaded():
                 self._perform(self._reports.take_side_loaded(event.key))
-            case m.EndOfDataReported():
+            case job_events.EndOfDataReported():
                 self._perform(self._reports.take_end_of_data(event.key))
-            case m.KeptRowsLost():
+            case job_events.KeptRowsLost():
                 self._perform(self._losses.lose_kept_rows(event))
-            case m.CommitNoted():
+            case job_events.CommitNoted():
                 self._commit()
-            case m.PartitionsPromoted() | m.PartitionsNotPromoted():
+            case job_events.PartitionsPromoted() | job_events.PartitionsNotPromoted():
                 self._take_promotion(event)
-            case m.FinalCheckpointDue():
+            case job_events.FinalCheckpointDue():
                 self._retry_final()
-            case m.CallFailed():
+            case job_events.CallFailed():
                 self._perform(self._losses.take_failed_call(event))
-            case m.TaskManagerGone():
+            case job_events.TaskManagerGone():
                 self._perform(self._losses.lose_taskmanager(event))
-            case m.CancelRequested():
+            case job_events.CancelRequested():
                 is_ending = self.state in ENDING and self.state is not JobState.FAILING
                 if not is_ending and not self._is_over:
                     is_final = event.is_noted and not self.options.retains_on_cancellation
                     self._stop(JobState.CANCELLING, is_final=is_final)
-            case m.SuspendRequested():
+            case job_events.SuspendRequested():
                 if self.state not in ENDING and not self._is_over:
                     self._stop(JobState.SUSPENDED)
-            case m.FailureRequested():
+            case job_events.FailureRequested():
                 self._fail(Failed(event.cause, ALL))
-            case m.CancellationOverdue():
+            case job_events.CancellationOverdue():
                 self._perform(self._losses.end_overdue(event))
             case _:
                 assert_never(event)
@@ -327,7 +327,7 @@ class JobMaster:
         elif self._phase is not JobPhase.COMMITTED:
             self._phase = next_phase(self._phase, JobTurn.ALL_DONE)
             if self.options.survives:
-                self._effects.append(m.NoteCommit())
+                self._effects.append(job_effects.NoteCommit())
             else:
                 self._commit()
 
@@ -340,7 +340,8 @@ class JobMaster:
             self.dropped_events += 1
             return
         running = self.graph.attempts_of(self.graph.in_state(AttemptState.RUNNING))
-        self._perform(self._parts.sent(m.CommitOutput(attempt.key) for attempt in running))
+        commits = (job_effects.CommitOutput(attempt.key) for attempt in running)
+        self._perform(self._parts.sent(commits))
 
     def _retry_final(self) -> None:
         if self._parts.wiring is None or not self._runs:
@@ -350,10 +351,10 @@ class JobMaster:
 
     # ------------------------------------------------------------ rivals of slow attempts
 
-    def _take_speculation(self, event: m.SpeculationEvent) -> None:
+    def _take_speculation(self, event: job_events.SpeculationEvent) -> None:
         waits = self._parts.groups.in_phase(*STOPPED, *UNDEPLOYED)
         effects = None
-        if not (self.ended and isinstance(event, m.StragglersDue)):
+        if not (self.ended and isinstance(event, job_events.StragglersDue)):
             effects = self.speculation.take(
                 event,
                 self._parts.splits,
@@ -362,7 +363,7 @@ class JobMaster:
             )
         if effects is not None:
             self._effects += effects
-        elif isinstance(event, m.RivalNotStarted):
+        elif isinstance(event, job_events.RivalNotStarted):
             self._perform(self._losses.lose_replacement(event))
         else:
             self.dropped_events += 1
@@ -401,7 +402,7 @@ class JobMaster:
         groups, withdrawn = self._parts.groups, self._restarts.withdraw(subtasks)
         if joined is None:
             group, added = groups.take(subtasks, GroupEvent.FAILED), subtasks
-            self._effects.append(m.PostLater(delay_ms, m.RestartDue(group.id)))
+            self._effects.append(job_effects.PostLater(delay_ms, job_events.RestartDue(group.id)))
         else:
             group, added = joined, subtasks - joined.subtasks
             groups.join(group, subtasks)
@@ -450,12 +451,12 @@ class JobMaster:
             self._end(_ENDS[self.state])
         else:
             self._phase = next_phase(self._phase, JobTurn.ALL_FINISHED)
-            self._effects.append(m.PromotePartitions(persisted))
+            self._effects.append(job_effects.PromotePartitions(persisted))
 
-    def _take_promotion(self, event: m.PartitionsPromoted | m.PartitionsNotPromoted) -> None:
+    def _take_promotion(self, event: job_events.PromotionEvent) -> None:
         if self._phase is not JobPhase.PROMOTING:
             self.dropped_events += 1
-        elif isinstance(event, m.PartitionsPromoted):
+        elif isinstance(event, job_events.PartitionsPromoted):
             self._end(JobState.FINISHED)
         else:
             self._phase = next_phase(self._phase, JobTurn.NOT_PROMOTED)
@@ -475,7 +476,7 @@ class JobMaster:
         if state not in TRANSITIONS[self.state]:
             raise InvariantViolation(f"job: {self.state.name} cannot become {state.name}")
         self.state = state
-        self._effects.append(m.PublishState(state))
+        self._effects.append(job_effects.PublishState(state))
 
     def check_step(self) -> None:
         """The part of ``check`` that costs the same whatever the size of the job: run after each step.

@@ -31,7 +31,7 @@ from jobmanager.job.persisted_inputs_runner import PersistedInputsRunner
 from jobmanager.job.promotion_runner import PromotionRunner
 from jobmanager.job.rival_runner import RivalRunner
 from jobmanager.job.swept_output_runner import swept_sinks
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import (
@@ -157,11 +157,11 @@ class JobMasterRunner:
         """What was dropped, by part."""
         return self.master.dropped | {"after its end": self._inbox.dropped_events}
 
-    def post(self, event: m.JobEvent) -> None:
+    def post(self, event: job_events.JobEvent) -> None:
         """Takes an event of the cluster or of the actor's own; never waits."""
         self._inbox.post(event)
 
-    async def report(self, event: m.JobEvent) -> None:
+    async def report(self, event: job_events.JobEvent) -> None:
         """Takes an event from a TaskManager; waits for room."""
         await self._inbox.report(event)
 
@@ -171,7 +171,7 @@ class JobMasterRunner:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                self.post(m.JobStarted())
+                self.post(job_events.JobStarted())
                 # After the end the inbox may still hold a grant that must be given back.
                 while not self.master.ended or len(self._inbox):
                     await self._step(await self._inbox.get())
@@ -184,70 +184,76 @@ class JobMasterRunner:
             self.checkpoints.close()
             self._cluster.leave(self._job.job_id)
 
-    async def _step(self, event: m.JobEvent) -> None:
-        if isinstance(event, m.TaskManagerGone):
+    async def _step(self, event: job_events.JobEvent) -> None:
+        if isinstance(event, job_events.TaskManagerGone):
             self.has_lost_slots = True
             lost = self._persisted_inputs.loss(self.master.graph)
             if lost is not None:
                 cause = cause_of_error(lost, self._clock.now_ms(), event.taskmanager_id)
-                await self._step(m.FailureRequested(cause))
+                await self._step(job_events.FailureRequested(cause))
         for effect in self.master.step(event, self._clock.now_ms()):
             self._perform(effect)
-        if isinstance(event, m.SlotsGranted):
+        if isinstance(event, job_events.SlotsGranted):
             # Jobs that were accepted while no TaskManager was there are checked now.
             ids = {slot.taskmanager_id for slot in event.slots}
             problem = admission_problem(self._job.stamp, self._cluster.facts(sorted(ids)))
             if problem is not None:
-                self.post(m.FailureRequested(cause_of_error(problem, self._clock.now_ms())))
+                self.post(
+                    job_events.FailureRequested(cause_of_error(problem, self._clock.now_ms()))
+                )
 
     # ------------------------------------------------------------ effects
 
-    def _perform(self, effect: m.JobEffect) -> None:  # noqa: C901 - one case per effect
+    def _perform(self, effect: job_effects.JobEffect) -> None:  # noqa: C901 - one case per effect
         job_id = self._job.job_id
         match effect:
-            case m.RequestSlots():
+            case job_effects.RequestSlots():
                 timeout_ms = self._job.config.slot_request_timeout_ms
                 self._cluster.request_slots(job_id, effect.count, timeout_ms, effect.group)
-            case m.WithdrawRequest():
+            case job_effects.WithdrawRequest():
                 self._cluster.withdraw_request(job_id, effect.group)
-            case m.AllocateSlots():
+            case job_effects.AllocateSlots():
                 self._call(effect.taskmanager_id, lambda client: self._allocate(client, effect))
-            case m.DeployTasks():
+            case job_effects.DeployTasks():
                 tasks = [self._deployment(task, effect) for task in effect.tasks]
                 self._call(effect.taskmanager_id, lambda client: self._deploy(client, tasks))
-            case m.SendCommands():
+            case job_effects.SendCommands():
                 commands = self._messages.commands(effect.commands)
                 self._call(effect.taskmanager_id, lambda client: client.send_commands(commands))
-            case m.CancelTasks():
+            case job_effects.CancelTasks():
                 attempts = [attempt_id(job_id, key) for key in effect.keys]
                 is_final = effect.is_final
                 self._call(
                     effect.taskmanager_id,
                     lambda client: client.cancel_tasks(attempts, is_final=is_final),
                 )
-            case m.SweepOutput():
+            case job_effects.SweepOutput():
                 self._sweep_output()
-            case m.AwaitCancellation(group):
+            case job_effects.AwaitCancellation(group):
                 self._start_overdue_timer(group)
-            case m.ReleasePartitions():
+            case job_effects.ReleasePartitions():
                 released = [partition_id(*partition) for partition in effect.partitions]
                 self._in_order(
                     effect.taskmanager_id,
                     lambda: self._release(effect.taskmanager_id, released),
                 )
-            case m.LocatePartitions():
+            case job_effects.LocatePartitions():
                 self._begin_to_locate(effect)
-            case m.PromotePartitions():
+            case job_effects.PromotePartitions():
                 self._in_order(_PROMOTION, lambda: self._promote(effect))
-            case m.FreeSlots():
+            case job_effects.FreeSlots():
                 self._in_order(effect.slots[0].taskmanager_id, lambda: self._free(effect.slots))
-            case m.PublishState():
+            case job_effects.PublishState():
                 self._publish(effect.state)
                 if effect.state is JobState.RUNNING:
                     self.checkpoints.note_running()
-            case m.PostLater():
+            case job_effects.PostLater():
                 self._post_later(effect)
-            case m.RequestSpareSlots() | m.StartRival() | m.ReportRival():
+            case (
+                job_effects.RequestSpareSlots()
+                | job_effects.StartRival()
+                | job_effects.ReportRival()
+            ):
                 self._rivals.perform(effect)
             case _:
                 self.checkpoints.perform(effect)
@@ -255,7 +261,7 @@ class JobMasterRunner:
     def _start_overdue_timer(self, group: int) -> None:
         def post() -> None:
             del self._overdue_timers[group]
-            self.post(m.CancellationOverdue(group))
+            self.post(job_events.CancellationOverdue(group))
 
         delay_ms = self._job.config.task_cancellation_timeout_ms + _CANCELLATION_MARGIN_MS
         if (timer := self._overdue_timers.pop(group, None)) is not None:
@@ -263,7 +269,7 @@ class JobMasterRunner:
         loop = asyncio.get_running_loop()
         self._overdue_timers[group] = loop.call_later(delay_ms / 1000, post)
 
-    def _post_later(self, effect: m.PostLater) -> None:
+    def _post_later(self, effect: job_effects.PostLater) -> None:
         def post() -> None:
             self._later.discard(timer)
             self.post(effect.event)
@@ -285,7 +291,7 @@ class JobMasterRunner:
                 self._log.warning(
                     "call.failed", taskmanager_id=taskmanager_id, reason=cause.message
                 )
-                self.post(m.CallFailed(taskmanager_id, cause, attempt))
+                self.post(job_events.CallFailed(taskmanager_id, cause, attempt))
 
         self._in_order(taskmanager_id, call)
 
@@ -306,7 +312,9 @@ class JobMasterRunner:
             lane.popleft()
         del self._lanes[name]
 
-    def _deployment(self, task: TaskPlan, effect: m.DeployTasks) -> internal_pb2.TaskDeployment:
+    def _deployment(
+        self, task: TaskPlan, effect: job_effects.DeployTasks
+    ) -> internal_pb2.TaskDeployment:
         subtask = task.attempt.subtask
         is_new = subtask in effect.from_nothing
         restored = None if is_new else self.checkpoints.restored(subtask)
@@ -322,11 +330,11 @@ class JobMasterRunner:
             job.job_id, slot_ids, graph.artifacts, job.slot_config, graph.requirements
         )
 
-    async def _allocate(self, client: TaskManagerClient, effect: m.AllocateSlots) -> None:
+    async def _allocate(self, client: TaskManagerClient, effect: job_effects.AllocateSlots) -> None:
         response = await self._allocate_slots(client, effect.slot_ids)
         partitions = response.partition_endpoint
         self.post(
-            m.SlotsAllocated(
+            job_events.SlotsAllocated(
                 client.taskmanager_id,
                 tuple(map(endpoint_of, response.endpoints)),
                 effect.call,
@@ -340,7 +348,7 @@ class JobMasterRunner:
         self._persisted_inputs.connect(tasks)
         await client.deploy_tasks(tasks)
 
-    def _begin_to_locate(self, effect: m.LocatePartitions) -> None:
+    def _begin_to_locate(self, effect: job_effects.LocatePartitions) -> None:
         assert self._tasks is not None, "effects are performed while the actor runs"
         self._stop_locating()
         self._locating = self._tasks.create_task(self._locate(effect))
@@ -349,7 +357,7 @@ class JobMasterRunner:
         if self._locating is not None:
             self._locating.cancel()
 
-    async def _locate(self, effect: m.LocatePartitions) -> None:
+    async def _locate(self, effect: job_effects.LocatePartitions) -> None:
         wanted = {
             PartitionId(edge_id, key.vertex, key.subtask_index, key.attempt): (edge_id, key)
             for edge_id, key in effect.partitions
@@ -362,17 +370,19 @@ class JobMasterRunner:
                 endpoint = self._cluster.client(holder).partition_endpoint
             except TaskManagerLost:
                 continue  # nobody serves what it holds
-            located.append(m.LocatedPartition(holder, endpoint_of(endpoint), *wanted[partition]))
-        self.post(m.PartitionsLocated(effect.attempt, tuple(located)))
+            located.append(
+                job_events.LocatedPartition(holder, endpoint_of(endpoint), *wanted[partition])
+            )
+        self.post(job_events.PartitionsLocated(effect.attempt, tuple(located)))
 
-    async def _promote(self, effect: m.PromotePartitions) -> None:
+    async def _promote(self, effect: job_effects.PromotePartitions) -> None:
         try:
             await self._promotion.promote(effect.partitions)
         except StreamError as error:
             self._log.warning("partitions.not_promoted", reason=str(error))
-            self.post(m.PartitionsNotPromoted(cause_of_error(error, self._clock.now_ms())))
+            self.post(job_events.PartitionsNotPromoted(cause_of_error(error, self._clock.now_ms())))
         else:
-            self.post(m.PartitionsPromoted())
+            self.post(job_events.PartitionsPromoted())
 
     def _sweep_output(self) -> None:
         """Asks all TaskManagers: what was written lies where some of them can reach it."""

@@ -19,7 +19,7 @@ from jobmanager.job.job_options import JobOptions
 from jobmanager.job.slot_lease import SlotLease
 from jobmanager.job.source_splits import SourceSplits
 from jobmanager.job.speculation import Speculation
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.partitions.partition_tracker import PartitionTracker
 
 
@@ -100,15 +100,15 @@ class JobParts:
             CheckpointWiring(options.coordinator, graph) if options.coordinator else None,
         )
 
-    def sent(self, commands: Iterable[m.Command]) -> list[PartEffect]:
+    def sent(self, commands: Iterable[job_effects.Command]) -> list[PartEffect]:
         """Sends what is for attempts that a TaskManager may know."""
-        by_taskmanager: dict[str, list[m.Command]] = {}
+        by_taskmanager: dict[str, list[job_effects.Command]] = {}
         for command in commands:
             key: AttemptKey = command.key
             attempt = self.graph.find_current(key)
             if attempt is not None and attempt.state in ON_TASKMANAGER:
                 by_taskmanager.setdefault(attempt.taskmanager_id, []).append(command)
-        return [m.SendCommands(id, tuple(own)) for id, own in by_taskmanager.items()]
+        return [job_effects.SendCommands(id, tuple(own)) for id, own in by_taskmanager.items()]
 
     @property
     def is_done(self) -> bool:
@@ -127,7 +127,7 @@ class JobParts:
         return dropped
 
     def take_checkpoint_event(
-        self, event: m.CheckpointEvent, *, has_ended: bool
+        self, event: job_events.CheckpointEvent, *, has_ended: bool
     ) -> list[PartEffect]:
         """An event for the coordinator; who asks for a checkpoint is answered where there is none."""
         if self.wiring is not None and not has_ended:

@@ -14,7 +14,7 @@ from jobmanager.job.attempt_reports import AttemptReports
 from jobmanager.job.groups import STOPPED
 from jobmanager.job.job_causes import not_cancelled
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 
 
 class Losses:
@@ -29,7 +29,7 @@ class Losses:
         self._parts = parts
         self._reports = reports
 
-    def take_failed_call(self, event: m.CallFailed) -> list[PartEffect]:
+    def take_failed_call(self, event: job_events.CallFailed) -> list[PartEffect]:
         """Nobody knows what runs on a TaskManager now."""
         id, lease = event.taskmanager_id, self._parts.lease
         if not lease.uses(id) or event.attempt < lease.since(id):
@@ -38,7 +38,7 @@ class Losses:
         effects += self._parts.speculation.lose_taskmanager(id, event.cause)
         return effects + self._given_up(self._parts.graph.on_taskmanager(id), event.cause)
 
-    def lose_taskmanager(self, event: m.TaskManagerGone) -> list[PartEffect]:
+    def lose_taskmanager(self, event: job_events.TaskManagerGone) -> list[PartEffect]:
         """A TaskManager is gone, and with it whatever ran there."""
         id, parts = event.taskmanager_id, self._parts
         parts.partitions.lose_taskmanager(id)
@@ -47,13 +47,13 @@ class Losses:
         attempts = parts.graph.on_taskmanager(id)
         return effects + self._given_up(attempts, event.cause, is_free=event.is_planned)
 
-    def lose_kept_rows(self, event: m.KeptRowsLost) -> list[PartEffect]:
+    def lose_kept_rows(self, event: job_events.KeptRowsLost) -> list[PartEffect]:
         """The process of an attempt that has finished has ended."""
         if not self._parts.partitions.lose_attempt(event.key):
             return []
         return self._given_up([], event.cause)
 
-    def lose_replacement(self, event: m.RivalNotStarted) -> list[PartEffect]:
+    def lose_replacement(self, event: job_events.RivalNotStarted) -> list[PartEffect]:
         """A rival that is the current attempt by now was perhaps never deployed, unless it is done already."""
         attempt = self._reports.find(event.key)
         if attempt is None:
@@ -63,7 +63,7 @@ class Losses:
         effects = self._given_back([attempt.slot_id])
         return effects + self._given_up(self._parts.graph.in_slots([attempt.slot_id]), event.cause)
 
-    def end_overdue(self, event: m.CancellationOverdue) -> list[PartEffect]:
+    def end_overdue(self, event: job_events.CancellationOverdue) -> list[PartEffect]:
         """What a group has cancelled has not ended in time."""
         graph = self._parts.graph
         group = self._parts.groups.find(event.group, *STOPPED)

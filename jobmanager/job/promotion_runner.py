@@ -15,7 +15,7 @@ import structlog
 
 from common.clock import Clock
 from common.pb import internal_pb2
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects
 from jobmanager.rpc.graph_convert import partition_id
 from jobmanager.rpc.persisted_convert import persisted_edges, persisted_sink
 from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
@@ -51,7 +51,7 @@ class PromotionRunner:
         self._clock = clock
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
 
-    async def promote(self, partitions: Iterable[m.PersistedPartition]) -> None:
+    async def promote(self, partitions: Iterable[job_effects.PersistedPartition]) -> None:
         """Promotes all of them.
 
         Raises:
@@ -83,13 +83,13 @@ class PromotionRunner:
         for taskmanager_id, ids in output.partitions.items():
             await self._held.promote_on(taskmanager_id, output.promoted, ids)
 
-    def _outputs(self, partitions: Iterable[m.PersistedPartition]) -> list[_Output]:
+    def _outputs(self, partitions: Iterable[job_effects.PersistedPartition]) -> list[_Output]:
         """By sink.
 
         Raises:
             StoreNotFound: some of an output is not there.
         """
-        by_edge: dict[str, list[m.PersistedPartition]] = {}
+        by_edge: dict[str, list[job_effects.PersistedPartition]] = {}
         for partition in partitions:
             by_edge.setdefault(partition.edge_id, []).append(partition)
         parallelism = {vertex.id: vertex.parallelism for vertex in self._graph.vertices}
@@ -99,7 +99,7 @@ class PromotionRunner:
         ]
 
     def _output(
-        self, edge: graph_pb2.Edge, own: Sequence[m.PersistedPartition], count: int
+        self, edge: graph_pb2.Edge, own: Sequence[job_effects.PersistedPartition], count: int
     ) -> _Output:
         sink = persisted_sink(self._graph, edge)
         if len(own) != count:

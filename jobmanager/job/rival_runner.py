@@ -12,7 +12,7 @@ import structlog
 
 from common.pb import internal_pb2
 from jobmanager.job.job_description import JobDescription
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.rpc.graph_convert import DeploymentMessages, cause_of_error, endpoint_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.admission import admission_problem
@@ -46,7 +46,7 @@ class RivalRunner:
         messages: DeploymentMessages,
         allocate: Allocate,
         deploy: Deploy,
-        post: Callable[[m.JobEvent], None],
+        post: Callable[[job_events.JobEvent], None],
         in_order: Callable[[str, Callable[[], Awaitable[None]]], None],
         now_ms: Callable[[], int],
     ) -> None:
@@ -60,19 +60,22 @@ class RivalRunner:
         self._now_ms = now_ms
         self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
 
-    def perform(self, effect: m.RequestSpareSlots | m.StartRival | m.ReportRival) -> None:
+    def perform(
+        self,
+        effect: job_effects.RequestSpareSlots | job_effects.StartRival | job_effects.ReportRival,
+    ) -> None:
         """Begins to do what the machine wants."""
         match effect:
-            case m.RequestSpareSlots():
+            case job_effects.RequestSpareSlots():
                 self._request_slots(effect)
-            case m.StartRival(taskmanager_id):
+            case job_effects.StartRival(taskmanager_id):
                 self._in_order(taskmanager_id, lambda: self._start(effect))
-            case m.ReportRival():
+            case job_effects.ReportRival():
                 self._report(effect)
             case _:
                 assert_never(effect)
 
-    def _request_slots(self, effect: m.RequestSpareSlots) -> None:
+    def _request_slots(self, effect: job_effects.RequestSpareSlots) -> None:
         # Elsewhere the job's code cannot run.
         unfit = {
             facts.taskmanager_id
@@ -82,9 +85,9 @@ class RivalRunner:
         for subtask, avoided in effect.wanted:
             slot = self._cluster.take_spare_slot(self._job.job_id, unfit | {avoided})
             if slot is not None:
-                self._post(m.SpareSlotGranted(subtask, slot))
+                self._post(job_events.SpareSlotGranted(subtask, slot))
 
-    async def _start(self, effect: m.StartRival) -> None:
+    async def _start(self, effect: job_effects.StartRival) -> None:
         key = effect.task.attempt
         try:
             client = self._cluster.client(effect.taskmanager_id)
@@ -92,15 +95,15 @@ class RivalRunner:
             has_server = response.HasField("partition_endpoint")
             server = endpoint_of(response.partition_endpoint) if has_server else None
             # Before anything that the rival itself has to say.
-            self._post(m.RivalStarted(key, server))
+            self._post(job_events.RivalStarted(key, server))
             await self._deploy(client, [self._messages.task(effect.task)])
             if effect.splits:
                 await client.send_commands(self._messages.commands(effect.splits))
         except StreamError as error:
             cause = cause_of_error(error, self._now_ms(), effect.taskmanager_id)
-            self._post(m.RivalNotStarted(key, cause))
+            self._post(job_events.RivalNotStarted(key, cause))
 
-    def _report(self, effect: m.ReportRival) -> None:
+    def _report(self, effect: job_effects.ReportRival) -> None:
         rival = effect.rival
         self._log.info(
             f"rival.{effect.fate.value}",

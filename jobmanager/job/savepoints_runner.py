@@ -19,7 +19,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner, LastStates
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.job.job_operation import JobOperation
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from penstock.errors import Fenced, StoreTransient, StreamError, Unrecoverable
 from penstock.storage.checkpoint_properties import (
     PLAIN,
@@ -56,7 +56,7 @@ class SavepointsRunner:
         clock: Clock,
         *,
         request: Callable[[str, CheckpointProperties], Awaitable[int]],
-        post: Callable[[m.JobEvent], None],
+        post: Callable[[job_events.JobEvent], None],
         fail: Callable[[StreamError], None],
         pause: Callable[[float], Awaitable[bool]],
         completed_id: Callable[[], int],
@@ -228,7 +228,7 @@ class SavepointsRunner:
                     f"the job has ended, and what became of the output of savepoint {path} could not be noted there"
                 )
 
-    async def store(self, wanted: m.WriteManifest, states: LastStates) -> None:
+    async def store(self, wanted: job_effects.WriteManifest, states: LastStates) -> None:
         """Writes one that all tasks have acknowledged."""
         stored = wanted.stored
         checkpoint_id = stored.checkpoint_id

@@ -21,7 +21,7 @@ from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.graph.slot import Slot
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.scheduler.placement import Seat, place_again, seat_of
 
 _Tenant = Seat | str
@@ -81,7 +81,7 @@ class SlotLease:
         """Whether a group has asked for slots."""
         return group in self._asked
 
-    def request(self, group: int, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
+    def request(self, group: int, subtasks: Iterable[SubtaskId]) -> list[job_effects.JobEffect]:
         """Asks for the slots that seats of a group's subtasks lack, and no other group has asked for."""
         assert group not in self._asked, "one request at a time"
         asked = {seat for seats in self._asked.values() for seat in seats}
@@ -89,12 +89,12 @@ class SlotLease:
         if not missing:
             return []
         self._asked[group] = missing
-        return [m.RequestSlots(len(missing), group)]
+        return [job_effects.RequestSlots(len(missing), group)]
 
-    def withdraw(self, group: int) -> list[m.JobEffect]:
+    def withdraw(self, group: int) -> list[job_effects.JobEffect]:
         """A group asks no longer, where nothing has come yet, and waits for no process."""
         self._allocating.pop(group, None)
-        return [m.WithdrawRequest(group)] if self._asked.pop(group, None) else []
+        return [job_effects.WithdrawRequest(group)] if self._asked.pop(group, None) else []
 
     def refuse(self, group: int) -> None:
         """The pool has refused what a group has asked for."""
@@ -160,27 +160,27 @@ class SlotLease:
 
     # ------------------------------------------------------------ processes
 
-    def allocate(self, group: int, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
+    def allocate(self, group: int, subtasks: Iterable[SubtaskId]) -> list[job_effects.JobEffect]:
         """Has processes started for a group's subtasks where there are none; all are to say where they listen."""
         seats = sorted({seat_of(self._plan, subtask) for subtask in subtasks})
         slots = [self._tenures[seat].slot for seat in seats]
         self._calls += 1
-        effects: list[m.JobEffect] = []
+        effects: list[job_effects.JobEffect] = []
         waiting = self._allocating[group] = {}
         for taskmanager_id, own in by_taskmanager(slots).items():
             waiting[taskmanager_id] = self._calls
             slot_ids = tuple(slot.slot_id for slot in own)
-            effects.append(m.AllocateSlots(taskmanager_id, slot_ids, self._calls))
+            effects.append(job_effects.AllocateSlots(taskmanager_id, slot_ids, self._calls))
         return effects
 
-    def asked_by(self, event: m.SlotsAllocated) -> int | None:
+    def asked_by(self, event: job_events.SlotsAllocated) -> int | None:
         """The group that waits for this answer; None = nobody does (any more)."""
         for group, waiting in self._allocating.items():
             if waiting.get(event.taskmanager_id) == event.call:
                 return group
         return None
 
-    def note_endpoints(self, group: int, event: m.SlotsAllocated) -> list[str]:
+    def note_endpoints(self, group: int, event: job_events.SlotsAllocated) -> list[str]:
         """The processes of a group on a TaskManager listen; returns the slots whose process is another than before."""
         waiting = self._allocating[group]
         del waiting[event.taskmanager_id]
@@ -229,7 +229,7 @@ class SlotLease:
             del self._tenures[tenant]
         self._partition_endpoints.pop(taskmanager_id, None)
 
-    def give_back(self, slot_ids: Iterable[str]) -> list[m.JobEffect]:
+    def give_back(self, slot_ids: Iterable[str]) -> list[job_effects.JobEffect]:
         """Ends some slots: nobody knows what their processes do."""
         wanted = frozenset(slot_ids)
         given = {s: t for s, t in self._tenures.items() if t.slot.slot_id in wanted}
@@ -237,7 +237,7 @@ class SlotLease:
             del self._tenures[tenant]
         return _free(tenure.slot for tenure in given.values())
 
-    def give_back_all(self) -> list[m.JobEffect]:
+    def give_back_all(self) -> list[job_effects.JobEffect]:
         """Ends all slots."""
         return self.give_back([tenure.slot.slot_id for tenure in self._tenures.values()])
 
@@ -247,13 +247,13 @@ class SlotLease:
         return tuple(tenure.slot for tenure in self._tenures.values())
 
 
-def free_stray(slots: tuple[Slot, ...]) -> list[m.JobEffect]:
+def free_stray(slots: tuple[Slot, ...]) -> list[job_effects.JobEffect]:
     """Gives back a grant that nobody waits for any more."""
     return _free(slots)
 
 
-def _free(slots: Iterable[Slot]) -> list[m.JobEffect]:
-    return [m.FreeSlots(own) for own in by_taskmanager(slots).values()]
+def _free(slots: Iterable[Slot]) -> list[job_effects.JobEffect]:
+    return [job_effects.FreeSlots(own) for own in by_taskmanager(slots).values()]
 
 
 def by_taskmanager(slots: Iterable[Slot]) -> dict[str, tuple[Slot, ...]]:

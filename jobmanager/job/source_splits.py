@@ -23,7 +23,7 @@ from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.scheduler.split_assigner import SplitAssigner
 
 
@@ -39,7 +39,7 @@ class SourceSplits:
         >>> from penstock.connectors.source import Split
         >>> plan = JobPlan((VertexPlan("read", parallelism=2, source_uids=("files",)),))
         >>> splits = tuple(Split(id, size=size) for id, size in [("a", 9), ("b", 5), ("c", 3)])
-        >>> found = m.SplitsReported(AttemptKey("read", 0, 0), "files", splits, final=True)
+        >>> found = job_events.SplitsReported(AttemptKey("read", 0, 0), "files", splits, final=True)
         >>> for told in SourceSplits(plan).assign(found, ExecutionGraph(plan)):
         ...     print(told.key, [split.id for split in told.splits])
         read/0 (attempt 0) ['a']
@@ -92,11 +92,13 @@ class SourceSplits:
         """Of one source; None = there is no such source."""
         return self._assigners.get((vertex, operator_uid))
 
-    def assign(self, event: m.SplitsReported, graph: ExecutionGraph) -> list[m.AddSplits]:
+    def assign(
+        self, event: job_events.SplitsReported, graph: ExecutionGraph
+    ) -> list[job_effects.AddSplits]:
         """What readers are told of a discovery; those that were restored as finished hear nothing."""
         vertex = event.key.vertex
         return [
-            m.AddSplits(
+            job_effects.AddSplits(
                 graph.current_of(SubtaskId(vertex, assignment.subtask_index)).key,
                 event.operator_uid,
                 assignment.splits,
@@ -146,7 +148,7 @@ class SourceSplits:
 
     def told_again(
         self, deployed: Iterable[SubtaskId], graph: ExecutionGraph
-    ) -> Iterator[m.AddSplits]:
+    ) -> Iterator[job_effects.AddSplits]:
         """What subtasks that begin must hear, since others began before: all that their checkpoint does not
         name, or that nothing comes."""
         self._close_discovered()
@@ -163,17 +165,19 @@ class SourceSplits:
                 )
                 if assigner.has_started:
                     key = graph.current_of(subtask).key
-                    yield m.AddSplits(key, uid, splits, assigner.is_final)
+                    yield job_effects.AddSplits(key, uid, splits, assigner.is_final)
 
     def is_discovered(self, vertex: str) -> bool:
         """Whether nothing more will be assigned to subtasks of a vertex; true for one without sources."""
         uids = self._plan.vertex(vertex).source_uids
         return all(self._assigners[vertex, uid].is_final for uid in uids)
 
-    def told_to_rival(self, rival: AttemptKey) -> list[m.AddSplits]:
+    def told_to_rival(self, rival: AttemptKey) -> list[job_effects.AddSplits]:
         """What a rival must hear of a source that is discovered: all that the subtask reads."""
         return [
-            m.AddSplits(rival, uid, tuple(assigner.assigned_to(rival.subtask_index)), final=True)
+            job_effects.AddSplits(
+                rival, uid, tuple(assigner.assigned_to(rival.subtask_index)), final=True
+            )
             for uid in self._plan.vertex(rival.vertex).source_uids
             for assigner in (self._assigners[rival.vertex, uid],)
         ]

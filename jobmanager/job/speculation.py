@@ -40,7 +40,7 @@ from jobmanager.graph.job_plan import Exchange, VertexPlan
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.slot_lease import SlotLease, free_stray
 from jobmanager.job.source_splits import SourceSplits
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.partitions.partition_tracker import PartitionTracker
 from jobmanager.scheduler.slow_task_detector import SlowTaskDetector, is_at_work
 
@@ -103,7 +103,7 @@ class Speculation:
 
     # ------------------------------------------------------------ what happens
 
-    def deployed(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
+    def deployed(self, subtasks: Iterable[SubtaskId]) -> list[job_effects.JobEffect]:
         """Subtasks have begun, or begun again."""
         for subtask in subtasks:
             del self._counts[subtask]
@@ -113,35 +113,40 @@ class Speculation:
         return [self._look_later()]
 
     def take(
-        self, event: m.SpeculationEvent, splits: SourceSplits, now_ms: int, *, may_begin: bool
-    ) -> list[m.JobEffect] | None:
+        self,
+        event: job_events.SpeculationEvent,
+        splits: SourceSplits,
+        now_ms: int,
+        *,
+        may_begin: bool,
+    ) -> list[job_effects.JobEffect] | None:
         """Takes an event that is about rivals; None = it is stale.
 
         Args:
             may_begin: nothing of the job stops, or waits to begin.
         """
         match event:
-            case m.StragglersDue():
+            case job_events.StragglersDue():
                 asked = self._ask(splits, now_ms) if may_begin else []
                 return [*asked, self._look_later()]
-            case m.AttemptsReserved(end):
+            case job_events.AttemptsReserved(end):
                 self._numbers_end = end
                 return []
-            case m.SpareSlotGranted():
+            case job_events.SpareSlotGranted():
                 if may_begin and self._can_use(event, splits):
                     return self._start(event, splits, now_ms)
                 return free_stray((event.slot,))
-            case m.RivalStarted():
+            case job_events.RivalStarted():
                 return self._note_started(event)
-            case m.RivalNotStarted():
+            case job_events.RivalNotStarted():
                 rival = self._graph.rival_of(event.key.subtask)
                 if rival is None or rival.key != event.key:
                     return None
-                return self._drop(rival, m.RivalFate.FAILED, event.cause.message)
+                return self._drop(rival, job_effects.RivalFate.FAILED, event.cause.message)
             case _:
                 assert_never(event)
 
-    def done(self, attempt: ExecutionAttempt, now_ms: int) -> list[m.JobEffect]:
+    def done(self, attempt: ExecutionAttempt, now_ms: int) -> list[job_effects.JobEffect]:
         """An attempt, current or a rival, is done with its data: it counts. Harmless to repeat."""
         attempt.done_at_ms = attempt.done_at_ms or now_ms
         rival = self._graph.rival_of(attempt.key.subtask)
@@ -149,11 +154,11 @@ class Speculation:
             return []
         if rival is attempt:
             return self._replace(rival)
-        return self._drop(rival, m.RivalFate.LOST)
+        return self._drop(rival, job_effects.RivalFate.LOST)
 
     def survive(
         self, attempt: ExecutionAttempt, cause: FailureCause, *, misses_input: bool
-    ) -> list[m.JobEffect] | None:
+    ) -> list[job_effects.JobEffect] | None:
         """An attempt, current or a rival, is over before its time; None = nobody else does its work.
 
         Args:
@@ -163,31 +168,33 @@ class Speculation:
         if rival is None:
             return None
         if rival is attempt:
-            return self._drop(rival, m.RivalFate.FAILED, cause.message)
+            return self._drop(rival, job_effects.RivalFate.FAILED, cause.message)
         if misses_input or rival.state not in ON_TASKMANAGER:
             return None
         return self._replace(rival, cause.message)
 
-    def lose_taskmanager(self, taskmanager_id: str, cause: FailureCause) -> list[m.JobEffect]:
+    def lose_taskmanager(
+        self, taskmanager_id: str, cause: FailureCause
+    ) -> list[job_effects.JobEffect]:
         """A TaskManager, or all that the job has had there, is gone, its slots included."""
         return self._drop_all(
             [r for r in self._graph.rivals() if r.taskmanager_id == taskmanager_id],
-            m.RivalFate.FAILED,
+            job_effects.RivalFate.FAILED,
             cause.message,
         )
 
-    def end(self, subtasks: Iterable[SubtaskId]) -> list[m.JobEffect]:
+    def end(self, subtasks: Iterable[SubtaskId]) -> list[job_effects.JobEffect]:
         """Subtasks begin again, or end."""
         ended = frozenset(subtasks)
         rivals = [r for r in self._graph.rivals() if r.key.subtask in ended]
-        return self._drop_all(rivals, m.RivalFate.ENDED, "its subtask is cancelled")
+        return self._drop_all(rivals, job_effects.RivalFate.ENDED, "its subtask is cancelled")
 
-    def yield_slots(self) -> list[m.JobEffect]:
+    def yield_slots(self) -> list[job_effects.JobEffect]:
         """The job itself asks for slots."""
         rivals = self._graph.rivals()
-        return self._drop_all(rivals, m.RivalFate.ENDED, "the job needs slots")
+        return self._drop_all(rivals, job_effects.RivalFate.ENDED, "the job needs slots")
 
-    def settle(self) -> list[m.JobEffect]:
+    def settle(self) -> list[job_effects.JobEffect]:
         """Gives back the slots apart in which nothing runs that counts, and what others have written there."""
         apart = set(self._lease.apart) if self._vertices else set()
         if not apart:
@@ -220,17 +227,19 @@ class Speculation:
             and all(edge.exchange in (Exchange.BLOCKING, Exchange.PIPELINED) for edge in edges)
         )
 
-    def _look_later(self) -> m.JobEffect:
+    def _look_later(self) -> job_effects.JobEffect:
         assert self._settings is not None, "who looks has settings"
-        return m.PostLater(self._settings.check_interval_ms, m.StragglersDue())
+        return job_effects.PostLater(self._settings.check_interval_ms, job_events.StragglersDue())
 
-    def _ask(self, splits: SourceSplits, now_ms: int) -> list[m.JobEffect]:
+    def _ask(self, splits: SourceSplits, now_ms: int) -> list[job_effects.JobEffect]:
         slow = self._slow(splits, now_ms)
         if not slow:
             return []
         if not self._has_number:
-            return [m.ReserveAttempts(self._graph.attempt + 1)]
-        return [m.RequestSpareSlots(tuple((a.key.subtask, a.taskmanager_id) for a in slow))]
+            return [job_effects.ReserveAttempts(self._graph.attempt + 1)]
+        return [
+            job_effects.RequestSpareSlots(tuple((a.key.subtask, a.taskmanager_id) for a in slow))
+        ]
 
     def _slow(self, splits: SourceSplits, now_ms: int) -> list[ExecutionAttempt]:
         assert self._settings is not None, "who looks has settings"
@@ -262,14 +271,14 @@ class Speculation:
     def _has_number(self) -> bool:
         return self._numbers_end is None or self._graph.attempt + 1 < self._numbers_end
 
-    def _can_use(self, event: m.SpareSlotGranted, splits: SourceSplits) -> bool:
+    def _can_use(self, event: job_events.SpareSlotGranted, splits: SourceSplits) -> bool:
         attempt = self._graph.current_of(event.subtask)
         is_elsewhere = attempt.taskmanager_id != event.slot.taskmanager_id
         return is_elsewhere and self._has_number and self._wants_rival(attempt, splits)
 
     def _start(
-        self, event: m.SpareSlotGranted, splits: SourceSplits, now_ms: int
-    ) -> list[m.JobEffect]:
+        self, event: job_events.SpareSlotGranted, splits: SourceSplits, now_ms: int
+    ) -> list[job_effects.JobEffect]:
         slot = event.slot
         rival = self._graph.add_rival(event.subtask)
         rival.slot_id, rival.taskmanager_id = slot.slot_id, slot.taskmanager_id
@@ -280,11 +289,13 @@ class Speculation:
         self.started += 1
         task = self._deployments.task(rival)
         return [
-            m.StartRival(slot.taskmanager_id, task, tuple(splits.told_to_rival(rival.key))),
-            self._report(rival, m.RivalFate.STARTED),
+            job_effects.StartRival(
+                slot.taskmanager_id, task, tuple(splits.told_to_rival(rival.key))
+            ),
+            self._report(rival, job_effects.RivalFate.STARTED),
         ]
 
-    def _note_started(self, event: m.RivalStarted) -> list[m.JobEffect] | None:
+    def _note_started(self, event: job_events.RivalStarted) -> list[job_effects.JobEffect] | None:
         rival = self._graph.rival_of(event.key.subtask)
         if rival is None or rival.key != event.key:
             return None
@@ -295,8 +306,8 @@ class Speculation:
 
     # ------------------------------------------------------------ the end of a rival
 
-    def _replace(self, rival: ExecutionAttempt, reason: str = "") -> list[m.JobEffect]:
-        report = self._report(rival, m.RivalFate.WON, reason)
+    def _replace(self, rival: ExecutionAttempt, reason: str = "") -> list[job_effects.JobEffect]:
+        report = self._report(rival, job_effects.RivalFate.WON, reason)
         replaced = self._graph.replace_by_rival(rival.key.subtask)
         self._lease.reseat(rival.key.subtask, rival.slot_id)
         if replaced.slot_id in self._lease.apart:  # else it is lost, and what was written there too
@@ -306,19 +317,21 @@ class Speculation:
         return [report]
 
     def _drop_all(
-        self, rivals: Iterable[ExecutionAttempt], fate: m.RivalFate, reason: str
-    ) -> list[m.JobEffect]:
+        self, rivals: Iterable[ExecutionAttempt], fate: job_effects.RivalFate, reason: str
+    ) -> list[job_effects.JobEffect]:
         return [effect for rival in rivals for effect in self._drop(rival, fate, reason)]
 
     def _drop(
-        self, rival: ExecutionAttempt, fate: m.RivalFate, reason: str = ""
-    ) -> list[m.JobEffect]:
+        self, rival: ExecutionAttempt, fate: job_effects.RivalFate, reason: str = ""
+    ) -> list[job_effects.JobEffect]:
         report = self._report(rival, fate, reason)
         self._graph.drop_rival(rival.key.subtask)
         freed = self._lease.give_back([rival.slot_id])
         written = self._partitions.release_output(rival) if freed else []
         return [*freed, *written, report]
 
-    def _report(self, rival: ExecutionAttempt, fate: m.RivalFate, reason: str = "") -> m.JobEffect:
+    def _report(
+        self, rival: ExecutionAttempt, fate: job_effects.RivalFate, reason: str = ""
+    ) -> job_effects.JobEffect:
         beside = self._graph.current_of(rival.key.subtask)
-        return m.ReportRival(rival.key, beside.key, fate, reason)
+        return job_effects.ReportRival(rival.key, beside.key, fate, reason)

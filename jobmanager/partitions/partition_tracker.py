@@ -27,7 +27,7 @@ from jobmanager.graph.execution_attempt import (
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects
 from penstock.errors import require_invariant
 
 _GONE = frozenset({AttemptState.FAILED, AttemptState.CANCELED})
@@ -104,10 +104,10 @@ class PartitionTracker:
             for group in self._regions.written_by(partition.producer)
         )
 
-    def persisted(self) -> tuple[m.PersistedPartition, ...]:
+    def persisted(self) -> tuple[job_effects.PersistedPartition, ...]:
         """What is to outlive the job, of current attempts."""
         return tuple(
-            m.PersistedPartition(
+            job_effects.PersistedPartition(
                 held.taskmanager_id, partition.edge_id, self._producer(partition).key
             )
             for (partition, attempt), held in self._held.items()
@@ -226,7 +226,7 @@ class PartitionTracker:
 
     # ------------------------------------------------------------ release
 
-    def release_unneeded(self, stopping: frozenset[SubtaskId]) -> list[m.JobEffect]:
+    def release_unneeded(self, stopping: frozenset[SubtaskId]) -> list[job_effects.JobEffect]:
         """Partitions that nobody will read any more.
 
         Args:
@@ -242,7 +242,7 @@ class PartitionTracker:
         }
         return self._release(self._unread() | unneeded)
 
-    def release_replaced(self, subtasks: Collection[SubtaskId]) -> list[m.JobEffect]:
+    def release_replaced(self, subtasks: Collection[SubtaskId]) -> list[job_effects.JobEffect]:
         """What finished attempts of these subtasks, which have new ones now, have left in processes that live
         on, and on disk where nobody reads it."""
         replaced = {
@@ -270,7 +270,9 @@ class PartitionTracker:
             reader.key.attempt < newest and reader.state in ON_TASKMANAGER for reader in readers
         )
 
-    def _release(self, versions: Mapping[tuple[KeptOutput, int], _Held]) -> list[m.JobEffect]:
+    def _release(
+        self, versions: Mapping[tuple[KeptOutput, int], _Held]
+    ) -> list[job_effects.JobEffect]:
         by_taskmanager: dict[str, list[tuple[str, AttemptKey]]] = {}
         for (partition, attempt), held in versions.items():
             self._held.pop((partition, attempt), None)
@@ -282,7 +284,7 @@ class PartitionTracker:
             by_taskmanager.setdefault(held.taskmanager_id, []).append(
                 (partition.edge_id, AttemptKey(producer.vertex, producer.subtask_index, attempt))
             )
-        return [m.ReleasePartitions(id, tuple(own)) for id, own in by_taskmanager.items()]
+        return [job_effects.ReleasePartitions(id, tuple(own)) for id, own in by_taskmanager.items()]
 
     def _is_needed(self, partition: KeptOutput, finished: frozenset[SubtaskId]) -> bool:
         """Someone reads it, or may have to run again to make what others read."""
@@ -305,19 +307,19 @@ class PartitionTracker:
         the job, if not before."""
         self._holders.add(attempt.taskmanager_id)
 
-    def release_output(self, attempt: ExecutionAttempt) -> list[m.JobEffect]:
+    def release_output(self, attempt: ExecutionAttempt) -> list[job_effects.JobEffect]:
         """What an attempt has written that does not count, now that it writes no more."""
         written = tuple(
             (group.edge.id, attempt.key) for group in self._regions.written_by(attempt.key.subtask)
         )
-        return [m.ReleasePartitions(attempt.taskmanager_id, written)] if written else []
+        return [job_effects.ReleasePartitions(attempt.taskmanager_id, written)] if written else []
 
-    def release_all(self) -> list[m.JobEffect]:
+    def release_all(self) -> list[job_effects.JobEffect]:
         """The job has ended."""
         holders, self._holders = self._holders, set()
         self._held.clear()
         self._missed.clear()
-        return [m.ReleasePartitions(taskmanager_id) for taskmanager_id in sorted(holders)]
+        return [job_effects.ReleasePartitions(taskmanager_id) for taskmanager_id in sorted(holders)]
 
     def _check_version(self, version: tuple[KeptOutput, int]) -> None:
         """The part of ``check`` that is about one partition: run when something becomes of it.

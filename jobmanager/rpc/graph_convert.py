@@ -16,7 +16,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.rpc.persisted_convert import persisted_edges, persisted_source
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError
@@ -121,7 +121,7 @@ def partition_id(edge_id: str, producer: AttemptKey) -> internal_pb2.PartitionId
     )
 
 
-def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
+def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> job_events.JobEvent | None:
     """What a TaskManager reports, as an event of the job; None = a kind this version ignores."""
     key = attempt_key(event.attempt)
     match event.WhichOneof("event"):
@@ -133,17 +133,19 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
             if changed.HasField("missing_partition"):
                 named = changed.missing_partition
                 producer = AttemptKey(named.vertex, named.subtask_index, named.attempt)
-                missing = m.MissingPartition(named.edge_id, producer)
+                missing = job_events.MissingPartition(named.edge_id, producer)
             last = last_state_of(changed.last_states)
-            return m.AttemptReported(key, AttemptState(changed.state), failure, missing, last)
+            return job_events.AttemptReported(
+                key, AttemptState(changed.state), failure, missing, last
+            )
         case "splits_discovered":
             discovered = event.splits_discovered
             splits = tuple(_split(split) for split in discovered.splits)
-            return m.SplitsReported(key, discovered.operator_uid, splits, discovered.final)
+            return job_events.SplitsReported(key, discovered.operator_uid, splits, discovered.final)
         case "end_of_data":
-            return m.EndOfDataReported(key)
+            return job_events.EndOfDataReported(key)
         case "side_loaded":
-            return m.SideLoaded(key)
+            return job_events.SideLoaded(key)
         case "checkpoint_acknowledged":
             acked = event.checkpoint_acknowledged
             return c.AckReceived(
@@ -162,7 +164,7 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> m.JobEvent | None:
         case "kept_rows_lost":
             reason = f"what {key} had left for its consumers is gone: {event.kept_rows_lost.reason}"
             lost = client_pb2.FailureCause(error_class="PartitionUnavailable", message=reason)
-            return m.KeptRowsLost(key, cause_of(lost, key, now_ms))
+            return job_events.KeptRowsLost(key, cause_of(lost, key, now_ms))
         case _:
             return None
 
@@ -325,30 +327,30 @@ class DeploymentMessages:
         )
 
     def commands(
-        self, commands: Iterable[m.Command | c.CheckpointCommand]
+        self, commands: Iterable[job_effects.Command | c.CheckpointCommand]
     ) -> list[internal_pb2.TaskCommand]:
         """What running attempts are told."""
         messages = []
         for command in commands:
             said = self._said(command)
-            for key in m.receivers(command):
+            for key in job_effects.receivers(command):
                 message = internal_pb2.TaskCommand(attempt=attempt_id(self._job_id, key))
                 message.MergeFrom(said)
                 messages.append(message)
         return messages
 
-    def _said(self, command: m.Command | c.CheckpointCommand) -> internal_pb2.TaskCommand:
+    def _said(self, command: job_effects.Command | c.CheckpointCommand) -> internal_pb2.TaskCommand:
         """The words of a command, but for whom they are for."""
         pb = internal_pb2
         match command:
-            case m.AddSplits(_, uid, splits, final):
+            case job_effects.AddSplits(_, uid, splits, final):
                 given = pb.AddSplits(
                     operator_uid=uid, splits=map(_split_message, splits), final=final
                 )
                 return pb.TaskCommand(add_splits=given)
-            case m.CommitOutput():
+            case job_effects.CommitOutput():
                 return pb.TaskCommand(commit_output=pb.CommitOutput())
-            case m.ReplaceProducer(_, edge_id, channel):
+            case job_effects.ReplaceProducer(_, edge_id, channel):
                 replaced = pb.ReplaceProducer(channel=self._channel(edge_id, channel))
                 return pb.TaskCommand(replace_producer=replaced)
             case c.TriggerTasks(checkpoint_id, triggered_at_ms, _, properties):

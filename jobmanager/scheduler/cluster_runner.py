@@ -22,7 +22,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.slot import Slot
 from jobmanager.liveness.heartbeat import HeartbeatMonitor, Silent
 from jobmanager.liveness.loss_reason import LossReason
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 from jobmanager.rpc.partition_convert import holdings_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
@@ -47,7 +47,7 @@ _REGISTRATION_RETRY_MS = 2_000
 class JobInbox(Protocol):
     """Where a job hears of its slots."""
 
-    def post(self, event: m.JobEvent) -> None:
+    def post(self, event: job_events.JobEvent) -> None:
         """Takes an event; never waits."""
 
 
@@ -373,7 +373,7 @@ class ClusterRunner:
             timestamp_ms=self._clock.now_ms(),
         )
         for inbox in list(self._inboxes.values()):
-            inbox.post(m.TaskManagerGone(taskmanager_id, cause, is_planned))
+            inbox.post(job_events.TaskManagerGone(taskmanager_id, cause, is_planned))
         if self._tasks is not None:
             self._start(self._disconnect(taskmanager))
         self._step(s.TaskManagerRemoved(taskmanager_id))
@@ -499,10 +499,10 @@ class ClusterRunner:
             assert inbox is not None, "who waits for slots has joined"
             match effect:
                 case s.GrantSlots():
-                    inbox.post(m.SlotsGranted(effect.slots, effect.group))
+                    inbox.post(job_events.SlotsGranted(effect.slots, effect.group))
                 case s.RefuseRequest():
                     inbox.post(
-                        m.SlotsRefused(
+                        job_events.SlotsRefused(
                             effect.needed,
                             effect.total,
                             effect.free,
@@ -527,7 +527,7 @@ class ClusterRunner:
         for concerned in (job_id,) if job_id else waiting:
             inbox = self._inboxes.get(concerned)
             if inbox is not None:
-                inbox.post(m.FailureRequested(cause))
+                inbox.post(job_events.FailureRequested(cause))
 
     def _count(self) -> None:
         self.counts = SlotCounts(

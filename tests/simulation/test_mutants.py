@@ -18,7 +18,7 @@ import pytest
 import penstock as ps
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.job.job_master_runner import JobMasterRunner
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
 from penstock.config import Configuration
@@ -111,7 +111,7 @@ def test_rows_are_handed_out_as_checkpoints_cover_them(monkeypatch: pytest.Monke
 def test_the_overdue_timer_is_replaced() -> None:
     """A second cancellation begins anew: nobody is given up on for the time of the first."""
     clock, loop = simulated_loop()
-    posted: list[tuple[int, m.JobEvent]] = []
+    posted: list[tuple[int, job_events.JobEvent]] = []
     runner: Any = SimpleNamespace(
         _job=SimpleNamespace(config=SimpleNamespace(task_cancellation_timeout_ms=1_000)),
         _overdue_timers={},
@@ -125,4 +125,4 @@ def test_the_overdue_timer_is_replaced() -> None:
 
     loop.create_task(cancel_twice())
     clock.run()
-    assert posted == [(11_000, m.CancellationOverdue(3))]
+    assert posted == [(11_000, job_events.CancellationOverdue(3))]

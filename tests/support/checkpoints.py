@@ -7,6 +7,13 @@ from typing import TypeVar
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
+from jobmanager.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    FileRange,
+    FileReference,
+    SharedKey,
+    SnapshotSummary,
+)
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.graph.execution_attempt import AttemptKey
@@ -27,15 +34,15 @@ CHAIN = (
 ONE_TASK = (c.TaskView(SOURCE, ()),)
 
 
-def shared(name: str, path: str, *, size: int = 10, checksum: int = 1) -> c.FileReference:
+def shared(name: str, path: str, *, size: int = 10, checksum: int = 1) -> FileReference:
     """A reference to a shared file of one backend instance."""
-    key = c.SharedKey("operator-2", 1, "instance-1", name)
-    return c.FileReference(key, c.FileRange(path, 0, size, checksum))
+    key = SharedKey("operator-2", 1, "instance-1", name)
+    return FileReference(key, FileRange(path, 0, size, checksum))
 
 
-def private(path: str, offset: int = 0) -> c.FileReference:
+def private(path: str, offset: int = 0) -> FileReference:
     """A reference to a range that no other checkpoint may name."""
-    return c.FileReference(None, c.FileRange(path, offset, 10, 7))
+    return FileReference(None, FileRange(path, offset, 10, 7))
 
 
 def of_type(effects: Iterable[object], kind: type[E]) -> list[E]:
@@ -53,7 +60,7 @@ class Driver:
         self,
         tasks: tuple[c.TaskView, ...] = CHAIN,
         *,
-        retained: tuple[c.CompletedCheckpoint, ...] = (),
+        retained: tuple[CompletedCheckpoint, ...] = (),
         next_checkpoint_id: int = 1,
         start: bool = True,
         interval_ms: int | None = 1_000,
@@ -112,7 +119,7 @@ class Driver:
         self,
         checkpoint_id: int,
         key: AttemptKey = SOURCE,
-        *references: c.FileReference,
+        *references: FileReference,
         state_bytes: int = 0,
     ) -> list[c.CoordinatorEffect]:
         """One ack; the snapshot is a text that names task and checkpoint."""
@@ -122,14 +129,12 @@ class Driver:
                 checkpoint_id,
                 f"{key.vertex}@{checkpoint_id}",
                 references,
-                c.SnapshotSummary(state_bytes=state_bytes),
+                SnapshotSummary(state_bytes=state_bytes),
                 self.now_ms,
             )
         )
 
-    def ack_all(
-        self, checkpoint_id: int, *references: c.FileReference
-    ) -> list[c.CoordinatorEffect]:
+    def ack_all(self, checkpoint_id: int, *references: FileReference) -> list[c.CoordinatorEffect]:
         """Acks of all tasks, the references in the first one; effects of the last one."""
         effects: list[c.CoordinatorEffect] = []
         for index, task in enumerate(self.tasks):
@@ -164,7 +169,7 @@ class Driver:
         """All tasks start."""
         return self.step(c.TasksStarted(tasks or self.tasks, self.now_ms))
 
-    def complete(self, *references: c.FileReference) -> list[c.CoordinatorEffect]:
+    def complete(self, *references: FileReference) -> list[c.CoordinatorEffect]:
         """A whole checkpoint on demand; effects of its last step."""
         checkpoint_id = self.trigger()
         assert of_type(self.ack_all(checkpoint_id, *references), c.StoreCheckpoint)

@@ -25,7 +25,7 @@ from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import is_s3
 from penstock.storage.s3.s3_store import S3Store
 from tests.support.file_sinks import opened, prepare
-from tests.unit.connectors.conftest import SourceHarness
+from tests.support.source_harness import SourceHarness
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string())])
 NOW_MS = 1_700_000_000_000

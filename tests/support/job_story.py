@@ -12,7 +12,7 @@ from jobmanager.graph.job_plan import JobPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from tests.support.drawn_plans import subtask
 
 
@@ -25,14 +25,14 @@ class JobStory:
 
     def __init__(self, plan: JobPlan, options: JobOptions, slots_per_taskmanager: int = 1) -> None:
         self.master = JobMaster(plan, options)
-        self.effects: list[m.JobEffect] = []
+        self.effects: list[job_effects.JobEffect] = []
         self.now_ms = 0
         self.per_taskmanager = slots_per_taskmanager
         self.slot_count = 0
 
-    def do(self, event: m.JobEvent) -> list[m.JobEffect]:
+    def do(self, event: job_events.JobEvent) -> list[job_effects.JobEffect]:
         """One event, and what the cluster answers; returns all effects."""
-        done: list[m.JobEffect] = []
+        done: list[job_effects.JobEffect] = []
         events = [event]
         while events:
             effects = self.master.step(events.pop(0), self.now_ms)
@@ -43,20 +43,22 @@ class JobStory:
         self.effects += done
         return done
 
-    def answers(self, effect: m.JobEffect) -> list[m.JobEvent]:
+    def answers(self, effect: job_effects.JobEffect) -> list[job_events.JobEvent]:
         """What the cluster makes of an effect."""
         match effect:
-            case m.PrepareStart(attempt):
-                return [m.StartPrepared(attempt)]
-            case m.RequestSlots(count, group):
-                return [m.SlotsGranted(tuple(self.new_slot() for _ in range(count)), group)]
-            case m.AllocateSlots(name, slot_ids, call):
+            case job_effects.PrepareStart(attempt):
+                return [job_events.StartPrepared(attempt)]
+            case job_effects.RequestSlots(count, group):
+                return [
+                    job_events.SlotsGranted(tuple(self.new_slot() for _ in range(count)), group)
+                ]
+            case job_effects.AllocateSlots(name, slot_ids, call):
                 found = tuple(Endpoint(id, "p0") for id in slot_ids)
-                return [m.SlotsAllocated(name, found, call, Endpoint("", name))]
-            case m.CancelTasks(_, keys):
-                return [m.AttemptReported(key, AttemptState.CANCELED) for key in keys]
-            case m.NoteCommit():
-                return [m.CommitNoted()]
+                return [job_events.SlotsAllocated(name, found, call, Endpoint("", name))]
+            case job_effects.CancelTasks(_, keys):
+                return [job_events.AttemptReported(key, AttemptState.CANCELED) for key in keys]
+            case job_effects.NoteCommit():
+                return [job_events.CommitNoted()]
         return []
 
     def new_slot(self) -> Slot:
@@ -65,21 +67,25 @@ class JobStory:
         self.slot_count += 1
         return Slot(f"{name}-{self.slot_count - 1}", name, "1")
 
-    def due(self) -> list[m.JobEffect]:
+    def due(self) -> list[job_effects.JobEffect]:
         """The delay of the last restart is over."""
-        later = [effect.event for effect in self.effects if isinstance(effect, m.PostLater)]
-        return self.do([event for event in later if isinstance(event, m.RestartDue)][-1])
+        later = [
+            effect.event for effect in self.effects if isinstance(effect, job_effects.PostLater)
+        ]
+        return self.do([event for event in later if isinstance(event, job_events.RestartDue)][-1])
 
     def key(self, text: str) -> AttemptKey:
         """The current attempt of ``a0``."""
         return self.master.graph.current_of(subtask(text)).key
 
-    def report(self, text: str, state: AttemptState = AttemptState.RUNNING) -> list[m.JobEffect]:
+    def report(
+        self, text: str, state: AttemptState = AttemptState.RUNNING
+    ) -> list[job_effects.JobEffect]:
         """Some of ``a0 a1`` are in a state."""
         return [
             effect
             for name in text.split()
-            for effect in self.do(m.AttemptReported(self.key(name), state))
+            for effect in self.do(job_events.AttemptReported(self.key(name), state))
         ]
 
     def attempts(self, text: str) -> list[int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, SnapshotSummary
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.restored_checkpoint import (
     RestoredCheckpoint,
@@ -33,7 +34,7 @@ from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import ENDING, JobState
 from penstock.connectors.source import Split
 
@@ -138,9 +139,9 @@ class World:
         restart = RestartSettings(FixedDelay(attempts, 500))
         self.master = JobMaster(self.plan, self._options(restart, strategy))
         self.now_ms = 1_000_000
-        self.inbox: list[m.JobEvent] = [m.JobStarted()]
-        self.loose: list[m.JobEvent] = []
-        self.timers: list[m.JobEvent] = []
+        self.inbox: list[job_events.JobEvent] = [job_events.JobStarted()]
+        self.loose: list[job_events.JobEvent] = []
+        self.timers: list[job_events.JobEvent] = []
         self.call_at_ms = 0
         self.published: list[JobState] = []
         # slots
@@ -178,7 +179,7 @@ class World:
         return JobOptions(restart, strategy, make)
 
     def _make_coordinator(
-        self, retained: tuple[c.CompletedCheckpoint, ...], next_id: int
+        self, retained: tuple[CompletedCheckpoint, ...], next_id: int
     ) -> Coordinator:
         self.coordinator = _WatchedCoordinator(
             CheckpointSettings(interval_ms=1_000), retained=retained, next_checkpoint_id=next_id
@@ -191,7 +192,7 @@ class World:
 
     # ------------------------------------------------------------ one event after the other
 
-    def deliver(self, event: m.JobEvent) -> None:
+    def deliver(self, event: job_events.JobEvent) -> None:
         """Gives the machine an event and does what it wants."""
         self._note_delivery(event)
         before = {a.key.subtask: a.state for a in self.master.graph.current()}
@@ -201,32 +202,36 @@ class World:
             self.perform(effect)
         self.master.check()
 
-    def _note_delivery(self, event: m.JobEvent) -> None:
+    def _note_delivery(self, event: job_events.JobEvent) -> None:
         match event:
-            case m.TaskManagerGone(name):
+            case job_events.TaskManagerGone(name):
                 self.down.discard(name)
                 self.incarnations[name] += 1
                 self.free = [slot for slot in self.free if slot.taskmanager_id != name]
                 self.free += self._slots(name)
                 self.known &= self.partitions.keys()
-            case m.EndOfDataReported(key) | m.AttemptReported(key, AttemptState.FINISHED):
+            case job_events.EndOfDataReported(key) | job_events.AttemptReported(
+                key, AttemptState.FINISHED
+            ):
                 self.known |= {partition for partition in self.partitions if partition[1] == key}
             case _:
                 pass
 
     def _check_cancelled(
         self,
-        event: m.JobEvent,
+        event: job_events.JobEvent,
         before: dict[SubtaskId, AttemptState],
-        effects: Iterable[m.JobEffect],
+        effects: Iterable[job_effects.JobEffect],
     ) -> None:
         """Nobody whom a failure does not concern is cancelled."""
         if self.master.state in ENDING or self.is_full:
             return
-        cancelled = {key.subtask for e in effects if isinstance(e, m.CancelTasks) for key in e.keys}
-        if not cancelled or isinstance(event, m.FailureRequested):
+        cancelled = {
+            key.subtask for e in effects if isinstance(e, job_effects.CancelTasks) for key in e.keys
+        }
+        if not cancelled or isinstance(event, job_events.FailureRequested):
             return
-        if not isinstance(event, m.AttemptReported) or event.missing is not None:
+        if not isinstance(event, job_events.AttemptReported) or event.missing is not None:
             return
         closure = self._concerned({event.key.subtask}, before)
         assert cancelled <= closure, (event, sorted(cancelled - closure))
@@ -296,7 +301,7 @@ class World:
 
     def turn(self) -> bool:
         """One event; False when the job has ended, or can do nothing more."""
-        choices: list[m.JobEvent] = [*self.inbox[:1], *self.loose, *self._progress()]
+        choices: list[job_events.JobEvent] = [*self.inbox[:1], *self.loose, *self._progress()]
         if self._mishap():
             self._disturb()
         elif choices:
@@ -318,12 +323,12 @@ class World:
         while self.inbox or self.loose or self.timers:
             self.deliver((self.inbox or self.loose or self.timers).pop(0))
 
-    def _take(self, event: m.JobEvent) -> None:
+    def _take(self, event: job_events.JobEvent) -> None:
         if event in self.inbox[:1]:
             self.inbox.pop(0)
         elif event in self.loose:
             self.loose.remove(event)
-            if self._mishap() and isinstance(event, m.AttemptReported):
+            if self._mishap() and isinstance(event, job_events.AttemptReported):
                 self.loose.append(event)  # it comes twice
         else:
             self._advance(event)
@@ -334,21 +339,21 @@ class World:
 
     # ------------------------------------------------------------ what tasks do
 
-    def _progress(self) -> list[m.JobEvent]:
-        events: list[m.JobEvent] = []
+    def _progress(self) -> list[job_events.JobEvent]:
+        events: list[job_events.JobEvent] = []
         for key, task in self.tasks.items():
             if task.is_stuck:
                 continue
             vertex = self.plan.vertex(key.vertex)
             if task.state is not AttemptState.RUNNING:
-                events.append(m.AttemptReported(key, AttemptState.RUNNING))
+                events.append(job_events.AttemptReported(key, AttemptState.RUNNING))
             elif vertex.source_uids and not task.has_reported_splits and key.subtask_index == 0:
-                events.append(m.SplitsReported(key, "src", _SPLITS, True))
+                events.append(job_events.SplitsReported(key, "src", _SPLITS, True))
             elif not task.done and self._has_read_all(task):
                 if self._waits_for_commit(key):
-                    events.append(m.EndOfDataReported(key))
+                    events.append(job_events.EndOfDataReported(key))
                 else:
-                    events.append(m.AttemptReported(key, AttemptState.FINISHED))
+                    events.append(job_events.AttemptReported(key, AttemptState.FINISHED))
         return events
 
     def _waits_for_commit(self, key: AttemptKey) -> bool:
@@ -368,17 +373,17 @@ class World:
             return producer in self.finished or (task is not None and task.done)
         return (edge_id, producer) in self.partitions
 
-    def _advance(self, event: m.JobEvent) -> None:
+    def _advance(self, event: job_events.JobEvent) -> None:
         """What an attempt itself has just done."""
         match event:
-            case m.AttemptReported(key, AttemptState.FINISHED):
+            case job_events.AttemptReported(key, AttemptState.FINISHED):
                 self._end_data(self.tasks[key])
                 self._finish(key)
-            case m.AttemptReported(key, state):
+            case job_events.AttemptReported(key, state):
                 self.tasks[key].state = state
-            case m.SplitsReported(key):
+            case job_events.SplitsReported(key):
                 self.tasks[key].has_reported_splits = True
-            case m.EndOfDataReported(key):
+            case job_events.EndOfDataReported(key):
                 self._end_data(self.tasks[key])
 
     def _end_data(self, task: Task) -> None:
@@ -425,9 +430,9 @@ class World:
     def _fail_for_input(self, unfed: tuple[Task, str, AttemptKey]) -> None:
         task, edge_id, producer = unfed
         cause = FailureCause("PartitionUnavailable", f"{edge_id} of {producer} is not there")
-        missing = m.MissingPartition(edge_id, producer)
+        missing = job_events.MissingPartition(edge_id, producer)
         self._end_task(task.key)
-        self.deliver(m.AttemptReported(task.key, AttemptState.FAILED, cause, missing))
+        self.deliver(job_events.AttemptReported(task.key, AttemptState.FAILED, cause, missing))
 
     # ------------------------------------------------------------ what goes wrong
 
@@ -439,17 +444,17 @@ class World:
             self._lose(self.random.choice(list(self.incarnations)))
         elif kind == "process" and self.processes:
             for key in self._end_process(self.random.choice(sorted(self.processes))):
-                self.loose.append(m.AttemptReported(key, AttemptState.FAILED, CAUSE))
+                self.loose.append(job_events.AttemptReported(key, AttemptState.FAILED, CAUSE))
         elif kind == "fail" and self.tasks:
             key = self.random.choice(list(self.tasks))
             self._end_task(key)
-            self.deliver(m.AttemptReported(key, AttemptState.FAILED, CAUSE))
+            self.deliver(job_events.AttemptReported(key, AttemptState.FAILED, CAUSE))
         elif kind == "user":
             self.deliver(c.CheckpointRequested(str(self.now_ms), self.now_ms))
         elif kind == "stale" and self.used:
             key = self.random.choice(sorted(self.used))
             if key not in self.tasks and key not in self.finished:
-                self.deliver(m.AttemptReported(key, AttemptState.RUNNING))
+                self.deliver(job_events.AttemptReported(key, AttemptState.RUNNING))
         elif kind == "overdue" and self.timers:
             self.deliver(self.timers.pop(0))
 
@@ -464,18 +469,18 @@ class World:
         self.lost |= gone
         self.held -= gone
         self.free = [slot for slot in self.free if slot.taskmanager_id != name]
-        self.inbox.append(m.TaskManagerGone(name, LOST))
+        self.inbox.append(job_events.TaskManagerGone(name, LOST))
 
     # ------------------------------------------------------------ effects
 
-    def perform(self, effect: m.JobEffect) -> None:
+    def perform(self, effect: job_effects.JobEffect) -> None:
         """Does what the machine wants, or lets it go wrong."""
         match effect:
-            case m.PrepareStart():
+            case job_effects.PrepareStart():
                 self._prepare(effect)
-            case m.RequestSlots(count, group):
+            case job_effects.RequestSlots(count, group):
                 self._request(count, group)
-            case m.AllocateSlots(name, slot_ids, call):
+            case job_effects.AllocateSlots(name, slot_ids, call):
                 if self._call(name):
                     for slot_id in slot_ids:
                         if slot_id not in self.processes:
@@ -483,40 +488,40 @@ class World:
                             self.processes[slot_id] = self._process_count
                     endpoints = tuple(Endpoint(s, str(self.processes[s])) for s in slot_ids)
                     partitions = Endpoint("", name)
-                    self.loose.append(m.SlotsAllocated(name, endpoints, call, partitions))
-            case m.DeployTasks(name, tasks, from_nothing):
+                    self.loose.append(job_events.SlotsAllocated(name, endpoints, call, partitions))
+            case job_effects.DeployTasks(name, tasks, from_nothing):
                 for task in tasks:
                     self._check_deployment(task)
                 if self._call(name):
                     for task in tasks:
                         self._deploy(task, from_nothing)
-            case m.SendCommands(name, commands):
+            case job_effects.SendCommands(name, commands):
                 if self._call(name):
                     for command in commands:
-                        for key in m.receivers(command):
+                        for key in job_effects.receivers(command):
                             self._obey(key, command)
-            case m.CancelTasks(name, keys):
+            case job_effects.CancelTasks(name, keys):
                 if self._call(name):
                     for key in keys:
                         self._cancel(key)
-            case m.AwaitCancellation(group):
-                self.timers.append(m.CancellationOverdue(group))
-            case m.FreeSlots(slots):
+            case job_effects.AwaitCancellation(group):
+                self.timers.append(job_events.CancellationOverdue(group))
+            case job_effects.FreeSlots(slots):
                 for slot in slots:
                     self._free(slot)
-            case m.ReleasePartitions(_, partitions):
+            case job_effects.ReleasePartitions(_, partitions):
                 for partition in partitions:
                     self._release(partition)
-            case m.NoteCommit():
-                self.inbox.append(m.CommitNoted())
-            case m.PublishState(state):
+            case job_effects.NoteCommit():
+                self.inbox.append(job_events.CommitNoted())
+            case job_effects.PublishState(state):
                 self.published.append(state)
-            case m.PostLater(delay_ms, event):
-                if isinstance(event, m.RestartDue):
+            case job_effects.PostLater(delay_ms, event):
+                if isinstance(event, job_events.RestartDue):
                     assert event not in self.timers, "one for each group"
                 self.now_ms += delay_ms
                 self.timers.append(event)
-            case m.WriteManifest():
+            case job_effects.WriteManifest():
                 self._store(effect.stored)
             case c.DeleteFiles():
                 self.loose.append(c.FilesDeleted((), self.now_ms))
@@ -529,7 +534,7 @@ class World:
         """Whether the TaskManager does what is asked of it; a failed call may have been heard."""
         fails = name in self.down or self._mishap()
         if fails:
-            self.loose.append(m.CallFailed(name, CAUSE, self.master.attempt))
+            self.loose.append(job_events.CallFailed(name, CAUSE, self.master.attempt))
         is_heard = name not in self.down and (not fails or self.random.random() < 0.5)
         if not is_heard:
             for task in self.tasks.values():
@@ -539,13 +544,13 @@ class World:
 
     def _request(self, count: int, group: int) -> None:
         if self._mishap() or len(self.free) < count:
-            self.inbox.append(m.SlotsRefused(count, 9, len(self.free), 3, 100, group))
+            self.inbox.append(job_events.SlotsRefused(count, 9, len(self.free), 3, 100, group))
             return
         slots = tuple(self.random.sample(self.free, count))
         self.free = [slot for slot in self.free if slot not in slots]
         self.held |= set(slots)
         self.granted |= set(slots)
-        self.inbox.append(m.SlotsGranted(slots, group))
+        self.inbox.append(job_events.SlotsGranted(slots, group))
 
     def _free(self, slot: Slot) -> None:
         self.freed[slot] += 1
@@ -589,7 +594,7 @@ class World:
             if SubtaskId(split.vertex, split.subtask_index) == subtask
         }
         if plan.slot_id not in self.processes:  # it has died meanwhile
-            self.loose.append(m.AttemptReported(key, AttemptState.FAILED, CAUSE))
+            self.loose.append(job_events.AttemptReported(key, AttemptState.FAILED, CAUSE))
             return
         task = Task(
             key,
@@ -608,17 +613,17 @@ class World:
             task.reads = {}
             task.knows_all_splits = task.has_reported_splits = True
 
-    def _obey(self, key: AttemptKey, command: m.Command | c.CheckpointCommand) -> None:
+    def _obey(self, key: AttemptKey, command: job_effects.Command | c.CheckpointCommand) -> None:
         task = self.tasks.get(key)
         if task is None:
             return
         match command:
-            case m.AddSplits(_, _, splits, final):
+            case job_effects.AddSplits(_, _, splits, final):
                 ids = [split.id for split in splits]
                 assert task.splits.isdisjoint(ids), "nobody is told twice"
                 task.splits |= set(ids)
                 task.knows_all_splits |= final
-            case m.ReplaceProducer():
+            case job_effects.ReplaceProducer():
                 self._replace(task, command.edge_id, command.channel)
             case c.TriggerTasks(checkpoint_id):
                 self._snapshot(checkpoint_id)
@@ -628,15 +633,15 @@ class World:
                 snapshot = self.snapshots[checkpoint_id].get(key.subtask)
                 if task.done and snapshot is not None and snapshot.done:
                     self._finish(key)
-                    self.loose.append(m.AttemptReported(key, AttemptState.FINISHED))
+                    self.loose.append(job_events.AttemptReported(key, AttemptState.FINISHED))
             case c.NotifyAborted(checkpoint_id):
                 task.open_checkpoints.discard(checkpoint_id)
-            case m.CommitOutput():
+            case job_effects.CommitOutput():
                 assert not self.takes_checkpoints
                 assert all(a.done_or_waiting for a in self.master.graph.current())
                 self.commits[key] += 1
                 self._finish(key)
-                self.loose.append(m.AttemptReported(key, AttemptState.FINISHED))
+                self.loose.append(job_events.AttemptReported(key, AttemptState.FINISHED))
 
     def _replace(self, task: Task, edge_id: str, channel: ChannelPlan) -> None:
         producer = channel.producer_attempt
@@ -656,7 +661,7 @@ class World:
             task.is_stuck = True
             return
         self._end_task(key)
-        self.loose.append(m.AttemptReported(key, AttemptState.CANCELED))
+        self.loose.append(job_events.AttemptReported(key, AttemptState.CANCELED))
 
     def _that_count(self) -> Iterable[Task]:
         return self.tasks.values()
@@ -674,17 +679,18 @@ class World:
 
     # ------------------------------------------------------------ checkpoints
 
-    def _prepare(self, effect: m.PrepareStart) -> None:
+    def _prepare(self, effect: job_effects.PrepareStart) -> None:
         if self._mishap():
-            self.inbox.append(m.StartNotPrepared(effect.attempt, CAUSE))
+            self.inbox.append(job_events.StartNotPrepared(effect.attempt, CAUSE))
             return
         newest = self.completed[-1] if self.completed else 0
         self.restored = self.frozen.get(newest)
         retained = tuple(
-            c.CompletedCheckpoint(id, 0, 0, 0, f"chk-{id}/manifest", ())
-            for id in self.completed[-1:]
+            CompletedCheckpoint(id, 0, 0, 0, f"chk-{id}/manifest", ()) for id in self.completed[-1:]
         )
-        self.inbox.append(m.StartPrepared(effect.attempt, self.restored, retained, newest + 1))
+        self.inbox.append(
+            job_events.StartPrepared(effect.attempt, self.restored, retained, newest + 1)
+        )
 
     def _snapshot(self, checkpoint_id: int) -> None:
         """Every task that takes part acknowledges."""
@@ -703,7 +709,7 @@ class World:
             taken[key.subtask] = Task(
                 key, "", dict(task.reads), 0, set(task.splits), done=task.done
             )
-            ack = c.AckReceived(key, checkpoint_id, object(), (), c.SnapshotSummary(), self.now_ms)
+            ack = c.AckReceived(key, checkpoint_id, object(), (), SnapshotSummary(), self.now_ms)
             self.loose.append(ack)
 
     def _store(self, stored: c.StoreCheckpoint) -> None:

@@ -25,7 +25,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.job_plan import JobPlan
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.placement import slots_needed
@@ -315,10 +315,10 @@ class SimulatedCluster:
     def _tell_of_job(self, text: str) -> None:
         self.tell(self._jobmanager.name, text)
 
-    def happened(self, event: m.JobEvent) -> None:
+    def happened(self, event: job_events.JobEvent) -> None:
         """The job's machine has taken an event."""
         match event:
-            case m.StartPrepared():
+            case job_events.StartPrepared():
                 checkpoint = event.restored
                 self.restored_from_checkpoint += checkpoint is not None and (
                     checkpoint.checkpoint_id > 0

@@ -18,7 +18,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.job.job_record import JobRecord
 from jobmanager.main import RunningJobManager, serving
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 from jobmanager.stores.job_store import JobStore
 from penstock.config import Configuration
 from penstock.errors import StoreNotFound, StreamError
@@ -183,7 +183,9 @@ class SimulatedJobManager:
     def fail_job(self) -> None:
         """Something of its own fails, on behalf of the whole job."""
         if self.is_alive and self.runner is not None:
-            self.runner.post(m.FailureRequested(FailureCause("Simulated", "all begins again")))
+            self.runner.post(
+                job_events.FailureRequested(FailureCause("Simulated", "all begins again"))
+            )
 
     def stop(self) -> None:
         """It is told to end."""

@@ -19,7 +19,7 @@ from jobmanager.job.job_description import JobDescription
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.job.job_record import JobRecord
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import ENDING, JobState
 from jobmanager.stores.job_store import JobStore
 from taskmanager import assembly_runner
@@ -68,7 +68,7 @@ class WatchedHost(Protocol):
     def publish(self, state: JobState) -> None:
         """The job has a new state."""
 
-    def happened(self, event: m.JobEvent) -> None:
+    def happened(self, event: job_events.JobEvent) -> None:
         """The job's machine has taken an event."""
 
     def quarantined(self, error: Exception) -> None:
@@ -133,8 +133,10 @@ def _watch_the_job(host: WatchedHost, replace: Any) -> None:
     step, perform = JobMaster.step, JobMasterRunner._perform
     enter, quarantine = JobRecord.enter, DispatcherRunner._quarantine
 
-    def checked_step(master: JobMaster, event: m.JobEvent, now_ms: int = 0) -> list[m.JobEffect]:
-        before = master.graph.started if isinstance(event, m.PartitionsLocated) else None
+    def checked_step(
+        master: JobMaster, event: job_events.JobEvent, now_ms: int = 0
+    ) -> list[job_effects.JobEffect]:
+        before = master.graph.started if isinstance(event, job_events.PartitionsLocated) else None
         try:
             effects = step(master, event, now_ms)
             master.check()
@@ -153,16 +155,16 @@ def _watch_the_job(host: WatchedHost, replace: Any) -> None:
             host.passed(group_point(phase))
         return effects
 
-    def watched_perform(runner: JobMasterRunner, effect: m.JobEffect) -> None:
+    def watched_perform(runner: JobMasterRunner, effect: job_effects.JobEffect) -> None:
         try:
-            if isinstance(effect, m.DeployTasks):
+            if isinstance(effect, job_effects.DeployTasks):
                 host.failovers.deployed([task.attempt for task in effect.tasks])
-            elif isinstance(effect, m.CancelTasks) and runner.master.state not in ENDING:
+            elif isinstance(effect, job_effects.CancelTasks) and runner.master.state not in ENDING:
                 host.failovers.cancelled(effect.keys)
         except AssertionError as error:
             host.broke(error)
             raise
-        if isinstance(effect, m.NoteCommit):
+        if isinstance(effect, job_effects.NoteCommit):
             host.has_noted_commit = True
         perform(runner, effect)
         host.passed(type(effect).__name__)

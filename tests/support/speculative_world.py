@@ -18,7 +18,7 @@ from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, Subtask
 from jobmanager.graph.job_plan import Exchange, JobPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.job.job_options import JobOptions
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 from tests.support.job_world import CAUSE, Task, World, drawn_plan
 
@@ -30,12 +30,12 @@ class SpeculativeWorld(World):
     """Everything around one job with rivals; it takes no checkpoints."""
 
     def __init__(self, seed: int, mishaps: float, attempts: int) -> None:
-        self.look: m.StragglersDue | None = None
+        self.look: job_events.StragglersDue | None = None
         self.looks = 0
         self.slow: set[AttemptKey] = set()
-        self.starting: dict[AttemptKey, m.StartRival] = {}
+        self.starting: dict[AttemptKey, job_effects.StartRival] = {}
         self.beaten: set[AttemptKey] = set()
-        self.fates: list[m.RivalFate] = []
+        self.fates: list[job_effects.RivalFate] = []
         self.ended_in: dict[AttemptKey, str] = {}
         """Finished attempts and the slots that they were in."""
         self.reserved = 0
@@ -90,47 +90,47 @@ class SpeculativeWorld(World):
         self.deliver(look)
 
     @override
-    def _progress(self) -> list[m.JobEvent]:
+    def _progress(self) -> list[job_events.JobEvent]:
         return [
             event
             for event in super()._progress()
-            if not isinstance(event, m.EndOfDataReported | m.AttemptReported)
+            if not isinstance(event, job_events.EndOfDataReported | job_events.AttemptReported)
             or event.key not in self.slow
         ]
 
     @override
-    def deliver(self, event: m.JobEvent) -> None:
+    def deliver(self, event: job_events.JobEvent) -> None:
         super().deliver(event)
-        if isinstance(event, m.RivalStarted):
+        if isinstance(event, job_events.RivalStarted):
             self._begin(event.key)
         self.slow &= self.tasks.keys()
 
     # ------------------------------------------------------------ effects
 
     @override
-    def perform(self, effect: m.JobEffect) -> None:
+    def perform(self, effect: job_effects.JobEffect) -> None:
         match effect:
-            case m.PostLater(_, m.StragglersDue() as look):
+            case job_effects.PostLater(_, job_events.StragglersDue() as look):
                 assert self.look is None, "one look at a time"
                 self.look = look
-            case m.ReserveAttempts(attempt):
+            case job_effects.ReserveAttempts(attempt):
                 if not self._mishap():
                     self.reserved = max(self.reserved, attempt + self.random.randint(1, 3))
-                    self.inbox.append(m.AttemptsReserved(self.reserved))
-            case m.RequestSpareSlots(wanted):
+                    self.inbox.append(job_events.AttemptsReserved(self.reserved))
+            case job_effects.RequestSpareSlots(wanted):
                 for subtask, avoided in wanted:
                     self._grant_spare(subtask, avoided)
-            case m.StartRival():
+            case job_effects.StartRival():
                 self._start(effect)
-            case m.ReportRival(rival, beside, fate):
+            case job_effects.ReportRival(rival, beside, fate):
                 self.fates.append(fate)
-                if fate is m.RivalFate.WON:
+                if fate is job_effects.RivalFate.WON:
                     self.beaten.add(beside)
-                elif fate is not m.RivalFate.STARTED:
+                elif fate is not job_effects.RivalFate.STARTED:
                     self.beaten.add(rival)
-            case m.ReleasePartitions(name, ()):
+            case job_effects.ReleasePartitions(name, ()):
                 self.partitions = {p: at for p, at in self.partitions.items() if at != name}
-            case m.CancelTasks(_, keys):
+            case job_effects.CancelTasks(_, keys):
                 assert self.beaten.isdisjoint(keys), "who has lost is ended with its slot"
                 super().perform(effect)
             case _:
@@ -144,9 +144,9 @@ class SpeculativeWorld(World):
         self.free.remove(slot)
         self.held.add(slot)
         self.granted.add(slot)
-        self.inbox.append(m.SpareSlotGranted(subtask, slot))
+        self.inbox.append(job_events.SpareSlotGranted(subtask, slot))
 
-    def _start(self, effect: m.StartRival) -> None:
+    def _start(self, effect: job_effects.StartRival) -> None:
         task = effect.task
         assert task.is_speculative
         self._check_deployment(task)
@@ -159,9 +159,11 @@ class SpeculativeWorld(World):
             self.processes[task.slot_id] = self._process_count
             if not fails or self.random.random() < 0.5:  # else it ends with the process
                 self.starting[task.attempt] = effect
-            self.inbox.append(m.RivalStarted(task.attempt, Endpoint("", effect.taskmanager_id)))
+            self.inbox.append(
+                job_events.RivalStarted(task.attempt, Endpoint("", effect.taskmanager_id))
+            )
         if fails:
-            self.inbox.append(m.RivalNotStarted(task.attempt, CAUSE))
+            self.inbox.append(job_events.RivalNotStarted(task.attempt, CAUSE))
 
     def _begin(self, key: AttemptKey) -> None:
         """It is deployed behind the start of its process, unless its slot has been given back."""
@@ -181,7 +183,7 @@ class SpeculativeWorld(World):
             self.slow.add(plan.attempt)
 
     @override
-    def _prepare(self, effect: m.PrepareStart) -> None:
+    def _prepare(self, effect: job_effects.PrepareStart) -> None:
         self.reserved = max(self.reserved, effect.attempt + self.random.randint(1, 3))
         super()._prepare(effect)
 
@@ -194,7 +196,7 @@ class SpeculativeWorld(World):
         died = [key for key, task in self.tasks.items() if task.slot_id == slot.slot_id]
         super()._free(slot)
         # Ended with its slot, it says so.
-        self.loose += [m.AttemptReported(key, AttemptState.CANCELED) for key in died]
+        self.loose += [job_events.AttemptReported(key, AttemptState.CANCELED) for key in died]
 
     @override
     def _finish(self, key: AttemptKey) -> None:

@@ -29,7 +29,7 @@ from taskmanager.connectors.swept_output import sweep_output
 from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.file_sinks import batch, context, prepare
 from tests.support.radosgw import RadosGateway, s3_options
-from tests.unit.connectors.conftest import SourceHarness
+from tests.support.source_harness import SourceHarness
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

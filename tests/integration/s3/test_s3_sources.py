@@ -28,7 +28,7 @@ from penstock.storage.s3.metrics import REQUESTS
 from taskmanager.connectors import file_splits, text_splits
 from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.radosgw import RadosGateway, s3_options
-from tests.unit.connectors.conftest import SourceHarness
+from tests.support.source_harness import SourceHarness
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

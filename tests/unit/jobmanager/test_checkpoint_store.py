@@ -18,6 +18,7 @@ from jobmanager.checkpoint.checkpoint_store_runner import (
     PreparedCheckpoints,
     fingerprint,
 )
+from jobmanager.checkpoint.completed_checkpoint import FileRange, SharedKey
 from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.job.restored_tasks import restored_checkpoint, restored_tasks
@@ -32,7 +33,7 @@ from penstock.storage.snapshot_files import snapshot_file_name
 
 JOB = "ab" * 16
 DEADLINE_S = 30.0
-KEY = c.SharedKey("agg", 0, "i1", "run-1")
+KEY = SharedKey("agg", 0, "i1", "run-1")
 
 
 def graph() -> graph_pb2.JobGraph:
@@ -170,7 +171,7 @@ def test_a_part_that_begins_again_sweeps_what_its_dead_attempts_have_uploaded(
 
 
 def test_the_location_that_counts_is_written(tmp_path: Path) -> None:
-    location = c.FileRange("shared/first", 3, 10, 7)
+    location = FileRange("shared/first", 3, 10, 7)
     changed = with_replaced(snapshot("shared/second"), {KEY: location})
     assert references_of(changed)[0].location == location
     assert references_of(snapshot("shared/second"))[0].location.path == "shared/second"

@@ -21,7 +21,7 @@ from jobmanager.job.groups import (
     next_phase,
 )
 from jobmanager.job.job_phases import JOB_TRANSITIONS, JobPhase, JobTurn
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState
 from penstock.errors import InvariantViolation
 from tests.support.drawn_plans import drawn, in_words, subtask
@@ -43,18 +43,18 @@ class Held(Story):
     """A story in which answers of some kinds wait until they are let go."""
 
     def __init__(self, **options: bool) -> None:
-        self.held: tuple[type[m.JobEffect], ...] = ()
-        self.waiting: list[m.JobEffect] = []
+        self.held: tuple[type[job_effects.JobEffect], ...] = ()
+        self.waiting: list[job_effects.JobEffect] = []
         super().__init__(CHAINS, **options)
         self.run("a0 a1 a2 b0 b1 b2")
 
-    def answers(self, effect: m.JobEffect) -> list[m.JobEvent]:
+    def answers(self, effect: job_effects.JobEffect) -> list[job_events.JobEvent]:
         if isinstance(effect, self.held):
             self.waiting.append(effect)
             return []
         return super().answers(effect)
 
-    def let_go(self) -> list[m.JobEffect]:
+    def let_go(self) -> list[job_effects.JobEffect]:
         """Answers what waits."""
         self.held, waiting, self.waiting = (), self.waiting, []
         return [
@@ -74,17 +74,17 @@ class Held(Story):
         }
 
 
-WAYS: list[tuple[str, tuple[type[m.JobEffect], ...]]] = [
-    ("PREPARING", (m.PrepareStart,)),
-    ("SLOTS", (m.RequestSlots,)),
-    ("PROCESSES", (m.AllocateSlots,)),
-    ("LATE", (m.CancelTasks,)),
+WAYS: list[tuple[str, tuple[type[job_effects.JobEffect], ...]]] = [
+    ("PREPARING", (job_effects.PrepareStart,)),
+    ("SLOTS", (job_effects.RequestSlots,)),
+    ("PROCESSES", (job_effects.AllocateSlots,)),
+    ("LATE", (job_effects.CancelTasks,)),
 ]
 
 
 @pytest.mark.parametrize(("phase", "held"), WAYS)
 def test_a_failure_elsewhere_withdraws_nothing_and_goes_its_own_way(
-    phase: str, held: tuple[type[m.JobEffect], ...]
+    phase: str, held: tuple[type[job_effects.JobEffect], ...]
 ) -> None:
     story = Held()
     story.held = held
@@ -97,10 +97,12 @@ def test_a_failure_elsewhere_withdraws_nothing_and_goes_its_own_way(
     assert story.phases()["a/0"] == phase
     story.held = ()
     effects = story.fail("a1")
-    assert dues(effects) == [m.PostLater(500, m.RestartDue(2))], "its delay is its own"
+    assert dues(effects) == [job_effects.PostLater(500, job_events.RestartDue(2))], (
+        "its delay is its own"
+    )
     assert story.master.restarts == 2
     assert cancelled(effects) == "b1"
-    assert not [e for e in story.effects if isinstance(e, m.WithdrawRequest)]
+    assert not [e for e in story.effects if isinstance(e, job_effects.WithdrawRequest)]
     assert deployed(story.due()) == "a1 b1"
     story.run("a1 b1")
     assert story.phases() == {"a/0": phase, "a/1": "RUNNING", "a/2": "RUNNING"}
@@ -116,22 +118,22 @@ def test_a_region_that_has_its_slot_does_not_wait_for_another_s_whatever_has_fai
 ):
     """Two TaskManagers are lost in one delay, and one slot comes."""
     story = Held()
-    story.held = (m.RequestSlots,)
+    story.held = (job_effects.RequestSlots,)
     story.lose("a0")
     assert dues(story.lose("a1")) == []
     assert story.master.restarts == 1
     story.due()
     second, first = story.waiting
-    assert isinstance(first, m.RequestSlots)
-    assert isinstance(second, m.RequestSlots)
+    assert isinstance(first, job_effects.RequestSlots)
+    assert isinstance(second, job_effects.RequestSlots)
     assert (first.count, second.count) == (1, 1)
-    effects = story.do(m.SlotsGranted((Slot("t9-0", "t9", "1"),), second.group))
+    effects = story.do(job_events.SlotsGranted((Slot("t9-0", "t9", "1"),), second.group))
     assert deployed(effects) == "a1 b1"
     story.run("a1 b1")
     assert story.master.state is JobState.RUNNING
     # What is refused fails by itself, and counts.
     story.now_ms = 1_000
-    effects = story.do(m.SlotsRefused(1, 3, 0, 3, 100, first.group))
+    effects = story.do(job_events.SlotsRefused(1, 3, 0, 3, 100, first.group))
     assert cancelled(effects) == ""
     assert story.master.restarts == 2
     story.held = ()
@@ -140,7 +142,7 @@ def test_a_region_that_has_its_slot_does_not_wait_for_another_s_whatever_has_fai
 
 def test_what_joins_a_delay_prolongs_nothing_and_waits_for_nobody_s_attempts() -> None:
     story = Held()
-    story.held = (m.CancelTasks,)
+    story.held = (job_effects.CancelTasks,)
     story.fail("a0")
     story.held = ()
     story.now_ms = 400
@@ -153,7 +155,7 @@ def test_what_joins_a_delay_prolongs_nothing_and_waits_for_nobody_s_attempts() -
 
 def test_all_that_runs_no_more_is_restarting_until_some_of_it_runs_again() -> None:
     story = Held()
-    story.held = (m.RequestSlots,)
+    story.held = (job_effects.RequestSlots,)
     for name in ("a0", "a1", "a2"):
         story.lose(name)
     assert story.master.state is JobState.RESTARTING
@@ -166,13 +168,13 @@ def test_all_that_runs_no_more_is_restarting_until_some_of_it_runs_again() -> No
 
 def test_attempts_that_do_not_end_are_given_up_group_by_group() -> None:
     story = Held()
-    story.held = (m.CancelTasks,)
+    story.held = (job_effects.CancelTasks,)
     story.fail("a0")
     story.due()
-    [first] = [e for e in story.effects if isinstance(e, m.AwaitCancellation)]
+    [first] = [e for e in story.effects if isinstance(e, job_effects.AwaitCancellation)]
     story.now_ms = 1_000
     story.fail("a1")
-    effects = story.do(m.CancellationOverdue(first.group))
+    effects = story.do(job_events.CancellationOverdue(first.group))
     assert deployed(effects) == "a0 b0"
     assert story.state("b1") is AttemptState.CANCELING
 
@@ -187,7 +189,7 @@ def restored(story: Story, checkpoint_id: int) -> None:
 
 def test_no_checkpoint_is_taken_until_all_run() -> None:
     story = Held(checkpoints=True)
-    story.held = (m.RequestSlots,)
+    story.held = (job_effects.RequestSlots,)
     story.lose("a0")
     story.due()
     story.fail("a1")
@@ -199,13 +201,13 @@ def test_no_checkpoint_is_taken_until_all_run() -> None:
     assert told(trigger(story), c.TriggerTasks) == "a0 a1 a2"
 
 
-def begun(effects: Iterable[m.JobEffect]) -> list[m.PrepareStart]:
-    return [effect for effect in effects if isinstance(effect, m.PrepareStart)]
+def begun(effects: Iterable[job_effects.JobEffect]) -> list[job_effects.PrepareStart]:
+    return [effect for effect in effects if isinstance(effect, job_effects.PrepareStart)]
 
 
 def test_what_is_about_to_be_deployed_keeps_what_it_was_prepared_for() -> None:
     story = Held(checkpoints=True)
-    story.held = (m.RequestSlots,)
+    story.held = (job_effects.RequestSlots,)
     story.lose("a0")
     story.due()
     story.fail("a1")
@@ -218,7 +220,7 @@ def test_what_is_about_to_be_deployed_keeps_what_it_was_prepared_for() -> None:
 def test_a_damaged_checkpoint_takes_all_back_that_hold_it(runs: bool) -> None:
     story = Held(checkpoints=True)
     restored(story, 7)
-    story.held = (m.RequestSlots,)
+    story.held = (job_effects.RequestSlots,)
     story.lose("a0")
     story.due()
     story.fail("a1")
@@ -227,11 +229,13 @@ def test_a_damaged_checkpoint_takes_all_back_that_hold_it(runs: bool) -> None:
         story.run("b1")
         story.fail("a2")
         story.due()
-    broken = m.AttemptReported(story.key("a1"), AttemptState.FAILED, DAMAGED)
+    broken = job_events.AttemptReported(story.key("a1"), AttemptState.FAILED, DAMAGED)
     effects = story.do(broken)
     [due] = dues(effects)
     assert due.delay_ms == 0, "another checkpoint is tried at once"
-    assert [e for e in effects if isinstance(e, m.WithdrawRequest)] == [m.WithdrawRequest(1)]
+    assert [e for e in effects if isinstance(e, job_effects.WithdrawRequest)] == [
+        job_effects.WithdrawRequest(1)
+    ]
     assert set(story.phases().values()) == {"DELAY"}
     restored(story, 6)
     story.held = ()
@@ -244,7 +248,7 @@ def test_a_damaged_checkpoint_takes_all_back_that_hold_it(runs: bool) -> None:
 def test_where_a_later_group_finds_an_older_checkpoint_all_go_on_from_that() -> None:
     story = Held(checkpoints=True)
     restored(story, 7)
-    story.held = (m.RequestSlots,)
+    story.held = (job_effects.RequestSlots,)
     story.lose("a0")
     story.due()
     restored(story, 6)
@@ -252,7 +256,7 @@ def test_where_a_later_group_finds_an_older_checkpoint_all_go_on_from_that() -> 
     story.fail("a1")
     effects = story.due()
     assert deployed(effects) == ""
-    assert m.WithdrawRequest(1) in effects
+    assert job_effects.WithdrawRequest(1) in effects
     effects = story.due()
     assert deployed(effects) == "a0 a1 a2 b0 b1 b2"
     assert {story.master.graph.current_of(s).restored_from for s in story.restored.subtasks} == {6}  # type: ignore[union-attr]
@@ -276,14 +280,14 @@ def test_what_reads_a_producer_that_waits_for_its_slot_waits_for_it() -> None:
     story.lose("a0")
     story.due()
     request = story.effects[-1]
-    assert isinstance(request, m.RequestSlots)
+    assert isinstance(request, job_effects.RequestSlots)
     story.answers_calls = True
     story.fail("b0")
     assert deployed(story.due()) == ""
     slot = Slot("t9-0", "t9", "1")
-    effects = story.do(m.SlotsGranted((slot,), request.group))
+    effects = story.do(job_events.SlotsGranted((slot,), request.group))
     assert deployed(effects) == "a0 b0"
-    assert not [e for e in effects if isinstance(e, m.SendCommands)]
+    assert not [e for e in effects if isinstance(e, job_effects.SendCommands)]
 
 
 def test_who_waits_for_slots_and_reads_a_producer_that_fails_meanwhile_is_deployed_behind_it() -> (
@@ -296,11 +300,11 @@ def test_who_waits_for_slots_and_reads_a_producer_that_fails_meanwhile_is_deploy
     story.lose("b0")
     story.due()
     request = story.effects[-1]
-    assert isinstance(request, m.RequestSlots)
+    assert isinstance(request, job_effects.RequestSlots)
     story.answers_calls = True
     story.fail("a0")
     slot = Slot("t9-0", "t9", "1")
-    assert deployed(story.do(m.SlotsGranted((slot,), request.group))) == ""
+    assert deployed(story.do(job_events.SlotsGranted((slot,), request.group))) == ""
     assert deployed(story.due()) == "a0 b0"
 
 

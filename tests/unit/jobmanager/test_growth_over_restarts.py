@@ -14,7 +14,7 @@ import pytest
 
 from jobmanager.graph.execution_attempt import AttemptState
 from jobmanager.job.job_master import JobMaster
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 from tests.support.drawn_plans import drawn
 from tests.unit.jobmanager.test_partial_restarts import CACHING, CAUSE, Story, apart, released
 
@@ -80,7 +80,7 @@ def a_taskmanager_is_lost(story: Story) -> None:
 
 def a_finished_producer_is_missed(story: Story) -> None:
     """Its consumer finds nothing, and both begin again."""
-    story.fail("b0", m.MissingPartition("a>b", story.key("a1")))
+    story.fail("b0", job_events.MissingPartition("a>b", story.key("a1")))
     again(story, "a1", FINISHED)
     for name in ("b0", "b1"):
         if story.state(name) is AttemptState.DEPLOYING:
@@ -96,7 +96,7 @@ def a_finished_producers_taskmanager_is_lost(story: Story) -> None:
 
 
 def everything_fails(story: Story) -> None:
-    story.do(m.FailureRequested(CAUSE))
+    story.do(job_events.FailureRequested(CAUSE))
     again(story, "a0 a1", FINISHED)
     story.run("b0 b1")
 
@@ -146,7 +146,7 @@ def test_an_old_partition_goes_when_who_was_spared_has_read_it() -> None:
     story.report("a0", FINISHED)
     story.run("b0")
     first = story.key("a0")
-    effects = [*story.do(m.KeptRowsLost(first, CAUSE)), *story.due()]
+    effects = [*story.do(job_events.KeptRowsLost(first, CAUSE)), *story.due()]
     story.run("a0")
     effects += story.report("a0", FINISHED)
     assert story.attempts("a0 b0 c0") == [1, 0, 0]

@@ -16,7 +16,7 @@ from jobmanager.failover.restart_settings import NO_LIMIT
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.job import groups
 from jobmanager.job.groups import GROUP_TRANSITIONS, GroupEvent, GroupPhase
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState, is_terminal
 from tests.support.examples import examples
 from tests.support.job_world import World
@@ -57,13 +57,13 @@ def test_any_interleaving_with_rivals_ends_once_and_leaks_nothing(
 
 
 def test_drawn_stories_see_every_fate_of_rivals() -> None:
-    fates: Counter[m.RivalFate] = Counter()
+    fates: Counter[job_effects.RivalFate] = Counter()
     for seed in range(120):
         world = SpeculativeWorld(seed, 0.02, NO_LIMIT)
         check_story(world, 0.02, NO_LIMIT)
         fates.update(world.fates)
-    assert set(fates) == set(m.RivalFate)
-    assert fates[m.RivalFate.WON] > 20
+    assert set(fates) == set(job_effects.RivalFate)
+    assert fates[job_effects.RivalFate.WON] > 20
 
 
 CANCELLED_IN = [phase for phase in GroupPhase if phase is not GroupPhase.LOCATING]
@@ -73,7 +73,7 @@ def _cancel_in(world: World, phase: GroupPhase) -> None:
     """Goes on until a group is in a phase, and cancels the job then."""
     while world.turn():
         if world.master._parts.groups.in_phase(phase):
-            world.deliver(m.CancelRequested())
+            world.deliver(job_events.CancelRequested())
             return
 
 

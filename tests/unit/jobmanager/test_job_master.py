@@ -23,7 +23,7 @@ from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import TRANSITIONS as JOB_TRANSITIONS
 from jobmanager.messages.job_state import JobState, is_terminal
 from penstock.connectors.source import Split
@@ -42,29 +42,29 @@ CAUSE = FailureCause("TaskFailure", "it broke")
 
 def deployed() -> JobMaster:
     master = JobMaster(PLAN)
-    assert master.step(m.JobStarted()) == [m.RequestSlots(2)]
-    assert master.step(m.SlotsGranted(SLOTS)) == [
-        m.AllocateSlots("a", ("a-0",), 1),
-        m.AllocateSlots("b", ("b-0",), 1),
+    assert master.step(job_events.JobStarted()) == [job_effects.RequestSlots(2)]
+    assert master.step(job_events.SlotsGranted(SLOTS)) == [
+        job_effects.AllocateSlots("a", ("a-0",), 1),
+        job_effects.AllocateSlots("b", ("b-0",), 1),
     ]
-    assert master.step(m.SlotsAllocated("a", (Endpoint("a-0"),), 1)) == []
-    effects = master.step(m.SlotsAllocated("b", (Endpoint("b-0"),), 1))
-    assert [type(e) for e in effects] == [m.DeployTasks, m.DeployTasks]
+    assert master.step(job_events.SlotsAllocated("a", (Endpoint("a-0"),), 1)) == []
+    effects = master.step(job_events.SlotsAllocated("b", (Endpoint("b-0"),), 1))
+    assert [type(e) for e in effects] == [job_effects.DeployTasks, job_effects.DeployTasks]
     return master
 
 
 def running() -> JobMaster:
     master = deployed()
-    effects: list[m.JobEffect] = []
+    effects: list[job_effects.JobEffect] = []
     for key in KEYS:
         assert master.state is JobState.CREATED
-        effects = master.step(m.AttemptReported(key, AttemptState.RUNNING))
-    assert effects == [m.PublishState(JobState.RUNNING)]
+        effects = master.step(job_events.AttemptReported(key, AttemptState.RUNNING))
+    assert effects == [job_effects.PublishState(JobState.RUNNING)]
     return master
 
 
-def report_all(master: JobMaster, state: AttemptState) -> list[m.JobEffect]:
-    return [e for key in KEYS for e in master.step(m.AttemptReported(key, state))]
+def report_all(master: JobMaster, state: AttemptState) -> list[job_effects.JobEffect]:
+    return [e for key in KEYS for e in master.step(job_events.AttemptReported(key, state))]
 
 
 def test_states_have_the_numbers_of_the_protocol() -> None:
@@ -78,19 +78,19 @@ def test_states_have_the_numbers_of_the_protocol() -> None:
 
 def test_commit_goes_out_once_when_the_last_has_reached_the_end() -> None:
     master = running()
-    assert master.step(m.AttemptReported(KEYS[0], AttemptState.FINISHED)) == []
-    assert master.step(m.EndOfDataReported(KEYS[2])) == []
-    assert master.step(m.EndOfDataReported(KEYS[3])) == []
-    assert master.step(m.EndOfDataReported(KEYS[3])) == []
-    assert master.step(m.AttemptReported(KEYS[1], AttemptState.FINISHED)) == [
-        m.SendCommands("a", (m.CommitOutput(KEYS[2]),)),
-        m.SendCommands("b", (m.CommitOutput(KEYS[3]),)),
+    assert master.step(job_events.AttemptReported(KEYS[0], AttemptState.FINISHED)) == []
+    assert master.step(job_events.EndOfDataReported(KEYS[2])) == []
+    assert master.step(job_events.EndOfDataReported(KEYS[3])) == []
+    assert master.step(job_events.EndOfDataReported(KEYS[3])) == []
+    assert master.step(job_events.AttemptReported(KEYS[1], AttemptState.FINISHED)) == [
+        job_effects.SendCommands("a", (job_effects.CommitOutput(KEYS[2]),)),
+        job_effects.SendCommands("b", (job_effects.CommitOutput(KEYS[3]),)),
     ]
-    assert master.step(m.AttemptReported(KEYS[2], AttemptState.FINISHED)) == []
-    assert master.step(m.AttemptReported(KEYS[3], AttemptState.FINISHED)) == [
-        m.PublishState(JobState.FINISHED),
-        m.FreeSlots(SLOTS[:1]),
-        m.FreeSlots(SLOTS[1:]),
+    assert master.step(job_events.AttemptReported(KEYS[2], AttemptState.FINISHED)) == []
+    assert master.step(job_events.AttemptReported(KEYS[3], AttemptState.FINISHED)) == [
+        job_effects.PublishState(JobState.FINISHED),
+        job_effects.FreeSlots(SLOTS[:1]),
+        job_effects.FreeSlots(SLOTS[1:]),
     ]
     assert master.dropped_events == 1
 
@@ -98,26 +98,26 @@ def test_commit_goes_out_once_when_the_last_has_reached_the_end() -> None:
 def test_an_early_end_of_data_waits_until_everything_runs() -> None:
     master = deployed()
     for key in KEYS:
-        assert master.step(m.EndOfDataReported(key)) == []
+        assert master.step(job_events.EndOfDataReported(key)) == []
     effects = report_all(master, AttemptState.RUNNING)
-    assert effects[0] == m.PublishState(JobState.RUNNING)
-    assert sum(len(e.commands) for e in effects[1:] if isinstance(e, m.SendCommands)) == 4
+    assert effects[0] == job_effects.PublishState(JobState.RUNNING)
+    assert sum(len(e.commands) for e in effects[1:] if isinstance(e, job_effects.SendCommands)) == 4
 
 
 def test_splits_go_to_the_subtasks_that_read_them() -> None:
     master = running()
     found = (Split("x", size=2), Split("y", size=1))
-    assert master.step(m.SplitsReported(KEYS[0], "src", found, True)) == [
-        m.SendCommands("a", (m.AddSplits(KEYS[0], "src", found[:1], True),)),
-        m.SendCommands("b", (m.AddSplits(KEYS[1], "src", found[1:], True),)),
+    assert master.step(job_events.SplitsReported(KEYS[0], "src", found, True)) == [
+        job_effects.SendCommands("a", (job_effects.AddSplits(KEYS[0], "src", found[:1], True),)),
+        job_effects.SendCommands("b", (job_effects.AddSplits(KEYS[1], "src", found[1:], True),)),
     ]
-    assert master.step(m.SplitsReported(KEYS[0], "src", found, True)) == []
+    assert master.step(job_events.SplitsReported(KEYS[0], "src", found, True)) == []
     assert master.dropped_events == 1
 
 
 def test_splits_of_what_is_no_source_fail_the_job() -> None:
     master = running()
-    master.step(m.SplitsReported(KEYS[2], "src", (), True))
+    master.step(job_events.SplitsReported(KEYS[2], "src", (), True))
     assert master.state is JobState.FAILING
     assert master.failure is not None
     assert "is no source" in master.failure.message
@@ -126,18 +126,18 @@ def test_splits_of_what_is_no_source_fail_the_job() -> None:
 def test_a_failure_cancels_the_others_and_an_original_cause_replaces_a_consequence() -> None:
     master = running()
     lost = FailureCause("PartitionUnavailable", "connection reset")
-    effects = master.step(m.AttemptReported(KEYS[2], AttemptState.FAILED, lost))
+    effects = master.step(job_events.AttemptReported(KEYS[2], AttemptState.FAILED, lost))
     assert effects == [
-        m.PublishState(JobState.FAILING),
-        m.CancelTasks("a", (KEYS[0],)),
-        m.CancelTasks("b", (KEYS[1], KEYS[3])),
-        m.AwaitCancellation(1),
+        job_effects.PublishState(JobState.FAILING),
+        job_effects.CancelTasks("a", (KEYS[0],)),
+        job_effects.CancelTasks("b", (KEYS[1], KEYS[3])),
+        job_effects.AwaitCancellation(1),
     ]
-    master.step(m.AttemptReported(KEYS[1], AttemptState.FAILED, CAUSE))
+    master.step(job_events.AttemptReported(KEYS[1], AttemptState.FAILED, CAUSE))
     assert master.failure == CAUSE
-    master.step(m.AttemptReported(KEYS[0], AttemptState.CANCELED))
-    effects = master.step(m.TaskManagerGone("b", FailureCause("TaskManagerLost", "gone")))
-    assert effects == [m.PublishState(JobState.FAILED), m.FreeSlots(SLOTS[:1])]
+    master.step(job_events.AttemptReported(KEYS[0], AttemptState.CANCELED))
+    effects = master.step(job_events.TaskManagerGone("b", FailureCause("TaskManagerLost", "gone")))
+    assert effects == [job_effects.PublishState(JobState.FAILED), job_effects.FreeSlots(SLOTS[:1])]
     assert master.failure == CAUSE
 
 
@@ -146,19 +146,19 @@ def test_a_failing_job_that_is_cancelled_is_canceled(error_class: str) -> None:
     """Whatever it was failing of, and whatever else fails until it has ended."""
     master = running()
     cause = FailureCause(error_class, "it broke")
-    master.step(m.AttemptReported(KEYS[2], AttemptState.FAILED, cause))
+    master.step(job_events.AttemptReported(KEYS[2], AttemptState.FAILED, cause))
     assert master.state is JobState.FAILING
-    effects = master.step(m.CancelRequested(is_noted=True))
+    effects = master.step(job_events.CancelRequested(is_noted=True))
     assert effects == [
-        m.PublishState(JobState.CANCELLING),
-        m.CancelTasks("a", (KEYS[0],), is_final=True),
-        m.CancelTasks("b", (KEYS[1], KEYS[3]), is_final=True),
-        m.AwaitCancellation(2),
+        job_effects.PublishState(JobState.CANCELLING),
+        job_effects.CancelTasks("a", (KEYS[0],), is_final=True),
+        job_effects.CancelTasks("b", (KEYS[1], KEYS[3]), is_final=True),
+        job_effects.AwaitCancellation(2),
     ]
-    assert master.step(m.CancelRequested(is_noted=True)) == []
-    master.step(m.AttemptReported(KEYS[1], AttemptState.FAILED, cause))
+    assert master.step(job_events.CancelRequested(is_noted=True)) == []
+    master.step(job_events.AttemptReported(KEYS[1], AttemptState.FAILED, cause))
     for key in (KEYS[0], KEYS[3]):
-        master.step(m.AttemptReported(key, AttemptState.CANCELED))
+        master.step(job_events.AttemptReported(key, AttemptState.CANCELED))
     master.check()
     assert master.state is JobState.CANCELED
     assert master.failure == cause
@@ -178,86 +178,86 @@ def test_which_cause_is_shown() -> None:
 def test_cancel_in_every_state(when: str) -> None:
     master = JobMaster(PLAN) if when in ("before", "waiting", "allocating") else deployed()
     if when in ("waiting", "allocating"):
-        master.step(m.JobStarted())
+        master.step(job_events.JobStarted())
     if when == "allocating":
-        master.step(m.SlotsGranted(SLOTS))
+        master.step(job_events.SlotsGranted(SLOTS))
     if when == "running":
         report_all(master, AttemptState.RUNNING)
-    effects = master.step(m.CancelRequested())
-    assert effects[0] == m.PublishState(JobState.CANCELLING)
+    effects = master.step(job_events.CancelRequested())
+    assert effects[0] == job_effects.PublishState(JobState.CANCELLING)
     if when == "waiting":
-        assert m.WithdrawRequest() in effects
+        assert job_effects.WithdrawRequest() in effects
         # The grant was on its way already.
-        assert master.step(m.SlotsGranted(SLOTS)) == [
-            m.FreeSlots(SLOTS[:1]),
-            m.FreeSlots(SLOTS[1:]),
+        assert master.step(job_events.SlotsGranted(SLOTS)) == [
+            job_effects.FreeSlots(SLOTS[:1]),
+            job_effects.FreeSlots(SLOTS[1:]),
         ]
     if when in ("deployed", "running"):
         assert report_all(master, AttemptState.RUNNING) == []
         effects = report_all(master, AttemptState.CANCELED)
-    assert m.PublishState(JobState.CANCELED) in effects
-    assert master.step(m.JobStarted()) == []
-    assert master.step(m.CancelRequested()) == []
+    assert job_effects.PublishState(JobState.CANCELED) in effects
+    assert master.step(job_events.JobStarted()) == []
+    assert master.step(job_events.CancelRequested()) == []
     master.check()
 
 
 def test_a_cancellation_that_comes_after_everything_has_finished_changes_nothing() -> None:
     master = running()
-    master.step(m.CancelRequested())
+    master.step(job_events.CancelRequested())
     effects = report_all(master, AttemptState.FINISHED)
-    assert m.PublishState(JobState.FINISHED) in effects
+    assert job_effects.PublishState(JobState.FINISHED) in effects
 
 
 @pytest.mark.parametrize(
     ("event", "is_final"),
     [
-        (m.CancelRequested(), True),
-        (m.CancelRequested(is_noted=False), False),
-        (m.SuspendRequested(), False),
-        (m.FailureRequested(FailureCause("TaskFailure", "down")), False),
+        (job_events.CancelRequested(), True),
+        (job_events.CancelRequested(is_noted=False), False),
+        (job_events.SuspendRequested(), False),
+        (job_events.FailureRequested(FailureCause("TaskFailure", "down")), False),
     ],
 )
-def test_only_a_noted_cancellation_is_final(event: m.JobEvent, is_final: bool) -> None:
+def test_only_a_noted_cancellation_is_final(event: job_events.JobEvent, is_final: bool) -> None:
     """What tasks have prepared is removed only where nobody ever goes on with the job."""
     effects = running().step(event)
-    cancelled = [effect for effect in effects if isinstance(effect, m.CancelTasks)]
+    cancelled = [effect for effect in effects if isinstance(effect, job_effects.CancelTasks)]
     assert cancelled
     assert {effect.is_final for effect in cancelled} == {is_final}
 
 
 def test_attempts_that_do_not_end_in_time_are_given_up() -> None:
     master = running()
-    assert master.step(m.CancellationOverdue()) == []
-    [*_, awaited] = master.step(m.CancelRequested())
-    assert isinstance(awaited, m.AwaitCancellation)
-    effects = master.step(m.CancellationOverdue(awaited.group))
+    assert master.step(job_events.CancellationOverdue()) == []
+    [*_, awaited] = master.step(job_events.CancelRequested())
+    assert isinstance(awaited, job_effects.AwaitCancellation)
+    effects = master.step(job_events.CancellationOverdue(awaited.group))
     assert effects == [
-        m.FreeSlots(SLOTS[:1]),
-        m.FreeSlots(SLOTS[1:]),
-        m.PublishState(JobState.CANCELED),
+        job_effects.FreeSlots(SLOTS[:1]),
+        job_effects.FreeSlots(SLOTS[1:]),
+        job_effects.PublishState(JobState.CANCELED),
     ]
 
 
 def test_a_lost_taskmanager_does_not_matter_to_a_job_that_has_nothing_there() -> None:
     master = JobMaster(PLAN)
-    master.step(m.JobStarted())
-    lost = m.TaskManagerGone("a", FailureCause("TaskManagerLost", "gone"))
+    master.step(job_events.JobStarted())
+    lost = job_events.TaskManagerGone("a", FailureCause("TaskManagerLost", "gone"))
     assert master.step(lost) == []
     # It comes back, and its new slots are freed in the end.
-    master.step(m.SlotsGranted(SLOTS))
-    effects = master.step(m.CancelRequested())
-    assert [e for e in effects if isinstance(e, m.FreeSlots)] == [
-        m.FreeSlots(SLOTS[:1]),
-        m.FreeSlots(SLOTS[1:]),
+    master.step(job_events.SlotsGranted(SLOTS))
+    effects = master.step(job_events.CancelRequested())
+    assert [e for e in effects if isinstance(e, job_effects.FreeSlots)] == [
+        job_effects.FreeSlots(SLOTS[:1]),
+        job_effects.FreeSlots(SLOTS[1:]),
     ]
 
 
 def test_slots_without_an_address_fail_the_job() -> None:
     master = JobMaster(PLAN)
-    master.step(m.JobStarted())
-    master.step(m.SlotsGranted(SLOTS))
-    master.step(m.SlotsAllocated("a", (), 1))
-    master.step(m.SlotsAllocated("b", (Endpoint("b-0"),), 1))
+    master.step(job_events.JobStarted())
+    master.step(job_events.SlotsGranted(SLOTS))
+    master.step(job_events.SlotsAllocated("a", (), 1))
+    master.step(job_events.SlotsAllocated("b", (Endpoint("b-0"),), 1))
     assert master.state is JobState.FAILED
     assert master.failure is not None
     assert "a-0" in master.failure.message
@@ -267,7 +267,7 @@ def test_an_illegal_transition_tells_the_story() -> None:
     with pytest.raises(InvariantViolation, match="FINISHED cannot become RUNNING"):
         ExecutionAttempt(KEYS[0], AttemptState.FINISHED).become(AttemptState.RUNNING)
     master = JobMaster(PLAN, JobOptions(coordinator=_no_coordinator))
-    master.step(m.JobStarted())
+    master.step(job_events.JobStarted())
     with pytest.raises(InvariantViolation, match=r"before the job was prepared.*JobStarted"):
         master.step(c.TimeReached(0))
 
@@ -279,8 +279,8 @@ def _no_coordinator(*_: object) -> Coordinator:
 def test_slots_that_nobody_waits_for_are_given_back_at_once() -> None:
     master = deployed()
     stray = (Slot("a-1", "a", "1"),)
-    assert master.step(m.SlotsGranted(stray)) == [m.FreeSlots(stray)]
-    assert master.step(m.SlotsRefused(2, 1, 1, 1, 100)) == []
+    assert master.step(job_events.SlotsGranted(stray)) == [job_effects.FreeSlots(stray)]
+    assert master.step(job_events.SlotsRefused(2, 1, 1, 1, 100)) == []
     assert master.dropped_events == 1
 
 
@@ -291,7 +291,7 @@ class _World:
         self.random = random.Random(seed)
         self.mishaps = mishaps
         self.master = JobMaster(PLAN)
-        self.pending: list[m.JobEvent] = [m.JobStarted()]
+        self.pending: list[job_events.JobEvent] = [job_events.JobStarted()]
         self.alive: dict[AttemptKey, AttemptState] = {}
         self.published: list[JobState] = []
         self.stopping = 0
@@ -300,74 +300,78 @@ class _World:
         self.lost: set[str] = set()
         self.commits = 0
 
-    def deliver(self, event: m.JobEvent) -> None:
+    def deliver(self, event: job_events.JobEvent) -> None:
         for effect in self.master.step(event):
             self.perform(effect)
         self.master.check()
 
-    def perform(self, effect: m.JobEffect) -> None:
+    def perform(self, effect: job_effects.JobEffect) -> None:
         match effect:
-            case m.RequestSlots(_, group):
+            case job_effects.RequestSlots(_, group):
                 if self.mishap():
-                    self.pending.append(m.SlotsRefused(2, 1, 1, 1, 100, group))
+                    self.pending.append(job_events.SlotsRefused(2, 1, 1, 1, 100, group))
                 else:
                     self.granted = SLOTS
-                    self.pending.append(m.SlotsGranted(SLOTS, group))
-            case m.AllocateSlots(taskmanager_id, slot_ids, call):
-                ok = m.SlotsAllocated(taskmanager_id, tuple(map(Endpoint, slot_ids)), call)
+                    self.pending.append(job_events.SlotsGranted(SLOTS, group))
+            case job_effects.AllocateSlots(taskmanager_id, slot_ids, call):
+                ok = job_events.SlotsAllocated(taskmanager_id, tuple(map(Endpoint, slot_ids)), call)
                 self.pending.append(self.or_failure(taskmanager_id, ok))
-            case m.DeployTasks(taskmanager_id, tasks):
+            case job_effects.DeployTasks(taskmanager_id, tasks):
                 assert {t.slot_id for t in tasks} <= {s.slot_id for s in self.granted}
                 assert self.granted
                 for task in tasks:
                     assert task.attempt not in self.alive, "deployed once"
                     self.alive[task.attempt] = AttemptState.DEPLOYING
                 if self.mishap():
-                    self.pending.append(m.CallFailed(taskmanager_id, CAUSE))
-            case m.SendCommands(_, commands):
+                    self.pending.append(job_events.CallFailed(taskmanager_id, CAUSE))
+            case job_effects.SendCommands(_, commands):
                 for command in commands:
-                    if isinstance(command, m.CommitOutput):
+                    if isinstance(command, job_effects.CommitOutput):
                         self.commits += 1
                         attempts = list(self.master.graph.current())
                         assert all(a.done_or_waiting for a in attempts)
-                        self.pending.append(m.AttemptReported(command.key, AttemptState.FINISHED))
-            case m.CancelTasks(taskmanager_id, keys):
+                        self.pending.append(
+                            job_events.AttemptReported(command.key, AttemptState.FINISHED)
+                        )
+            case job_effects.CancelTasks(taskmanager_id, keys):
                 if self.mishap():
-                    self.pending.append(m.CallFailed(taskmanager_id, CAUSE))
+                    self.pending.append(job_events.CallFailed(taskmanager_id, CAUSE))
                 else:
-                    self.pending += [m.AttemptReported(k, AttemptState.CANCELED) for k in keys]
-            case m.AwaitCancellation(group):
+                    self.pending += [
+                        job_events.AttemptReported(k, AttemptState.CANCELED) for k in keys
+                    ]
+            case job_effects.AwaitCancellation(group):
                 self.stopping = group
                 if self.mishap():
-                    self.pending.append(m.CancellationOverdue(group))
-            case m.FreeSlots(slots):
+                    self.pending.append(job_events.CancellationOverdue(group))
+            case job_effects.FreeSlots(slots):
                 self.freed.update(slots)
-            case m.PublishState(state):
+            case job_effects.PublishState(state):
                 self.published.append(state)
-            case m.WithdrawRequest():
+            case job_effects.WithdrawRequest():
                 pass  # too late: the grant is on its way
 
-    def or_failure(self, taskmanager_id: str, event: m.JobEvent) -> m.JobEvent:
-        return m.CallFailed(taskmanager_id, CAUSE) if self.mishap() else event
+    def or_failure(self, taskmanager_id: str, event: job_events.JobEvent) -> job_events.JobEvent:
+        return job_events.CallFailed(taskmanager_id, CAUSE) if self.mishap() else event
 
     def mishap(self) -> bool:
         return self.random.random() < self.mishaps
 
-    def progress(self) -> list[m.JobEvent]:
+    def progress(self) -> list[job_events.JobEvent]:
         """What each living attempt does next."""
-        events: list[m.JobEvent] = []
+        events: list[job_events.JobEvent] = []
         for key, state in self.alive.items():
             if state is AttemptState.DEPLOYING:
-                events.append(m.AttemptReported(key, AttemptState.INITIALIZING))
+                events.append(job_events.AttemptReported(key, AttemptState.INITIALIZING))
             elif state is AttemptState.INITIALIZING:
-                events.append(m.AttemptReported(key, AttemptState.RUNNING))
+                events.append(job_events.AttemptReported(key, AttemptState.RUNNING))
             elif state is AttemptState.RUNNING and key.vertex == "v1":
-                events.append(m.EndOfDataReported(key))
+                events.append(job_events.EndOfDataReported(key))
             elif state is AttemptState.RUNNING:
-                events.append(m.AttemptReported(key, AttemptState.FINISHED))
+                events.append(job_events.AttemptReported(key, AttemptState.FINISHED))
         return events
 
-    def next_event(self) -> m.JobEvent | None:
+    def next_event(self) -> job_events.JobEvent | None:
         choices = [*self.pending, *self.progress()]
         if not choices:
             return None
@@ -376,31 +380,38 @@ class _World:
         event = self.random.choice(choices)
         if event in self.pending:
             self.pending.remove(event)
-        elif isinstance(event, m.AttemptReported):
+        elif isinstance(event, job_events.AttemptReported):
             self.alive[event.key] = event.state
-        elif isinstance(event, m.EndOfDataReported):
+        elif isinstance(event, job_events.EndOfDataReported):
             self.alive[event.key] = AttemptState.FINISHED  # it says nothing more by itself
         return event
 
-    def disturbance(self) -> m.JobEvent:
+    def disturbance(self) -> job_events.JobEvent:
         key = self.random.choice([*KEYS, AttemptKey("v0", 0, 7), AttemptKey("v9", 0, 0)])
         taskmanager_id = self.random.choice("ab")
-        disturbances: list[m.JobEvent] = [
-            m.CancelRequested(),
-            m.FailureRequested(CAUSE),
-            m.TaskManagerGone(taskmanager_id, CAUSE),
-            m.AttemptReported(key, AttemptState.FAILED, CAUSE),
-            m.AttemptReported(key, AttemptState.RUNNING),
-            m.AttemptReported(key, AttemptState.CREATED),
-            m.SplitsReported(KEYS[0], "src", (Split("s"),), True),
-            m.CancellationOverdue(self.stopping),
+        disturbances: list[job_events.JobEvent] = [
+            job_events.CancelRequested(),
+            job_events.FailureRequested(CAUSE),
+            job_events.TaskManagerGone(taskmanager_id, CAUSE),
+            job_events.AttemptReported(key, AttemptState.FAILED, CAUSE),
+            job_events.AttemptReported(key, AttemptState.RUNNING),
+            job_events.AttemptReported(key, AttemptState.CREATED),
+            job_events.SplitsReported(KEYS[0], "src", (Split("s"),), True),
+            job_events.CancellationOverdue(self.stopping),
         ]
         event = self.random.choice(disturbances)
-        granted = self.granted and not any(isinstance(e, m.SlotsGranted) for e in self.pending)
-        gone = isinstance(event, m.TaskManagerGone) and not any(
+        granted = self.granted and not any(
+            isinstance(e, job_events.SlotsGranted) for e in self.pending
+        )
+        gone = isinstance(event, job_events.TaskManagerGone) and not any(
             slot.taskmanager_id == event.taskmanager_id for slot in self.freed
         )
-        if isinstance(event, m.TaskManagerGone) and gone and granted and not self.master.ended:
+        if (
+            isinstance(event, job_events.TaskManagerGone)
+            and gone
+            and granted
+            and not self.master.ended
+        ):
             self.lost.add(event.taskmanager_id)
         return event
 
@@ -416,8 +427,8 @@ def test_any_interleaving_ends_in_exactly_one_terminal_state(seed: int, mishaps:
         world.deliver(event)
     # Whatever did not come by itself comes from the deadline.
     if not world.master.ended:
-        world.deliver(m.CancelRequested())
-        world.deliver(m.CancellationOverdue(world.stopping))
+        world.deliver(job_events.CancelRequested())
+        world.deliver(job_events.CancellationOverdue(world.stopping))
     world.mishaps = 0.0
     while world.pending:
         world.deliver(world.pending.pop(0))

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint, RestoredSplit
 from jobmanager.checkpoint.settings import CheckpointSettings
@@ -27,7 +27,7 @@ from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_settings import job_settings
 from jobmanager.job.source_splits import SourceSplits
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState
 from penstock.config import Configuration
 from penstock.connectors.source import Split
@@ -62,99 +62,103 @@ def options(
 
 
 def _coordinator(
-    wanted: CheckpointSettings, retained: tuple[c.CompletedCheckpoint, ...], next_id: int
+    wanted: CheckpointSettings, retained: tuple[CompletedCheckpoint, ...], next_id: int
 ) -> CheckpointCoordinator:
     return CheckpointCoordinator(wanted, retained=retained, next_checkpoint_id=next_id)
 
 
-def deploy(master: JobMaster, prepared: m.StartPrepared | None = None) -> list[m.JobEffect]:
+def deploy(
+    master: JobMaster, prepared: job_events.StartPrepared | None = None
+) -> list[job_effects.JobEffect]:
     """From the prepared start to the deployment, whose effects it returns."""
-    effects = master.step(prepared or m.StartPrepared(master.attempt))
+    effects = master.step(prepared or job_events.StartPrepared(master.attempt))
     match effects:
-        case [m.RequestSlots(count, group)]:
-            effects = master.step(m.SlotsGranted(slots()[-count:], group))
+        case [job_effects.RequestSlots(count, group)]:
+            effects = master.step(job_events.SlotsGranted(slots()[-count:], group))
     for effect in effects:
-        assert isinstance(effect, m.AllocateSlots)
+        assert isinstance(effect, job_effects.AllocateSlots)
         endpoints = tuple(map(Endpoint, effect.slot_ids))
-        answer = m.SlotsAllocated(effect.taskmanager_id, endpoints, effect.call)
+        answer = job_events.SlotsAllocated(effect.taskmanager_id, endpoints, effect.call)
         effects = master.step(answer)
-    assert m.DeployTasks in {type(effect) for effect in effects}
+    assert job_effects.DeployTasks in {type(effect) for effect in effects}
     return effects
 
 
-def run_all(master: JobMaster) -> list[m.JobEffect]:
+def run_all(master: JobMaster) -> list[job_effects.JobEffect]:
     return [
         effect
         for key in keys(master.attempt)
-        for effect in master.step(m.AttemptReported(key, AttemptState.RUNNING))
+        for effect in master.step(job_events.AttemptReported(key, AttemptState.RUNNING))
     ]
 
 
 def running(with_options: JobOptions) -> JobMaster:
     master = JobMaster(PLAN, with_options)
-    assert master.step(m.JobStarted()) == [m.PrepareStart(with_options.first_attempt)]
+    assert master.step(job_events.JobStarted()) == [
+        job_effects.PrepareStart(with_options.first_attempt)
+    ]
     deploy(master)
     run_all(master)
     assert master.state is JobState.RUNNING
     return master
 
 
-def cancel_the_rest(master: JobMaster) -> list[m.JobEffect]:
+def cancel_the_rest(master: JobMaster) -> list[job_effects.JobEffect]:
     return [
         effect
         for key in keys(master.attempt)
-        for effect in master.step(m.AttemptReported(key, AttemptState.CANCELED))
+        for effect in master.step(job_events.AttemptReported(key, AttemptState.CANCELED))
     ]
 
 
 def test_a_failure_restarts_the_job_with_new_attempts_after_the_delay() -> None:
     master = running(options())
-    effects = master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, CAUSE))
+    effects = master.step(job_events.AttemptReported(keys(0)[0], AttemptState.FAILED, CAUSE))
     assert effects == [
-        m.PostLater(500, m.RestartDue(1)),
-        m.PublishState(JobState.RESTARTING),
-        m.CancelTasks("b", (keys(0)[1], keys(0)[3])),
-        m.CancelTasks("a", (keys(0)[2],)),
-        m.AwaitCancellation(1),
+        job_effects.PostLater(500, job_events.RestartDue(1)),
+        job_effects.PublishState(JobState.RESTARTING),
+        job_effects.CancelTasks("b", (keys(0)[1], keys(0)[3])),
+        job_effects.CancelTasks("a", (keys(0)[2],)),
+        job_effects.AwaitCancellation(1),
     ]
     # Consequences of it join the same restart.
-    lost = m.TaskManagerGone("b", FailureCause("TaskManagerLost", "gone"))
+    lost = job_events.TaskManagerGone("b", FailureCause("TaskManagerLost", "gone"))
     assert master.step(lost) == []
-    assert master.step(m.AttemptReported(keys(0)[2], AttemptState.CANCELED)) == []
+    assert master.step(job_events.AttemptReported(keys(0)[2], AttemptState.CANCELED)) == []
     assert master.restarts == 1
-    assert master.step(m.FailureRequested(CAUSE)) == []
-    assert master.step(m.RestartDue(2)) == []
-    assert master.step(m.RestartDue(1)) == [m.PrepareStart(1)]
-    assert master.step(m.RestartDue(1)) == []
-    assert master.step(m.StartPrepared(0)) == []
+    assert master.step(job_events.FailureRequested(CAUSE)) == []
+    assert master.step(job_events.RestartDue(2)) == []
+    assert master.step(job_events.RestartDue(1)) == [job_effects.PrepareStart(1)]
+    assert master.step(job_events.RestartDue(1)) == []
+    assert master.step(job_events.StartPrepared(0)) == []
     deploy(master)
     # Reports, answers and failed calls of the old attempts change nothing.
     for stale in (
-        m.AttemptReported(keys(0)[1], AttemptState.RUNNING),
-        m.CallFailed("b", CAUSE, 0),
-        m.CancellationOverdue(0),
-        m.SlotsAllocated("a", (), 0),
+        job_events.AttemptReported(keys(0)[1], AttemptState.RUNNING),
+        job_events.CallFailed("b", CAUSE, 0),
+        job_events.CancellationOverdue(0),
+        job_events.SlotsAllocated("a", (), 0),
     ):
         assert master.step(stale) == []
-    assert m.PublishState(JobState.RUNNING) in run_all(master)
+    assert job_effects.PublishState(JobState.RUNNING) in run_all(master)
     assert master.failure == CAUSE
     master.check()
 
 
 def test_attempts_are_limited_and_the_end_says_so() -> None:
     master = running(options(1))
-    master.step(m.FailureRequested(CAUSE))
+    master.step(job_events.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    lost = m.TaskManagerGone("b", FailureCause("TaskManagerLost", "gone"))
+    lost = job_events.TaskManagerGone("b", FailureCause("TaskManagerLost", "gone"))
     assert master.step(lost) == []
-    master.step(m.RestartDue(1))
+    master.step(job_events.RestartDue(1))
     # Refused slots are a failure like others.
-    assert master.step(m.StartPrepared(1)) == [m.RequestSlots(1, 1)]
-    effects = master.step(m.SlotsRefused(2, 1, 1, 1, 100, 1), now_ms=500)
+    assert master.step(job_events.StartPrepared(1)) == [job_effects.RequestSlots(1, 1)]
+    effects = master.step(job_events.SlotsRefused(2, 1, 1, 1, 100, 1), now_ms=500)
     assert effects == [
-        m.PublishState(JobState.FAILING),
-        m.PublishState(JobState.FAILED),
-        m.FreeSlots(slots()[:1]),
+        job_effects.PublishState(JobState.FAILING),
+        job_effects.PublishState(JobState.FAILED),
+        job_effects.FreeSlots(slots()[:1]),
     ]
     assert master.failure is not None
     assert "restarted once before" in master.failure.message
@@ -162,13 +166,13 @@ def test_attempts_are_limited_and_the_end_says_so() -> None:
 
 def test_a_start_that_cannot_be_prepared_is_tried_again_or_hopeless() -> None:
     master = running(options())
-    master.step(m.FailureRequested(CAUSE))
+    master.step(job_events.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(1))
-    effects = master.step(m.StartNotPrepared(1, CAUSE))
-    assert effects == [m.PostLater(500, m.RestartDue(2))]
-    master.step(m.RestartDue(2))
-    master.step(m.StartNotPrepared(2, HOPELESS))
+    master.step(job_events.RestartDue(1))
+    effects = master.step(job_events.StartNotPrepared(1, CAUSE))
+    assert effects == [job_effects.PostLater(500, job_events.RestartDue(2))]
+    master.step(job_events.RestartDue(2))
+    master.step(job_events.StartNotPrepared(2, HOPELESS))
     assert master.state is JobState.FAILED
 
 
@@ -180,8 +184,8 @@ def test_causes_that_no_restart_mends_end_the_job(cause: FailureCause) -> None:
     for joins in (False, True):
         master = running(options(spares=False))
         if joins:  # its consequence was reported first
-            master.step(m.AttemptReported(keys(0)[3], AttemptState.FAILED, CAUSE))
-        master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, cause))
+            master.step(job_events.AttemptReported(keys(0)[3], AttemptState.FAILED, CAUSE))
+        master.step(job_events.AttemptReported(keys(0)[0], AttemptState.FAILED, cause))
         assert master.state is JobState.FAILING
         cancel_the_rest(master)
         assert master.state is JobState.FAILED
@@ -190,27 +194,27 @@ def test_causes_that_no_restart_mends_end_the_job(cause: FailureCause) -> None:
 
 def test_a_checkpoint_that_tasks_cannot_restore_is_not_tried_again() -> None:
     master = JobMaster(PLAN, options(checkpoints=True))
-    master.step(m.JobStarted())
-    deploy(master, m.StartPrepared(0, RestoredCheckpoint(7), (), 8))
+    master.step(job_events.JobStarted())
+    deploy(master, job_events.StartPrepared(0, RestoredCheckpoint(7), (), 8))
     damaged = FailureCause("StoreCorrupt", "chk-7/x was altered", vertex="v0")
-    master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, damaged))
+    master.step(job_events.AttemptReported(keys(0)[0], AttemptState.FAILED, damaged))
     cancel_the_rest(master)
-    assert master.step(m.RestartDue(1)) == [m.PrepareStart(1, (7,))]
+    assert master.step(job_events.RestartDue(1)) == [job_effects.PrepareStart(1, (7,))]
 
 
 def test_what_was_collected_is_sent_again_whether_or_not_the_job_survives_its_jobmanager() -> None:
     """Aim: preparing a restart is what tells the buffers of collected rows that their sinks begin again."""
     master = JobMaster(PLAN, JobOptions(NO_RESTARTS))
-    assert master.step(m.JobStarted()) == [m.RequestSlots(2)]
-    for effect in master.step(m.SlotsGranted(slots())):
-        assert isinstance(effect, m.AllocateSlots)
+    assert master.step(job_events.JobStarted()) == [job_effects.RequestSlots(2)]
+    for effect in master.step(job_events.SlotsGranted(slots())):
+        assert isinstance(effect, job_effects.AllocateSlots)
         endpoints = tuple(map(Endpoint, effect.slot_ids))
-        master.step(m.SlotsAllocated(effect.taskmanager_id, endpoints, effect.call))
+        master.step(job_events.SlotsAllocated(effect.taskmanager_id, endpoints, effect.call))
     run_all(master)
     told_to_end = FailureCause("TaskManagerLost", "tm-1 was told to end")
-    master.step(m.TaskManagerGone("a", told_to_end, is_planned=True))
+    master.step(job_events.TaskManagerGone("a", told_to_end, is_planned=True))
     cancel_the_rest(master)
-    assert master.step(m.RestartDue(1)) == [m.PrepareStart(1)]
+    assert master.step(job_events.RestartDue(1)) == [job_effects.PrepareStart(1)]
     deploy(master)
 
 
@@ -222,23 +226,23 @@ def restoring(settings: RestartSettings, checkpoint_id: int = 9) -> JobMaster:
     """A job whose tasks are about to read their state."""
     make = partial(_coordinator, CheckpointSettings(interval_ms=1_000))
     master = JobMaster(PLAN, JobOptions(settings, coordinator=make, is_recovered=True))
-    master.step(m.JobStarted())
-    deploy(master, m.StartPrepared(0, RestoredCheckpoint(checkpoint_id), (), 10))
+    master.step(job_events.JobStarted())
+    deploy(master, job_events.StartPrepared(0, RestoredCheckpoint(checkpoint_id), (), 10))
     return master
 
 
 def fail(
     master: JobMaster, index: int, cause: FailureCause = DAMAGED, now_ms: int = 0
-) -> list[m.JobEffect]:
+) -> list[job_effects.JobEffect]:
     key = keys(master.attempt)[index]
-    return master.step(m.AttemptReported(key, AttemptState.FAILED, cause), now_ms)
+    return master.step(job_events.AttemptReported(key, AttemptState.FAILED, cause), now_ms)
 
 
 def restart_from(master: JobMaster, checkpoint_id: int) -> None:
     cancel_the_rest(master)
-    master.step(m.RestartDue(master.attempt + 1))
+    master.step(job_events.RestartDue(master.attempt + 1))
     restored = RestoredCheckpoint(checkpoint_id)
-    deploy(master, m.StartPrepared(master.attempt, restored, (), 10))
+    deploy(master, job_events.StartPrepared(master.attempt, restored, (), 10))
 
 
 def test_damaged_checkpoints_are_skipped_at_once_without_a_restart_of_the_strategy() -> None:
@@ -246,7 +250,7 @@ def test_damaged_checkpoints_are_skipped_at_once_without_a_restart_of_the_strate
     master = restoring(NO_RESTARTS)
     for attempt, damaged in enumerate((9, 8, 7)):
         effects = fail(master, 0)
-        assert m.PostLater(0, m.RestartDue(attempt + 1)) in effects
+        assert job_effects.PostLater(0, job_events.RestartDue(attempt + 1)) in effects
         restart_from(master, damaged - 1)
     run_all(master)
     assert master.state is JobState.RUNNING
@@ -266,8 +270,8 @@ def test_what_else_fails_of_a_damaged_checkpoint_joins_its_restart() -> None:
     fail(master, 0)
     fail(master, 1)
     fail(master, 2, lost)
-    master.step(m.RestartDue(1))
-    assert not any(isinstance(e, m.PostLater) for e in fail(master, 3))
+    master.step(job_events.RestartDue(1))
+    assert not any(isinstance(e, job_effects.PostLater) for e in fail(master, 3))
     assert master.attempt == 1
     assert master.restarts == 1 + 1
     (entry,) = master.exceptions.entries
@@ -279,9 +283,9 @@ def test_damage_after_a_counted_failure_uses_up_nothing() -> None:
     limits = RestartSettings(FixedDelay(1, 500), failures_total_max=1)
     master = restoring(limits)
     run_all(master)
-    assert m.PostLater(500, m.RestartDue(1)) in fail(master, 0, CAUSE)
+    assert job_effects.PostLater(500, job_events.RestartDue(1)) in fail(master, 0, CAUSE)
     restart_from(master, 9)
-    assert m.PostLater(0, m.RestartDue(2)) in fail(master, 0)
+    assert job_effects.PostLater(0, job_events.RestartDue(2)) in fail(master, 0)
     restart_from(master, 8)
     run_all(master)
     fail(master, 0, CAUSE, now_ms=10_000)
@@ -293,9 +297,9 @@ def test_a_job_without_a_checkpoint_that_is_intact_ends() -> None:
     master = restoring(NO_RESTARTS)
     fail(master, 0)
     cancel_the_rest(master)
-    assert master.step(m.RestartDue(1)) == [m.PrepareStart(1, (9,))]
+    assert master.step(job_events.RestartDue(1)) == [job_effects.PrepareStart(1, (9,))]
     none_left = FailureCause("Unrecoverable", "none of the checkpoints can be restored")
-    master.step(m.StartNotPrepared(1, none_left))
+    master.step(job_events.StartNotPrepared(1, none_left))
     assert master.state is JobState.FAILED
     assert master.failure is not None
     assert master.failure.message == none_left.message
@@ -333,40 +337,43 @@ def test_a_failure_that_no_restart_mends_ends_a_job_that_skips_a_checkpoint() ->
 )
 def test_failures_of_the_cluster_restart_every_job(cause: FailureCause) -> None:
     master = running(options(spares=False))
-    master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, cause))
+    master.step(job_events.AttemptReported(keys(0)[0], AttemptState.FAILED, cause))
     assert master.state is JobState.RESTARTING
 
 
 def test_user_failures_restart_a_job_that_asked_for_it() -> None:
     master = running(options())
-    master.step(m.AttemptReported(keys(0)[0], AttemptState.FAILED, OF_USER))
+    master.step(job_events.AttemptReported(keys(0)[0], AttemptState.FAILED, OF_USER))
     assert master.state is JobState.RESTARTING
 
 
 @pytest.mark.parametrize("when", ["cancelling", "waiting", "preparing", "slots", "deployed"])
 @pytest.mark.parametrize(
     ("event", "end"),
-    [(m.CancelRequested(), JobState.CANCELED), (m.SuspendRequested(), JobState.SUSPENDED)],
+    [
+        (job_events.CancelRequested(), JobState.CANCELED),
+        (job_events.SuspendRequested(), JobState.SUSPENDED),
+    ],
 )
 def test_a_restart_can_be_cancelled_and_suspended(
-    when: str, event: m.JobEvent, end: JobState
+    when: str, event: job_events.JobEvent, end: JobState
 ) -> None:
     master = running(options())
-    master.step(m.FailureRequested(CAUSE))
+    master.step(job_events.FailureRequested(CAUSE))
     if when != "cancelling":
         cancel_the_rest(master)
     if when in ("preparing", "slots", "deployed"):
-        master.step(m.RestartDue(1))
+        master.step(job_events.RestartDue(1))
     if when == "slots":
-        master.step(m.StartPrepared(1))
+        master.step(job_events.StartPrepared(1))
     if when == "deployed":
         deploy(master)
     master.step(event)
     cancel_the_rest(master)
     assert master.state is end
     assert master.ended
-    assert master.step(m.RestartDue(1)) == []
-    assert master.step(m.StartPrepared(1)) == []
+    assert master.step(job_events.RestartDue(1)) == []
+    assert master.step(job_events.StartPrepared(1)) == []
     master.check()
 
 
@@ -374,9 +381,9 @@ def test_a_recovered_job_begins_with_numbers_that_were_never_used() -> None:
     wanted = JobOptions(RestartSettings(FixedDelay(NO_LIMIT)), first_attempt=16, is_recovered=True)
     master = JobMaster(PLAN, wanted)
     assert master.state is JobState.RESTARTING
-    assert master.step(m.JobStarted()) == [m.PrepareStart(16)]
+    assert master.step(job_events.JobStarted()) == [job_effects.PrepareStart(16)]
     deploy(master)
-    assert m.PublishState(JobState.RUNNING) in run_all(master)
+    assert job_effects.PublishState(JobState.RUNNING) in run_all(master)
 
 
 # ---------------------------------------------------------------- splits
@@ -392,33 +399,33 @@ def restored(*finished: SubtaskId) -> RestoredCheckpoint:
 
 def test_restored_splits_are_not_assigned_again() -> None:
     master = running(options(checkpoints=True))
-    master.step(m.FailureRequested(CAUSE))
+    master.step(job_events.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(1))
-    deploy(master, m.StartPrepared(1, restored(), (), 8))
+    master.step(job_events.RestartDue(1))
+    deploy(master, job_events.StartPrepared(1, restored(), (), 8))
     found = tuple(Split(id, size=2) for id in "xyz")
-    effects = master.step(m.SplitsReported(AttemptKey("v0", 0, 1), "src", found, True))
-    told = [cmd for e in effects if isinstance(e, m.SendCommands) for cmd in e.commands]
+    effects = master.step(job_events.SplitsReported(AttemptKey("v0", 0, 1), "src", found, True))
+    told = [cmd for e in effects if isinstance(e, job_effects.SendCommands) for cmd in e.commands]
     assert told == [
-        m.AddSplits(AttemptKey("v0", 0, 1), "src", (found[2],), True),
-        m.AddSplits(AttemptKey("v0", 1, 1), "src", (), True),
+        job_effects.AddSplits(AttemptKey("v0", 0, 1), "src", (found[2],), True),
+        job_effects.AddSplits(AttemptKey("v0", 1, 1), "src", (), True),
     ]
 
 
 def test_readers_of_a_finished_discovery_are_told_that_nothing_comes() -> None:
     master = running(options(checkpoints=True))
-    master.step(m.FailureRequested(CAUSE))
+    master.step(job_events.FailureRequested(CAUSE))
     cancel_the_rest(master)
-    master.step(m.RestartDue(1))
-    effects = deploy(master, m.StartPrepared(1, restored(SubtaskId("v0", 0)), (), 8))
-    final = m.AddSplits(AttemptKey("v0", 1, 1), "src", (), True)
-    assert effects[-1] == m.SendCommands("b", (final,))
+    master.step(job_events.RestartDue(1))
+    effects = deploy(master, job_events.StartPrepared(1, restored(SubtaskId("v0", 0)), (), 8))
+    final = job_effects.AddSplits(AttemptKey("v0", 1, 1), "src", (), True)
+    assert effects[-1] == job_effects.SendCommands("b", (final,))
 
 
 def test_what_finished_readers_have_read_is_kept() -> None:
     splits = SourceSplits(PLAN)
     found = (Split("x", size=2), Split("y", size=1))
-    event = m.SplitsReported(AttemptKey("v0", 0, 0), "src", found, True)
+    event = job_events.SplitsReported(AttemptKey("v0", 0, 0), "src", found, True)
     splits.assign(event, ExecutionGraph(PLAN))
     assert splits.done_by(SubtaskId("v0", 1)) == [("src", ("y",))]
     assert splits.done_by(SubtaskId("v1", 0)) == []
@@ -457,17 +464,17 @@ def test_the_cause_that_comes_after_its_consequence_tells_of_the_restarts_as_wel
     for attempts in (1, 2):
         master = running(options(attempts=attempts))
         for number in range(attempts):
-            failed = m.AttemptReported(keys(master.attempt)[0], AttemptState.FAILED, CAUSE)
+            failed = job_events.AttemptReported(keys(master.attempt)[0], AttemptState.FAILED, CAUSE)
             master.step(failed, now_ms=500 * number)
             cancel_the_rest(master)
-            master.step(m.RestartDue(master.attempt + 1))
+            master.step(job_events.RestartDue(master.attempt + 1))
             deploy(master)
             run_all(master)
         consequence = FailureCause("PartitionUnavailable", "a connection was lost", vertex="v1")
         original = FailureCause("TaskFailure", "the process exited", vertex="v0")
         first, second = keys(master.attempt)[2], keys(master.attempt)[0]
-        failed = m.AttemptReported(first, AttemptState.FAILED, consequence)
+        failed = job_events.AttemptReported(first, AttemptState.FAILED, consequence)
         master.step(failed, now_ms=500 * attempts)
-        master.step(m.AttemptReported(second, AttemptState.FAILED, original))
+        master.step(job_events.AttemptReported(second, AttemptState.FAILED, original))
         assert master.failure is not None
         assert master.failure.message.startswith("the process exited (restarted")

@@ -24,7 +24,7 @@ from prometheus_client import generate_latest
 from common.clock import SystemClock
 from jobmanager.job.inbox_runner import Inbox
 from jobmanager.main import serving
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_events
 from jobmanager.metrics import build_registry
 from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict
 from jobmanager.results.results_store import ResultsStore
@@ -177,18 +177,18 @@ def test_the_inbox_is_bounded_for_reports_only_and_ends_with_its_actor() -> None
     async def scenario() -> None:
         inbox = Inbox(reports_max=2)
         for _ in range(3):
-            inbox.post(m.CancelRequested())
+            inbox.post(job_events.CancelRequested())
         async with asyncio.TaskGroup() as tasks:
-            late = [tasks.create_task(inbox.report(m.JobStarted())) for _ in range(2)]
+            late = [tasks.create_task(inbox.report(job_events.JobStarted())) for _ in range(2)]
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await asyncio.shield(late[0])
-            assert await inbox.get() == m.CancelRequested()
-            assert await inbox.get() == m.CancelRequested()
+            assert await inbox.get() == job_events.CancelRequested()
+            assert await inbox.get() == job_events.CancelRequested()
             await late[0]
             assert len(inbox) in (2, 3)
             inbox.close()
-        inbox.post(m.JobStarted())
+        inbox.post(job_events.JobStarted())
         assert inbox.dropped_events >= 1
 
     asyncio.run(scenario())

@@ -10,6 +10,7 @@ import pytest
 
 from common.pb import internal_pb2
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, SnapshotSummary
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.restored_checkpoint import (
     RestoredCheckpoint,
@@ -27,7 +28,7 @@ from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.groups import GroupPhase
 from jobmanager.job.job_options import JobOptions
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.rpc.graph_convert import event_of
 from penstock.connectors.source import Split
@@ -75,30 +76,32 @@ class Story(JobStory):
         self.processes: dict[str, str] = {}
         self.answers_calls = True
         self.prepares = True
-        self.do(m.JobStarted())
+        self.do(job_events.JobStarted())
 
-    def answers(self, effect: m.JobEffect) -> list[m.JobEvent]:
+    def answers(self, effect: job_effects.JobEffect) -> list[job_events.JobEvent]:
         match effect:
-            case m.PrepareStart(attempt):
-                return [m.StartPrepared(attempt, self.restored)] if self.prepares else []
-            case m.RequestSlots() | m.CancelTasks() if not self.answers_calls:
+            case job_effects.PrepareStart(attempt):
+                return [job_events.StartPrepared(attempt, self.restored)] if self.prepares else []
+            case job_effects.RequestSlots() | job_effects.CancelTasks() if not self.answers_calls:
                 return []
-            case m.AllocateSlots(name, slot_ids, call):
+            case job_effects.AllocateSlots(name, slot_ids, call):
                 found = tuple(Endpoint(id, self.processes.get(id, "p0")) for id in slot_ids)
-                answer = m.SlotsAllocated(name, found, call, Endpoint("", name))
+                answer = job_events.SlotsAllocated(name, found, call, Endpoint("", name))
                 return [answer] if self.answers_calls else []
         return super().answers(effect)
 
     # ------------------------------------------------------------ what happens
 
-    def fail(self, text: str, missing: m.MissingPartition | None = None) -> list[m.JobEffect]:
-        event = m.AttemptReported(self.key(text), AttemptState.FAILED, CAUSE, missing)
+    def fail(
+        self, text: str, missing: job_events.MissingPartition | None = None
+    ) -> list[job_effects.JobEffect]:
+        event = job_events.AttemptReported(self.key(text), AttemptState.FAILED, CAUSE, missing)
         return self.do(event)
 
-    def lose(self, text: str) -> list[m.JobEffect]:
+    def lose(self, text: str) -> list[job_effects.JobEffect]:
         """The TaskManager of a subtask is lost."""
         name = self.master.graph.current_of(subtask(text)).taskmanager_id
-        return self.do(m.TaskManagerGone(name, LOST))
+        return self.do(job_events.TaskManagerGone(name, LOST))
 
     def run(self, text: str) -> None:
         self.report(text, RUNNING)
@@ -110,37 +113,44 @@ class Story(JobStory):
 
 
 def _coordinator(
-    wanted: CheckpointSettings, retained: tuple[c.CompletedCheckpoint, ...], next_id: int
+    wanted: CheckpointSettings, retained: tuple[CompletedCheckpoint, ...], next_id: int
 ) -> Coordinator:
     return CheckpointCoordinator(wanted, retained=retained, next_checkpoint_id=next_id)
 
 
-def cancelled(effects: list[m.JobEffect]) -> str:
-    return in_words(k.subtask for e in effects if isinstance(e, m.CancelTasks) for k in e.keys)
-
-
-def deployed(effects: list[m.JobEffect]) -> str:
+def cancelled(effects: list[job_effects.JobEffect]) -> str:
     return in_words(
-        t.attempt.subtask for e in effects if isinstance(e, m.DeployTasks) for t in e.tasks
+        k.subtask for e in effects if isinstance(e, job_effects.CancelTasks) for k in e.keys
     )
 
 
-CommandT = TypeVar("CommandT", bound="m.Command | c.CheckpointCommand")
+def deployed(effects: list[job_effects.JobEffect]) -> str:
+    return in_words(
+        t.attempt.subtask
+        for e in effects
+        if isinstance(e, job_effects.DeployTasks)
+        for t in e.tasks
+    )
 
 
-def commands(effects: list[m.JobEffect], kind: type[CommandT]) -> list[CommandT]:
-    sent = (e.commands for e in effects if isinstance(e, m.SendCommands))
+CommandT = TypeVar("CommandT", bound="job_effects.Command | c.CheckpointCommand")
+
+
+def commands(effects: list[job_effects.JobEffect], kind: type[CommandT]) -> list[CommandT]:
+    sent = (e.commands for e in effects if isinstance(e, job_effects.SendCommands))
     return [command for own in sent for command in own if isinstance(command, kind)]
 
 
-def told(effects: list[m.JobEffect], kind: type[m.Command | c.CheckpointCommand]) -> str:
+def told(
+    effects: list[job_effects.JobEffect], kind: type[job_effects.Command | c.CheckpointCommand]
+) -> str:
     return in_words(
-        key.subtask for command in commands(effects, kind) for key in m.receivers(command)
+        key.subtask for command in commands(effects, kind) for key in job_effects.receivers(command)
     )
 
 
-def dues(effects: list[m.JobEffect]) -> list[m.PostLater]:
-    return [e for e in effects if isinstance(e, m.PostLater)]
+def dues(effects: list[job_effects.JobEffect]) -> list[job_effects.PostLater]:
+    return [e for e in effects if isinstance(e, job_effects.PostLater)]
 
 
 # ---------------------------------------------------------------- who restarts
@@ -153,9 +163,11 @@ def test_of_eight_pipelines_one_fails_and_the_others_hear_nothing() -> None:
     effects = [*story.fail("b3"), *story.due()]
     assert cancelled(effects) == "a3"
     assert deployed(effects) == "a3 b3"
-    assert not [e for e in effects if isinstance(e, m.PublishState | m.SendCommands)]
-    assert len([e for e in effects if isinstance(e, m.AllocateSlots)]) == 1
-    assert not [e for e in effects if isinstance(e, m.RequestSlots)]
+    assert not [
+        e for e in effects if isinstance(e, job_effects.PublishState | job_effects.SendCommands)
+    ]
+    assert len([e for e in effects if isinstance(e, job_effects.AllocateSlots)]) == 1
+    assert not [e for e in effects if isinstance(e, job_effects.RequestSlots)]
     assert story.attempts("a3 b3 a2 b2 a4 b4") == [1, 1, 0, 0, 0, 0]
     assert story.master.state is JobState.RUNNING
 
@@ -167,36 +179,36 @@ def test_behind_a_caching_shuffle_only_what_ran_on_a_lost_taskmanager_restarts()
     story = Story(with_source(CACHING, "a"))
     story.run("a0 a1 b0 b1")
     found = tuple(Split(f"s{n}", size=1) for n in range(4))
-    story.do(m.SplitsReported(story.key("a0"), "src", found, True))
+    story.do(job_events.SplitsReported(story.key("a0"), "src", found, True))
     effects = story.lose("a1")
     assert cancelled(effects) == ""
-    assert dues(effects) == [m.PostLater(500, m.RestartDue(1))]
+    assert dues(effects) == [job_effects.PostLater(500, job_events.RestartDue(1))]
     effects = story.due()
     assert deployed(effects) == "a1 b1"
     assert story.attempts("a0 a1 b0 b1") == [0, 1, 0, 1]
-    [replaced] = commands(effects, m.ReplaceProducer)
-    assert isinstance(replaced, m.ReplaceProducer)
+    [replaced] = commands(effects, job_effects.ReplaceProducer)
+    assert isinstance(replaced, job_effects.ReplaceProducer)
     assert (replaced.key, replaced.edge_id) == (story.key("b0"), "a>b")
     assert replaced.channel.producer_attempt == story.key("a1")
     assert replaced.channel.producer.slot_id == "t2-2"
     # Told again in the same order; nobody else gets them.
-    [splits] = commands(effects, m.AddSplits)
-    assert splits == m.AddSplits(story.key("a1"), "src", (found[1], found[3]), True)
+    [splits] = commands(effects, job_effects.AddSplits)
+    assert splits == job_effects.AddSplits(story.key("a1"), "src", (found[1], found[3]), True)
     assert story.master.state is JobState.RUNNING
-    assert not [e for e in story.effects if e == m.PublishState(JobState.RESTARTING)]
+    assert not [e for e in story.effects if e == job_effects.PublishState(JobState.RESTARTING)]
 
 
 def test_splits_that_the_checkpoint_names_are_not_told_again() -> None:
     story = Story(with_source(CACHING, "a"), checkpoints=True)
     story.run("a0 a1 b0 b1")
     found = tuple(Split(f"s{n}", size=1) for n in range(4))
-    story.do(m.SplitsReported(story.key("a0"), "src", found, False))
+    story.do(job_events.SplitsReported(story.key("a0"), "src", found, False))
     story.restored = RestoredCheckpoint(
         1, splits=(RestoredSplit("a", "src", 1, "s1", 1, done=False),)
     )
     story.fail("a1")
-    [splits] = commands(story.due(), m.AddSplits)
-    assert splits == m.AddSplits(story.key("a1"), "src", (found[3],), False)
+    [splits] = commands(story.due(), job_effects.AddSplits)
+    assert splits == job_effects.AddSplits(story.key("a1"), "src", (found[3],), False)
 
 
 def test_behind_a_second_shuffle_what_is_not_reproducible_restarts_as_well() -> None:
@@ -206,23 +218,23 @@ def test_behind_a_second_shuffle_what_is_not_reproducible_restarts_as_well() -> 
     assert cancelled(story.fail("b1")) == "c0 c1"
     effects = story.due()
     assert deployed(effects) == "b1 c0 c1"
-    assert told(effects, m.ReplaceProducer) == ""
+    assert told(effects, job_effects.ReplaceProducer) == ""
     story.run("b1 c0 c1")
     assert cancelled(story.fail("a0")) == ""
-    assert told(story.due(), m.ReplaceProducer) == "b0 b1"
+    assert told(story.due(), job_effects.ReplaceProducer) == "b0 b1"
 
 
 def test_a_blamed_partition_restarts_its_producer_and_a_stale_blame_does_not() -> None:
     story = Story(CACHING)
     story.run("a0 a1 b0 b1")
     first = story.key("a1")
-    effects = story.fail("b0", m.MissingPartition("a>b", first))
+    effects = story.fail("b0", job_events.MissingPartition("a>b", first))
     assert cancelled(effects) == "a1"
     effects = story.due()
     assert deployed(effects) == "a1 b0"
-    assert told(effects, m.ReplaceProducer) == "b1"
+    assert told(effects, job_effects.ReplaceProducer) == "b1"
     story.run("a1 b0")
-    effects = story.fail("b1", m.MissingPartition("a>b", first))
+    effects = story.fail("b1", job_events.MissingPartition("a>b", first))
     assert cancelled(effects) == ""
     assert deployed(story.due()) == "b1"
 
@@ -240,23 +252,25 @@ def test_a_producer_whose_process_ended_after_it_had_finished_runs_again_for_who
     story = Story(apart(CACHING))
     story.run("a0 a1 b0 b1")
     story.report("a0 a1", FINISHED)
-    story.do(m.EndOfDataReported(story.key("b0")))
+    story.do(job_events.EndOfDataReported(story.key("b0")))
     report = internal_pb2.TaskEvent(
         attempt=internal_pb2.AttemptId(job_id="j", vertex="a", subtask_index=1, attempt=0),
         kept_rows_lost=internal_pb2.KeptRowsLost(reason="it was killed"),
     )
     lost = event_of(report, 5)
-    assert isinstance(lost, m.KeptRowsLost)
+    assert isinstance(lost, job_events.KeptRowsLost)
     effects = [*story.do(lost), *story.due()]
     assert (cancelled(effects), deployed(effects)) == ("", "a1")
-    assert told(effects, m.ReplaceProducer) == "b0 b1"
+    assert told(effects, job_effects.ReplaceProducer) == "b0 b1"
     assert story.state("a0") is FINISHED
     [shown] = story.master.exceptions.entries
     assert "it was killed" in shown.cause.message
 
 
-def released(effects: list[m.JobEffect]) -> list[tuple[str, AttemptKey]]:
-    return [p for e in effects if isinstance(e, m.ReleasePartitions) for p in e.partitions]
+def released(effects: list[job_effects.JobEffect]) -> list[tuple[str, AttemptKey]]:
+    return [
+        p for e in effects if isinstance(e, job_effects.ReleasePartitions) for p in e.partitions
+    ]
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
@@ -270,14 +284,14 @@ def test_what_a_finished_attempt_has_left_in_its_process_goes_when_it_begins_aga
     story.report("a0 a1", FINISHED)
     left = [("a>b", story.key("a0")), ("a>b", story.key("a1"))]
     if why == "missed":
-        story.fail("b0", m.MissingPartition("a>b", story.key("a0")))
+        story.fail("b0", job_events.MissingPartition("a>b", story.key("a0")))
         left = left[:1]
     else:
-        story.do(m.FailureRequested(CAUSE))
+        story.do(job_events.FailureRequested(CAUSE))
     effects = story.due()
     assert released(effects) == left
     names = [type(effect) for effect in effects]
-    assert names.index(m.ReleasePartitions) < names.index(m.DeployTasks)
+    assert names.index(job_effects.ReleasePartitions) < names.index(job_effects.DeployTasks)
     story.run("a0 a1 b0 b1")
     assert released(story.report("a0", FINISHED)) == []
 
@@ -287,8 +301,8 @@ def test_rows_that_everybody_has_read_are_made_again_when_they_are_needed_again(
     story.run("a0 a1 b0 b1 x0")
     story.report("a0 a1", FINISHED)
     for reader in ("b0", "b1"):
-        story.do(m.EndOfDataReported(story.key(reader)))
-    story.do(m.KeptRowsLost(story.key("a1"), LOST))
+        story.do(job_events.EndOfDataReported(story.key(reader)))
+    story.do(job_events.KeptRowsLost(story.key("a1"), LOST))
     assert story.master.restarts == 0
     assert deployed([*story.fail("b0"), *story.due()]) == "a1 b0"
 
@@ -297,7 +311,7 @@ def test_files_outlive_the_process_that_wrote_them() -> None:
     story = Story(apart(CHAIN))
     finished_stage(story, "a0 a1")
     story.run("b0 b1")
-    story.do(m.KeptRowsLost(story.key("a0"), LOST))
+    story.do(job_events.KeptRowsLost(story.key("a0"), LOST))
     assert story.master.restarts == 0
     assert deployed([*story.fail("b1"), *story.due()]) == "b1"
 
@@ -306,7 +320,7 @@ def test_a_blame_of_what_is_not_kept_is_no_loss() -> None:
     story = Story(drawn("a:1 b:1 c:1", "a>b forward pipelined", "b>c hash caching"))
     story.run("a0 b0 c0")
     story.answers_calls = False
-    story.fail("b0", m.MissingPartition("a>b", story.key("a0")))
+    story.fail("b0", job_events.MissingPartition("a>b", story.key("a0")))
     story.lose("c0")
     assert story.master.restarts == 1
 
@@ -356,14 +370,16 @@ def test_a_chain_of_blocking_edges_begins_stage_by_stage() -> None:
     assert deployed(story.report("a0", FINISHED)) == ""
     effects = story.report("a1", FINISHED)
     assert deployed(effects) == "b0 b1"
-    [task, _] = [t for e in effects if isinstance(e, m.DeployTasks) for t in e.tasks]
+    [task, _] = [t for e in effects if isinstance(e, job_effects.DeployTasks) for t in e.tasks]
     assert [channel.producer.host_id for channel in task.inputs[0].channels] == ["t0", "t1"]
     finished_stage(story, "b0 b1")
     # What a failure of the last stage might need again stays to the end.
     story.report("c0")
-    assert not [e for e in story.effects if isinstance(e, m.ReleasePartitions)]
+    assert not [e for e in story.effects if isinstance(e, job_effects.ReleasePartitions)]
     effects = story.report("c0", FINISHED)
-    released = [p for e in effects if isinstance(e, m.ReleasePartitions) for p in e.partitions]
+    released = [
+        p for e in effects if isinstance(e, job_effects.ReleasePartitions) for p in e.partitions
+    ]
     assert in_words(key.subtask for _, key in released) == "a0 a1 b0 b1"
     assert story.master.state is JobState.FINISHED
 
@@ -395,7 +411,7 @@ def test_finished_readers_of_a_deterministic_edge_are_left_alone() -> None:
     finished_stage(story, "a0")
     story.run("b0 c0")
     story.report("b0", FINISHED)
-    effects = [*story.fail("c0", m.MissingPartition("a>c", story.key("a0"))), *story.due()]
+    effects = [*story.fail("c0", job_events.MissingPartition("a>c", story.key("a0"))), *story.due()]
     assert deployed(effects) == "a0"
     assert story.state("b0") is FINISHED
 
@@ -409,7 +425,7 @@ def test_a_lost_partition_that_all_have_read_restarts_nobody() -> None:
     story = Story(plan)
     finished_stage(story, "a0")
     story.run("b0")
-    story.do(m.EndOfDataReported(story.key("b0")))
+    story.do(job_events.EndOfDataReported(story.key("b0")))
     story.lose("a0")
     assert story.master.restarts == 0
     story.report("b0", FINISHED)
@@ -423,10 +439,10 @@ def test_a_reader_that_begins_again_keeps_what_it_reads_from_being_released() ->
     story.run("b0 c0")
     story.report("c0", FINISHED)
     story.answers_calls = False
-    story.do(m.FailureRequested(CAUSE))
+    story.do(job_events.FailureRequested(CAUSE))
     # It finishes while it is cancelled.
     effects = story.report("b0", FINISHED)
-    assert not [e for e in effects if isinstance(e, m.ReleasePartitions) and e.partitions]
+    assert not [e for e in effects if isinstance(e, job_effects.ReleasePartitions) and e.partitions]
 
 
 def test_what_was_released_is_made_again_where_it_is_needed_again() -> None:
@@ -435,9 +451,11 @@ def test_what_was_released_is_made_again_where_it_is_needed_again() -> None:
     finished_stage(story, "a0 x0")
     story.run("c0 d0")
     effects = story.report("c0", FINISHED)
-    released = [p for e in effects if isinstance(e, m.ReleasePartitions) for p in e.partitions]
+    released = [
+        p for e in effects if isinstance(e, job_effects.ReleasePartitions) for p in e.partitions
+    ]
     assert released == [("a>c", story.key("a0")), ("x>c", story.key("x0"))]
-    blame = m.MissingPartition("x>d", story.key("x0"))
+    blame = job_events.MissingPartition("x>d", story.key("x0"))
     assert deployed([*story.fail("d0", blame), *story.due()]) == "a0 x0"
 
 
@@ -447,14 +465,14 @@ def test_a_later_stage_gets_the_number_of_the_attempts_it_begins_with() -> None:
     story.run("a0 a1")
     story.fail("a0")
     effects = story.due()
-    prepared = [e for e in story.effects if isinstance(e, m.PrepareStart)][-1]
+    prepared = [e for e in story.effects if isinstance(e, job_effects.PrepareStart)][-1]
     assert prepared.subtasks is not None
     assert deployed(effects) == "a0"
     story.run("a0")
-    story.do(m.FailureRequested(CAUSE))
+    story.do(job_events.FailureRequested(CAUSE))
     story.due()
-    prepared = [e for e in story.effects if isinstance(e, m.PrepareStart)][-1]
-    assert prepared == m.PrepareStart(2)
+    prepared = [e for e in story.effects if isinstance(e, job_effects.PrepareStart)][-1]
+    assert prepared == job_effects.PrepareStart(2)
     assert set(story.attempts("a0 a1 b0 b1 c0")) == {2}
 
 
@@ -483,12 +501,14 @@ def test_slots_that_are_lost_while_others_are_awaited_are_asked_for_as_well() ->
     story.run("a0 a1 b0 b1")
     story.lose("a1")
     story.answers_calls = False
-    assert story.due()[-1] == m.RequestSlots(1, 1)
-    assert story.do(m.TaskManagerGone("t0", LOST)) == []
-    effects = story.do(m.SlotsGranted((Slot("t2-0", "t2", "1"),), 1))
-    assert effects == [m.RequestSlots(1, 1)]
+    assert story.due()[-1] == job_effects.RequestSlots(1, 1)
+    assert story.do(job_events.TaskManagerGone("t0", LOST)) == []
+    effects = story.do(job_events.SlotsGranted((Slot("t2-0", "t2", "1"),), 1))
+    assert effects == [job_effects.RequestSlots(1, 1)]
     story.answers_calls = True
-    assert deployed(story.do(m.SlotsGranted((Slot("t3-0", "t3", "1"),), 1))) == "a0 a1 b0 b1"
+    assert (
+        deployed(story.do(job_events.SlotsGranted((Slot("t3-0", "t3", "1"),), 1))) == "a0 a1 b0 b1"
+    )
     assert story.master.restarts == 1
 
 
@@ -498,14 +518,14 @@ def test_an_answer_of_an_earlier_call_does_not_stand_for_slots_that_are_awaited(
     story.fail("a0")
     story.answers_calls = False
     [_, first, second] = story.due()
-    assert isinstance(first, m.AllocateSlots)
-    assert isinstance(second, m.AllocateSlots)
-    story.do(m.CallFailed("t1", CAUSE, 1))
-    assert story.due()[-1] == m.RequestSlots(1, 2)
-    late = m.SlotsAllocated("t0", (Endpoint("t0-0", "p0"),), first.call)
+    assert isinstance(first, job_effects.AllocateSlots)
+    assert isinstance(second, job_effects.AllocateSlots)
+    story.do(job_events.CallFailed("t1", CAUSE, 1))
+    assert story.due()[-1] == job_effects.RequestSlots(1, 2)
+    late = job_events.SlotsAllocated("t0", (Endpoint("t0-0", "p0"),), first.call)
     assert story.do(late) == []
     story.answers_calls = True
-    effects = story.do(m.SlotsGranted((Slot("t2-2", "t2", "1"),), 2))
+    effects = story.do(job_events.SlotsGranted((Slot("t2-2", "t2", "1"),), 2))
     assert deployed(effects) == "a0 a1 b0 b1"
 
 
@@ -518,9 +538,9 @@ def test_an_overdue_cancellation_takes_the_slot_and_all_in_it() -> None:
     effects = story.fail("a0")
     assert cancelled(effects) == "d0"
     # All share a slot: c0, which ran, ends as well, and b0 has kept its rows there.
-    effects = story.do(m.CancellationOverdue(1))
-    assert [e for e in effects if isinstance(e, m.FreeSlots)] == [
-        m.FreeSlots((Slot("t0-0", "t0", "1"),))
+    effects = story.do(job_events.CancellationOverdue(1))
+    assert [e for e in effects if isinstance(e, job_effects.FreeSlots)] == [
+        job_effects.FreeSlots((Slot("t0-0", "t0", "1"),))
     ]
     story.answers_calls = True
     assert deployed(story.due()) == "a0 b0 c0 d0"
@@ -540,22 +560,22 @@ def test_a_slot_process_that_was_replaced_has_lost_what_finished_producers_kept_
     assert deployed(story.due()) == "b0"
     effects = story.due()
     assert deployed(effects) == "a0"
-    assert told(effects, m.ReplaceProducer) == "c0"
+    assert told(effects, job_effects.ReplaceProducer) == "c0"
 
 
 # ---------------------------------------------------------------- checkpoints
 
 
-def trigger(story: Story) -> list[m.JobEffect]:
+def trigger(story: Story) -> list[job_effects.JobEffect]:
     return story.do(c.CheckpointRequested("r", 0))
 
 
-def ack(story: Story, text: str, checkpoint_id: int) -> list[m.JobEffect]:
+def ack(story: Story, text: str, checkpoint_id: int) -> list[job_effects.JobEffect]:
     return [
         effect
         for name in text.split()
         for effect in story.do(
-            c.AckReceived(story.key(name), checkpoint_id, object(), (), c.SnapshotSummary(), 0)
+            c.AckReceived(story.key(name), checkpoint_id, object(), (), SnapshotSummary(), 0)
         )
     ]
 
@@ -580,12 +600,12 @@ def test_survivors_hear_of_a_checkpoint_that_was_being_stored_before_producers_a
     story.run("a0 a1 b0 b1")
     trigger(story)
     effects = ack(story, "a0 a1 b0 b1", 1)
-    assert [e for e in effects if isinstance(e, m.WriteManifest)]
+    assert [e for e in effects if isinstance(e, job_effects.WriteManifest)]
     assert told(story.fail("a1"), c.NotifyAborted) == ""
     effects = story.do(c.CheckpointStored(1, "chk-1/manifest", 0))
     assert told(effects, c.NotifyCompleted) == "a0 b0 b1"
     story.restored = RestoredCheckpoint(1)
-    assert told(story.due(), m.ReplaceProducer) == "b0 b1"
+    assert told(story.due(), job_effects.ReplaceProducer) == "b0 b1"
 
 
 def test_a_newest_checkpoint_that_cannot_be_read_any_more_takes_everything_back() -> None:
@@ -611,14 +631,14 @@ def test_what_a_stage_has_left_is_not_replaced_by_what_its_former_attempt_had() 
     def finish(text: str, left: str) -> None:
         story.run(text)
         last = c.LastState(left)
-        story.do(m.AttemptReported(story.key(text), FINISHED, last=last))
+        story.do(job_events.AttemptReported(story.key(text), FINISHED, last=last))
 
     finish("a0", "of the first")
     story.run("b0")
     first = (subtask("a0"), c.LastState("of the first"))
     begun = subtasks("a0 b0")
     story.restored = RestoredCheckpoint(1, subtasks("a0"), subtasks=begun, left=(first,))
-    story.fail("b0", m.MissingPartition("a>b", story.key("a0")))
+    story.fail("b0", job_events.MissingPartition("a>b", story.key("a0")))
     assert deployed(story.due()) == "a0"
     finish("a0", "of the second")
     story.run("b0")
@@ -626,7 +646,7 @@ def test_what_a_stage_has_left_is_not_replaced_by_what_its_former_attempt_had() 
     assert deployed(story.due()) == "b0"
     story.run("b0")
     trigger(story)
-    [store] = [e for e in ack(story, "b0", 1) if isinstance(e, m.WriteManifest)]
+    [store] = [e for e in ack(story, "b0", 1) if isinstance(e, job_effects.WriteManifest)]
     assert store.stored.last == ((story.key("a0"), "of the second"),)
 
 
@@ -635,7 +655,7 @@ def test_a_checkpoint_waits_for_what_has_begun_before_and_waits_for_its_input() 
     story = Story(plan, checkpoints=True)
     finished_stage(story, "a0")
     story.run("b0 c0")
-    blame = m.MissingPartition("a>b", story.key("a0"))
+    blame = job_events.MissingPartition("a>b", story.key("a0"))
     story.fail("b0", blame)
     assert deployed(story.due()) == "a0"
     story.run("a0")
@@ -650,10 +670,10 @@ def test_a_checkpoint_waits_for_what_the_restored_one_holds() -> None:
     plan = drawn("a:1 b:1 c:1", "a>b hash blocking reproducible")
     story = Story(plan, checkpoints=True)
     story.prepares = False
-    story.do(m.FailureRequested(CAUSE))
+    story.do(job_events.FailureRequested(CAUSE))
     story.due()
     held = subtasks("b0 c0")
-    story.do(m.StartPrepared(1, RestoredCheckpoint(7, subtasks=held), (), 8))
+    story.do(job_events.StartPrepared(1, RestoredCheckpoint(7, subtasks=held), (), 8))
     story.run("a0 c0")
     assert told(trigger(story), c.TriggerTasks) == ""
     story.report("a0", FINISHED)
@@ -668,11 +688,11 @@ def test_a_damaged_checkpoint_restarts_everything() -> None:
     story.fail("a1")
     story.due()
     damaged = FailureCause("StoreCorrupt", "chk-3/x was altered", vertex="a")
-    effects = story.do(m.AttemptReported(story.key("a1"), AttemptState.FAILED, damaged))
+    effects = story.do(job_events.AttemptReported(story.key("a1"), AttemptState.FAILED, damaged))
     assert cancelled(effects) == "a0 b0 b1"
     story.restored = RestoredCheckpoint(2)
     effects = story.due()
-    assert effects[0] == m.PrepareStart(2, (3,))
+    assert effects[0] == job_effects.PrepareStart(2, (3,))
     assert deployed(effects) == "a0 a1 b0 b1"
 
 
@@ -680,7 +700,7 @@ def test_an_older_checkpoint_that_is_damaged_leaves_the_newest_alone() -> None:
     """a0 goes on from checkpoint 3, a1 from checkpoint 5."""
     story = Story(drawn("a:2 b:2", "a>b forward pipelined"), checkpoints=True)
     story.restored = RestoredCheckpoint(3)
-    story.do(m.FailureRequested(CAUSE))
+    story.do(job_events.FailureRequested(CAUSE))
     story.due()
     story.run("a0 a1 b0 b1")
     story.restored = RestoredCheckpoint(5)
@@ -688,9 +708,9 @@ def test_an_older_checkpoint_that_is_damaged_leaves_the_newest_alone() -> None:
     story.due()
     story.run("a1 b1")
     damaged = FailureCause("StoreNotFound", "chk-3/x is not there", vertex="a")
-    effects = story.do(m.AttemptReported(story.key("a0"), AttemptState.FAILED, damaged))
+    effects = story.do(job_events.AttemptReported(story.key("a0"), AttemptState.FAILED, damaged))
     assert cancelled(effects) == "b0"
-    assert story.due()[0] == m.PrepareStart(3, (3,), subtasks("a0 b0"))
+    assert story.due()[0] == job_effects.PrepareStart(3, (3,), subtasks("a0 b0"))
 
 
 # ---------------------------------------------------------------- after another JobManager
@@ -709,15 +729,17 @@ def half_read(*attempts: int) -> RestoredCheckpoint:
     return RestoredCheckpoint(4, subtasks("a0 a1"), (), reads, subtasks("a0 a1 b0 b1"))
 
 
-def located(*held: str) -> m.PartitionsLocated:
+def located(*held: str) -> job_events.PartitionsLocated:
     """Of ``h0:a1#3``, TaskManager h0 has what attempt 3 of a1 has sent to b."""
     found = []
     for text in held:
         holder, _, rest = text.partition(":")
         name, _, attempt = rest.partition("#")
         key = AttemptKey(name[0], int(name[1:]), int(attempt))
-        found.append(m.LocatedPartition(holder, Endpoint("", f"server {holder}"), "a>b", key))
-    return m.PartitionsLocated(7, tuple(found))
+        found.append(
+            job_events.LocatedPartition(holder, Endpoint("", f"server {holder}"), "a>b", key)
+        )
+    return job_events.PartitionsLocated(7, tuple(found))
 
 
 def taken_over(plan: JobPlan = BUILT, restored: RestoredCheckpoint | None = None) -> Story:
@@ -731,7 +753,7 @@ def phases(story: Story) -> list[GroupPhase]:
 def test_what_an_earlier_jobmanager_had_done_and_is_held_is_read_on() -> None:
     story = taken_over()
     wanted = (("a>b", AttemptKey("a", 0, 3)), ("a>b", AttemptKey("a", 1, 2)))
-    assert m.LocatePartitions(7, wanted) in story.effects
+    assert job_effects.LocatePartitions(7, wanted) in story.effects
     assert deployed(story.effects) == ""
     effects = story.do(located("h0:a0#3", "h1:a1#2"))
     assert deployed(effects) == "b0 b1"
@@ -739,7 +761,7 @@ def test_what_an_earlier_jobmanager_had_done_and_is_held_is_read_on() -> None:
     channels = {
         (channel.producer.host_id, channel.producer_attempt)
         for e in effects
-        if isinstance(e, m.DeployTasks)
+        if isinstance(e, job_effects.DeployTasks)
         for task in e.tasks
         for edge in task.inputs
         for channel in edge.channels
@@ -752,8 +774,8 @@ def test_what_an_earlier_jobmanager_had_done_and_is_held_is_read_on() -> None:
     assert story.master.state is JobState.RUNNING
     story.report("b0 b1", FINISHED)
     assert story.master.state is JobState.FINISHED
-    released = [e for e in story.effects if isinstance(e, m.ReleasePartitions)]
-    assert released == [m.ReleasePartitions("h0"), m.ReleasePartitions("h1")]
+    released = [e for e in story.effects if isinstance(e, job_effects.ReleasePartitions)]
+    assert released == [job_effects.ReleasePartitions("h0"), job_effects.ReleasePartitions("h1")]
 
 
 def test_rows_that_are_gone_cannot_be_read_on() -> None:
@@ -793,7 +815,7 @@ def test_a_holder_that_is_lost_before_its_rows_are_read_ends_the_job() -> None:
     story = taken_over(restored=half_read(3, 2))
     story.answers_calls = False
     story.do(located("h0:a0#3", "h1:a1#2"))
-    story.do(m.TaskManagerGone("h1", LOST))
+    story.do(job_events.TaskManagerGone("h1", LOST))
     story.answers_calls = True
     story.due()
     assert story.master.state is JobState.FAILED
@@ -807,19 +829,21 @@ def test_nobody_is_asked_twice_what_was_done() -> None:
     story.do(located("h0:a0#3", "h1:a1#2"))
     story.run("b0 b1")
     before = len(story.effects)
-    story.do(m.FailureRequested(CAUSE))
+    story.do(job_events.FailureRequested(CAUSE))
     story.due()
     assert deployed(story.effects[before:]) == "a0 a1"
-    assert not [e for e in story.effects[before:] if isinstance(e, m.LocatePartitions)]
+    assert not [e for e in story.effects[before:] if isinstance(e, job_effects.LocatePartitions)]
 
 
 def test_a_failure_before_anybody_has_said_what_was_done_has_all_be_asked_again() -> None:
     """Nothing has begun under this JobManager: what was done before may still be adopted, by the new numbers."""
     story = taken_over()
     assert phases(story) == [GroupPhase.LOCATING]
-    assert [type(e) for e in story.do(m.FailureRequested(CAUSE))] == [m.PostLater]
+    assert [type(e) for e in story.do(job_events.FailureRequested(CAUSE))] == [
+        job_effects.PostLater
+    ]
     assert phases(story) == [GroupPhase.DELAY]
-    asked = [e for e in story.due() if isinstance(e, m.LocatePartitions)]
+    asked = [e for e in story.due() if isinstance(e, job_effects.LocatePartitions)]
     assert [e.attempt for e in asked] == [8]
     assert story.do(located("h0:a0#3", "h1:a1#2")) == []
     assert story.master.dropped_events == 1, "the answer to the first question is stale"
@@ -831,7 +855,7 @@ def test_a_failure_before_anybody_has_said_what_was_done_has_all_be_asked_again(
 def test_answers_that_nobody_waits_for_change_nothing() -> None:
     story = taken_over()
     assert phases(story) == [GroupPhase.LOCATING]
-    story.do(m.CancelRequested())
+    story.do(job_events.CancelRequested())
     assert phases(story) == [GroupPhase.LATE]
     assert story.master.state is JobState.CANCELED
     assert story.do(located("h0:a0#3", "h1:a1#2")) == []
@@ -842,9 +866,9 @@ def test_a_jobmanager_that_stops_leaves_to_its_successor_what_is_held() -> None:
     story = Story(BUILT, checkpoints=True)
     story.run("a0 a1")
     story.report("a0 a1", FINISHED)
-    effects = story.do(m.SuspendRequested())
+    effects = story.do(job_events.SuspendRequested())
     assert story.master.state is JobState.SUSPENDED
-    assert not [e for e in effects if isinstance(e, m.ReleasePartitions)]
+    assert not [e for e in effects if isinstance(e, job_effects.ReleasePartitions)]
 
 
 def test_splits_wait_for_readers_that_begin_later() -> None:
@@ -856,10 +880,14 @@ def test_splits_wait_for_readers_that_begin_later() -> None:
     story.run("s0 b0")
     found = (Split("x", size=2), Split("y", size=1))
     assert (
-        told(story.do(m.SplitsReported(story.key("s0"), "src", found, True)), m.AddSplits) == "s0"
+        told(
+            story.do(job_events.SplitsReported(story.key("s0"), "src", found, True)),
+            job_effects.AddSplits,
+        )
+        == "s0"
     )
-    [late] = commands(story.report("a1", FINISHED), m.AddSplits)
-    assert late == m.AddSplits(story.key("s1"), "src", (found[1],), True)
+    [late] = commands(story.report("a1", FINISHED), job_effects.AddSplits)
+    assert late == job_effects.AddSplits(story.key("s1"), "src", (found[1],), True)
 
 
 def test_who_discovers_splits_does_not_wait_for_those_who_read_them() -> None:
@@ -867,7 +895,10 @@ def test_who_discovers_splits_does_not_wait_for_those_who_read_them() -> None:
     story = Story(with_source(drawn("a:4@x b:2@x", "a>b rescale blocking"), "a"))
     story.run("a0 a1 a2 a3 b0 b1")
     found = (Split("x", size=2), Split("y", size=1))
-    told_of = told(story.do(m.SplitsReported(story.key("a0"), "src", found, True)), m.AddSplits)
+    told_of = told(
+        story.do(job_events.SplitsReported(story.key("a0"), "src", found, True)),
+        job_effects.AddSplits,
+    )
     assert told_of == "a0 a1 a2 a3"
 
 
@@ -877,10 +908,10 @@ def test_who_discovers_splits_does_not_wait_for_those_who_read_them() -> None:
 def test_after_the_commit_has_begun_a_failure_ends_the_job() -> None:
     story = Story(drawn("a:2"))
     story.run("a0 a1")
-    story.do(m.EndOfDataReported(story.key("a0")))
-    effects = story.do(m.EndOfDataReported(story.key("a1")))
-    assert effects[0] == m.NoteCommit()
-    assert told(effects, m.CommitOutput) == "a0 a1"
+    story.do(job_events.EndOfDataReported(story.key("a0")))
+    effects = story.do(job_events.EndOfDataReported(story.key("a1")))
+    assert effects[0] == job_effects.NoteCommit()
+    assert told(effects, job_effects.CommitOutput) == "a0 a1"
     story.report("a0", FINISHED)
     story.fail("a1")
     assert story.master.state is JobState.FAILED
@@ -891,10 +922,10 @@ def test_after_the_commit_has_begun_a_failure_ends_the_job() -> None:
 def test_all_partitions_are_released_at_the_end() -> None:
     story = Story(CHAIN, checkpoints=False)
     finished_stage(story, "a0 a1")
-    effects = story.do(m.CancelRequested())
-    assert [e for e in effects if isinstance(e, m.ReleasePartitions)] == [
-        m.ReleasePartitions("t0"),
-        m.ReleasePartitions("t1"),
+    effects = story.do(job_events.CancelRequested())
+    assert [e for e in effects if isinstance(e, job_effects.ReleasePartitions)] == [
+        job_effects.ReleasePartitions("t0"),
+        job_effects.ReleasePartitions("t1"),
     ]
 
 

@@ -22,7 +22,7 @@ from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning,
 from jobmanager.graph.slot import Slot
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.partitions.held_partitions import HeldPartition, HeldPartitions, Holdings
 from jobmanager.partitions.promoted import PromotedPart, PromotedSet, newest_named, of_job, share_of
@@ -37,7 +37,7 @@ PLAN = JobPlan(
     (EdgePlan("kept", "v0", "", Partitioning.FORWARD, Exchange.BLOCKING),),
 )
 SLOTS = (Slot("a-0", "a", "1"), Slot("b-0", "b", "1"))
-LOST = m.TaskManagerGone("a", FailureCause("TaskManagerLost", "gone"))
+LOST = job_events.TaskManagerGone("a", FailureCause("TaskManagerLost", "gone"))
 CAUSE = FailureCause("StoreTransient", "no inodes left")
 
 
@@ -47,26 +47,26 @@ def key(index: int, attempt: int = 0) -> AttemptKey:
 
 def running(options: JobOptions | None = None) -> JobMaster:
     master = JobMaster(PLAN, options)
-    master.step(m.JobStarted())
+    master.step(job_events.JobStarted())
     if options is not None:
-        master.step(m.StartPrepared(0))
-    master.step(m.SlotsGranted(SLOTS))
+        master.step(job_events.StartPrepared(0))
+    master.step(job_events.SlotsGranted(SLOTS))
     for call in (1, 1):
         for name in ("a", "b"):
-            effects = master.step(m.SlotsAllocated(name, (Endpoint(f"{name}-0"),), call))
+            effects = master.step(job_events.SlotsAllocated(name, (Endpoint(f"{name}-0"),), call))
             for effect in effects:
-                if isinstance(effect, m.DeployTasks):
+                if isinstance(effect, job_effects.DeployTasks):
                     assert [task.outputs for task in effect.tasks] == [(OutputPlan("kept", 1),)]
     for index in (0, 1):
-        master.step(m.AttemptReported(key(index), AttemptState.RUNNING))
+        master.step(job_events.AttemptReported(key(index), AttemptState.RUNNING))
     assert master.state is JobState.RUNNING
     return master
 
 
-def finished(master: JobMaster) -> list[m.JobEffect]:
-    effects: list[m.JobEffect] = []
+def finished(master: JobMaster) -> list[job_effects.JobEffect]:
+    effects: list[job_effects.JobEffect] = []
     for index in (0, 1):
-        effects = master.step(m.AttemptReported(key(index), AttemptState.FINISHED))
+        effects = master.step(job_events.AttemptReported(key(index), AttemptState.FINISHED))
         master.check()
     return effects
 
@@ -74,31 +74,36 @@ def finished(master: JobMaster) -> list[m.JobEffect]:
 def test_a_job_has_finished_when_its_partitions_are_promoted() -> None:
     master = running()
     assert finished(master) == [
-        m.PromotePartitions(
+        job_effects.PromotePartitions(
             (
-                m.PersistedPartition("a", "kept", key(0)),
-                m.PersistedPartition("b", "kept", key(1)),
+                job_effects.PersistedPartition("a", "kept", key(0)),
+                job_effects.PersistedPartition("b", "kept", key(1)),
             )
         )
     ]
     assert master.state is JobState.RUNNING
     # Nothing else decides any more: what is lost now, the promotion notices.
-    for event in (m.CancelRequested(), m.SuspendRequested(), m.FailureRequested(CAUSE), LOST):
-        assert not any(isinstance(e, m.PublishState) for e in master.step(event))
-    effects = master.step(m.PartitionsPromoted())
-    assert effects[0] == m.PublishState(JobState.FINISHED)
-    released = [e.taskmanager_id for e in effects if isinstance(e, m.ReleasePartitions)]
+    for event in (
+        job_events.CancelRequested(),
+        job_events.SuspendRequested(),
+        job_events.FailureRequested(CAUSE),
+        LOST,
+    ):
+        assert not any(isinstance(e, job_effects.PublishState) for e in master.step(event))
+    effects = master.step(job_events.PartitionsPromoted())
+    assert effects[0] == job_effects.PublishState(JobState.FINISHED)
+    released = [e.taskmanager_id for e in effects if isinstance(e, job_effects.ReleasePartitions)]
     assert released == ["b"]
     master.check()
-    assert master.step(m.PartitionsPromoted()) == []
+    assert master.step(job_events.PartitionsPromoted()) == []
 
 
 def test_a_promotion_that_fails_fails_the_job_for_good() -> None:
     restarts = JobOptions(restart=RestartSettings(FixedDelay(5, 0)))
     master = running(restarts)
     finished(master)
-    effects = master.step(m.PartitionsNotPromoted(CAUSE))
-    states = [e.state for e in effects if isinstance(e, m.PublishState)]
+    effects = master.step(job_events.PartitionsNotPromoted(CAUSE))
+    states = [e.state for e in effects if isinstance(e, job_effects.PublishState)]
     assert states == [JobState.FAILING, JobState.FAILED]
     assert master.failure is not None
     assert master.failure.error_class == "Unrecoverable"
@@ -106,28 +111,30 @@ def test_a_promotion_that_fails_fails_the_job_for_good() -> None:
     master.check()
 
 
-@pytest.mark.parametrize("event", [m.CancelRequested(), m.FailureRequested(CAUSE)])
-def test_a_job_that_ends_otherwise_promotes_nothing(event: m.JobEvent) -> None:
+@pytest.mark.parametrize(
+    "event", [job_events.CancelRequested(), job_events.FailureRequested(CAUSE)]
+)
+def test_a_job_that_ends_otherwise_promotes_nothing(event: job_events.JobEvent) -> None:
     master = running()
-    master.step(m.AttemptReported(key(0), AttemptState.FINISHED))
+    master.step(job_events.AttemptReported(key(0), AttemptState.FINISHED))
     effects = master.step(event)
     # The last attempt had finished before it heard of its end.
-    effects += master.step(m.AttemptReported(key(1), AttemptState.FINISHED))
-    assert not any(isinstance(effect, m.PromotePartitions) for effect in effects)
+    effects += master.step(job_events.AttemptReported(key(1), AttemptState.FINISHED))
+    assert not any(isinstance(effect, job_effects.PromotePartitions) for effect in effects)
     assert master.state in (JobState.CANCELED, JobState.FAILED)
     master.check()
 
 
 def test_what_is_lost_before_the_end_is_made_again() -> None:
     master = running(JobOptions(restart=RestartSettings(FixedDelay(5, 0))))
-    master.step(m.AttemptReported(key(0), AttemptState.FINISHED))
+    master.step(job_events.AttemptReported(key(0), AttemptState.FINISHED))
     effects = master.step(LOST)
-    assert m.PostLater(0, m.RestartDue(1)) in effects
+    assert job_effects.PostLater(0, job_events.RestartDue(1)) in effects
     # The other one finishes meanwhile: that is not the end.
-    effects = master.step(m.AttemptReported(key(1), AttemptState.FINISHED))
-    assert not any(isinstance(effect, m.PromotePartitions) for effect in effects)
-    effects = master.step(m.RestartDue(1))
-    assert any(isinstance(effect, m.PrepareStart) for effect in effects)
+    effects = master.step(job_events.AttemptReported(key(1), AttemptState.FINISHED))
+    assert not any(isinstance(effect, job_effects.PromotePartitions) for effect in effects)
+    effects = master.step(job_events.RestartDue(1))
+    assert any(isinstance(effect, job_effects.PrepareStart) for effect in effects)
     assert [a.key.attempt for a in master.graph.current()] == [1, 0]
     master.check()
 

@@ -27,19 +27,16 @@ def table_of_names() -> str:
 
 def test_names_of_the_code_that_are_easily_confused_are_told_apart() -> None:
     named = set(re.findall(r"`(\w+)`", table_of_names()))
-    assert named - {"Phase", "m", "c", "job_messages"} == NAMES
+    assert named - {"Phase", "c", "job_events", "job_effects"} == NAMES
     for name in NAMES:
         found = [text for text in SOURCES if re.search(rf"^class {name}\b", text, re.MULTILINE)]
         assert len(found) == 1, f"{name} is one class, and the glossary says which"
 
 
 def test_a_short_name_stands_for_one_module() -> None:
-    short: dict[str, set[str]] = {"m": set(), "c": set()}
+    short: dict[str, set[str]] = {"c": set()}
     for text in SOURCES:
-        pattern = r"^from ([\w.]+) import (\w+) as ([mc])$"
+        pattern = r"^from ([\w.]+) import (\w+) as (c)$"
         for package, module, name in re.findall(pattern, text, re.MULTILINE):
             short[name].add(f"{package}.{module}")
-    assert short == {
-        "m": {"jobmanager.messages.job_messages"},
-        "c": {"jobmanager.checkpoint.messages"},
-    }
+    assert short == {"c": {"jobmanager.checkpoint.messages"}}

@@ -5,7 +5,7 @@ Method: step by step, with the counts of the shared files, and what is deleted, 
 
 from __future__ import annotations
 
-from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import FileReference
 from tests.support.checkpoints import ONE_TASK, Driver, deletions, shared
 
 FILES = {
@@ -19,7 +19,7 @@ FILES = {
 }
 
 
-def references(*names: str) -> list[c.FileReference]:
+def references(*names: str) -> list[FileReference]:
     return [shared(name, FILES[name]) for name in names]
 
 

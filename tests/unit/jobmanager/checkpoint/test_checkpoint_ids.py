@@ -12,6 +12,7 @@ import pytest
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from penstock.errors import Fenced
@@ -82,7 +83,7 @@ def test_an_ack_of_what_another_leader_has_triggered_is_refused_and_counted(
     uploaded = (private("shared/x"),)
 
     def ack(leader_epoch: int) -> list[c.CoordinatorEffect]:
-        summary = c.SnapshotSummary()
+        summary = SnapshotSummary()
         id_ = trigger.checkpoint_id
         received = c.AckReceived(
             SOURCE, id_, "s", uploaded, summary, driver.now_ms, leader_epoch=leader_epoch

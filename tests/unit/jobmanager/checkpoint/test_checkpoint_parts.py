@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 from jobmanager.checkpoint.deletion_queue import (
     BATCH_PATHS_MAX,
     FIRST_RETRY_MS,
@@ -129,10 +130,10 @@ def test_deletions_go_in_batches_and_back_off() -> None:
 
 def test_summary_takes_maxima_of_times_and_sums_of_bytes() -> None:
     summaries = [
-        c.SnapshotSummary(1, 9, 2.5, 3, 10, 100, 6),
-        c.SnapshotSummary(5, 4, 0.5, 7, 20, 200, 1),
+        SnapshotSummary(1, 9, 2.5, 3, 10, 100, 6),
+        SnapshotSummary(5, 4, 0.5, 7, 20, 200, 1),
     ]
-    assert summarize(summaries) == c.SnapshotSummary(5, 9, 2.5, 7, 30, 300, 7)
+    assert summarize(summaries) == SnapshotSummary(5, 9, 2.5, 7, 30, 300, 7)
 
 
 def test_history_keeps_the_last_ones_and_all_that_are_pending() -> None:
@@ -140,13 +141,13 @@ def test_history_keeps_the_last_ones_and_all_that_are_pending() -> None:
     statistics.triggered(1, 10, 4)
     for number in range(2, 2 * HISTORY_MAX):
         statistics.triggered(number, 10, 4)
-        statistics.acknowledged(number, c.SnapshotSummary(sync_ms=2.0, state_bytes=3))
+        statistics.acknowledged(number, SnapshotSummary(sync_ms=2.0, state_bytes=3))
         statistics.failed(number, "why", 20)
         statistics.check()
     records = statistics.records({3})
     assert len(records) == HISTORY_MAX
     assert records[-1].checkpoint_id == 1
     assert records[-1].status is CheckpointStatus.PENDING
-    assert records[0].summary == c.SnapshotSummary(sync_ms=2.0, state_bytes=3)
+    assert records[0].summary == SnapshotSummary(sync_ms=2.0, state_bytes=3)
     with pytest.raises(InvariantViolation, match="twice"):
         statistics.failed(2 * HISTORY_MAX - 1, "again", 30)

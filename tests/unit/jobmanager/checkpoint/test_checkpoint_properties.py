@@ -17,6 +17,12 @@ from typing_extensions import override
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
+from jobmanager.checkpoint.completed_checkpoint import (
+    FileRange,
+    FileReference,
+    SharedKey,
+    SnapshotSummary,
+)
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.graph.execution_attempt import AttemptKey
@@ -35,9 +41,9 @@ class ModelCheckpoint:
 
     participants: set[AttemptKey]
     finished: set[AttemptKey]
-    acks: dict[AttemptKey, tuple[c.FileReference, ...]] = field(default_factory=dict)
+    acks: dict[AttemptKey, tuple[FileReference, ...]] = field(default_factory=dict)
     resolved: set[str] = field(default_factory=set)
-    final: tuple[c.FileReference, ...] = ()
+    final: tuple[FileReference, ...] = ()
 
 
 @dataclass
@@ -45,8 +51,8 @@ class ModelTask:
     """A running subtask and what its backend believes to be confirmed."""
 
     finished: bool
-    confirmed: dict[c.SharedKey, c.FileRange]
-    acked: dict[int, dict[c.SharedKey, c.FileRange]] = field(default_factory=dict)
+    confirmed: dict[SharedKey, FileRange]
+    acked: dict[int, dict[SharedKey, FileRange]] = field(default_factory=dict)
     notices: list[int] = field(default_factory=list)
 
 
@@ -76,7 +82,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.pending: dict[int, ModelCheckpoint] = {}
         self.storing: int | None = None
         self.is_unsettled = False
-        self.kept: dict[int, tuple[c.FileReference, ...]] = {}
+        self.kept: dict[int, tuple[FileReference, ...]] = {}
         self.ever_completed: set[int] = set()
         self.deleting: tuple[str, ...] = ()
         self.open_requests: set[str] = set()
@@ -173,12 +179,12 @@ class CoordinatorModel(RuleBasedStateMachine):
                     location = replaced.get(key, location)
                     assert location.checksum == reference.location.checksum
                     assert location == self.locations().get(key, location)
-                final[key or location] = c.FileReference(key, location)
+                final[key or location] = FileReference(key, location)
         checkpoint.final = tuple(final.values())
         assert {reference.location.path for reference in checkpoint.final} <= self.disk
         self.storing = effect.checkpoint_id
 
-    def locations(self) -> dict[c.SharedKey, c.FileRange]:
+    def locations(self) -> dict[SharedKey, FileRange]:
         """Where shared files of kept checkpoints lie."""
         return {
             reference.key: reference.location
@@ -214,15 +220,15 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.disk.add(path)
         return path
 
-    def snapshot(self, key: AttemptKey, names: set[str]) -> tuple[c.FileReference, ...]:
+    def snapshot(self, key: AttemptKey, names: set[str]) -> tuple[FileReference, ...]:
         """What a backend hands in: confirmed files by reference, the others in one new packed file."""
         task = self.tasks[key]
         packed = self.upload()
-        references = [c.FileReference(None, c.FileRange(packed, 0, 5, 5))]
+        references = [FileReference(None, FileRange(packed, 0, 5, 5))]
         for offset, name in enumerate(sorted(names), start=1):
-            shared_key = c.SharedKey(key.vertex, 0, "instance", name)
-            new = c.FileRange(packed, 10 * offset, 10, NAMES.index(name))
-            references.append(c.FileReference(shared_key, task.confirmed.get(shared_key, new)))
+            shared_key = SharedKey(key.vertex, 0, "instance", name)
+            new = FileRange(packed, 10 * offset, 10, NAMES.index(name))
+            references.append(FileReference(shared_key, task.confirmed.get(shared_key, new)))
         return tuple(references)
 
     # ------------------------------------------------------------ tasks
@@ -332,9 +338,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         checkpoint.resolved |= resolved
         self.tasks[key].acked[checkpoint_id] = {r.key: r.location for r in references if r.key}
         effects = self.send(
-            c.AckReceived(
-                key, checkpoint_id, object(), references, c.SnapshotSummary(), self.now_ms
-            )
+            c.AckReceived(key, checkpoint_id, object(), references, SnapshotSummary(), self.now_ms)
         )
         aborted = {r.checkpoint_id: r.reason for r in of_type(effects, c.ReportAborted)}
         if aborted.get(checkpoint_id) is c.AbortReason.DECLINED:
@@ -351,15 +355,13 @@ class CoordinatorModel(RuleBasedStateMachine):
         if checkpoint and key in checkpoint.participants and key not in checkpoint.acks:
             return
         dropped = self.machine.dropped_events
-        references: tuple[c.FileReference, ...] = (
-            c.FileReference(None, c.FileRange(self.upload(), 0, 1, 1)),
+        references: tuple[FileReference, ...] = (
+            FileReference(None, FileRange(self.upload(), 0, 1, 1)),
         )
         if self.kept:
             references += data.draw(st.sampled_from(list(self.kept.values())))
         self.send(
-            c.AckReceived(
-                key, checkpoint_id, object(), references, c.SnapshotSummary(), self.now_ms
-            )
+            c.AckReceived(key, checkpoint_id, object(), references, SnapshotSummary(), self.now_ms)
         )
         assert self.machine.dropped_events == dropped + 1
 
@@ -371,10 +373,10 @@ class CoordinatorModel(RuleBasedStateMachine):
         if not missing:
             return
         key = data.draw(st.sampled_from(sorted(self.locations(), key=str)))
-        wrong = c.FileReference(key, c.FileRange(self.upload(), 0, 10, 99))
+        wrong = FileReference(key, FileRange(self.upload(), 0, 10, 99))
         effects = self.send(
             c.AckReceived(
-                missing[0], checkpoint_id, object(), (wrong,), c.SnapshotSummary(), self.now_ms
+                missing[0], checkpoint_id, object(), (wrong,), SnapshotSummary(), self.now_ms
             )
         )
         reports = {r.checkpoint_id: r.reason for r in of_type(effects, c.ReportAborted)}
@@ -468,7 +470,7 @@ class CoordinatorModel(RuleBasedStateMachine):
     def counts_are_what_completed_checkpoints_name(self) -> None:
         for vertex in VERTICES:
             for name in NAMES:
-                key = c.SharedKey(vertex, 0, "instance", name)
+                key = SharedKey(vertex, 0, "instance", name)
                 named = [references for references in self.kept.values() if key in keys(references)]
                 assert self.machine.shared_count(key) == len(named)
 
@@ -511,7 +513,7 @@ class CoordinatorModel(RuleBasedStateMachine):
             assert again.shared_count(key) == self.machine.shared_count(key)
 
 
-def keys(references: tuple[c.FileReference, ...]) -> set[c.SharedKey | None]:
+def keys(references: tuple[FileReference, ...]) -> set[SharedKey | None]:
     return {reference.key for reference in references}
 
 

@@ -6,6 +6,7 @@ Method: each rule as a short history of one task with two checkpoints under way.
 from __future__ import annotations
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import FileRange, FileReference
 from tests.support.checkpoints import (
     CHAIN,
     MIDDLE,
@@ -183,7 +184,7 @@ def test_a_key_with_another_size_from_a_concurrent_checkpoint_is_found_at_regist
 
 def test_ranges_of_one_file_go_with_the_last_of_them() -> None:
     packed = [
-        c.FileReference(shared(name, "").key, c.FileRange("chk-1/pack", offset, 10, 1))
+        FileReference(shared(name, "").key, FileRange("chk-1/pack", offset, 10, 1))
         for offset, name in ((0, "run-1"), (10, "run-2"))
     ]
     driver = Driver(ONE_TASK)

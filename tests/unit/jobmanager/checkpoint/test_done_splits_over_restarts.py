@@ -22,6 +22,7 @@ import pytest
 from common.done_splits import SEALED_FROM, digest_of
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.done_splits_store import read_done_splits
 from jobmanager.checkpoint.settings import CheckpointSettings
@@ -31,7 +32,7 @@ from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.job.restored_tasks import restored_checkpoint, restored_tasks
 from jobmanager.job.source_splits import SourceSplits
-from jobmanager.messages import job_messages as m
+from jobmanager.messages import job_effects, job_events
 from jobmanager.rpc.graph_convert import plan_of
 from penstock.connectors.source import PART_OF, Split
 from penstock.errors import StoreTransient, Unrecoverable
@@ -203,7 +204,7 @@ class World:
     def report(self, split_ids: Iterable[str]) -> None:
         """Subtask 0 has found these."""
         splits = tuple(Split(split_id, size=1) for split_id in split_ids)
-        event = m.SplitsReported(self.readers[0].key, UID, splits, final=False)
+        event = job_events.SplitsReported(self.readers[0].key, UID, splits, final=False)
         self._tell(self.splits.assign(event, ExecutionGraph(self.plan)))
 
     def add(self, *split_ids: str) -> None:
@@ -214,7 +215,7 @@ class World:
         """What was listed before is reported again where subtask 0 has begun again, or the mount was away."""
         self.report(self.listed)
 
-    def _tell(self, told: Iterable[m.AddSplits]) -> None:
+    def _tell(self, told: Iterable[job_effects.AddSplits]) -> None:
         for each in told:
             self.readers[each.key.subtask_index].open += [split.id for split in each.splits]
 
@@ -262,7 +263,7 @@ class World:
                 checkpoint_id,
                 snapshot,
                 references_of(snapshot),
-                c.SnapshotSummary(),
+                SnapshotSummary(),
                 self.now_ms,
                 self.leader_epoch,
             )

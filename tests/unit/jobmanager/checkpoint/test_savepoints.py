@@ -11,6 +11,7 @@ import random
 import pytest
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import FileRange
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.trigger_policy import Request, TriggerPolicy
@@ -63,7 +64,7 @@ def test_it_is_not_kept_counted_or_built_upon() -> None:
     assert not of_type(effects, c.ReportCompleted)
     machine = driver.machine
     assert [kept.checkpoint_id for kept in machine.retained] == [1]
-    assert machine.shared_count(shared("a", "").key or c.FileRange("", 0, 0, 0)) == 1
+    assert machine.shared_count(shared("a", "").key or FileRange("", 0, 0, 0)) == 1
     assert machine.completed_total == 1
     assert [record.checkpoint_id for record in machine.history] == [1]
     # The next checkpoint has an id behind it, and releases the first one's file.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 from jobmanager.checkpoint.failure_policy import pause_after_failures_ms
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.trigger_policy import (
@@ -166,7 +167,7 @@ def test_periodic_ones_keep_going() -> None:
             driver.now_ms += 50
             driver.step(
                 c.AckReceived(
-                    SOURCE, trigger.checkpoint_id, None, (), c.SnapshotSummary(), driver.now_ms
+                    SOURCE, trigger.checkpoint_id, None, (), SnapshotSummary(), driver.now_ms
                 )
             )
             driver.stored(trigger.checkpoint_id)
