@@ -18,7 +18,9 @@ from benchmarks.state_benchmarks import StateSettings, numbers
 from penstock.client.client import Client
 from penstock.errors import JobCanceled
 
-ALONE_S = 10.0
+ALONE_S = 15.0
+INTERVAL = "5s"
+"""Of the running job's own checkpoints, which a savepoint comes on top of."""
 _POLL_S = 0.005
 
 
@@ -32,12 +34,12 @@ def run_rescale(settings: StateSettings, repeat: int) -> Iterator[dict[str, Any]
             bench_cluster(slots, memory) as cluster,
         ):
             directory = Path(name)
-            config = {"execution.checkpointing.interval": "1h"}
+            config = {"execution.checkpointing.interval": INTERVAL}
             job = GatedJob(cluster, directory, settings.job, settings.keys, config, numbers)
             job.let(settings.keys)
             job.checkpoint()
             job.gate.limit = ENDLESS
-            job.rate(ALONE_S / 2)
+            job.rate(ALONE_S)
             before_rate = job.rate(ALONE_S)
             started, read = time.monotonic(), job.gate.rows_read
             path = job.handle.savepoint(directory / "kept", timeout=TIMEOUT_S)

@@ -12,90 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import penstock as ps
 from tests.integration.conftest import NewEnvironment
-from tests.integration.test_nexmark_rescaled import (
-    QUERIES,
-    RATE,
-    WINDOW_MS,
-    Query,
-    golden,
-    read,
-    rows_in,
-)
+from tests.integration.test_nexmark_rescaled import golden, rows_in
 from tests.support.jobs import DEADLINE_S, await_details, cancel, canonical
+from tests.support.nexmark_queries import QUERIES, RATE
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(7)]
 
-SUMMARY = {
-    "auction": "int64",
-    "bids": "int64",
-    "prices": "int64",
-    "highest": "int64",
-    "bidders": "int64",
-    "listed": "int64",
-    "fresh": "int64",
-}
-
-
-class AllStates(ps.KeyedProcessFunction):
-    """Keeps something of each bid in a state of every kind, and says what is there when there was none for a while."""
-
-    bids = ps.AggregatingState("bids", "count", pa.int64())
-    prices = ps.ReducingState("prices", pa.int64(), lambda a, b: a + b)
-    highest = ps.ValueState("highest", pa.int64(), default=0)
-    bidders = ps.MapState("bidders", pa.int64(), pa.string())
-    listed = ps.ListState("listed", pa.float64())
-    fresh = ps.MapState("fresh", pa.string(), pa.int64(), ttl=ps.Ttl("1h"))
-    last = ps.ValueState("last", pa.int64(), default=0, ttl=ps.Ttl("1h"))
-
-    def process(self, row: Any, ctx: Any, out: Any) -> None:
-        self.bids.add(row.price)
-        self.prices.add(row.price)
-        self.highest.update(max(row.price, self.highest.value()))
-        self.bidders.put(row.bidder, "seen")
-        self.listed.add(row.price / 2)
-        self.fresh.put(str(row.price % 7), row.price)
-        due = ctx.timestamp + WINDOW_MS
-        self.last.update(max(due, self.last.value()))
-        ctx.timers.event_time(due)
-
-    def on_timer(self, time: int, ctx: Any, out: Any) -> None:
-        if time == self.last.value():
-            out.emit(
-                auction=ctx.key,
-                bids=self.bids.get(),
-                prices=self.prices.get(),
-                highest=self.highest.value(),
-                bidders=len(list(self.bidders.keys())),
-                listed=int(2 * sum(self.listed.get())),
-                fresh=len(list(self.fresh.keys())),
-            )
-
-
-def states(env: ps.Environment, rate: float | None) -> ps.Stream:
-    return read(env, "bid", rate).key_by("auction").process(AllStates(), schema=SUMMARY).uid("all")
-
-
-def within(env: ps.Environment, rate: float | None) -> ps.Stream:
-    bids = read(env, "bid", rate).select("auction", "price").uid("within-bids")
-    auctions = read(env, "auction", rate).select(auction=ps.col("id"), seller=ps.col("seller"))
-    pairs = bids.join(auctions.uid("within-auctions"), on="auction", within=("-2s", "2s"))
-    return pairs.uid("within")
-
-
-def collected(env: ps.Environment, rate: float | None) -> ps.Stream:
-    keyed = read(env, "bid", rate).key_by("auction").window(ps.tumbling(WINDOW_MS))
-    return keyed.aggregate(
-        bidders=ps.count_distinct("bidder"), mean=ps.mean("price"), best=ps.max("price")
-    ).uid("collected")
-
-
-MORE: dict[str, Query] = {query.__name__: query for query in (states, within, collected)}
-QUERIES.update(MORE)
 WAYS = [("hashmap", "rocksdb", 3), ("rocksdb", "hashmap", 3), ("rocksdb", "rocksdb", 1)]
 
 
