@@ -17,7 +17,8 @@ from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.liveness.loss_reason import LossReason
 from jobmanager.messages.job_state import JobState
-from jobmanager.scheduler.cluster_runner import ClusterRunner, SlotCounts
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.scheduler.registered_client import SlotCounts
 from penstock.storage.s3.metrics import REQUESTS
 
 _JOB_LABELS = ("job_id", "job_name")

@@ -40,7 +40,8 @@ from taskmanager.rpc.registration_runner import RegistrationRunner
 from taskmanager.rpc.result_forwarder_runner import ResultForwarder
 from taskmanager.rpc.taskmanager_servicer import TaskManagerServicer
 from taskmanager.slots.artifact_cache_store import ArtifactCache
-from taskmanager.slots.slot_supervisor_runner import SlotEnvironment, SlotSupervisor
+from taskmanager.slots.slot_environment import SlotEnvironment
+from taskmanager.slots.slot_supervisor_runner import SlotSupervisor
 from taskmanager.slots.slot_table import SlotTable
 
 ROLE = "taskmanager"

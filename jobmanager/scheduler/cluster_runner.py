@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -28,6 +27,7 @@ from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
 from jobmanager.scheduler.admission import TaskManagerFacts
 from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
+from jobmanager.scheduler.registered_client import JobInbox, RegisteredTaskManager, SlotCounts
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
 from penstock.client.addresses import parse_address
 from penstock.config import Configuration
@@ -42,41 +42,6 @@ from penstock.pb import client_pb2
 
 _REGISTRATION_RETRY_MS = 2_000
 """TaskManagers that look for their JobManager let no more time go by between two attempts."""
-
-
-class JobInbox(Protocol):
-    """Where a job hears of its slots."""
-
-    def post(self, event: job_events.JobEvent) -> None:
-        """Takes an event; never waits."""
-
-
-@dataclass(slots=True)
-class RegisteredTaskManager:
-    """One TaskManager and how to reach it."""
-
-    facts: TaskManagerFacts
-    address: str
-    incarnation: str
-    pid: int
-    client: TaskManagerClient
-    watch: TaskManagerWatch
-    watching: asyncio.Task[None]
-    last_heartbeat_ms: int
-    slots: tuple[internal_pb2.HeldSlot, ...] = ()
-    memory_bytes: int = 0
-    spill_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SlotCounts:
-    """What metrics show; replaced as a whole, so that any thread may read it."""
-
-    total: int = 0
-    free: int = 0
-    taskmanagers: int = 0
-    waiting_jobs: int = 0
-    dropped_events: int = 0
 
 
 class ClusterRunner:
@@ -117,8 +82,6 @@ class ClusterRunner:
         self.losses: Mapping[LossReason, int] = {}
         """TaskManagers lost since the start; replaced as a whole, like ``counts``."""
 
-    # ------------------------------------------------------------ life
-
     async def run(self, started: asyncio.Event) -> None:
         """Watches deadlines and connections until it is cancelled."""
         try:
@@ -134,8 +97,8 @@ class ClusterRunner:
     async def _watch_deadlines(self) -> None:
         while True:
             self._deadlines_changed.clear()
-            deadlines = (self._monitor.next_deadline_ms(), self._pool.next_deadline_ms())
-            due = min((deadline for deadline in deadlines if deadline is not None), default=None)
+            deadlines = self._monitor.next_deadline_ms(), self._pool.next_deadline_ms()
+            due = min((one for one in deadlines if one is not None), default=None)
             delay_s = None if due is None else max(0.0, (due - self._now_ms()) / 1000)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
@@ -147,8 +110,6 @@ class ClusterRunner:
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
-
-    # ------------------------------------------------------------ TaskManagers
 
     def register(self, request: internal_pb2.RegisterTaskManagerRequest) -> None:
         """A TaskManager has come, or has come back.

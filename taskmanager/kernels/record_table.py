@@ -25,6 +25,7 @@ from penstock.storage.key_encoding import KeyBatch, is_fixed_key
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels.accumulators import AccumulatorKind, AccumulatorOverflowError, Values
 from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.kernels.byte_key_records import ByteKeyRecords
 from taskmanager.kernels.interface import Kernels
 from taskmanager.kernels.record_versions import (
     NO_VERSION,
@@ -33,7 +34,7 @@ from taskmanager.kernels.record_versions import (
     RecordPiece,
     RecordVersions,
 )
-from taskmanager.kernels.slot_table import NO_NULLS, ByteKeyRecords, FixedKeyRecords
+from taskmanager.kernels.slot_table import NO_NULLS, FixedKeyRecords
 
 SEEN_BITS: Final = 63
 """Accumulators that share one word of seen bits."""

@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from taskmanager.slots.artifact_cache_store import ArtifactCache, JobFiles
 from taskmanager.slots.attempt_table import JobAttemptKey, key_of, state_event
 from taskmanager.slots.names import require_name
 from taskmanager.slots.requirements import check_requirements
+from taskmanager.slots.slot_environment import SlotEnvironment
 from taskmanager.slots.slot_process_runner import ReportEvent, SlotProcessRunner, TakeResults
 from taskmanager.slots.slot_table import SlotTable
 
@@ -41,33 +42,6 @@ _STOP_GRACE_S = 1.0
 _DROP_GRACE_S = 0.5
 _READY_TIMEOUT_S = 30.0
 _CLOSED_ATTEMPTS_MAX = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class SlotEnvironment:
-    """What is the same for all slots of this TaskManager.
-
-    Attributes:
-        log_directory: holds one directory per job.
-        socket_directory: private, with a short path.
-        work_directory: holds one directory per slot process.
-        local_state: directories for copies of snapshots.
-        spill_directory: takes partitions that do not fit into memory, or outlive their slot.
-        terminal_fd: where print sinks write besides their log, None = nowhere.
-        token: the cluster's secret, "" without one.
-    """
-
-    taskmanager_id: str
-    host_id: str
-    config: Configuration
-    log_directory: Path
-    socket_directory: Path
-    work_directory: Path
-    spill_directory: Path
-    packages: Mapping[str, str]
-    local_state: Sequence[Path] = ()
-    terminal_fd: int | None = None
-    token: str = ""
 
 
 @dataclass(slots=True)

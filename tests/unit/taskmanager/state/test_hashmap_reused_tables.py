@@ -8,7 +8,7 @@ import pytest
 
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import AccumulatorKind, encode_keys
-from taskmanager.kernels.slot_table import ByteKeyRecords
+from taskmanager.kernels.byte_key_records import ByteKeyRecords
 from taskmanager.operators.aggregation import AggregateInputs
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.hashmap.store import HashMapStateBackend
