@@ -100,13 +100,16 @@ def test_a_seed_reproduces_itself(job):
 
 
 def test_a_seed_reproduces_itself_where_stores_name_what_they_refuse():
-    def run():
-        drawn = draw_run(5, "hashmap", "mixed")
+    def run(seed):
+        drawn = draw_run(seed, "hashmap", "mixed")
         weather = dataclasses.replace(drawn.faults.slot_store, failures=0.4)
         settings = drawn.settings | {"state.storage.fs.memory-threshold": 0}
         faults = dataclasses.replace(drawn.faults, slot_store=weather)
-        return simulate_run(dataclasses.replace(drawn, faults=faults, settings=settings), 5)
+        return simulate_run(dataclasses.replace(drawn, faults=faults, settings=settings), seed)
 
-    first, second = run(), run()
-    assert any("declines" in moment.text and "shared/" in moment.text for moment in first.story)
-    assert first.story == second.story
+    def names_a_file(cluster):
+        return any("declines" in told.text and "shared/" in told.text for told in cluster.story)
+
+    # Which of the seeds that is changes with every message more or less.
+    seed, first = next((seed, cluster) for seed in range(20) if names_a_file(cluster := run(seed)))
+    assert first.story == run(seed).story
