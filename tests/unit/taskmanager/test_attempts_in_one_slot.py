@@ -8,6 +8,7 @@ another slot, which lives on.
 from __future__ import annotations
 
 import collections
+import itertools
 from pathlib import Path
 
 from common.elements import CheckpointBarrier, EndOfData
@@ -42,12 +43,16 @@ class Host:
         self.work_directory = directory
         self.partition_wait_ms = 10_000
         self.events: list[internal_pb2.TaskEvent] = []
+        self._names = itertools.count()
 
     def background_delay_ns(self, is_snapshot: bool) -> int:
         return 1_000_000 if is_snapshot else 0
 
     def open_store(self) -> StoreAccess:
         return StoreAccess(AuditedStore(), self.network.random)
+
+    def new_name(self) -> str:
+        return f"{next(self._names):012x}"
 
     def tell(self, process: str, text: str) -> None:
         pass

@@ -209,13 +209,23 @@ def shuffles(parallelism: int, exchange: Exchange) -> JobPlan:
     )
 
 
+def made_in_s(plan: JobPlan) -> float:
+    """CPU seconds in which the regions are found, at best."""
+    taken = []
+    for _ in range(5):
+        before = time.process_time()
+        RegionGraph(plan)
+        taken.append(time.process_time() - before)
+    return min(taken)
+
+
 @pytest.mark.parametrize("exchange", list(Exchange))
 def test_size_is_that_of_the_subtasks_not_of_the_channels(exchange: Exchange) -> None:
     """500 x 500 x 3 channels: groups name each subtask once per edge, and nothing is asked twice."""
     plan = shuffles(500, exchange)
-    before = time.process_time()
     graph = RegionGraph(plan)
-    assert time.process_time() - before < 1
+    # Four times the subtasks have sixteen times the channels.
+    assert made_in_s(plan) < 10 * made_in_s(shuffles(125, exchange))
     assert len(graph.regions) == (1 if exchange is Exchange.PIPELINED else 2000)
     named = sum(len(group.producers) + len(group.consumers) for group in channel_groups(plan))
     assert named == 3 * 1000
