@@ -7,7 +7,6 @@ Each process of a simulation has its own ``StoreAccess``, so that the calls of o
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -43,7 +42,6 @@ class StoreWeather:
 
 
 CALM = StoreWeather()
-_RANDOM_PART = re.compile(r"-[0-9a-f]{12}$")
 
 
 def _raise(error: AssertionError) -> None:
@@ -108,11 +106,6 @@ class AuditedStore:
         return named
 
 
-def _told(call: str) -> str:
-    """Without what is random in the names of files: a seed tells the same story each time."""
-    return _RANDOM_PART.sub("", call)
-
-
 class StoreAccess(ObjectStore):
     """The store as one process sees it.
 
@@ -145,7 +138,7 @@ class StoreAccess(ObjectStore):
         self._hang(weather)
         if weather.failures and self._draws.random() < weather.failures:
             self._audited.failures += 1
-            raise StoreTransient(f"{_told(call)}: the simulated store does not answer")
+            raise StoreTransient(f"{call}: the simulated store does not answer")
 
     def _hang(self, weather: StoreWeather) -> None:
         if weather.hanging and self._draws.random() < weather.hanging / 2:
@@ -161,7 +154,7 @@ class StoreAccess(ObjectStore):
         self._hang(weather)
         if weather.lost_answers and self._draws.random() < weather.lost_answers:
             self._audited.failures += 1
-            raise StoreTransient(f"{_told(call)}: the answer of the simulated store is lost")
+            raise StoreTransient(f"{call}: the answer of the simulated store is lost")
 
     @override
     def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
