@@ -282,6 +282,7 @@ def _liar(world: str, rows: int, rate: float | None, parallelism: int, name: str
         from tests.support.simulated_world import World
 
         told = World.of(world).processing()
+        World.of(world).sent[row.value] = told
         return {
             "key": (row.value * 31 + told // 40 if moves else row.value * 31) % 7,
             "value": row.value,

@@ -24,6 +24,7 @@ class World:
         on_commit: called before and after each commit; may raise.
         on_processing: called for each row that a function processes; may raise.
         breaches: what functions have seen that they must never see, whether or not it becomes visible.
+        sent: of each value what a function in front of an exchange has said of it last.
         heard: of each value all that functions behind an exchange were ever told of it.
     """
 
@@ -33,6 +34,7 @@ class World:
         self.on_commit: Callable[[], None] = lambda: None
         self.on_processing: Callable[[], None] = lambda: None
         self.breaches: list[str] = []
+        self.sent: dict[int, int] = {}
         self.heard: dict[int, set[int]] = {}
         self._processed = 0
         _worlds[name] = self
