@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import socket
 import sys
@@ -284,11 +285,13 @@ def test_signals_find_the_main_thread_outside_of_grpc(tmp_path: Path) -> None:
         module = frame.f_globals["__name__"]
         if event == "c_call":
             module = getattr(function, "__module__", None) or ""
-        # Calls that have ended are finalized wherever garbage is collected.
+        # Calls that have ended are finalized wherever they are let go of.
         if event in ("call", "c_call") and frame.f_code.co_name != "__del__":
             inside.add(module.partition(".")[0])
 
     with jobmanager(tmp_path / "cluster") as address:
+        gc.collect()  # what other tests left is not finalized in here
+        gc.disable()
         sys.setprofile(enter)
         try:
             with Client(f"127.0.0.1:{free_port()},{address}") as client:
@@ -297,6 +300,7 @@ def test_signals_find_the_main_thread_outside_of_grpc(tmp_path: Path) -> None:
                     next(client.watch("ff"))
         finally:
             sys.setprofile(None)
+            gc.enable()
     assert "penstock" in inside
     assert "grpc" not in inside
 
