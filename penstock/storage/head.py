@@ -29,6 +29,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from penstock.storage.manifest import decode_manifest, parse_manifest_path
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.swapped_object import SwapOutcomeUnknown, SwappedObject
 
 HEAD_PATH: Final = "HEAD"
 FORMAT: Final = FrameFormat("a checkpoint HEAD", b"PSTKHEAD", 1)
@@ -62,15 +63,10 @@ class HeadStore:
     """
 
     def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+        self._object = SwappedObject(store, HEAD_PATH, self._lost)
         self._token = b""
         self._epoch = 0
         self._job_id = ""
-        self._why_absent = ""
-        # What HEAD is, as far as this instance knows; None = not claimed.
-        self._last: bytes | None = None
-        # What it may be as well: swaps whose outcome is not known.
-        self._uncertain: list[bytes] = []
 
     def read(self) -> checkpoint_pb2.CheckpointHead | None:
         """HEAD as it is now, whoever wrote it; None = the job has none.
@@ -79,7 +75,7 @@ class HeadStore:
             StoreCorrupt: it cannot be understood; ``find_manifests`` shows what is there.
             StoreTransient: it cannot be read now.
         """
-        content = self._content()
+        content = self._object.content()
         return None if content is None else decode_head(content)
 
     def claim(
@@ -114,20 +110,20 @@ class HeadStore:
         """
         token = os.urandom(_TOKEN_BYTES)
         for _ in range(_CLAIM_ATTEMPTS):
-            content = self._content()
+            content = self._object.content()
             if content is None and must_exist:
                 raise StoreNotFound(
-                    f"job {job_id} had a {HEAD_PATH}, and there is none any more: {self._why_absent}"
+                    f"job {job_id} had a {HEAD_PATH}, and there is none any more: "
+                    f"{self._object.why_absent}"
                 )
             head = _claimed(content, job_id, leader_epoch, reserved_ids)
             head.next_checkpoint_id += more_ids
             new = _encode(head, token)
-            if self._store.compare_and_swap(HEAD_PATH, content, new):
+            if self._object.take_over(content, new):
+                self._object.name = f"{HEAD_PATH} of job {job_id}"
                 self._token = token
                 self._epoch = leader_epoch
                 self._job_id = job_id
-                self._last = new
-                self._uncertain = []
                 return head
         raise StoreTransient(
             f"{HEAD_PATH} of job {job_id} changed {_CLAIM_ATTEMPTS} times while leader epoch "
@@ -158,9 +154,9 @@ class HeadStore:
             StoreTransient: it cannot be read or written now.
         """
         for _ in range(_CLAIM_ATTEMPTS):
-            content = self._content()
+            content = self._object.content()
             if content is None:
-                raise StoreNotFound(f"there is no {HEAD_PATH}: {self._why_absent}")
+                raise StoreNotFound(f"there is no {HEAD_PATH}: {self._object.why_absent}")
             head = decode_head(content)
             if head.job_id == job_id:
                 return
@@ -174,7 +170,7 @@ class HeadStore:
             # The epochs of another cluster mean nothing here.
             head.job_id, head.leader_epoch = job_id, 0
             head.started_from.CopyFrom(started_from)
-            if self._store.compare_and_swap(HEAD_PATH, content, _encode(head, os.urandom(16))):
+            if self._object.hand_over(content, _encode(head, os.urandom(_TOKEN_BYTES))):
                 return
         raise StoreTransient(f"{HEAD_PATH} of job {owner} changed while job {job_id} claimed it")
 
@@ -192,18 +188,17 @@ class HeadStore:
             StoreTransient: nothing has changed, and the same call may succeed later.
             HeadOutcomeUnknown: see there.
         """
-        if self._last is None:
+        if not self._object.is_own:
             raise InvariantViolation("HEAD is swapped before it has been claimed")
         if (head.job_id, head.leader_epoch) != (self._job_id, self._epoch):
             raise InvariantViolation(
                 f"HEAD of job {head.job_id!r}, epoch {head.leader_epoch}, swapped by who claimed "
                 f"that of job {self._job_id!r}, epoch {self._epoch}"
             )
-        new = _encode(head, self._token)
         try:
-            self._replace(new)
-        except StoreTransient as error:
-            self._resolve(new, error)
+            self._object.swap(_encode(head, self._token))
+        except SwapOutcomeUnknown as error:
+            raise HeadOutcomeUnknown(str(error)) from error
 
     def verify(self) -> None:
         """Makes sure that no other leader has claimed HEAD so far.
@@ -215,59 +210,15 @@ class HeadStore:
             Fenced, StoreNotFound, StoreCorrupt: as ``swap``.
             StoreTransient: it cannot be read now.
         """
-        if self._last is None:
+        if not self._object.is_own:
             raise InvariantViolation("HEAD is verified before it has been claimed")
-        content = self._content()
-        if content != self._last and content not in self._uncertain:
-            raise self._lost(content)
-
-    def _replace(self, new: bytes) -> None:
-        if not self._store.compare_and_swap(HEAD_PATH, self._last, new):
-            # One of our own swaps may have happened although we were told that it failed.
-            content = self._content()
-            if content not in (*self._uncertain, new) or not self._store.compare_and_swap(
-                HEAD_PATH, content, new
-            ):
-                raise self._lost(self._content())
-        self._last = new
-        self._uncertain = []
-
-    def _resolve(self, new: bytes, error: StoreTransient) -> None:
-        """Finds out what a swap that failed has done, and finishes it where it has happened."""
-        try:
-            content = self._content()
-            if content == self._last:
-                self._uncertain = []
-            elif content == new:
-                # It is there, but does it survive a crash? Only a swap that succeeds says so.
-                self._replace(new)
-                return
-        except StoreTransient as again:
-            self._uncertain.append(new)
-            raise self._unknown(again) from error
-        if content == self._last:
-            raise error
-        if content in self._uncertain:
-            raise self._unknown(error) from error
-        raise self._lost(content) from error
-
-    def _content(self) -> bytes | None:
-        try:
-            return self._store.get(HEAD_PATH)
-        except StoreNotFound as error:
-            self._why_absent = str(error)
-            return None
-
-    def _unknown(self, error: StoreTransient) -> HeadOutcomeUnknown:
-        return HeadOutcomeUnknown(
-            f"{HEAD_PATH} of job {self._job_id} may or may not have been replaced: {error}"
-        )
+        self._object.verify()
 
     def _lost(self, content: bytes | None) -> StreamError:
         """What has become of HEAD, which is no longer what this instance wrote."""
         if content is None:
             return StoreNotFound(
-                f"{HEAD_PATH} of job {self._job_id} is gone: {self._why_absent}; somebody has removed it, "
+                f"{HEAD_PATH} of job {self._job_id} is gone: {self._object.why_absent}; somebody has removed it, "
                 "or the directory is not mounted any more"
             )
         try:

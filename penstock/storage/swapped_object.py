@@ -1,0 +1,156 @@
+"""One small object that only its owner replaces: HEAD of a job, a job's record, the leader's name.
+
+Whoever takes it over replaces it whatever it is; from then on it replaces it only while it is what it wrote last.
+So an owner that was deposed can change nothing. The answer to a swap may be lost: what has become of it is found
+out by reading, and where that fails, too, by the next swap.
+
+Invariants: the object is only ever replaced by compare-and-swap; no two contents that an owner writes are the
+same (each has an epoch, a token or a counter of its own), so that a swap that comes late finds another content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.errors import InvariantViolation, StoreNotFound, StoreTransient, StreamError
+from penstock.storage.object_store import ObjectStore
+
+
+class SwapOutcomeUnknown(StoreTransient):
+    """A swap may or may not have happened, or may still, until a later one has returned or was refused."""
+
+
+class SwappedObject:
+    """An object of a store, seen by one who may own it. Used by one thread at a time.
+
+    Args:
+        store: has it.
+        path: where.
+        lost: the error for a content that is not the owner's, None = there is no object.
+    """
+
+    def __init__(
+        self, store: ObjectStore, path: str, lost: Callable[[bytes | None], StreamError]
+    ) -> None:
+        self.name = path
+        """What messages call it."""
+        self.why_absent = ""
+        """Where the last look found nothing: what the store said."""
+        self._store = store
+        self._path = path
+        self._lost = lost
+        # What it is, as far as this instance knows; None = it was not taken over.
+        self._last: bytes | None = None
+        # What it may be as well: swaps whose outcome is not known.
+        self._uncertain: list[bytes] = []
+
+    @property
+    def is_own(self) -> bool:
+        """It was taken over."""
+        return self._last is not None
+
+    @property
+    def is_uncertain(self) -> bool:
+        """What it is now is not known for sure."""
+        return bool(self._uncertain)
+
+    def content(self) -> bytes | None:
+        """What it is now, whoever wrote it; None = there is none.
+
+        Raises:
+            StoreTransient: it cannot be read now.
+        """
+        try:
+            return self._store.get(self._path)
+        except StoreNotFound as error:
+            self.why_absent = str(error)
+            return None
+
+    def take_over(self, found: bytes | None, new: bytes) -> bool:
+        """Makes it this instance's; False where it is no longer what was found.
+
+        Args:
+            found: what it was, None = nothing.
+            new: what it becomes; names its new owner.
+
+        Raises:
+            StoreTransient: it cannot be read or written now.
+        """
+        if not self._store.compare_and_swap(self._path, found, new):
+            return False
+        self._last = new
+        self._uncertain = []
+        return True
+
+    def hand_over(self, found: bytes, new: bytes) -> bool:
+        """Makes it somebody else's; False where it is no longer what was found.
+
+        Args:
+            found: what it was.
+            new: what it becomes; names its new owner.
+
+        Raises:
+            StoreTransient: it cannot be read or written now.
+        """
+        return self._store.compare_and_swap(self._path, found, new)
+
+    def swap(self, new: bytes) -> None:
+        """Replaces it. When this returns, the new content counts and survives a crash.
+
+        Raises:
+            StreamError: what ``lost`` says: it is not what this instance wrote last.
+            StoreTransient: nothing has changed, and the same call may succeed later.
+            SwapOutcomeUnknown: see there.
+        """
+        if self._last is None:
+            raise InvariantViolation(f"{self.name} is swapped by one who has not taken it over")
+        try:
+            self._replace(new)
+        except StoreTransient as error:
+            self._resolve(new, error)
+
+    def verify(self) -> None:
+        """Makes sure that nobody else has taken it over so far.
+
+        Raises:
+            StreamError: what ``lost`` says.
+            StoreTransient: it cannot be read now.
+        """
+        if self._last is None:
+            raise InvariantViolation(f"{self.name} is verified by one who has not taken it over")
+        content = self.content()
+        if content != self._last and content not in self._uncertain:
+            raise self._lost(content)
+
+    def _replace(self, new: bytes) -> None:
+        if not self._store.compare_and_swap(self._path, self._last, new):
+            # One of our own swaps may have happened although we were told that it failed.
+            content = self.content()
+            if content not in (*self._uncertain, new) or not self._store.compare_and_swap(
+                self._path, content, new
+            ):
+                raise self._lost(self.content())
+        self._last = new
+        self._uncertain = []
+
+    def _resolve(self, new: bytes, error: StoreTransient) -> None:
+        """Finds out what a swap that failed has done, and finishes it where it has happened."""
+        try:
+            content = self.content()
+            if content == self._last:
+                self._uncertain = []
+            elif content == new:
+                # It is there, but does it survive a crash? Only a swap that succeeds says so.
+                self._replace(new)
+                return
+        except StoreTransient as again:
+            self._uncertain.append(new)
+            raise self._unknown(again) from error
+        if content == self._last:
+            raise error
+        if content in self._uncertain:
+            raise self._unknown(error) from error
+        raise self._lost(content) from error
+
+    def _unknown(self, error: StoreTransient) -> SwapOutcomeUnknown:
+        return SwapOutcomeUnknown(f"{self.name} may or may not have been replaced: {error}")
