@@ -37,17 +37,19 @@ from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.servicers.internal_servicer import JobManagerInternalServicer
 from jobmanager.servicers.jobmanager_servicer import JobManagerServicer
 from jobmanager.stores.artifact_store import ArtifactStore
+from jobmanager.stores.directory_lock import DirectoryLock
 from jobmanager.stores.job_store import JobStore
+from jobmanager.stores.leader_store import LeaderStore
 from penstock.client.addresses import format_address
 from penstock.client.announced_tokens import Announcement
 from penstock.client.credentials import make_own_token
 from penstock.config import Configuration
 from penstock.errors import StreamError
 from penstock.pb import client_pb2_grpc
-from penstock.storage.open_store import use_s3
+from penstock.storage.open_store import open_store, substore, use_s3
 
 ROLE = "jobmanager"
-_ID = "1"  # one JobManager per directory: ``JobStore`` locks it
+_ID = "1"  # one JobManager per directory: ``DirectoryLock``
 _SERVER_GRACE_S = 0.5
 
 
@@ -86,8 +88,13 @@ async def serving(
     token, made_token_file = load_token(config.security_token_file), None
     require_token(config.jobmanager_bind_host, token, "jobmanager.bind-host")
     storage = Path(config.jobmanager_storage_dir) if config.jobmanager_storage_dir else directory
-    store = JobStore(directory / "jobmanager")
+    kept = directory / "jobmanager"
+    lock = DirectoryLock(kept)
     try:
+        leader = LeaderStore(open_store(str(kept)), str(kept))
+        await asyncio.to_thread(leader.take_over)
+        jobs = substore(str(kept), "jobs")
+        store = JobStore(open_store(jobs), jobs, leader)
         if not token and not config.security_open_loopback:
             made_token_file = make_own_token(directory)
             token = load_token(str(made_token_file))
@@ -100,7 +107,7 @@ async def serving(
                 taskmanager_id,
                 address,
                 token=token,
-                leader_epoch=store.leader_epoch,
+                leader_epoch=leader.epoch,
                 rpc_timeout_ms=config.rpc_timeout_ms,
                 silence_max_ms=config.heartbeat_timeout_ms,
                 incarnation=incarnation,
@@ -110,10 +117,10 @@ async def serving(
         dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock, labels)
         server = make_server(token)
         client_pb2_grpc.add_JobManagerServicer_to_server(
-            JobManagerServicer(dispatcher, cluster, artifacts, results, store), server
+            JobManagerServicer(dispatcher, cluster, artifacts, results, leader), server
         )
         internal_pb2_grpc.add_JobManagerInternalServicer_to_server(
-            JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, store),
+            JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
             server,
         )
         log_keeper = LogKeeper(
@@ -153,7 +160,7 @@ async def serving(
             metrics.stop()
             artifacts.close()
     finally:
-        store.close()
+        lock.close()
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -25,23 +22,18 @@ from common.clock import Clock
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
+from jobmanager.dispatcher.ended_jobs_runner import EndedJobsRunner
 from jobmanager.dispatcher.job_start_runner import (
     JobStart,
     check_takes_checkpoints,
     prepare_start,
     starts_from,
 )
-from jobmanager.dispatcher.recovery import (
-    JobEndedError,
-    JobUnreadableError,
-    cause_of_end,
-    recovered,
-    restorable_from,
-)
+from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
+from jobmanager.dispatcher.recovery_runner import RecoveryRunner
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
-from jobmanager.job.ended_checkpoints_runner import delete_checkpoints
 from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
 from jobmanager.job.job_description import (
     JobDescription,
@@ -56,69 +48,28 @@ from jobmanager.job.job_master_runner import (
 from jobmanager.job.job_operation import JobOperation
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_record import JobRecord
-from jobmanager.job.operations_runner import OperationsRunner
-from jobmanager.job.swept_output_runner import sweep_output
 from jobmanager.messages import job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import cause_of_error, event_of
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.artifact_store import ArtifactStore
-from jobmanager.stores.job_store import JobStore, UnfinishedJob
+from jobmanager.stores.job_store import JobStore
+from jobmanager.stores.stored_job import StoredJob
 from penstock.config import Configuration
-from penstock.errors import JobNotFound, JobRejected, StoreTransient, StreamError
+from penstock.errors import JobRejected, StoreTransient, StreamError
 from penstock.graph.plan_text import what_grows
 from penstock.pb import client_pb2, graph_pb2
 from penstock.storage.checkpoint_properties import SavepointFormat
 
 _T = TypeVar("_T")
 
-_METRICS_AFTER_END_MS = 60_000
 _OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
 _STOP_TIMEOUT_S = 2.0
 _ABANDON_TIMEOUT_S = 1.0
 _SLOT_KILL_MARGIN_S = 10.0
-_UNREADABLE_FIRST_PAUSE_S = 1.0
-_UNREADABLE_LAST_PAUSE_S = 60.0
 _CHECK_TIMEOUT_MS = 20_000  # less than clients wait for an answer
-
-
-@dataclass(slots=True)
-class _Unreadable:
-    """A job of an earlier JobManager that cannot be gone on with yet."""
-
-    problem: str = ""
-    again: asyncio.Event = field(default_factory=asyncio.Event)
-    """It is to be tried at once."""
-
-
-@dataclass(slots=True)
-class _Job:
-    record: JobRecord
-    runner: JobMasterRunner | None
-    unreadable: _Unreadable | None = None
-    last_numbers: JobCheckpointNumbers | None = None  # of a runner that is gone
-
-    @property
-    def numbers(self) -> JobCheckpointNumbers | None:
-        runner = self.runner
-        if runner is None:
-            return self.last_numbers
-        return JobCheckpointNumbers(
-            self.record.job_id,
-            self.record.name,
-            self.record.ended,
-            runner.master.restarts,
-            runner.master.speculation.started,
-            runner.master.speculation.won,
-            runner.master.restarts_by_region,
-            runner.dropped,
-            runner.checkpoints.gauges.numbers,
-        )
-
-    def is_measured(self, now_ms: int) -> bool:
-        """It runs, or ended within the last minute."""
-        return not self.record.ended or self.record.ended_at_ms >= now_ms - _METRICS_AFTER_END_MS
+_RECORD_TIMEOUT_MS = 20_000
 
 
 class DispatcherRunner:
@@ -153,10 +104,22 @@ class DispatcherRunner:
         self._labels = labels
         self._jitter = partial(random.Random().uniform, -1.0, 1.0)
         self._log = structlog.get_logger(__name__)
-        self._jobs: dict[str, _Job] = {}
+        self._jobs = KnownJobs(config.jobmanager_retained_jobs)
         self._checks = StoreCallsRunner("submitted jobs", _CHECK_TIMEOUT_MS, lambda: None)
-        self._kept_records: set[str] = set()
-        """Jobs that have ended and can be started again: their records stay as long as they are listed."""
+        self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
+        self._ends = EndedJobsRunner(self._jobs, store, self._records, cluster, clock, self._start)
+        self._recovery = RecoveryRunner(
+            config,
+            self._jobs,
+            store,
+            self._records,
+            artifacts,
+            self._ends,
+            clock,
+            self._begin_again,
+            self._start,
+            lambda: self._slots_end_s,
+        )
         self._tasks: asyncio.TaskGroup | None = None
         self._stopping = False
         self._idle = asyncio.Event()
@@ -164,8 +127,11 @@ class DispatcherRunner:
         self.why_not_serving = "the JobManager is starting"
         """ "" while jobs are taken; any thread may read it."""
         self.dropped_reports = 0
-        self.counts: dict[str, int] = {}
-        """State's name -> jobs; replaced as a whole, so that any thread may read it."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """State's name -> jobs; any thread may read it."""
+        return self._jobs.counts
 
     # ------------------------------------------------------------ life
 
@@ -173,121 +139,12 @@ class DispatcherRunner:
         """Runs the actors until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            for unfinished in await asyncio.to_thread(self._store.unfinished):
-                self._recover(unfinished)
-            self._evict()
+            await self._recovery.run()
+            self._ends.evict()
             await self._sweep_artifacts()
             self.why_not_serving = ""
             started.set()
             await asyncio.Event().wait()
-
-    def _recover(self, unfinished: UnfinishedJob) -> None:
-        """Goes on with a job of an earlier JobManager, or tells how it has ended."""
-        job_id, graph, now_ms = unfinished.job_id, unfinished.graph, self._clock.now_ms()
-        before = self._jobs.get(job_id)
-        try:
-            job = recovered(unfinished, self._config, self._artifacts)
-        except JobUnreadableError as error:
-            if before is None:
-                self._keep_unreadable(unfinished)
-            unreadable = self._jobs[job_id].unreadable
-            assert unreadable is not None, "it has been kept as such"
-            unreadable.problem = f"the job cannot be gone on with yet: {error}"
-            self._log.warning("job.unreadable", job_id=job_id, reason=str(error))
-            return
-        except JobEndedError as end:
-            operations = OperationsRunner(job_id, kept=unfinished.operations)
-            operations.end_all()
-            record = JobRecord(
-                job_id, graph, None, unfinished.submitted_at_ms, operations=operations
-            )
-            record.end_cause = cause_of_end(end, now_ms)
-            record.enter(end.state, unfinished.ended_at_ms or now_ms)
-            self._jobs[job_id] = _Job(record, None)
-            if end.retained_directory:
-                self._kept_records.add(job_id)
-                self._start(self._look_for_remains(record, end.retained_directory))
-                self._wake_watchers(before)
-                return
-            # Slots that it had under another JobManager may not know yet.
-            self._delete_checkpoints(
-                job_id,
-                graph,
-                end.checkpoint_directory,
-                slots_end_s=self._slots_end_s,
-                # What a job without checkpoints had begun to commit stays, as that of a failed one.
-                has_hidden_output=unfinished.is_cancelled
-                and end.state is JobState.CANCELED
-                and not end.is_retained
-                and not unfinished.has_committed,
-            )
-            self._log.warning("job.lost", job_id=job_id, state=end.state.name, reason=str(end))
-            self._wake_watchers(before)
-            return
-        options = self._options(
-            job, unfinished.first_attempt, is_recovered=True, operations=unfinished.operations
-        )
-        record = self._begin(job, unfinished.submitted_at_ms, options)
-        record.enter(JobState.RESTARTING, now_ms)
-        self._log.info("job.recovered", job_id=job_id, name=graph.name)
-        self._wake_watchers(before)
-
-    @staticmethod
-    def _wake_watchers(before: _Job | None) -> None:
-        if before is not None:  # another record has taken its place
-            before.record.changed.set()
-
-    def _keep_unreadable(self, unfinished: UnfinishedJob) -> None:
-        """The job has not ended: it is tried again until it can be gone on with, or is cancelled."""
-        unreadable = _Unreadable()
-        record = JobRecord(
-            unfinished.job_id,
-            unfinished.graph,
-            None,
-            unfinished.submitted_at_ms,
-            problem=lambda: unreadable.problem,
-        )
-        record.enter(JobState.RESTARTING, self._clock.now_ms())
-        self._jobs[unfinished.job_id] = _Job(record, None, unreadable)
-        self._start(self._recover_later(unfinished.job_id, unreadable))
-
-    async def _recover_later(self, job_id: str, unreadable: _Unreadable) -> None:
-        pause_s = _UNREADABLE_FIRST_PAUSE_S
-        while self._jobs[job_id].unreadable is unreadable:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await unreadable.again.wait()
-            unreadable.again.clear()
-            if self._stopping:
-                return
-            pause_s = min(2 * pause_s, _UNREADABLE_LAST_PAUSE_S)
-            self._recover(await asyncio.to_thread(self._store.read, job_id))
-            self._count()
-
-    async def _look_for_remains(self, record: JobRecord, directory: str) -> None:
-        """Finds out what an ended job can be started from; where nothing is left, its record goes."""
-        pause_s = _UNREADABLE_FIRST_PAUSE_S
-        while not self._stopping:
-            try:
-                look = partial(restorable_from, directory, record.job_id)
-                record.left = await self._checks.run("look for checkpoints", look)
-            except StreamError as error:
-                self._log.warning(
-                    "job.remains_unreadable",
-                    job_id=record.job_id,
-                    retry_s=pause_s,
-                    reason=str(error),
-                )
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _UNREADABLE_LAST_PAUSE_S)
-                continue
-            if not record.left:
-                self._forget_record(record.job_id)
-            return
-
-    def _forget_record(self, job_id: str) -> None:
-        self._kept_records.discard(job_id)
-        self._try_to_remove(job_id)
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         assert self._tasks is not None, "jobs are known while the dispatcher runs"
@@ -301,52 +158,24 @@ class DispatcherRunner:
         )
         return silence_ms / 1000 + _SLOT_KILL_MARGIN_S
 
-    def _delete_checkpoints(
-        self,
-        job_id: str,
-        graph: graph_pb2.JobGraph,
-        directory: str,
-        writers: StoreCallsRunner | None = None,
-        slots_end_s: float = 0.0,
-        *,
-        has_hidden_output: bool = False,
-    ) -> None:
-        """The job's record goes once its checkpoints are gone, and hidden output that nobody will commit; "" =
-        there are no checkpoints to delete."""
-        if not directory and not has_hidden_output and self._try_to_remove(job_id):
-            return
-        assert self._tasks is not None, "jobs end while the dispatcher runs"
-        sweep = partial(sweep_output, job_id, graph, self._cluster)
-        self._tasks.create_task(
-            delete_checkpoints(
-                job_id,
-                graph,
-                directory,
-                self._store,
-                self._clock.now_ms,
-                writers=writers,
-                slots_end_s=slots_end_s,
-                sweep=sweep if has_hidden_output else None,
-            )
-        )
-
     async def stop(self) -> None:
         """Suspends or fails what still runs, and waits a few seconds until it has ended."""
         self._stopping = True
+        self._recovery.stop()
         self.why_not_serving = "the JobManager is stopping"
         cause = FailureCause(
             "Unrecoverable", "JobManager stopped", timestamp_ms=self._clock.now_ms()
         )
-        for job in self._jobs.values():
-            if job.runner is not None and job.runner.outlives_jobmanager:
-                job.runner.post(job_events.SuspendRequested())
-            elif job.runner is not None:
-                job.runner.post(job_events.FailureRequested(cause))
+        for _, runner in self._jobs.running():
+            if runner.outlives_jobmanager:
+                runner.post(job_events.SuspendRequested())
+            else:
+                runner.post(job_events.FailureRequested(cause))
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await self._idle.wait()
         except TimeoutError:
-            await self._abandon([id for id, job in self._jobs.items() if job.runner is not None])
+            await self._abandon([job_id for job_id, _ in self._jobs.running()])
 
     async def _abandon(self, job_ids: list[str]) -> None:
         """Ends the slot processes of jobs that did not end in time."""
@@ -384,8 +213,14 @@ class DispatcherRunner:
         self._cluster.partitions.check_persisted(graph)
         if start is not None and start.is_claim:
             await self._check("claim", start.point.uri, graph.name, start.claim)
-        self._store.save(job_id, graph)
-        self._begin(job, self._clock.now_ms(), self._options(job))
+        now_ms = self._clock.now_ms()
+        await self._records.run("store", partial(self._store.save, job_id, graph, now_ms))
+        if job_id in self._jobs:
+            return
+        if self._stopping:  # nobody has been told of it
+            await self._records.run("remove", partial(self._store.remove, job_id))
+            self._check_not_stopping()
+        self._begin(job, now_ms, self._options(job))
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
         if job.settings.warning:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
@@ -398,7 +233,12 @@ class DispatcherRunner:
         if not path:
             return None
         look = partial(
-            prepare_start, job_id, graph, self._config, self.has_unended, self._has_ended
+            prepare_start,
+            job_id,
+            graph,
+            self._config,
+            self._jobs.has_unended,
+            self._jobs.has_ended,
         )
         return await self._check("start", path, graph.name, look)
 
@@ -455,6 +295,7 @@ class DispatcherRunner:
             self._store.leader_epoch,
             self._clock,
             lambda state: self._publish(job_id, state),
+            lambda state: self._end(job_id, state),
             self._store,
             self._results,
             options,
@@ -472,13 +313,21 @@ class DispatcherRunner:
             has_discarded=lambda: runner.checkpoints.is_discarded,
             started_from=lambda: runner.checkpoints.started_from,
         )
-        self._jobs[job_id] = _Job(record, runner)
+        self._jobs[job_id] = KnownJob(record, runner)
         self._results.open(job_id, record.collect_limits, job.settings.checkpoints is not None)
         self._idle.clear()
-        self._count()
-        assert self._tasks is not None, "jobs are run while the dispatcher runs"
-        self._tasks.create_task(self._supervise(job, runner))
+        self._jobs.count()
+        self._start(self._supervise(job, runner))
         return record
+
+    def _begin_again(self, job: JobDescription, stored: StoredJob) -> JobRecord:
+        options = self._options(
+            job,
+            stored.record.attempts_end,
+            is_recovered=True,
+            operations=stored.record.operations,
+        )
+        return self._begin(job, stored.record.submitted_at_ms, options)
 
     async def _supervise(self, job: JobDescription, runner: JobMasterRunner) -> None:
         """Runs a job's actor; whatever goes wrong in it, or at its end, stays in here."""
@@ -489,22 +338,20 @@ class DispatcherRunner:
 
     async def _run_to_end(self, job: JobDescription, runner: JobMasterRunner) -> None:
         job_id = job.job_id
+        known = self._jobs[job_id]
+        record = known.record
         try:
             await runner.run()
         except Exception as error:  # noqa: BLE001 - the boundary of a job's actor
             self._log.error("job.quarantined", job_id=job_id, story=runner.story(), exc_info=error)
-            await self._quarantine(job_id, error)
-            if self._jobs[job_id].record.restorable_from():
-                self._kept_records.add(job_id)
-            else:
-                self._delete_checkpoints(job_id, job.graph, "")
+            await self._quarantine(record, error)
+            self._ends.keep(record)
         else:
-            record = self._jobs[job_id].record
             if record.ended and record.restorable_from() and not runner.has_unswept_output:
-                self._kept_records.add(job_id)
+                self._ends.keep(record)
             elif record.ended:
-                self._delete_checkpoints(
-                    job_id,
+                self._ends.clean_up(
+                    record,
                     job.graph,
                     job.checkpoint_directory if runner.checkpoints.is_discarded else "",
                     runner.checkpoints.calls,
@@ -512,36 +359,30 @@ class DispatcherRunner:
                     has_hidden_output=runner.has_unswept_output,
                 )
         finally:
-            known = self._jobs[job_id]
-            known.last_numbers, known.runner = known.numbers, None
-            if all(job.runner is None for job in self._jobs.values()):
+            known.forget_runner()
+            if not any(self._jobs.running()):
                 self._idle.set()
-            has_evicted = self._evict()
+            has_evicted = self._ends.evict()
         if has_evicted:
             await self._sweep_artifacts()
 
     async def _sweep_artifacts(self) -> None:
-        # What a job needs whose graph cannot be read is not known.
-        if all(job.unreadable is None for job in self._jobs.values()):
-            in_use = (job.record.artifact_ids for job in self._jobs.values())
-            await self._artifacts.sweep(frozenset().union(*in_use))
+        in_use = self._jobs.artifacts_in_use()
+        if in_use is not None:
+            await self._artifacts.sweep(in_use)
 
-    def _try_to_remove(self, job_id: str) -> bool:
-        """Removes what is stored of a job that has ended; False = it cannot be removed now."""
-        try:
-            self._store.remove(job_id)
-        except StoreTransient as error:
-            self._log.warning("job.not_removed", job_id=job_id, reason=str(error))
-            return False
-        return True
-
-    async def _quarantine(self, job_id: str, error: Exception) -> None:
-        record = self._jobs[job_id].record
+    async def _quarantine(self, record: JobRecord, error: Exception) -> None:
         if not record.ended:
             record.end_cause = quarantine_cause(error, self._clock.now_ms())
-            self._publish(job_id, JobState.FAILED)
-        for slots in self._cluster.held_slots(job_id).values():
-            await free_slots(self._cluster, job_id, slots, self._log)
+            await self._end(record.job_id, JobState.FAILED)
+        for slots in self._cluster.held_slots(record.job_id).values():
+            await free_slots(self._cluster, record.job_id, slots, self._log)
+
+    async def _end(self, job_id: str, state: JobState) -> None:
+        """Nobody runs the job again: that is safe before anybody is told of it."""
+        await self._ends.note_end(self._jobs[job_id].record, state)
+        self._results.end(job_id, state is JobState.FINISHED)
+        self._publish(job_id, state)
 
     def _publish(self, job_id: str, state: JobState) -> None:
         record = self._jobs[job_id].record
@@ -552,40 +393,7 @@ class DispatcherRunner:
             state=state.name,
             reason=record.failure.message if record.failure and state in _OF_FAILURES else "",
         )
-        if record.ended:
-            self._results.end(job_id, state is JobState.FINISHED)
-            self._note_end(job_id, state)
-        self._count()
-
-    def _note_end(self, job_id: str, state: JobState) -> None:
-        """Nobody runs the job again; where its checkpoints are to be deleted, a successor may have to."""
-        record = self._jobs[job_id].record
-        if state is not JobState.FAILED or record.restorable_from():
-            failure = record.failure
-            reason = failure.message if state is JobState.FAILED and failure is not None else ""
-            try:
-                self._store.note_end(job_id, state.name, reason)
-            except StoreTransient as error:
-                self._log.warning("job.end_not_stored", job_id=job_id, reason=str(error))
-            else:
-                return
-        self._try_to_remove(job_id)  # again when its actor has ended
-
-    def _evict(self) -> bool:
-        """Forgets the jobs that ended first, where too many are kept; True when there were such."""
-        ended = [id for id, job in self._jobs.items() if job.record.ended and job.runner is None]
-        ended.sort(key=lambda job_id: self._jobs[job_id].record.ended_at_ms)
-        evicted = ended[: max(0, len(ended) - self._config.jobmanager_retained_jobs)]
-        for job_id in evicted:
-            del self._jobs[job_id]
-            self._results.forget(job_id)
-            if job_id in self._kept_records:
-                self._forget_record(job_id)
-        self._count()
-        return bool(evicted)
-
-    def _count(self) -> None:
-        self.counts = dict(Counter(job.record.state.name for job in self._jobs.values()))
+        self._jobs.count()
 
     # ------------------------------------------------------------ questions and orders of clients
 
@@ -595,12 +403,7 @@ class DispatcherRunner:
 
     def has_unended(self, job_id: str) -> bool:
         """True for a job that is known and has not ended."""
-        job = self._jobs.get(job_id)
-        return job is not None and not job.record.ended
-
-    def _has_ended(self, job_id: str) -> bool:
-        job = self._jobs.get(job_id)
-        return job is not None and job.record.ended
+        return self._jobs.has_unended(job_id)
 
     def find(self, job_id: str) -> JobRecord:
         """The job of this id, or of this unique beginning of an id.
@@ -608,21 +411,7 @@ class DispatcherRunner:
         Raises:
             JobNotFound: there is none, or more than one.
         """
-        return self._find(job_id).record
-
-    def _find(self, job_id: str) -> _Job:
-        job = self._jobs.get(job_id)
-        if job is not None:
-            return job
-        matches = [id for id in self._jobs if job_id and id.startswith(job_id)]
-        if len(matches) == 1:
-            return self._jobs[matches[0]]
-        if matches:
-            raise JobNotFound(f"{job_id} is the beginning of {len(matches)} jobs: write more of it")
-        raise JobNotFound(
-            f"there is no job {job_id or '(empty id)'}; only the last "
-            f"{self._config.jobmanager_retained_jobs} ended jobs are kept (jobmanager.retained-jobs)"
-        )
+        return self._jobs.find(job_id).record
 
     async def watch(self, job_id: str, interval_ms: int) -> AsyncIterator[client_pb2.JobDetails]:
         """Details at once, at each change of state and every ``interval_ms``, 0 = never."""
@@ -640,21 +429,28 @@ class DispatcherRunner:
             except TimeoutError:
                 continue
 
-    def cancel(self, job_id: str) -> None:
-        """Begins to cancel a job; harmless for one that is ending or has ended."""
-        job = self._find(job_id)
+    async def cancel(self, job_id: str) -> None:
+        """Begins to cancel a job; harmless for one that is ending or has ended.
+
+        Raises:
+            JobNotFound: there is no such job.
+            StoreTransient: that it is cancelled cannot be stored, and it cannot be read either.
+        """
+        job = self._jobs.find(job_id)
+        note = partial(self._store.note_cancellation, job.record.job_id)
         if job.unreadable is not None:
-            self._store.note_cancellation(job.record.job_id)
+            await self._records.run("note the cancellation", note)
             job.unreadable.again.set()
-        if job.runner is not None:
+        elif job.runner is not None:
             is_noted = True
             try:
-                self._store.note_cancellation(job.record.job_id)
+                await self._records.run("note the cancellation", note)
             except StoreTransient as error:
                 # It is cancelled all the same; only a JobManager that dies now would run it again.
                 self._log.warning("job.cancellation_not_stored", reason=str(error))
                 is_noted = False
-            job.runner.post(job_events.CancelRequested(is_noted))
+            if job.runner is not None:
+                job.runner.post(job_events.CancelRequested(is_noted))
 
     def fail(self, job_id: str, error: StreamError) -> None:
         """Fails a job for a reason that lies outside of its tasks."""
@@ -711,10 +507,10 @@ class DispatcherRunner:
         Raises:
             JobNotFound: there is no such job, or it knows no such operation.
         """
-        return self._find(job_id).record.operations.find(operation_id)
+        return self._jobs.find(job_id).record.operations.find(operation_id)
 
     def _checkpoints(self, job_id: str) -> JobCheckpointsRunner:
-        job = self._find(job_id)
+        job = self._jobs.find(job_id)
         if job.unreadable is not None:
             raise StreamError(f"no checkpoint was taken: {job.unreadable.problem}")
         if job.runner is None:
@@ -727,9 +523,7 @@ class DispatcherRunner:
 
     def checkpoint_numbers(self) -> tuple[JobCheckpointNumbers, ...]:
         """Checkpoints and restarts of jobs that run or ended within the last minute; any thread may ask."""
-        now_ms = self._clock.now_ms()
-        jobs = [job for job in tuple(self._jobs.values()) if job.is_measured(now_ms)]
-        return tuple(numbers for job in jobs if (numbers := job.numbers) is not None)
+        return self._jobs.checkpoint_numbers(self._clock.now_ms())
 
     # ------------------------------------------------------------ reports of TaskManagers
 
@@ -753,10 +547,4 @@ class DispatcherRunner:
 
     def recent_metrics(self) -> tuple[NamedMetrics, ...]:
         """Counters of jobs that run or ended within the last minute; any thread may ask."""
-        now_ms = self._clock.now_ms()
-        return tuple(
-            named
-            for job in tuple(self._jobs.values())
-            if job.is_measured(now_ms)
-            for named in job.record.named_metrics()
-        )
+        return self._jobs.recent_metrics(self._clock.now_ms())

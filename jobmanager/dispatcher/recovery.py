@@ -14,7 +14,7 @@ from jobmanager.job.job_description import JobDescription, claimed_directory, de
 from jobmanager.job.job_settings import JobSettings, job_settings
 from jobmanager.messages.job_state import JobState
 from jobmanager.stores.artifact_store import ArtifactStore
-from jobmanager.stores.job_store import UnfinishedJob
+from jobmanager.stores.stored_job import StoredJob
 from penstock.config import Configuration
 from penstock.errors import StreamError
 from penstock.storage.head import HeadStore
@@ -51,9 +51,7 @@ class JobEndedError(StreamError):
         self.is_retained = is_retained
 
 
-def recovered(
-    unfinished: UnfinishedJob, config: Configuration, artifacts: ArtifactStore
-) -> JobDescription:
+def recovered(stored: StoredJob, config: Configuration, artifacts: ArtifactStore) -> JobDescription:
     """The job, as it is to be run again.
 
     Args:
@@ -63,36 +61,36 @@ def recovered(
         JobEndedError: it has ended with its JobManager, or before.
         JobUnreadableError: something of it cannot be read now.
     """
-    if unfinished.problem:
-        raise JobUnreadableError(unfinished.problem)
+    if stored.problem:
+        raise JobUnreadableError(stored.problem)
     try:
-        own = over_cluster(config, dict(unfinished.graph.config))
+        own = over_cluster(config, dict(stored.graph.config))
         settings = job_settings(own)
     except StreamError as error:
         raise JobUnreadableError(f"its configuration cannot be used: {error}") from error
-    _check_end(unfinished, settings, claimed_directory(own))
+    _check_end(stored, settings, claimed_directory(own))
     try:
         # The TaskManagers have not registered yet: each is checked when it gives slots.
-        return describe(unfinished.job_id, unfinished.graph, config, artifacts, list)
+        return describe(stored.job_id, stored.graph, config, artifacts, list)
     except (StreamError, OSError) as error:
         raise JobUnreadableError(str(error)) from error
 
 
-def _check_end(unfinished: UnfinishedJob, settings: JobSettings, claimed: str) -> None:
+def _check_end(stored: StoredJob, settings: JobSettings, claimed: str) -> None:
     root = settings.directory if settings.checkpoints is not None else ""
-    directory = (claimed or substore(root, unfinished.job_id)) if root else ""
-    if unfinished.end:
-        state = JobState[unfinished.end]
+    directory = (claimed or substore(root, stored.job_id)) if root else ""
+    if stored.has_ended:
+        state = JobState[stored.record.end.state]
         is_retained = state is JobState.FAILED or (
             state is JobState.CANCELED and settings.retains_on_cancellation
         )
-        reason = unfinished.end_reason or "the JobManager ended after the job"
+        reason = stored.record.end.reason or "the JobManager ended after the job"
         raise JobEndedError(state, reason, directory, is_retained=is_retained)
-    if unfinished.is_cancelled:
+    if stored.record.is_cancelled:
         reason = "the job was cancelled when the JobManager ended"
         is_retained = settings.retains_on_cancellation
         raise JobEndedError(JobState.CANCELED, reason, directory, is_retained=is_retained)
-    if unfinished.has_committed:
+    if stored.record.has_committed:
         raise JobEndedError(
             JobState.FAILED,
             "the JobManager ended while the job, which took no checkpoints, committed its output: some "

@@ -2,7 +2,7 @@
 hidden output of those that were cancelled.
 
 What cannot be deleted now (its storage is not mounted, or does not answer) is tried again after pauses that
-double up to a bound, by the next JobManager as well: the job's record stays until its checkpoints are gone.
+double up to a bound, by the next JobManager as well: until then the job's record does not say that it is clean.
 
 Who still writes may write behind a deletion, which is repeated then: when all calls of this JobManager that were
 given up on have returned, and when slot processes that it could not end have given up, too.
@@ -42,7 +42,7 @@ async def delete_checkpoints(
     slots_end_s: float = 0.0,
     sweep: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Returns when nothing is left of a job's checkpoints and hidden output, and its record is gone.
+    """Returns when nothing is left of a job's checkpoints and hidden output.
 
     Args:
         job_id: the job; no JobManager runs it any more.
@@ -83,7 +83,6 @@ async def delete_checkpoints(
                 failed = "output.not_swept"
                 await sweep()
                 sweep = None
-            jobs.remove(job_id)
         except (StreamError, OSError) as error:
             log.warning(failed, retry_s=pause_s, reason=str(error))
             await asyncio.sleep(pause_s)

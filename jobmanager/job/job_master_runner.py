@@ -32,7 +32,7 @@ from jobmanager.job.promotion_runner import PromotionRunner
 from jobmanager.job.rival_runner import RivalRunner
 from jobmanager.job.swept_output_runner import swept_sinks
 from jobmanager.messages import job_effects, job_events
-from jobmanager.messages.job_state import JobState
+from jobmanager.messages.job_state import JobState, is_terminal
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import (
     DeploymentMessages,
@@ -51,6 +51,7 @@ from penstock.partition_id import PartitionId
 _CANCELLATION_MARGIN_MS = 5_000
 _SWEEP_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 """Between tries to have hidden output removed; behind the last it is left to who removes the job's record."""
+_END = "end"
 _PROMOTION = "promotion"
 """Lane of work that concerns several TaskManagers."""
 
@@ -63,7 +64,8 @@ class JobMasterRunner:
         cluster: where slots come from.
         leader_epoch: fence of every call.
         clock: where the time comes from.
-        publish: called at each change of the job's state.
+        publish: called at each change of the job's state, but for its end.
+        end: called with the state that the job ends in; returns when that is safe, and published.
         jobs: keeps the job's attempt numbers.
         results: rows of its collect sinks.
         options: how it is run.
@@ -76,6 +78,7 @@ class JobMasterRunner:
         leader_epoch: int,
         clock: Clock,
         publish: Callable[[JobState], None],
+        end: Callable[[JobState], Awaitable[None]],
         jobs: JobStore,
         results: ResultsStore,
         options: JobOptions,
@@ -85,6 +88,7 @@ class JobMasterRunner:
         self._cluster = cluster
         self._clock = clock
         self._publish = publish
+        self._end = end
         self._messages = DeploymentMessages(
             job.job_id,
             job.graph,
@@ -243,6 +247,8 @@ class JobMasterRunner:
                 self._in_order(_PROMOTION, lambda: self._promote(effect))
             case job_effects.FreeSlots():
                 self._in_order(effect.slots[0].taskmanager_id, lambda: self._free(effect.slots))
+            case job_effects.PublishState() if is_terminal(effect.state):
+                self._in_order(_END, lambda: self._end(effect.state))
             case job_effects.PublishState():
                 self._publish(effect.state)
                 if effect.state is JobState.RUNNING:

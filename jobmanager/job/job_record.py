@@ -71,6 +71,8 @@ class JobRecord:
         """What ended it where that was not its machine."""
         self.left = ""
         """What it can be started from again, where it ended with an earlier JobManager; "" = nothing."""
+        self.unstored = ""
+        """Why something of its end cannot be stored yet; "" = it is."""
         self.artifact_ids = frozenset(artifact.id for artifact in graph.artifacts)
         self.metrics: dict[AttemptKey, internal_pb2.AttemptMetrics] = {}
         self._operators = {vertex.id: vertex.name for vertex in graph.vertices}
@@ -162,9 +164,12 @@ class JobRecord:
             running_at_ms=self.running_at_ms,
             ended_at_ms=self.ended_at_ms,
             restarts=self._master.restarts if self._master is not None else 0,
-            problem=self._problem(),
+            problem=self._problem() or self._unstored_problem(),
             restorable_from=self.restorable_from(),
         )
+
+    def _unstored_problem(self) -> str:
+        return f"how the job ended cannot be stored yet: {self.unstored}" if self.unstored else ""
 
     def restorable_from(self) -> str:
         """What a job that has ended can be started from again; "" = nothing."""

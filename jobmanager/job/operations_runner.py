@@ -124,7 +124,11 @@ class OperationsRunner:
             StoreTransient: it cannot be written now.
         """
         if self._keep is not None:
-            await self._keep(encode_operations(self._operations.values()))
+            await self._keep(self.kept())
+
+    def kept(self) -> bytes:
+        """All of them, as the job's record has them."""
+        return encode_operations(self._operations.values())
 
     def find(self, operation_id: str) -> JobOperation:
         """The operation of this id.

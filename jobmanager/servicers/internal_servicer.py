@@ -16,7 +16,7 @@ from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.results.results_store import ResultsOverflow, ResultsStore
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.artifact_store import ArtifactStore
-from jobmanager.stores.job_store import JobStore
+from jobmanager.stores.leader_store import LeaderStore
 from penstock.config import Configuration
 from penstock.errors import Fenced
 
@@ -34,14 +34,14 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
         cluster: ClusterRunner,
         artifacts: ArtifactStore,
         results: ResultsStore,
-        store: JobStore,
+        leader: LeaderStore,
     ) -> None:
         self._config = config
         self._dispatcher = dispatcher
         self._cluster = cluster
         self._artifacts = artifacts
         self._results = results
-        self._store = store
+        self._leader = leader
 
     @override
     async def RegisterTaskManager(
@@ -50,8 +50,8 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
         """A TaskManager offers its slots."""
         self._cluster.register(request)
         return internal_pb2.RegisterTaskManagerResponse(
-            leader_epoch=self._store.leader_epoch,
-            cluster_id=self._store.cluster_id,
+            leader_epoch=self._leader.epoch,
+            cluster_id=self._leader.cluster_id,
             heartbeat_interval_ms=self._config.heartbeat_interval_ms,
             heartbeat_timeout_ms=self._config.heartbeat_timeout_ms,
         )
@@ -61,9 +61,7 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
         self, request: internal_pb2.HeartbeatRequest, context: Any
     ) -> internal_pb2.HeartbeatResponse:
         """A TaskManager lives."""
-        known = request.leader_epoch == self._store.leader_epoch and self._cluster.heartbeat(
-            request
-        )
+        known = request.leader_epoch == self._leader.epoch and self._cluster.heartbeat(request)
         if known:
             self._dispatcher.note_metrics(request.metrics)
             self._cluster.partitions.release_unneeded(
@@ -129,7 +127,7 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
         return internal_pb2.GoodbyeResponse()
 
     def _check_epoch(self, leader_epoch: int) -> None:
-        if leader_epoch != self._store.leader_epoch:
+        if leader_epoch != self._leader.epoch:
             raise Fenced(
-                f"leader epoch {leader_epoch} is over, this JobManager leads {self._store.leader_epoch}"
+                f"leader epoch {leader_epoch} is over, this JobManager leads {self._leader.epoch}"
             )

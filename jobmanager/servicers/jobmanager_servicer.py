@@ -16,7 +16,7 @@ from jobmanager.rpc.partition_convert import persisted_details
 from jobmanager.scheduler.admission import CodeStamp, stamp_problem
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.artifact_store import ArtifactStore
-from jobmanager.stores.job_store import JobStore
+from jobmanager.stores.leader_store import LeaderStore
 from penstock.client.protocol import PROTOCOL_VERSION
 from penstock.errors import (
     Fenced,
@@ -41,13 +41,13 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         cluster: ClusterRunner,
         artifacts: ArtifactStore,
         results: ResultsStore,
-        store: JobStore,
+        leader: LeaderStore,
     ) -> None:
         self._dispatcher = dispatcher
         self._cluster = cluster
         self._artifacts = artifacts
         self._results = results
-        self._store = store
+        self._leader = leader
 
     @override
     async def Hello(
@@ -70,8 +70,8 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         return client_pb2.HelloResponse(
             protocol_version=PROTOCOL_VERSION,
             server_version=penstock_version(),
-            cluster_id=self._store.cluster_id,
-            leader_epoch=self._store.leader_epoch,
+            cluster_id=self._leader.cluster_id,
+            leader_epoch=self._leader.epoch,
         )
 
     @override
@@ -140,7 +140,7 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         self, request: client_pb2.CancelJobRequest, context: Any
     ) -> client_pb2.CancelJobResponse:
         """Begins to cancel a job."""
-        self._dispatcher.cancel(request.job_id)
+        await self._dispatcher.cancel(request.job_id)
         return client_pb2.CancelJobResponse()
 
     @override
@@ -267,8 +267,8 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         """TaskManagers and their slots."""
         counts = self._cluster.counts
         return client_pb2.ClusterDetails(
-            cluster_id=self._store.cluster_id,
-            leader_epoch=self._store.leader_epoch,
+            cluster_id=self._leader.cluster_id,
+            leader_epoch=self._leader.epoch,
             version=penstock_version(),
             slots_total=counts.total,
             slots_free=counts.free,

@@ -1,354 +1,404 @@
-"""What survives the JobManager: the graphs of its jobs, which of their attempt numbers may have been
-used, its cluster id, and the leader epoch.
+"""What survives the JobManager: the graphs of its jobs, and one record per job with all that was decided of it.
 
-A graph is stored before its job is acknowledged and removed when the job has ended and its checkpoints
-are deleted. A graph that is found at start belongs to a job that the last JobManager did not see to its
-end, or behind which it did not clean up. Invariants: files
-appear complete or not at all; ``leader_epoch`` grows with each start; one JobManager uses the
-directory at a time; an attempt number is reserved before anything of it is deployed.
+A job is stored before it is acknowledged: its graph first, then its record, then a look at LEADER. A leader that
+takes over lists the jobs behind its swap of LEADER, so it finds every job that any leader has acknowledged. It
+makes a record its own before it goes on with the job; from then on who led before can change nothing of it. The
+record of a job that has ended stays as long as the job is listed.
+
+Invariants: a record is only ever replaced by the leader whose epoch it has, or by a newer one; when a method that
+notes something returns, that is safe; nothing of an earlier JobManager's job is deleted before it was noted that
+it has ended and is clean, or that is not there at all.
+
+Every method blocks and may be called from any thread.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import uuid
-from dataclasses import dataclass
-from pathlib import Path
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final
 
-from google.protobuf.message import DecodeError
-
-from penstock.errors import ConfigurationError, StoreCorrupt, StoreTransient
+from common.pb import job_record_pb2
+from jobmanager.stores.leader_store import LeaderStore
+from jobmanager.stores.stored_job import (
+    StoredJob,
+    decode_graph,
+    decode_record,
+    digest_of,
+    encode_record,
+    graph_name,
+)
+from penstock.errors import Fenced, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
 from penstock.pb import graph_pb2
+from penstock.storage.object_store import ObjectStore, delete_all
+from penstock.storage.swapped_object import SwappedObject
 
+RECORD_NAME: Final = "record"
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedJob:
-    """A job of an earlier JobManager.
-
-    Attributes:
-        first_attempt: every attempt number that may have been used is smaller.
-        is_cancelled: its user had cancelled it.
-        end: name of the state that it has ended in; "" = it has not.
-        end_reason: why it has failed.
-        ended_at_ms: when that was noted.
-        has_committed: it takes no checkpoints, and its output was being made visible.
-        problem: what of it cannot be read; "" = all of it can.
-        operations: what was asked of it (``jobmanager/job/kept_operations.py``).
-    """
-
-    job_id: str
-    graph: graph_pb2.JobGraph
-    submitted_at_ms: int
-    first_attempt: int = 0
-    is_cancelled: bool = False
-    end: str = ""
-    has_committed: bool = False
-    problem: str = ""
-    operations: bytes = b""
-    end_reason: str = ""
-    ended_at_ms: int = 0
+_CLAIM_ATTEMPTS: Final = 16
 
 
 class JobStore:
-    """The JobManager's directory.
+    """The records of a cluster's jobs, written by the JobManager that leads it.
 
     Args:
-        directory: its own; made when missing, locked until ``close``.
-
-    Raises:
-        ConfigurationError: another JobManager uses the directory, or it cannot be written.
-        StoreCorrupt: the leader epoch in it cannot be read.
+        store: has them, each job's below its id.
+        uri: its name, for messages.
+        leader: who writes; it leads already.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._jobs = directory / "jobs"
-        try:
-            self._jobs.mkdir(parents=True, exist_ok=True)
-            self._jobs.chmod(0o700)  # graphs hold the users' code
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the JobManager cannot write to {directory}: {error.strerror}; choose another --dir"
-            ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise ConfigurationError(
-                f"another JobManager is running in {directory}: stop it or choose another --dir"
-            ) from error
-        self.leader_epoch = _next_epoch(directory / "leader_epoch")
-        self.cluster_id = _cluster_id(directory / "cluster_id")
+    def __init__(self, store: ObjectStore, uri: str, leader: LeaderStore) -> None:
+        self._store = store
+        self._uri = uri
+        self._leader = leader
+        self._records: dict[str, _Record] = {}
+        self._lock = threading.Lock()
 
-    def close(self) -> None:
-        """Lets another JobManager use the directory."""
-        os.close(self._lock)
+    @property
+    def leader_epoch(self) -> int:
+        """In whose name is written."""
+        return self._leader.epoch
 
-    def save(self, job_id: str, graph: graph_pb2.JobGraph) -> None:
-        """Stores a job's graph; when this returns, it is safe.
+    # ------------------------------------------------------------ the life of a job
 
-        Blocks for two fsyncs (some milliseconds), so that acceptance is one step of the event loop.
-        """
-        _write(self._path(job_id), graph.SerializeToString())
-
-    def reserve_attempts(self, job_id: str, end: int) -> None:
-        """Attempt numbers below ``end`` may be used from now on; when this returns, it is safe.
+    def save(self, job_id: str, graph: graph_pb2.JobGraph, submitted_at_ms: int) -> None:
+        """Stores a job; when this returns, every later leader will find it. May be repeated.
 
         Raises:
-            StoreTransient: it cannot be written now.
+            Fenced: another JobManager leads: the job is not to be acknowledged.
+            StoreTransient: it cannot be stored now.
         """
-        path = self._attempts_path(job_id)
+        content = graph.SerializeToString()
+        digest = digest_of(content)
+        self._store.put(f"{job_id}/{graph_name(digest)}", (content,))
+        first = job_record_pb2.StoredJob(
+            job_id=job_id, submitted_at_ms=submitted_at_ms, graph_digest=digest
+        )
+        record = self._record(job_id)
+        record.create(first)
         try:
-            _write(path, str(end).encode())
-        except OSError as error:
-            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+            self._leader.verify()
+        except Fenced:
+            # Who leads may not have seen it, and nobody was told of it: nobody is to run it later.
+            with suppress(StreamError):
+                record.change(_mark_removed)
+            raise
+
+    def stored(self) -> list[StoredJob]:
+        """All jobs of earlier JobManagers, those submitted first before the others.
+
+        Raises:
+            StoreTransient: it cannot be found out now which they are.
+        """
+        try:
+            job_ids = self._store.first_parts()
+        except StoreNotFound:
+            return []
+        try:
+            found = self._read_all(job_ids)
+        except _NewerEpochError as error:
+            # LEADER was lost, or comes from a backup: its word counts less than that of a record.
+            self._leader.take_over(error.epoch)
+            self._records.clear()
+            found = self._read_all(job_ids)
+        return sorted(found, key=lambda job: (job.record.submitted_at_ms, job.job_id))
+
+    def _read_all(self, job_ids: Iterable[str]) -> list[StoredJob]:
+        with ThreadPoolExecutor(self._store.files_at_once, "job-records") as threads:
+            return [job for job in threads.map(self._read, job_ids) if job is not None]
+
+    def read(self, job_id: str) -> StoredJob | None:
+        """One of them, which is this leader's from then on; says where it cannot be read.
+
+        Returns:
+            None where it was never acknowledged, or was being removed: nothing of it is left then.
+        """
+        try:
+            return self._read(job_id)
+        except _NewerEpochError as error:
+            return _unreadable(job_id, error)
+
+    def _read(self, job_id: str) -> StoredJob | None:
+        try:
+            record = self._record(job_id).own()
+            if record.HasField("end") and not record.end.state:
+                self._delete_files(job_id)
+                return None
+            name = f"{job_id}/{graph_name(record.graph_digest)}"
+            content = self._store.get(name)
+            graph = decode_graph(content, record.graph_digest, f"{self._uri}/{name}")
+        except _NoRecordError:
+            # Who was storing it has not acknowledged it, and is refused by LEADER now.
+            self._delete_files(job_id)
+            return None
+        except _NewerEpochError:
+            raise
+        except StreamError as error:
+            return _unreadable(job_id, error)
+        return StoredJob(job_id, graph, record)
+
+    def remove(self, job_id: str) -> None:
+        """Nobody asks for the job any more. May be repeated.
+
+        Raises:
+            Fenced: the job is another leader's.
+            StoreTransient: it cannot be removed now.
+        """
+        # Only who can still replace the record may delete it; half removed, it says so.
+        with suppress(_NoRecordError):
+            self._record(job_id).change(_mark_removed)
+        self._delete_files(job_id)
+        with self._lock:
+            self._records.pop(job_id, None)
+
+    def _delete_files(self, job_id: str) -> None:
+        self._store.delete(f"{job_id}/{RECORD_NAME}")
+        delete_all(self._store, [one.path for one in self._store.list(f"{job_id}/")])
+
+    # ------------------------------------------------------------ what is noted of it
+
+    def reserve_attempts(self, job_id: str, end: int) -> None:
+        """Attempt numbers below ``end`` may be used from now on.
+
+        Raises:
+            Fenced: the job is another leader's.
+            StoreTransient: it cannot be noted now.
+        """
+
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.attempts_end = end
+
+        self._record(job_id).change(note)
 
     def note_checkpoints(self, job_id: str) -> None:
         """The job has a place for its checkpoints: from now on it must be found there.
 
-        Raises:
-            StoreTransient: it cannot be written now.
+        Raises: as ``reserve_attempts``.
         """
-        path = self._checkpoints_path(job_id)
-        try:
-            if not path.exists():
-                _write(path, b"")
-        except OSError as error:
-            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.has_checkpoints = True
+
+        self._record(job_id).change(note)
 
     def has_checkpoints(self, job_id: str) -> bool:
-        """Whether that was noted."""
-        return self._checkpoints_path(job_id).exists()
+        """Whether that was noted.
+
+        Raises: as ``reserve_attempts``.
+        """
+        return self._record(job_id).own().has_checkpoints
 
     def note_emptied(self, job_id: str) -> None:
         """Of the job's checkpoints nothing but HEAD is left, which goes next.
 
-        Raises:
-            StoreTransient: it cannot be written now.
+        Raises: as ``reserve_attempts``.
         """
-        path = self._emptied_path(job_id)
-        try:
-            _write(path, b"")
-        except OSError as error:
-            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.is_emptied = True
+
+        self._record(job_id).change(note)
 
     def is_emptied(self, job_id: str) -> bool:
-        """Whether that was noted."""
-        return self._emptied_path(job_id).exists()
+        """Whether that was noted.
+
+        Raises: as ``reserve_attempts``.
+        """
+        return self._record(job_id).own().is_emptied
 
     def note_repeated(self, job_id: str, content: bytes) -> None:
         """What of the job's output may be there twice.
 
-        Raises:
-            StoreTransient: it cannot be written now.
+        Raises: as ``reserve_attempts``.
         """
-        path = self._repeated_path(job_id)
-        try:
-            _write(path, content)
-        except OSError as error:
-            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.repeated_output = content
+
+        self._record(job_id).change(note)
 
     def repeated(self, job_id: str) -> bytes:
         """What was noted of it last, b"" = nothing.
 
-        Raises:
-            StoreTransient: it cannot be read now.
+        Raises: as ``reserve_attempts``.
         """
-        path = self._repeated_path(job_id)
-        try:
-            return path.read_bytes() if path.exists() else b""
-        except OSError as error:
-            raise StoreTransient(f"{path} cannot be read: {error.strerror}") from error
+        return self._record(job_id).own().repeated_output
 
     def note_operations(self, job_id: str, content: bytes) -> None:
         """What users have asked of the job under ids of their own, and what came of it.
 
-        Raises:
-            StoreTransient: it cannot be written now.
+        Raises: as ``reserve_attempts``.
         """
-        path = self._operations_path(job_id)
-        try:
-            _write(path, content)
-        except OSError as error:
-            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.operations = content
+
+        self._record(job_id).change(note)
 
     def note_cancellation(self, job_id: str) -> None:
         """The job is not to be run again, however this JobManager ends.
 
-        Raises:
-            StoreTransient: it cannot be written now.
+        Raises: as ``reserve_attempts``.
         """
-        path = self._cancelled_path(job_id)
-        try:
-            if self._path(job_id).exists():
-                _write(path, b"")
-        except OSError as error:
-            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
 
-    def note_end(self, job_id: str, state: str, reason: str = "") -> None:
-        """The job has ended, and is only here for its checkpoints to be deleted, or to be started from.
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.is_cancelled = True
 
-        Args:
-            job_id: the job.
-            state: name of the state that it has ended in.
-            reason: why it has failed.
-
-        Raises:
-            StoreTransient: it cannot be written now.
-        """
-        path = self._end_path(job_id)
-        try:
-            _write(path, f"{state}\n{reason}".encode())
-        except OSError as error:
-            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
+        self._record(job_id).change(note)
 
     def note_commit(self, job_id: str) -> None:
         """The job, which takes no checkpoints, makes its output visible: run again it would do so twice.
 
-        Raises:
-            StoreTransient: it cannot be written now.
+        Raises: as ``reserve_attempts``.
         """
-        path = self._commit_path(job_id)
-        try:
-            _write(path, b"")
-        except OSError as error:
-            raise StoreTransient(f"{path} cannot be written: {error.strerror}") from error
 
-    def remove(self, job_id: str) -> None:
-        """The job has ended, and nothing of it is left to be deleted.
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.has_committed = True
 
-        Raises:
-            StoreTransient: it cannot be removed now.
+        self._record(job_id).change(note)
+
+    def note_end(self, job_id: str, end: job_record_pb2.StoredEnd, operations: bytes) -> None:
+        """The job has ended; what is to be deleted of it may be there yet.
+
+        Args:
+            job_id: the job.
+            end: how.
+            operations: as ``note_operations``.
+
+        Raises: as ``reserve_attempts``.
         """
-        paths = (
-            self._path(job_id),
-            self._attempts_path(job_id),
-            self._cancelled_path(job_id),
-            self._checkpoints_path(job_id),
-            self._commit_path(job_id),
-            self._end_path(job_id),
-            self._emptied_path(job_id),
-            self._repeated_path(job_id),
-            self._operations_path(job_id),
-        )
-        try:
-            for path in paths:
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreTransient(f"{error.filename} cannot be removed: {error.strerror}") from error
 
-    def unfinished(self) -> list[UnfinishedJob]:
-        """Jobs that an earlier JobManager did not see to their end, oldest first."""
-        found = [self.read(path.stem) for path in self._jobs.glob("*.pb")]
-        return sorted(found, key=lambda job: (job.submitted_at_ms, job.job_id))
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.end.CopyFrom(end)
+            record.operations = operations
 
-    def read(self, job_id: str) -> UnfinishedJob:
-        """One of them; says where it cannot be read."""
-        path, graph = self._path(job_id), graph_pb2.JobGraph()
-        submitted_at_ms, first_attempt, problem, operations = 0, 0, "", b""
-        end, end_reason, ended_at_ms = "", "", 0
+        self._record(job_id).change(note)
+
+    def note_clean(self, job_id: str, operations: bytes) -> None:
+        """Nothing is left of a job that has ended, but what it can be started from.
+
+        Args:
+            job_id: the job.
+            operations: as ``note_operations``.
+
+        Raises: as ``reserve_attempts``.
+        """
+
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.end.is_clean = True
+            record.operations = operations
+
+        self._record(job_id).change(note)
+
+    def _record(self, job_id: str) -> _Record:
+        with self._lock:
+            record = self._records.get(job_id)
+            if record is None:
+                record = _Record(self._store, self._uri, job_id, self._leader)
+                self._records[job_id] = record
+            return record
+
+
+class _NoRecordError(StoreNotFound):
+    """A job has no record."""
+
+
+class _NewerEpochError(Fenced):
+    """A record is that of a newer leader."""
+
+    def __init__(self, message: str, epoch: int) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+
+
+def _unreadable(job_id: str, error: StreamError) -> StoredJob:
+    graph = graph_pb2.JobGraph(name=f"job {job_id[:8]}, unreadable")
+    return StoredJob(job_id, graph, problem=str(error))
+
+
+def _mark_removed(record: job_record_pb2.StoredJob) -> None:
+    record.end.Clear()
+    record.end.is_clean = True
+
+
+class _Record:
+    """The record of one job; its methods wait for each other."""
+
+    def __init__(self, store: ObjectStore, uri: str, job_id: str, leader: LeaderStore) -> None:
+        path = f"{job_id}/{RECORD_NAME}"
+        self._object = SwappedObject(store, path, self._lost)
+        self._object.name = self._path = f"{uri}/{path}"
+        self._job_id = job_id
+        self._leader = leader
+        self._lock = threading.Lock()
+        self._now: job_record_pb2.StoredJob | None = None
+        """What it says; None = it is not this leader's yet."""
+
+    def own(self) -> job_record_pb2.StoredJob:
+        """What it says, which only this leader replaces from then on."""
+        with self._lock:
+            return self._claimed()
+
+    def create(self, first: job_record_pb2.StoredJob) -> None:
+        """Makes it, or makes it this leader's where there is one: of a submission that nobody acknowledged."""
+        with self._lock:
+            if self._now is not None:
+                return
+            self._take_over(lambda _: first)
+
+    def change(self, note: Callable[[job_record_pb2.StoredJob], None]) -> None:
+        """Replaces it by what ``note`` makes of it."""
+        with self._lock:
+            now, new = self._claimed(), job_record_pb2.StoredJob()
+            new.CopyFrom(now)
+            note(new)
+            if new == now and not self._object.is_uncertain:
+                return
+            new.revision = now.revision = now.revision + 1
+            self._object.swap(encode_record(new))
+            self._now = new
+
+    def _claimed(self) -> job_record_pb2.StoredJob:
+        if self._now is not None:
+            return self._now
+
+        def claimed(found: job_record_pb2.StoredJob | None) -> job_record_pb2.StoredJob:
+            if found is None:
+                raise _NoRecordError(f"job {self._job_id} has no record: {self._object.why_absent}")
+            return found
+
+        return self._take_over(claimed)
+
+    def _take_over(
+        self, claimed: Callable[[job_record_pb2.StoredJob | None], job_record_pb2.StoredJob]
+    ) -> job_record_pb2.StoredJob:
+        for _ in range(_CLAIM_ATTEMPTS):
+            content, found, revision = self._object.content(), None, 0
+            if content is not None:
+                found = decode_record(content, self._path)
+                revision = found.revision
+                if found.leader_epoch > self._leader.epoch:
+                    raise self._lost(content)
+            record = claimed(found)
+            record.leader_epoch, record.revision = self._leader.epoch, revision + 1
+            if self._object.take_over(content, encode_record(record)):
+                self._now = record
+                return record
+        raise StoreTransient(f"{self._path} changes all the time: do several JobManagers lead?")
+
+    def _lost(self, content: bytes | None) -> StreamError:
+        if content is None:
+            return StoreNotFound(
+                f"{self._path} is gone: {self._object.why_absent}; somebody has removed it, or the storage is not "
+                "there any more"
+            )
         try:
-            submitted_at_ms = path.stat().st_mtime_ns // 1_000_000
-            end, end_reason, ended_at_ms = self._end(job_id)
-            graph.ParseFromString(path.read_bytes())
-            first_attempt = _number(self._attempts_path(job_id))
-            if self._operations_path(job_id).exists():
-                operations = self._operations_path(job_id).read_bytes()
-        except DecodeError:
-            problem = f"{path} does not hold the graph of a job: restore it from a backup"
-        except OSError as error:
-            problem = f"{error.filename} cannot be read: {error.strerror}"
+            epoch = decode_record(content, self._path).leader_epoch
         except StoreCorrupt as error:
-            problem = str(error)
-        graph.name = graph.name or f"job {job_id[:8]}, unreadable"
-        return UnfinishedJob(
-            job_id,
-            graph,
-            submitted_at_ms,
-            first_attempt,
-            self._cancelled_path(job_id).exists(),
-            end,
-            self._commit_path(job_id).exists(),
-            problem,
-            operations,
-            end_reason,
-            ended_at_ms,
+            return error
+        return _NewerEpochError(
+            f"job {self._job_id} is no longer that of leader epoch {self._leader.epoch}: epoch {epoch} has it",
+            epoch,
         )
-
-    def _end(self, job_id: str) -> tuple[str, str, int]:
-        """State, reason and time; nothing where it has not ended."""
-        path = self._end_path(job_id)
-        try:
-            state, _, reason = path.read_text(encoding="utf-8").partition("\n")
-            return state, reason, path.stat().st_mtime_ns // 1_000_000
-        except FileNotFoundError:
-            return "", "", 0
-
-    def _path(self, job_id: str) -> Path:
-        return self._jobs / f"{job_id}.pb"
-
-    def _attempts_path(self, job_id: str) -> Path:
-        return self._jobs / f"{job_id}.attempts"
-
-    def _checkpoints_path(self, job_id: str) -> Path:
-        return self._jobs / f"{job_id}.checkpoints"
-
-    def _commit_path(self, job_id: str) -> Path:
-        return self._jobs / f"{job_id}.commit"
-
-    def _end_path(self, job_id: str) -> Path:
-        return self._jobs / f"{job_id}.end"
-
-    def _emptied_path(self, job_id: str) -> Path:
-        return self._jobs / f"{job_id}.emptied"
-
-    def _repeated_path(self, job_id: str) -> Path:
-        return self._jobs / f"{job_id}.repeated"
-
-    def _operations_path(self, job_id: str) -> Path:
-        return self._jobs / f"{job_id}.operations"
-
-    def _cancelled_path(self, job_id: str) -> Path:
-        return self._jobs / f"{job_id}.cancelled"
-
-
-def _next_epoch(path: Path) -> int:
-    epoch = _number(path) + 1
-    _write(path, str(epoch).encode())
-    return epoch
-
-
-def _number(path: Path) -> int:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except FileNotFoundError:
-        return 0
-    except ValueError as error:
-        raise StoreCorrupt(
-            f"{path} does not hold a number: write one there that is larger than any of its kind "
-            "(leader_epoch, attempt) in the logs"
-        ) from error
-
-
-def _cluster_id(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        cluster_id = uuid.uuid4().hex
-        _write(path, cluster_id.encode())
-        return cluster_id
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

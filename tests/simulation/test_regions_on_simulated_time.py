@@ -81,26 +81,26 @@ def cancelled_in(phase: GroupPhase) -> SimulatedCluster:
         make, point, rows, fails = blocking_stages, GroupPhase.RUNNING, 30, []
     elif phase is GroupPhase.SLOTS:
         fails = [Trigger(Fault.TASKMANAGER_LOST, "row", 40, n * 1_000_000) for n in range(3)]
-    drawn = draw_run(3, "hashmap", make.__name__)
+    drawn = draw_run(9, "hashmap", make.__name__)
     cancelled = in_phase(Fault.CANCELLED, point, 2 if phase is GroupPhase.SLOTS else 1)
     run = dataclasses.replace(
         drawn,
-        job=make("seed 3", rows, 1000.0, 3),
+        job=make("seed 9", rows, 1000.0, 3),
         settings=drawn.settings | SETTINGS | {"restart-strategy.fixed-delay.delay": delay},
         faults=Faults((*fails, cancelled)),
         taskmanagers=3,
     )
-    return simulate_run(run, 3)
+    return simulate_run(run, 9)
 
 
 @functools.cache
 def found_by_a_successor(fault: Fault) -> SimulatedCluster:
     """Half of a blocking partition is in the state of the job that a JobManager goes on with; something comes while
     it asks who has that partition."""
-    run = draw_run(119, "hashmap", "blocking_stages")
+    run = draw_run(93, "hashmap", "blocking_stages")
     triggers = (*run.faults.triggers, in_phase(fault, GroupPhase.LOCATING, 1))
     faults = dataclasses.replace(run.faults, triggers=triggers)
-    return simulate_run(dataclasses.replace(run, faults=faults), 119)
+    return simulate_run(dataclasses.replace(run, faults=faults), 93)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -509,7 +509,7 @@ class SimulatedCluster:
                 self._freeze_taskmanager()
             case Fault.CANCELLED:
                 self.is_cancelled = True
-                self._jobmanager.cancel_job()
+                self._jobmanager.cancel_job(is_stored_at_once=bool(trigger.point))
             case Fault.JOBMANAGER_STOPS:
                 if self._jobmanager.is_alive:
                     self._jobmanager.stop()

@@ -19,7 +19,7 @@ from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.job.job_record import JobRecord
 from jobmanager.main import RunningJobManager, serving
 from jobmanager.messages import job_events
-from jobmanager.stores.job_store import JobStore
+from jobmanager.stores.directory_lock import DirectoryLock
 from penstock.config import Configuration
 from penstock.errors import StoreNotFound, StreamError
 from penstock.pb import graph_pb2
@@ -69,7 +69,7 @@ class SimulatedJobManager:
         self._is_first = is_first
         self.port = JOBMANAGER_PORT
         self.store = host.open_jobmanager_store()
-        self.job_store: JobStore | None = None
+        self.lock: DirectoryLock | None = None
         self.running: RunningJobManager | None = None
         self.unanswered: set[int] = set()
         self.requested = 0
@@ -175,10 +175,17 @@ class SimulatedJobManager:
             await self.dispatcher.checkpoint(JOB_ID)
         self.unanswered.discard(request)
 
-    def cancel_job(self) -> None:
-        """A user cancels the job."""
-        if self.record is not None:
-            self.dispatcher.cancel(JOB_ID)
+    def cancel_job(self, *, is_stored_at_once: bool) -> None:
+        """A user cancels the job.
+
+        Args:
+            is_stored_at_once: the job's machine hears of it now, not only once the storage has answered.
+        """
+        if self.runner is not None and is_stored_at_once:
+            self.dispatcher._store.note_cancellation(JOB_ID)
+            self.runner.post(job_events.CancelRequested())
+        elif self.record is not None:
+            self.loop.create_task(self.dispatcher.cancel(JOB_ID))
 
     def fail_job(self) -> None:
         """Something of its own fails, on behalf of the whole job."""
@@ -196,6 +203,6 @@ class SimulatedJobManager:
         """It ends like after SIGKILL."""
         self.loop.die()
         self._host.rpc.process_gone(self.loop)
-        if self.job_store is not None:  # the kernel lets go of its lock
-            os.close(self.job_store._lock)
-            self.job_store._lock = os.open(os.devnull, os.O_RDONLY)
+        if self.lock is not None:  # the kernel lets go of it
+            self.lock.close()
+            self.lock.descriptor = os.open(os.devnull, os.O_RDONLY)

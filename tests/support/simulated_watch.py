@@ -21,7 +21,7 @@ from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.job.job_record import JobRecord
 from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import ENDING, JobState
-from jobmanager.stores.job_store import JobStore
+from jobmanager.stores.directory_lock import DirectoryLock
 from taskmanager import assembly_runner
 from taskmanager import main as taskmanager_main
 from taskmanager.processes.slot_channel import SlotChannel
@@ -97,8 +97,8 @@ def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
     def server(options: object, interceptors: Any, **_: object) -> SimulatedServer:
         return SimulatedServer(host.rpc, running_loop().owner.port, interceptors)
 
-    def job_store(directory: Any) -> JobStore:
-        made = running_loop().owner.job_store = JobStore(directory)
+    def directory_lock(directory: Any) -> DirectoryLock:
+        made = running_loop().owner.lock = DirectoryLock(directory)
         return made
 
     def checkpoint_store(job: JobDescription) -> Any:
@@ -114,7 +114,7 @@ def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
 
     replace(grpc.aio, "insecure_channel", host.rpc.channel)
     replace(grpc.aio, "server", server)
-    replace(jobmanager_main, "JobStore", job_store)
+    replace(jobmanager_main, "DirectoryLock", directory_lock)
     replace(JobDescription, "checkpoint_store", checkpoint_store)
     replace(assembly_runner, "SystemClock", lambda: host.loop)
     replace(taskmanager_main, "installed_packages", _installed_packages)
@@ -126,6 +126,8 @@ def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
     replace(ended_checkpoints_runner, "_CALL_TIMEOUT_MS", 10_000)
     replace(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.0)
     replace(__import__("os"), "fsync", lambda _: None)
+    # Messages and paths name it, and their lengths decide how long they take.
+    replace(__import__("os"), "getpid", lambda: 12_345)
 
 
 def _watch_the_job(host: WatchedHost, replace: Any) -> None:

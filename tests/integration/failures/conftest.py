@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.client.client import Client
+from tests.support.job_records import JobRecords
 from tests.support.processes import Beacon, DaemonCluster, Site, site
 
 
@@ -32,9 +33,7 @@ def failure_cluster(failure_site: Site) -> Iterator[DaemonCluster]:
     assert [daemon["pid"] for daemon in cluster.daemons()] == pids, "a job has ended a daemon"
     cluster.stop()
     cluster.assert_nothing_left()
-    records = list((cluster.directory / "jobmanager" / "jobs").iterdir())
-    # Jobs that can be started again stay listed, and nobody runs them.
-    assert {one.stem for one in records} == {one.stem for one in records if one.suffix == ".end"}
+    assert JobRecords(cluster.directory).are_clean
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from penstock.storage.head import HeadStore
 from penstock.storage.local_store import LocalStore
 from penstock.storage.object_store import ObjectInfo
 from penstock.storage.snapshot_files import snapshot_file_name
+from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
     STATES,
@@ -352,8 +353,7 @@ def test_a_checkpoint_that_is_being_stored_when_its_job_ends_leaves_nothing(
             while directory.exists():  # noqa: ASYNC110 - a thread removes it
                 await asyncio.sleep(0.01)
             broken_store.go_on.set()
-            while list((tmp_path / "jobmanager" / "jobs").iterdir()):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await JobRecords(tmp_path).until_clean()
             assert broken_store.written == ["chk-2/manifest-1"]
             assert not directory.exists()
 
@@ -400,8 +400,7 @@ def test_an_upload_that_ends_after_its_job_is_deleted(
                 while directory.exists():  # noqa: ASYNC110 - a thread removes it
                     await asyncio.sleep(0.01)
                 LocalStore(directory).put("shared/later", [b"x"])
-            while list((tmp_path / "jobmanager" / "jobs").iterdir()):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await JobRecords(tmp_path).until_clean()
             assert not directory.exists()
 
     run(scenario)

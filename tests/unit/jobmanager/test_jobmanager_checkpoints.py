@@ -15,10 +15,10 @@ import grpc
 import pytest
 
 from common.clock import SystemClock
-from common.pb import internal_pb2
+from common.pb import internal_pb2, job_record_pb2
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
-from jobmanager.dispatcher import dispatcher_runner
+from jobmanager.dispatcher import known_jobs
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.main import serving
 from jobmanager.metrics import build_registry
@@ -31,6 +31,7 @@ from penstock.storage.head import HeadStore
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import decode_manifest
 from penstock.storage.snapshot_files import snapshot_file_name
+from tests.support.job_records import JobRecords
 
 STATES = client_pb2.AttemptState
 JOB = "0" * 32
@@ -201,7 +202,7 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint(
             assert value("penstock_job_checkpoints_completed_total", labels) == 3.0
             assert value("penstock_job_last_checkpoint_duration_seconds", labels) is not None
             assert value("penstock_job_work_at_risk_seconds", labels) is None
-            monkeypatch.setattr(dispatcher_runner, "_METRICS_AFTER_END_MS", -1)
+            monkeypatch.setattr(known_jobs, "METRICS_AFTER_END_MS", -1)
             assert value("penstock_job_restarts_total", labels) is None
 
     run(scenario)
@@ -234,14 +235,13 @@ def test_the_next_jobmanager_goes_on_with_the_job(
             await cluster.wait_for(JOB, "RUNNING")
             await take_checkpoint(cluster)
             used = {task.attempt.attempt for task in fake.restored}
-            jobs = tmp_path / "jobmanager" / "jobs"
-            kept = {path.name: path.read_bytes() for path in jobs.iterdir()}
+            jobs = JobRecords(tmp_path)
+            kept = jobs.copy()
             await cluster.jobmanager.dispatcher.stop()
             details = (await cluster.client.GetJob(client_pb2.GetJobRequest(job_id=JOB))).summary
             assert details.state == client_pb2.JOB_STATE_SUSPENDED
             if is_killed:
-                for name, content in kept.items():
-                    (jobs / name).write_bytes(content)
+                jobs.put_back(kept)
         async with cluster_of(settings(tmp_path)) as cluster:
             fake = Checkpointed(await cluster.add("tm2"))
             await cluster.wait_for(JOB, "RUNNING")
@@ -394,21 +394,22 @@ def test_a_job_that_was_cancelled_is_not_run_again(
             Checkpointed(taskmanager)
             await cluster.submit(make_graph())
             await cluster.wait_for(JOB, "RUNNING")
-            jobs = tmp_path / "jobmanager" / "jobs"
-            kept = {path.name: path.read_bytes() for path in jobs.iterdir()}
+            jobs = JobRecords(tmp_path)
+            kept = jobs.copy()
             await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
             await cluster.wait_for(JOB, "CANCELED")
-        for name, content in kept.items():
-            (jobs / name).write_bytes(content)
-        (jobs / f"{JOB}.cancelled").touch()
-        (jobs / f"{JOB}.emptied").touch()
+        jobs.put_back(kept)
+
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.is_cancelled = record.is_emptied = True
+
+        jobs.change(JOB, note)
         quiet = {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1}
         config = Configuration.from_mapping({**settings(tmp_path), **quiet})
         async with serving(config, tmp_path, SystemClock()) as jobmanager:
             (record,) = jobmanager.dispatcher.records()
             assert record.summary().state == client_pb2.JOB_STATE_CANCELED
-            while list(jobs.iterdir()):  # noqa: ASYNC110 - a thread removes them
-                await asyncio.sleep(0.01)
+            await jobs.until_clean()
 
     run(scenario)
 
@@ -423,10 +424,11 @@ def test_a_jobmanager_killed_while_it_deletes_checkpoints_leaves_that_to_the_nex
 ) -> None:
     """It neither runs the job again nor leaves its checkpoints for ever."""
     monkeypatch.setattr(DispatcherRunner, "_slots_end_s", 0.02)
-    jobs, kept = tmp_path / "jobmanager" / "jobs", {}
+    jobs, kept = JobRecords(tmp_path), dict[Path, bytes]()
 
     def is_killed(_: CheckpointStoreRunner, **options: object) -> None:
-        kept.update({path.name: path.read_bytes() for path in jobs.iterdir()})
+        kept.update(jobs.copy())
+        raise errors.StoreTransient("nothing was deleted")
 
     async def scenario() -> None:
         with monkeypatch.context() as patch:
@@ -443,15 +445,13 @@ def test_a_jobmanager_killed_while_it_deletes_checkpoints_leaves_that_to_the_nex
                         fake.taskmanager.report_state(attempt, STATES.ATTEMPT_STATE_FINISHED)
                 await cluster.wait_for(JOB, end)
         assert list((tmp_path / "checkpoints" / JOB).iterdir())
-        for name, content in kept.items():
-            (jobs / name).write_bytes(content)
+        jobs.put_back(kept)
         quiet = {"jobmanager.rpc.port": 0, "jobmanager.metrics.port": -1}
         config = Configuration.from_mapping({**settings(tmp_path), **quiet})
         async with serving(config, tmp_path, SystemClock()) as jobmanager:
             (record,) = jobmanager.dispatcher.records()
             assert record.summary().state == client_pb2.JobState.Value(f"JOB_STATE_{end}")
-            while list(jobs.iterdir()):  # noqa: ASYNC110 - a thread removes them
-                await asyncio.sleep(0.01)
+            await jobs.until_clean()
         assert not (tmp_path / "checkpoints" / JOB).exists()
 
     run(scenario)

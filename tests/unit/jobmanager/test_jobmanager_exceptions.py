@@ -17,6 +17,7 @@ from jobmanager.job.attempt_reports import AttemptReports
 from penstock.client.job_exceptions import JobException, exception_of
 from penstock.errors import ConfigurationError
 from penstock.pb import client_pb2, graph_pb2
+from tests.support.job_records import JobRecords
 
 FAILED = client_pb2.ATTEMPT_STATE_FAILED
 JOB = "0" * 32
@@ -146,10 +147,9 @@ def test_a_job_that_ended_with_its_jobmanager_has_that_end_in_its_history(
             await cluster.add("tm1")
             await cluster.submit(make_graph(config={"restart-strategy.type": "none"}))
             await cluster.wait_for(JOB, "RUNNING")
-            jobs = tmp_path / "jobmanager" / "jobs"
-            kept = {path.name: path.read_bytes() for path in jobs.iterdir()}
-        for name, content in kept.items():  # as if it had been killed
-            (jobs / name).write_bytes(content)
+            jobs = JobRecords(tmp_path)
+            kept = jobs.copy()
+        jobs.put_back(kept)  # as if it had been killed
         async with cluster_of() as cluster:
             (entry,) = await exceptions(cluster)
             assert entry.ended_job

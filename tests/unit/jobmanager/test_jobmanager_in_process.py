@@ -488,16 +488,20 @@ def test_stopping_fails_running_jobs_and_a_successor_has_a_higher_epoch(
 ) -> None:
     async def scenario() -> None:
         epochs = []
-        for _ in range(2):
+        for job_id in ("1" * 32, "2" * 32):
             async with cluster_of() as cluster:
                 taskmanager = await cluster.add("tm1")
                 epochs.append(taskmanager.leader_epoch)
-                job_id = await cluster.submit(make_graph())
+                await cluster.submit(make_graph(), job_id)
                 await cluster.wait_for(job_id, "RUNNING")
                 await cluster.jobmanager.dispatcher.stop()
                 failure = (await cluster.wait_for(job_id, "FAILED")).failure
                 assert failure.message == "JobManager stopped"
                 assert taskmanager.all_freed.is_set()
         assert epochs == [1, 2]
+        async with cluster_of() as cluster:  # how they ended is not forgotten
+            for job_id in ("1" * 32, "2" * 32):
+                failure = (await cluster.wait_for(job_id, "FAILED")).failure
+                assert failure.message == "JobManager stopped"
 
     run(scenario)

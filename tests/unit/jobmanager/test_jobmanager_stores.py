@@ -31,7 +31,9 @@ from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.taskmanager_client import in_batches
 from jobmanager.scheduler.admission import CodeStamp, TaskManagerFacts, admission_problem
 from jobmanager.stores.artifact_store import ArtifactStore
+from jobmanager.stores.directory_lock import DirectoryLock
 from jobmanager.stores.job_store import JobStore
+from jobmanager.stores.leader_store import LeaderStore
 from penstock.config import Configuration
 from penstock.errors import (
     ConfigurationError,
@@ -42,6 +44,8 @@ from penstock.errors import (
     StreamError,
 )
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
+from penstock.storage.local_store import LocalStore
+from tests.support.job_records import JobRecords
 
 
 def config(**settings: object) -> Configuration:
@@ -53,32 +57,18 @@ def config(**settings: object) -> Configuration:
     return Configuration.from_mapping({**values, **settings})
 
 
-def test_the_epoch_grows_and_one_jobmanager_uses_a_directory(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    with pytest.raises(ConfigurationError, match="another JobManager is running"):
-        JobStore(tmp_path)
-    store.save("ab", graph_pb2.JobGraph(name="j"))
-    store.close()
-    later = JobStore(tmp_path)
-    assert (store.leader_epoch, later.leader_epoch) == (1, 2)
-    assert later.cluster_id == store.cluster_id
-    assert [(job.job_id, job.graph.name) for job in later.unfinished()] == [("ab", "j")]
-    later.remove("ab")
-    later.remove("ab")
-    assert later.unfinished() == []
-    later.close()
-    (tmp_path / "leader_epoch").write_text("??")
-    with pytest.raises(StoreCorrupt, match="does not hold a number"):
-        JobStore(tmp_path)
-
-
 def test_jobs_of_a_killed_jobmanager_are_shown_as_failed_and_kept_where_they_cannot_be_read(
     tmp_path: Path,
 ) -> None:
-    store = JobStore(tmp_path / "jobmanager")
-    store.save("ab" * 16, graph_pb2.JobGraph(name="lost"))
-    (tmp_path / "jobmanager" / "jobs" / "cd.pb").write_bytes(b"\xff\xff")
-    store.close()
+    lost, damaged = "ab" * 16, "cd" * 16
+    kept = LocalStore(tmp_path / "jobmanager")
+    leader = LeaderStore(kept, "kept")
+    leader.take_over()
+    store = JobStore(LocalStore(tmp_path / "jobmanager" / "jobs"), "jobs", leader)
+    store.save(lost, graph_pb2.JobGraph(name="lost"), 1)
+    store.save(damaged, graph_pb2.JobGraph(), 2)
+    path = JobRecords(tmp_path).path(damaged)
+    path.write_bytes(b"\xff\xff")
 
     async def look() -> list[client_pb2.JobDetails]:
         async with serving(config(), tmp_path, SystemClock()) as jobmanager:
@@ -86,15 +76,27 @@ def test_jobs_of_a_killed_jobmanager_are_shown_as_failed_and_kept_where_they_can
             assert b'penstock_jobmanager_jobs{state="FAILED"} 1.0' in text
             assert b'penstock_jobmanager_jobs{state="RESTARTING"} 1.0' in text
             assert b"penstock_jobmanager_slots_free 0.0" in text
-            while len(list((tmp_path / "jobmanager" / "jobs").iterdir())) > 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            with pytest.raises(StoreCorrupt, match="is not a job's record"):
+                await jobmanager.dispatcher.cancel(damaged)
             return [record.details() for record in jobmanager.dispatcher.records()]
 
-    failed, kept = asyncio.run(look())
+    kept_one, failed = sorted(asyncio.run(look()), key=lambda one: one.summary.submitted_at_ms)
     assert failed.summary.state == client_pb2.JOB_STATE_FAILED
     assert "submit it again" in failed.failure.message
-    assert "cd.pb does not hold the graph of a job" in kept.summary.problem
-    assert (tmp_path / "jobmanager" / "jobs" / "cd.pb").exists()
+    assert "is not a job's record" in kept_one.summary.problem
+    assert path.read_bytes() == b"\xff\xff"
+
+
+def test_a_directory_of_an_earlier_penstock_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "jobmanager").mkdir()
+    (tmp_path / "jobmanager" / "leader_epoch").write_text("3")
+
+    async def start() -> None:
+        async with serving(config(), tmp_path, SystemClock()):
+            raise AssertionError("it started")
+
+    with pytest.raises(ConfigurationError, match="earlier version"):
+        asyncio.run(start())
 
 
 def start_daemon(directory: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -343,10 +345,15 @@ def test_unused_artifacts_are_swept_and_a_failure_is_told(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_graphs_are_private(tmp_path: Path) -> None:
-    (tmp_path / "jobs").mkdir()
-    JobStore(tmp_path).close()
-    assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o700
+def test_graphs_are_private_and_one_jobmanager_uses_a_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "jobmanager"
+    directory.mkdir(mode=0o755)
+    lock = DirectoryLock(directory)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(ConfigurationError, match="another JobManager is running"):
+        DirectoryLock(directory)
+    lock.close()
+    DirectoryLock(directory).close()
 
 
 # ---------------------------------------------------------------- admission

@@ -16,9 +16,11 @@ import grpc
 import pytest
 
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
+from jobmanager.dispatcher import ended_jobs_runner
 from penstock.errors import StoreTransient
 from penstock.pb import client_pb2
 from penstock.storage.kept_state import dispose
+from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
     Checkpointed,
@@ -49,7 +51,7 @@ class Takeover:
 
     def __init__(self, cluster_of: Any, graph: Any, tmp_path: Path) -> None:
         self._cluster_of, self._graph, self._path = cluster_of, graph, tmp_path
-        self.jobs = tmp_path / "jobmanager" / "jobs"
+        self.jobs = JobRecords(tmp_path)
         self.savepoints = tmp_path / "savepoints"
 
     async def first(
@@ -68,12 +70,11 @@ class Takeover:
             asked = asyncio.ensure_future(ask(cluster))
             while not is_there():  # noqa: ASYNC110 - a thread writes it
                 await asyncio.sleep(0.01)
-            kept = {path.name: path.read_bytes() for path in self.jobs.iterdir()}
+            kept = self.jobs.copy()
         # Either end of the connection may be the first to go.
         with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
             await asked
-        for name, content in kept.items():
-            (self.jobs / name).write_bytes(content)
+        self.jobs.put_back(kept)
 
     @asynccontextmanager
     async def second(self) -> AsyncIterator[Any]:
@@ -119,8 +120,8 @@ def stop(takeover: Takeover) -> Callable[[Any], Awaitable[Any]]:
 
 
 def is_kept(takeover: Takeover) -> bool:
-    path = takeover.jobs / f"{JOB}.operations"
-    return path.exists() and f'"{ID}"' in path.read_text()
+    record = takeover.jobs.all().get(JOB)
+    return record is not None and ID.encode() in record.operations
 
 
 def test_a_checkpoint_that_was_asked_for_is_taken_by_the_next(takeover: Takeover) -> None:
@@ -192,20 +193,31 @@ def test_output_that_was_committed_is_marked_so_by_the_next(
 
 @pytest.mark.parametrize("end", ["FAILED", "CANCELED"])
 def test_what_an_ended_job_can_be_started_from_is_known_to_the_next(
-    cluster_of: Any, make_graph: Any, tmp_path: Path, end: str
+    cluster_of: Any,
+    make_graph: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
 ) -> None:
     retention = "execution.checkpointing.externalized-checkpoint-retention"
     more = {retention: "RETAIN_ON_CANCELLATION", "restart-strategy.type": "none"}
-    jobs = tmp_path / "jobmanager" / "jobs"
+    look, looks = ended_jobs_runner.restorable_from, 0
+
+    def counted(directory: str, job_id: str) -> str:
+        nonlocal looks
+        found = look(directory, job_id)
+        looks += 1
+        return found
+
+    monkeypatch.setattr(ended_jobs_runner, "restorable_from", counted)
 
     async def listed() -> Any:
+        before = looks
         async with cluster_of(settings(tmp_path, **more)) as cluster:
             request = client_pb2.GetJobRequest(job_id=JOB)
-            while True:
-                details = await cluster.client.GetJob(request)
-                if details.summary.restorable_from or not list(jobs.iterdir()):
-                    return details
+            while looks == before:  # noqa: ASYNC110 - a thread looks
                 await asyncio.sleep(0.01)
+            return await cluster.client.GetJob(request)
 
     async def scenario() -> None:
         async with cluster_of(settings(tmp_path, **more)) as cluster:

@@ -8,7 +8,6 @@ tasks must be alive.
 from __future__ import annotations
 
 import asyncio
-import errno
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from jobmanager.rpc.reachability_client import ReachabilityClient
 from penstock import errors
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2
+from tests.support.job_records import JobRecords
 
 STATES = client_pb2.AttemptState
 
@@ -137,7 +137,7 @@ def test_too_many_artifact_ids_are_refused_and_many_do_not_hold_up_the_loop(
 
 
 @pytest.mark.parametrize("end", ["CANCELED", "FAILED"])
-def test_a_directory_that_refuses_at_the_end_of_a_job_ends_nothing_else(
+def test_a_directory_that_refuses_at_the_end_of_a_job_holds_up_nothing_else(
     cluster_of: Any,
     make_graph: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -151,15 +151,15 @@ def test_a_directory_that_refuses_at_the_end_of_a_job_ends_nothing_else(
             await cluster.wait_for(healthy, "RUNNING")
             sick = await cluster.submit(make_graph(), "1" * 32)
             await cluster.wait_for(sick, "RUNNING")
-            unlink, refused, removed = Path.unlink, asyncio.Event(), asyncio.Event()
+            store = cluster.jobmanager.dispatcher._store
+            note_end, is_full = store.note_end, True
 
-            def refuse(path: Path, missing_ok: bool = False) -> None:
-                if path.name.startswith(sick):
-                    refused.set()
-                    raise OSError(errno.EIO, "input/output error", str(path))
-                unlink(path, missing_ok=missing_ok)
+            def refuse(job_id: str, *noted: Any) -> None:
+                if job_id == sick and is_full:
+                    raise errors.StoreTransient("no space left on device")
+                note_end(job_id, *noted)
 
-            monkeypatch.setattr(Path, "unlink", refuse)
+            monkeypatch.setattr(store, "note_end", refuse)
             if end == "CANCELED":
                 await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=sick))
             else:
@@ -167,19 +167,16 @@ def test_a_directory_that_refuses_at_the_end_of_a_job_ends_nothing_else(
             for task in taskmanager.deployed:
                 if task.attempt.job_id == sick:
                     taskmanager.report_state(task.attempt, STATES.ATTEMPT_STATE_CANCELED)
-            await cluster.wait_for(sick, end)
-            await refused.wait()
+            # Nobody is told of an end that the next JobManager would not know.
+            request = client_pb2.GetJobRequest(job_id=sick)
+            while "no space" not in (await cluster.client.GetJob(request)).summary.problem:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             await cluster.wait_for(healthy, "RUNNING")
-
-            # The disk is back: what was stored of the job goes.
-            def obey(path: Path, missing_ok: bool = False) -> None:
-                unlink(path, missing_ok=missing_ok)
-                if path.name == f"{sick}.end":
-                    removed.set()
-
-            monkeypatch.setattr(Path, "unlink", obey)
-            await removed.wait()
-            assert not (tmp_path / "jobmanager" / "jobs" / f"{sick}.pb").exists()
+            assert not JobRecords(tmp_path).all()[sick].HasField("end")
+            is_full = False
+            details = await cluster.wait_for(sick, end)
+            assert not details.summary.problem
+            assert JobRecords(tmp_path).all()[sick].end.state == end
             third = await cluster.submit(make_graph(), "2" * 32)
             await cluster.wait_for(third, "RUNNING")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from common.pb import internal_pb2
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job import ended_checkpoints_runner, job_master_runner
 from penstock.pb import client_pb2, graph_pb2
+from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
     Checkpointed,
@@ -64,8 +64,7 @@ def test_a_sweep_that_fails_is_tried_again(
             await restarted(cluster, 1)
             await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
             await cluster.wait_for(JOB, "CANCELED")
-            while list((tmp_path / "jobmanager" / "jobs").iterdir()):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await JobRecords(tmp_path).until_clean()
 
     run(scenario)
     assert len(asked) == failures + 1
@@ -87,8 +86,7 @@ async def _swept_by_successor(
             return internal_pb2.SweepOutputResponse(file_count=1)
 
         monkeypatch.setattr(taskmanager, "on_sweep", sweep)
-        while list((tmp_path / "jobmanager" / "jobs").iterdir()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await JobRecords(tmp_path).until_clean()
     return asked[-1]
 
 
@@ -127,17 +125,17 @@ def test_output_of_a_job_that_was_cancelled_while_it_could_not_be_read_is_swept(
     cluster_of: Any, make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _hurry(monkeypatch)
-    record = tmp_path / "jobmanager" / "jobs" / f"{JOB}.pb"
 
     async def scenario() -> None:
         async with cluster_of(settings(tmp_path)) as cluster:
             await _run_and_fail_once(cluster, _writing(make_graph(), tmp_path))
-        kept = record.read_bytes()
-        record.write_bytes(b"\xff")
+        [graph] = JobRecords(tmp_path).path(JOB).parent.glob("graph-*")
+        kept = graph.read_bytes()
+        graph.write_bytes(b"\xff")
         async with cluster_of(settings(tmp_path)) as cluster:
             await cluster.wait_for(JOB, "RESTARTING")
             await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
-        record.write_bytes(kept)
+        graph.write_bytes(kept)
         request = await _swept_by_successor(cluster_of, tmp_path, monkeypatch)
         assert request.job_id == JOB
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from common.pb import job_record_pb2
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
-from jobmanager.dispatcher import dispatcher_runner
+from jobmanager.dispatcher import dispatcher_runner, ended_jobs_runner, recovery_runner
 from jobmanager.job import ended_checkpoints_runner
 from penstock.errors import StoreTransient
 from penstock.pb import client_pb2, graph_pb2
+from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
     Checkpointed,
@@ -29,8 +31,9 @@ from tests.unit.jobmanager.test_jobmanager_checkpoints import (
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher_runner.DispatcherRunner, "_slots_end_s", 0.02)
-    monkeypatch.setattr(dispatcher_runner, "_UNREADABLE_FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(dispatcher_runner, "_UNREADABLE_LAST_PAUSE_S", 0.02)
+    for module in (recovery_runner, ended_jobs_runner):
+        monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.02)
+        monkeypatch.setattr(module, "LAST_PAUSE_S", 0.02)
     monkeypatch.setattr(ended_checkpoints_runner, "_FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(ended_checkpoints_runner, "_LAST_PAUSE_S", 0.02)
     monkeypatch.setattr("jobmanager.job.job_checkpoints_runner._FIRST_PAUSE_S", 0.02)
@@ -38,7 +41,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def records(tmp_path: Path) -> list[str]:
-    return sorted(path.name for path in (tmp_path / "jobmanager" / "jobs").iterdir())
+    return sorted(JobRecords(tmp_path).all())
 
 
 async def until(condition: Any) -> None:
@@ -104,7 +107,7 @@ def test_a_job_whose_storage_is_not_mounted_waits_for_it(
     run(scenario)
 
 
-@pytest.mark.parametrize("what", ["artifacts", "graph", "attempts", "head"])
+@pytest.mark.parametrize("what", ["artifacts", "graph", "record", "head"])
 def test_a_job_that_cannot_be_read_is_kept_until_it_can(
     cluster_of: Any, make_graph: Any, tmp_path: Path, what: str
 ) -> None:
@@ -124,8 +127,8 @@ def test_a_job_that_cannot_be_read_is_kept_until_it_can(
             await run_until_checkpoint(cluster, graph)
         damaged = {
             "artifacts": tmp_path / "artifacts",
-            "graph": tmp_path / "jobmanager" / "jobs" / f"{JOB}.pb",
-            "attempts": tmp_path / "jobmanager" / "jobs" / f"{JOB}.attempts",
+            "graph": next((tmp_path / "jobmanager" / "jobs" / JOB).glob("graph-*")),
+            "record": JobRecords(tmp_path).path(JOB),
             "head": tmp_path / "checkpoints" / JOB / "HEAD",
         }[what]
         away = hide(damaged)
@@ -156,11 +159,11 @@ def test_a_job_that_waits_to_be_read_can_be_cancelled(
             await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
             await cluster.wait_for(JOB, "CANCELED")
         # Its checkpoints are still to be deleted.
-        assert f"{JOB}.pb" in records(tmp_path)
+        assert not JobRecords(tmp_path).are_clean
         away.rename(tmp_path / "checkpoints")
         async with cluster_of(settings(tmp_path)) as cluster:
             await cluster.wait_for(JOB, "CANCELED")
-            await until(lambda: records(tmp_path) == [])
+            await JobRecords(tmp_path).until_clean()
             assert not (tmp_path / "checkpoints" / JOB).exists()
 
     run(scenario)
@@ -189,7 +192,7 @@ def test_checkpoints_of_an_ended_job_are_deleted_at_last(
             await until(lambda: len(tries) > 3)
             assert (tmp_path / "checkpoints" / JOB / "HEAD").exists()
             monkeypatch.setattr(CheckpointStoreRunner, "discard", original)
-            await until(lambda: records(tmp_path) == [])
+            await JobRecords(tmp_path).until_clean()
             assert not (tmp_path / "checkpoints" / JOB).exists()
 
     run(scenario)
@@ -201,12 +204,14 @@ def test_a_jobmanager_that_died_while_it_deleted_checkpoints_has_nothing_left_to
     async def scenario() -> None:
         async with cluster_of(settings(tmp_path)) as cluster:
             await run_until_checkpoint(cluster, make_graph())
-        jobs = tmp_path / "jobmanager" / "jobs"
-        (jobs / f"{JOB}.end").write_text("FINISHED")
-        (jobs / f"{JOB}.emptied").touch()
+
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.end.state, record.is_emptied = "FINISHED", True
+
+        JobRecords(tmp_path).change(JOB, note)
         shutil.rmtree(tmp_path / "checkpoints" / JOB)
         async with cluster_of(settings(tmp_path)) as cluster:
             await cluster.wait_for(JOB, "FINISHED")
-            await until(lambda: records(tmp_path) == [])
+            await JobRecords(tmp_path).until_clean()
 
     run(scenario)

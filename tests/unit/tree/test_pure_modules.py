@@ -31,6 +31,7 @@ EXCEPTIONS = {
     "penstock/storage/file_locks.py": ({"time"}, "waits for a lock of another process"),
     "penstock/storage/fsck.py": ({"time"}, "a command: the age of files"),
     "penstock/streams/environment.py": ({"uuid"}, "names a submission"),
+    "jobmanager/dispatcher/known_jobs.py": ({"asyncio"}, "wakes up who tries again"),
     "jobmanager/job/job_operation.py": ({"asyncio"}, "wakes up who waits for its end"),
     "jobmanager/job/job_record.py": ({"asyncio"}, "wakes up who waits for a change"),
     "taskmanager/daemon/identity.py": ({"socket"}, "the name of the machine"),

@@ -1,0 +1,175 @@
+"""Ends of jobs: noted before anybody is told, cleaned up behind, and forgotten when newer ones have taken their place.
+
+A job that has ended is "ended, dirty" in its record until nothing is left of it that is to be deleted: its
+checkpoints, and hidden output that nobody will commit. Then it is clean, and its record stays as long as the job is
+listed, so that the next JobManager still knows how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Final
+
+import structlog
+
+from common.clock import Clock
+from common.pb import job_record_pb2
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
+from jobmanager.dispatcher.known_jobs import KnownJobs
+from jobmanager.dispatcher.recovery import restorable_from
+from jobmanager.job.ended_checkpoints_runner import delete_checkpoints
+from jobmanager.job.job_record import JobRecord
+from jobmanager.job.swept_output_runner import sweep_output
+from jobmanager.messages.job_state import JobState
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.stores.job_store import JobStore
+from penstock.errors import Fenced, StreamError
+from penstock.pb import graph_pb2
+
+FIRST_PAUSE_S: Final = 1.0
+LAST_PAUSE_S: Final = 60.0
+
+
+class EndedJobsRunner:
+    """What is done for jobs that have ended.
+
+    Args:
+        jobs: those that are known.
+        store: has their records.
+        calls: to that store, which may hang.
+        cluster: removes hidden output.
+        clock: where the time comes from.
+        start: runs something beside, until the JobManager ends.
+    """
+
+    def __init__(
+        self,
+        jobs: KnownJobs,
+        store: JobStore,
+        calls: StoreCallsRunner,
+        cluster: ClusterRunner,
+        clock: Clock,
+        start: Callable[[Coroutine[None, None, None]], None],
+    ) -> None:
+        self._jobs = jobs
+        self._store = store
+        self._calls = calls
+        self._cluster = cluster
+        self._clock = clock
+        self._start = start
+        self._log = structlog.get_logger(__name__)
+
+    async def note_end(self, record: JobRecord, state: JobState) -> None:
+        """Returns when the job's end is safe, however long that takes: who is told of it can rely on it.
+
+        Raises:
+            Fenced: the job is another leader's.
+        """
+        failure = record.failure
+        end = job_record_pb2.StoredEnd(
+            state=state.name,
+            reason=failure.message if state is JobState.FAILED and failure is not None else "",
+            ended_at_ms=self._clock.now_ms(),
+        )
+
+        def note() -> None:
+            self._store.note_end(record.job_id, end, record.operations.kept())
+
+        await self._at_last("note the end", record, "job.end_not_stored", note)
+
+    def keep(self, record: JobRecord) -> None:
+        """Nothing of the job is to be deleted."""
+        self._start(self._note_clean(record))
+
+    def clean_up(
+        self,
+        record: JobRecord,
+        graph: graph_pb2.JobGraph,
+        directory: str,
+        writers: StoreCallsRunner | None = None,
+        slots_end_s: float = 0.0,
+        *,
+        has_hidden_output: bool = False,
+    ) -> None:
+        """Begins to delete what is left of a job; see ``delete_checkpoints``.
+
+        Args:
+            directory: of its checkpoints; "" = there are none to delete.
+            has_hidden_output: and hidden output that nobody will commit.
+        """
+        if not directory and not has_hidden_output:
+            self.keep(record)
+            return
+
+        async def clean() -> None:
+            await delete_checkpoints(
+                record.job_id,
+                graph,
+                directory,
+                self._store,
+                self._clock.now_ms,
+                writers=writers,
+                slots_end_s=slots_end_s,
+                sweep=partial(sweep_output, record.job_id, graph, self._cluster)
+                if has_hidden_output
+                else None,
+            )
+            await self._note_clean(record)
+
+        self._start(clean())
+
+    async def look_for_remains(self, record: JobRecord, directory: str) -> None:
+        """Finds out what an ended job can be started from."""
+
+        def look() -> None:
+            record.left = restorable_from(directory, record.job_id)
+
+        await self._at_last("look for checkpoints", record, "job.remains_unreadable", look)
+        await self._note_clean(record)
+
+    def evict(self) -> bool:
+        """Forgets the jobs that ended first, where too many are kept; True when there were such."""
+        evicted = self._jobs.surplus()
+        for job_id in evicted:
+            job = self._jobs.pop(job_id)
+            if job.is_clean:
+                self._start(self._remove(job.record))
+        self._jobs.count()
+        return bool(evicted)
+
+    async def _note_clean(self, record: JobRecord) -> None:
+        def note() -> None:
+            self._store.note_clean(record.job_id, record.operations.kept())
+
+        await self._at_last("note that it is clean", record, "job.not_clean", note)
+        job = self._jobs.get(record.job_id)
+        if job is None or job.record is not record:  # newer ones have taken its place
+            await self._remove(record)
+        else:
+            job.is_clean = True
+
+    async def _remove(self, record: JobRecord) -> None:
+        def remove() -> None:
+            self._store.remove(record.job_id)
+
+        await self._at_last("remove", record, "job.not_removed", remove)
+
+    async def _at_last(
+        self, what: str, record: JobRecord, event: str, work: Callable[[], None]
+    ) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self._calls.run(what, work)
+            except Fenced:
+                raise
+            except StreamError as error:
+                self._log.warning(event, job_id=record.job_id, retry_s=pause_s, reason=str(error))
+                record.unstored = str(error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            else:
+                record.unstored = ""
+                return

@@ -1,0 +1,98 @@
+"""LEADER: the object that says which JobManager leads, and under which epoch.
+
+Who wants to lead replaces it, and leads while it is what it wrote. Invariant: every takeover has an epoch that is
+larger than those of all takeovers before, and that no other takeover has.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from common.pb import job_record_pb2
+from penstock.errors import Fenced, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
+from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
+from penstock.storage.object_store import ObjectStore
+from penstock.storage.swapped_object import SwappedObject
+
+LEADER_PATH: Final = "LEADER"
+FORMAT: Final = FrameFormat("the name of a leader", b"PSTKLEAD", 1)
+
+_ATTEMPTS: Final = 16
+
+
+class LeaderStore:
+    """LEADER of one cluster, seen by a JobManager that wants to lead it.
+
+    Args:
+        store: what the cluster keeps.
+        uri: its name, for messages.
+    """
+
+    def __init__(self, store: ObjectStore, uri: str) -> None:
+        self._object = SwappedObject(store, LEADER_PATH, self._lost)
+        self._path = f"{uri}/{LEADER_PATH}"
+        self.epoch = 0
+        """Of this leader; 0 before it leads."""
+        self.cluster_id = ""
+        """Stays the same over all leaders."""
+
+    def take_over(self, epoch_min: int = 0) -> None:
+        """Leads from then on, and nobody who led before does. To be repeated after an error.
+
+        Args:
+            epoch_min: an epoch that was met elsewhere; the new one is larger.
+
+        Raises:
+            StoreCorrupt: there is a LEADER that cannot be understood; it stays.
+            StoreTransient: it cannot be read or written now.
+        """
+        for _ in range(_ATTEMPTS):
+            content = self._object.content()
+            found = job_record_pb2.StoredLeader() if content is None else self._decode(content)
+            leader = job_record_pb2.StoredLeader(
+                cluster_id=found.cluster_id or uuid.uuid4().hex,
+                epoch=max(found.epoch, epoch_min) + 1,
+                token=os.urandom(16),
+            )
+            if self._object.take_over(content, encode_frame(FORMAT, leader.SerializeToString())):
+                self.epoch, self.cluster_id = leader.epoch, leader.cluster_id
+                return
+        raise StoreTransient(
+            f"{self._path} changed {_ATTEMPTS} times while this JobManager took over: how many of them are there?"
+        )
+
+    def verify(self) -> None:
+        """Makes sure that nobody has taken over so far.
+
+        Raises:
+            Fenced: another JobManager leads.
+            StoreNotFound, StoreCorrupt: LEADER is gone, or damaged.
+            StoreTransient: it cannot be read now.
+        """
+        self._object.verify()
+
+    def _decode(self, content: bytes) -> job_record_pb2.StoredLeader:
+        try:
+            _, payload = decode_frame(FORMAT, content, self._path)
+            return job_record_pb2.StoredLeader.FromString(payload)
+        except (StoreCorrupt, DecodeError) as error:
+            raise StoreCorrupt(
+                f"{error}; restore it from a backup, or remove it: the epochs in the records of the jobs are "
+                "respected then"
+            ) from error
+
+    def _lost(self, content: bytes | None) -> StreamError:
+        if content is None:
+            return StoreNotFound(
+                f"{self._path} is gone: {self._object.why_absent}; somebody has removed it, or the storage is not "
+                "there any more"
+            )
+        try:
+            epoch = self._decode(content).epoch
+        except StoreCorrupt as error:
+            return error
+        return Fenced(f"leader epoch {self.epoch} is over: epoch {epoch} leads")

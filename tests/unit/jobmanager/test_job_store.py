@@ -1,0 +1,200 @@
+"""Aim: of all JobManagers that believe they lead, one decides what becomes of a job, and no acknowledged job is lost.
+
+Method: several leaders on one store in this process, one of them deposed at every point; swaps whose answers are
+lost; a model of what each was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from common.pb import job_record_pb2
+from jobmanager.stores.job_store import JobStore
+from jobmanager.stores.leader_store import LeaderStore
+from penstock.errors import Fenced, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
+from penstock.pb import graph_pb2
+from penstock.storage.memory_store import MemoryStore
+
+GRAPH = graph_pb2.JobGraph(name="job")
+JOB = "0" * 32
+END = job_record_pb2.StoredEnd(state="FINISHED", ended_at_ms=5)
+
+
+class Lossy(MemoryStore):
+    """``lost`` swaps do what they are asked to and fail; ``failing`` ones do nothing and fail."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.faults: list[str] = []
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "failing":
+            raise StoreTransient("refused")
+        swapped = super().compare_and_swap(path, expected, new)
+        if fault == "lost":
+            raise StoreTransient("no answer")
+        return swapped
+
+
+def lead(kept: MemoryStore, jobs: MemoryStore) -> JobStore:
+    leader = LeaderStore(kept, "kept")
+    leader.take_over()
+    return JobStore(jobs, "jobs", leader)
+
+
+def two() -> tuple[MemoryStore, MemoryStore]:
+    return MemoryStore(1 << 20), MemoryStore(1 << 20)
+
+
+def test_epochs_grow_and_the_cluster_keeps_its_id() -> None:
+    kept, _ = two()
+    first, second = LeaderStore(kept, "kept"), LeaderStore(kept, "kept")
+    first.take_over()
+    first.verify()
+    second.take_over()
+    assert (first.epoch, second.epoch) == (1, 2)
+    assert first.cluster_id == second.cluster_id
+    with pytest.raises(Fenced, match="epoch 2 leads"):
+        first.verify()
+    second.verify()
+    kept.delete("LEADER")
+    with pytest.raises(StoreNotFound, match="is gone"):
+        second.verify()
+    kept.put("LEADER", [b"junk"])
+    with pytest.raises(StoreCorrupt, match="restore it from a backup"):
+        LeaderStore(kept, "kept").take_over()
+
+
+def test_what_was_noted_is_found_by_the_next() -> None:
+    kept, jobs = two()
+    store = lead(kept, jobs)
+    store.save("b" * 32, GRAPH, 20)
+    store.save(JOB, GRAPH, 10)
+    store.save(JOB, GRAPH, 30)  # once more: nothing changes
+    store.reserve_attempts(JOB, 64)
+    store.note_cancellation(JOB)
+    store.note_operations(JOB, b"asked")
+    later = lead(kept, jobs)
+    first, second = later.stored()
+    assert (first.job_id, second.job_id) == (JOB, "b" * 32)
+    assert (first.graph, first.problem) == (GRAPH, "")
+    record = first.record
+    assert (record.attempts_end, record.is_cancelled, record.operations) == (64, True, b"asked")
+    assert not second.record.is_cancelled
+    later.note_end(JOB, END, b"all")
+    assert not lead(kept, jobs).stored()[0].is_clean
+    last = lead(kept, jobs)
+    last.stored()
+    last.note_clean(JOB, b"all")
+    last.remove("b" * 32)
+    last.remove("b" * 32)
+    [only] = lead(kept, jobs).stored()
+    assert (only.record.end.state, only.is_clean) == ("FINISHED", True)
+    last = lead(kept, jobs)
+    last.remove(JOB)
+    assert jobs.list("") == []
+
+
+CHANGES: list[Callable[[JobStore], Any]] = [
+    lambda store: store.reserve_attempts(JOB, 64),
+    lambda store: store.note_checkpoints(JOB),
+    lambda store: store.note_cancellation(JOB),
+    lambda store: store.note_end(JOB, END, b""),
+    lambda store: store.note_commit(JOB),
+    lambda store: store.note_operations(JOB, b"x"),
+    lambda store: store.remove(JOB),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_who_was_deposed_changes_nothing(change: Callable[[JobStore], Any]) -> None:
+    kept, jobs = two()
+    old = lead(kept, jobs)
+    old.save(JOB, GRAPH, 1)
+    new = lead(kept, jobs)
+    new.stored()
+    before = jobs.get(f"{JOB}/record")
+    with pytest.raises(Fenced, match="epoch 2 has it"):
+        change(old)
+    assert jobs.get(f"{JOB}/record") == before
+    change(new)
+
+
+def test_a_job_is_acknowledged_by_who_leads_and_by_nobody_else() -> None:
+    kept, jobs = two()
+    old = lead(kept, jobs)
+    new = lead(kept, jobs)
+    assert new.stored() == []
+    with pytest.raises(Fenced):
+        old.save(JOB, GRAPH, 1)
+    assert lead(kept, jobs).stored() == [], "nobody runs what was refused"
+    # The client asks who leads; what the other has left is no obstacle.
+    with pytest.raises(Fenced):
+        old.save(JOB, GRAPH, 1)
+    last = lead(kept, jobs)
+    last.save(JOB, GRAPH, 2)
+    [job] = lead(kept, jobs).stored()
+    assert (job.record.submitted_at_ms, job.problem) == (2, "")
+
+
+def test_a_graph_without_a_record_was_never_acknowledged() -> None:
+    kept, jobs = two()
+    jobs.put(f"{JOB}/graph-0", [b"x"])
+    assert lead(kept, jobs).stored() == []
+    assert jobs.list("") == []
+
+
+def test_a_leader_that_was_lost_does_not_lead_behind_its_own_records() -> None:
+    kept, jobs = two()
+    for _ in range(5):
+        store = lead(kept, jobs)
+    store.save(JOB, GRAPH, 1)
+    kept.delete("LEADER")
+    again = lead(kept, jobs)
+    assert again.leader_epoch == 1
+    [job] = again.stored()
+    assert (job.problem, again.leader_epoch) == ("", 6)
+    with pytest.raises(Fenced):
+        store.note_cancellation(JOB)
+    again.note_cancellation(JOB)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from(["", "", "lost", "failing"])), max_size=30
+    )
+)
+@settings(max_examples=100)
+def test_what_was_said_to_be_noted_is_there_whatever_answers_are_lost(
+    steps: list[tuple[int, str]],
+) -> None:
+    """Numbers only grow, so what is there last is between what was noted and what was tried."""
+    kept, jobs = MemoryStore(1 << 20), Lossy()
+    store = lead(kept, jobs)
+    store.save(JOB, GRAPH, 1)
+    noted = tried = 0
+    for kind, fault in steps:
+        jobs.faults = [fault]
+        if kind == 0:
+            store = lead(kept, jobs)
+        try:
+            if kind:
+                tried += kind
+                store.reserve_attempts(JOB, tried)
+                noted = tried
+            elif store.read(JOB) is None:
+                raise AssertionError("an acknowledged job is lost")
+        except StreamError:
+            if not fault:
+                raise
+    jobs.faults = []
+    [job] = lead(kept, jobs).stored()
+    assert noted <= job.record.attempts_end <= tried
