@@ -1,43 +1,37 @@
 """Takes jobs in, runs one actor per job, answers questions about them.
 
-A JobManager that stops suspends the jobs that its successor can go on with, and fails the others; one
-that starts goes on with what it finds (``recovery.py``).
+A JobManager that stops suspends the jobs that its successor can go on with, and fails the others.
 
-Invariants: a job that was acknowledged is stored; submitting a job id again changes nothing; a bug
-in one job's actor ends that job only (quarantine: it fails, its story is logged, its slots are
-freed); at most ``jobmanager.retained-jobs`` ended jobs are kept, those that ended first go first.
+Invariants: a job that was acknowledged is stored; submitting a job id again changes nothing; a bug in one job's
+actor ends that job only (quarantine: it fails, its story is logged, its slots are freed).
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from functools import partial
-from typing import TypeVar
 
 import structlog
 
 from common.clock import Clock
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
-from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.dispatcher.ended_jobs_runner import EndedJobsRunner
 from jobmanager.dispatcher.job_start_runner import (
-    JobStart,
     check_takes_checkpoints,
-    prepare_start,
-    starts_from,
 )
 from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
 from jobmanager.dispatcher.recovery_runner import RecoveryRunner
+from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunner
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
 from jobmanager.job.job_description import (
     JobDescription,
-    check_checkpoint_directory,
     describe,
 )
 from jobmanager.job.job_master_runner import (
@@ -62,13 +56,10 @@ from penstock.graph.plan_text import what_grows
 from penstock.pb import client_pb2, graph_pb2
 from penstock.storage.checkpoint_properties import SavepointFormat
 
-_T = TypeVar("_T")
-
 _OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
 _STOP_TIMEOUT_S = 2.0
 _ABANDON_TIMEOUT_S = 1.0
 _SLOT_KILL_MARGIN_S = 10.0
-_CHECK_TIMEOUT_MS = 20_000  # less than clients wait for an answer
 _RECORD_TIMEOUT_MS = 20_000
 
 
@@ -105,7 +96,8 @@ class DispatcherRunner:
         self._jitter = partial(random.Random().uniform, -1.0, 1.0)
         self._log = structlog.get_logger(__name__)
         self._jobs = KnownJobs(config.jobmanager_retained_jobs)
-        self._checks = StoreCallsRunner("submitted jobs", _CHECK_TIMEOUT_MS, lambda: None)
+        self.has_unended = self._jobs.has_unended
+        self._checks = SubmissionChecksRunner(config, self._jobs)
         self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
         self._ends = EndedJobsRunner(self._jobs, store, self._records, cluster, clock, self._start)
         self._recovery = RecoveryRunner(
@@ -200,10 +192,10 @@ class DispatcherRunner:
         if job_id in self._jobs:
             return
         self._check_not_stopping()
-        start = await self._start_of(job_id, graph)
+        start = await self._checks.find_start(job_id, graph)
         graph = graph if start is None else start.graph
         job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
-        await self._check_store(job)
+        await self._checks.check_directory(job)
         if start is not None:
             check_takes_checkpoints(job)
         # While that was waited for, it may have come once more.
@@ -212,7 +204,7 @@ class DispatcherRunner:
         self._check_not_stopping()
         self._cluster.partitions.check_persisted(graph)
         if start is not None and start.is_claim:
-            await self._check("claim", start.point.uri, graph.name, start.claim)
+            await self._checks.claim(start)
         now_ms = self._clock.now_ms()
         await self._records.run("store", partial(self._store.save, job_id, graph, now_ms))
         if job_id in self._jobs:
@@ -227,48 +219,9 @@ class DispatcherRunner:
         for line in what_grows(graph):
             self._log.warning("job.keeps_every_key", job_id=job_id, reason=line)
 
-    async def _start_of(self, job_id: str, graph: graph_pb2.JobGraph) -> JobStart | None:
-        """What the job starts from; None = from nothing."""
-        path = starts_from(graph, self._config)
-        if not path:
-            return None
-        look = partial(
-            prepare_start,
-            job_id,
-            graph,
-            self._config,
-            self._jobs.has_unended,
-            self._jobs.has_ended,
-        )
-        return await self._check("start", path, graph.name, look)
-
-    async def _check(self, what: str, path: str, name: str, work: Callable[[], _T]) -> _T:
-        """Not on the event loop, as ``_check_store``."""
-        try:
-            return await self._checks.run(what, work)
-        except StoreSilent as error:
-            raise JobRejected(
-                f"job {name!r}: {path}, which it is to start from, has not answered for "
-                f"{_CHECK_TIMEOUT_MS // 1000} s: see whether its disk or its mount hangs, and submit the job "
-                "again"
-            ) from error
-
     def _check_not_stopping(self) -> None:
         if self._stopping:
             raise JobRejected("the JobManager is stopping: submit the job to its successor")
-
-    async def _check_store(self, job: JobDescription) -> None:
-        """Not on the event loop: a mount that hangs holds up nobody else."""
-        if not job.checkpoint_directory:
-            return
-        try:
-            await self._checks.run("check", partial(check_checkpoint_directory, job))
-        except StoreSilent as error:
-            raise JobRejected(
-                f"job {job.graph.name!r}: {job.checkpoint_directory}, where its checkpoints are to be "
-                f"kept, has not answered for {_CHECK_TIMEOUT_MS // 1000} s: see whether its disk or its "
-                "mount hangs, and submit the job again"
-            ) from error
 
     def _options(
         self,
@@ -400,10 +353,6 @@ class DispatcherRunner:
     def records(self) -> list[JobRecord]:
         """All jobs, in order of submission."""
         return [job.record for job in self._jobs.values()]
-
-    def has_unended(self, job_id: str) -> bool:
-        """True for a job that is known and has not ended."""
-        return self._jobs.has_unended(job_id)
 
     def find(self, job_id: str) -> JobRecord:
         """The job of this id, or of this unique beginning of an id.

@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from jobmanager.dispatcher import dispatcher_runner
+from jobmanager.dispatcher import submission_checks_runner
 from jobmanager.job.job_description import check_checkpoint_directory
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import JobRejected
@@ -82,7 +82,7 @@ def test_a_job_whose_directory_does_not_answer_is_refused(
     hanging: Hanging,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatcher_runner, "_CHECK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(submission_checks_runner, "CHECK_TIMEOUT_MS", 20)
 
     async def scenario() -> None:
         async with cluster_of(settings(tmp_path)) as cluster:

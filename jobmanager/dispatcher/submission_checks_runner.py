@@ -1,0 +1,88 @@
+"""What is looked at in stores before a job is accepted: not on the event loop, so that a mount that hangs holds up
+nobody else, and with a deadline, so that its client gets an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
+from jobmanager.dispatcher.job_start_runner import JobStart, prepare_start, starts_from
+from jobmanager.dispatcher.known_jobs import KnownJobs
+from jobmanager.job.job_description import JobDescription, check_checkpoint_directory
+from penstock.config import Configuration
+from penstock.errors import JobRejected
+from penstock.pb import graph_pb2
+
+CHECK_TIMEOUT_MS: Final = 20_000  # less than clients wait for an answer
+
+_ResultT = TypeVar("_ResultT")
+
+
+class SubmissionChecksRunner:
+    """Checks of submitted jobs.
+
+    Args:
+        config: of the cluster.
+        jobs: those that are known.
+    """
+
+    def __init__(self, config: Configuration, jobs: KnownJobs) -> None:
+        self._config = config
+        self._jobs = jobs
+        self._calls = StoreCallsRunner("submitted jobs", CHECK_TIMEOUT_MS, lambda: None)
+
+    async def find_start(self, job_id: str, graph: graph_pb2.JobGraph) -> JobStart | None:
+        """What the job starts from; None = from nothing.
+
+        Raises:
+            JobRejected: it cannot start from there.
+            StreamError: that cannot be found out now.
+        """
+        path = starts_from(graph, self._config)
+        if not path:
+            return None
+        look = partial(
+            prepare_start,
+            job_id,
+            graph,
+            self._config,
+            self._jobs.has_unended,
+            self._jobs.has_ended,
+        )
+        which = f"{path}, which it is to start from,"
+        return await self._call("start", graph.name, which, look)
+
+    async def claim(self, start: JobStart) -> None:
+        """Makes what a job starts from its own.
+
+        Raises:
+            JobRejected: another job has claimed it.
+            StoreTransient: it cannot be claimed now.
+        """
+        which = f"{start.point.uri}, which it is to start from,"
+        await self._call("claim", start.graph.name, which, start.claim)
+
+    async def check_directory(self, job: JobDescription) -> None:
+        """Sees whether the job's checkpoints can be kept where they are to be.
+
+        Raises:
+            JobRejected: they cannot.
+        """
+        if job.checkpoint_directory:
+            which = f"{job.checkpoint_directory}, where its checkpoints are to be kept,"
+            check = partial(check_checkpoint_directory, job)
+            await self._call("check", job.graph.name, which, check)
+
+    async def _call(
+        self, what: str, name: str, which: str, work: Callable[[], _ResultT]
+    ) -> _ResultT:
+        try:
+            return await self._calls.run(what, work)
+        except StoreSilent as error:
+            raise JobRejected(
+                f"job {name!r}: {which} has not answered for {CHECK_TIMEOUT_MS // 1000} s: see whether its disk "
+                "or its mount hangs, and submit the job again"
+            ) from error
