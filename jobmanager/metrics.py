@@ -206,7 +206,7 @@ def build_registry(dispatcher: DispatcherRunner, cluster: ClusterRunner) -> Coll
     ProcessCollector(registry=registry)
     registry.register(
         ClusterCollector(
-            lambda: dispatcher.counts,
+            lambda: dispatcher.jobs.counts,
             lambda: cluster.counts,
             lambda: cluster.losses,
             lambda: cluster.partitions.counts,

@@ -58,7 +58,7 @@ from penstock.storage.checkpoint_properties import SavepointFormat
 
 _OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
 _STOP_TIMEOUT_S = 2.0
-_ABANDON_TIMEOUT_S = 1.0
+_ABANDON_TIMEOUT_MS = 1_000
 _SLOT_KILL_MARGIN_S = 10.0
 _RECORD_TIMEOUT_MS = 20_000
 
@@ -95,14 +95,13 @@ class DispatcherRunner:
         self._labels = labels
         self._jitter = partial(random.Random().uniform, -1.0, 1.0)
         self._log = structlog.get_logger(__name__)
-        self._jobs = KnownJobs(config.jobmanager_retained_jobs)
-        self.has_unended = self._jobs.has_unended
-        self._checks = SubmissionChecksRunner(config, self._jobs)
+        self.jobs = KnownJobs(config.jobmanager_retained_jobs)
+        self._checks = SubmissionChecksRunner(config, self.jobs)
         self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
-        self._ends = EndedJobsRunner(self._jobs, store, self._records, cluster, clock, self._start)
+        self._ends = EndedJobsRunner(self.jobs, store, self._records, cluster, clock, self._start)
         self._recovery = RecoveryRunner(
             config,
-            self._jobs,
+            self.jobs,
             store,
             self._records,
             artifacts,
@@ -120,23 +119,21 @@ class DispatcherRunner:
         """ "" while jobs are taken; any thread may read it."""
         self.dropped_reports = 0
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """State's name -> jobs; any thread may read it."""
-        return self._jobs.counts
-
     # ------------------------------------------------------------ life
 
     async def run(self, started: asyncio.Event) -> None:
         """Runs the actors until it is cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            await self._recovery.run()
-            self._ends.evict()
-            await self._sweep_artifacts()
-            self.why_not_serving = ""
-            started.set()
-            await asyncio.Event().wait()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                await self._recovery.run()
+                self._ends.evict()
+                await self._sweep_artifacts()
+                self.why_not_serving = ""
+                started.set()
+                await asyncio.Event().wait()
+        finally:  # what is being written is not written behind a successor's back
+            await self._records.wait_for_hanging(_ABANDON_TIMEOUT_MS)
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         assert self._tasks is not None, "jobs are known while the dispatcher runs"
@@ -158,7 +155,7 @@ class DispatcherRunner:
         cause = FailureCause(
             "Unrecoverable", "JobManager stopped", timestamp_ms=self._clock.now_ms()
         )
-        for _, runner in self._jobs.running():
+        for _, runner in self.jobs.running():
             if runner.outlives_jobmanager:
                 runner.post(job_events.SuspendRequested())
             else:
@@ -167,13 +164,13 @@ class DispatcherRunner:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await self._idle.wait()
         except TimeoutError:
-            await self._abandon([job_id for job_id, _ in self._jobs.running()])
+            await self._abandon([job_id for job_id, _ in self.jobs.running()])
 
     async def _abandon(self, job_ids: list[str]) -> None:
         """Ends the slot processes of jobs that did not end in time."""
         self._log.warning("dispatcher.jobs_abandoned", job_ids=job_ids)
         try:
-            async with asyncio.timeout(_ABANDON_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(_ABANDON_TIMEOUT_MS / 1000), asyncio.TaskGroup() as tasks:
                 for job_id in job_ids:
                     for slots in self._cluster.held_slots(job_id).values():
                         tasks.create_task(free_slots(self._cluster, job_id, slots, self._log))
@@ -189,7 +186,7 @@ class DispatcherRunner:
             JobRejected: the graph, its configuration or its code cannot be accepted.
             ProtocolMismatch: a TaskManager cannot read the job's code.
         """
-        if job_id in self._jobs:
+        if job_id in self.jobs:
             return
         self._check_not_stopping()
         start = await self._checks.find_start(job_id, graph)
@@ -199,7 +196,7 @@ class DispatcherRunner:
         if start is not None:
             check_takes_checkpoints(job)
         # While that was waited for, it may have come once more.
-        if job_id in self._jobs:
+        if job_id in self.jobs:
             return
         self._check_not_stopping()
         self._cluster.partitions.check_persisted(graph)
@@ -207,7 +204,7 @@ class DispatcherRunner:
             await self._checks.claim(start)
         now_ms = self._clock.now_ms()
         await self._records.run("store", partial(self._store.save, job_id, graph, now_ms))
-        if job_id in self._jobs:
+        if job_id in self.jobs:
             return
         if self._stopping:  # nobody has been told of it
             await self._records.run("remove", partial(self._store.remove, job_id))
@@ -266,10 +263,10 @@ class DispatcherRunner:
             has_discarded=lambda: runner.checkpoints.is_discarded,
             started_from=lambda: runner.checkpoints.started_from,
         )
-        self._jobs[job_id] = KnownJob(record, runner)
+        self.jobs[job_id] = KnownJob(record, runner)
         self._results.open(job_id, record.collect_limits, job.settings.checkpoints is not None)
         self._idle.clear()
-        self._jobs.count()
+        self.jobs.count()
         self._start(self._supervise(job, runner))
         return record
 
@@ -291,7 +288,7 @@ class DispatcherRunner:
 
     async def _run_to_end(self, job: JobDescription, runner: JobMasterRunner) -> None:
         job_id = job.job_id
-        known = self._jobs[job_id]
+        known = self.jobs[job_id]
         record = known.record
         try:
             await runner.run()
@@ -313,14 +310,14 @@ class DispatcherRunner:
                 )
         finally:
             known.forget_runner()
-            if not any(self._jobs.running()):
+            if not any(self.jobs.running()):
                 self._idle.set()
             has_evicted = self._ends.evict()
         if has_evicted:
             await self._sweep_artifacts()
 
     async def _sweep_artifacts(self) -> None:
-        in_use = self._jobs.artifacts_in_use()
+        in_use = self.jobs.artifacts_in_use()
         if in_use is not None:
             await self._artifacts.sweep(in_use)
 
@@ -333,12 +330,12 @@ class DispatcherRunner:
 
     async def _end(self, job_id: str, state: JobState) -> None:
         """Nobody runs the job again: that is safe before anybody is told of it."""
-        await self._ends.note_end(self._jobs[job_id].record, state)
+        await self._ends.note_end(self.jobs[job_id].record, state)
         self._results.end(job_id, state is JobState.FINISHED)
         self._publish(job_id, state)
 
     def _publish(self, job_id: str, state: JobState) -> None:
-        record = self._jobs[job_id].record
+        record = self.jobs[job_id].record
         record.enter(state, self._clock.now_ms())
         self._log.info(
             "job.state_changed",
@@ -346,13 +343,13 @@ class DispatcherRunner:
             state=state.name,
             reason=record.failure.message if record.failure and state in _OF_FAILURES else "",
         )
-        self._jobs.count()
+        self.jobs.count()
 
     # ------------------------------------------------------------ questions and orders of clients
 
     def records(self) -> list[JobRecord]:
         """All jobs, in order of submission."""
-        return [job.record for job in self._jobs.values()]
+        return [job.record for job in self.jobs.values()]
 
     def find(self, job_id: str) -> JobRecord:
         """The job of this id, or of this unique beginning of an id.
@@ -360,7 +357,7 @@ class DispatcherRunner:
         Raises:
             JobNotFound: there is none, or more than one.
         """
-        return self._jobs.find(job_id).record
+        return self.jobs.find(job_id).record
 
     async def watch(self, job_id: str, interval_ms: int) -> AsyncIterator[client_pb2.JobDetails]:
         """Details at once, at each change of state and every ``interval_ms``, 0 = never."""
@@ -385,7 +382,7 @@ class DispatcherRunner:
             JobNotFound: there is no such job.
             StoreTransient: that it is cancelled cannot be stored, and it cannot be read either.
         """
-        job = self._jobs.find(job_id)
+        job = self.jobs.find(job_id)
         note = partial(self._store.note_cancellation, job.record.job_id)
         if job.unreadable is not None:
             await self._records.run("note the cancellation", note)
@@ -403,7 +400,7 @@ class DispatcherRunner:
 
     def fail(self, job_id: str, error: StreamError) -> None:
         """Fails a job for a reason that lies outside of its tasks."""
-        job = self._jobs.get(job_id)
+        job = self.jobs.get(job_id)
         if job is not None and job.runner is not None:
             job.runner.post(
                 job_events.FailureRequested(cause_of_error(error, self._clock.now_ms()))
@@ -456,10 +453,10 @@ class DispatcherRunner:
         Raises:
             JobNotFound: there is no such job, or it knows no such operation.
         """
-        return self._jobs.find(job_id).record.operations.find(operation_id)
+        return self.jobs.find(job_id).record.operations.find(operation_id)
 
     def _checkpoints(self, job_id: str) -> JobCheckpointsRunner:
-        job = self._jobs.find(job_id)
+        job = self.jobs.find(job_id)
         if job.unreadable is not None:
             raise StreamError(f"no checkpoint was taken: {job.unreadable.problem}")
         if job.runner is None:
@@ -472,7 +469,7 @@ class DispatcherRunner:
 
     def checkpoint_numbers(self) -> tuple[JobCheckpointNumbers, ...]:
         """Checkpoints and restarts of jobs that run or ended within the last minute; any thread may ask."""
-        return self._jobs.checkpoint_numbers(self._clock.now_ms())
+        return self.jobs.checkpoint_numbers(self._clock.now_ms())
 
     # ------------------------------------------------------------ reports of TaskManagers
 
@@ -480,7 +477,7 @@ class DispatcherRunner:
         """Hands reports to their jobs, in order; returns when they have been taken over."""
         now_ms = self._clock.now_ms()
         for message in events:
-            job = self._jobs.get(message.attempt.job_id)
+            job = self.jobs.get(message.attempt.job_id)
             event = event_of(message, now_ms)
             if job is None or job.runner is None or event is None:
                 self.dropped_reports += 1
@@ -490,10 +487,10 @@ class DispatcherRunner:
     def note_metrics(self, metrics: Iterable[internal_pb2.AttemptMetrics]) -> None:
         """The latest counters of attempts."""
         for entry in metrics:
-            job = self._jobs.get(entry.attempt.job_id)
+            job = self.jobs.get(entry.attempt.job_id)
             if job is not None:
                 job.record.note_metrics(entry)
 
     def recent_metrics(self) -> tuple[NamedMetrics, ...]:
         """Counters of jobs that run or ended within the last minute; any thread may ask."""
-        return self._jobs.recent_metrics(self._clock.now_ms())
+        return self.jobs.recent_metrics(self._clock.now_ms())

@@ -65,7 +65,7 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
         if known:
             self._dispatcher.note_metrics(request.metrics)
             self._cluster.partitions.release_unneeded(
-                request.taskmanager_id, self._dispatcher.has_unended
+                request.taskmanager_id, self._dispatcher.jobs.has_unended
             )
         return internal_pb2.HeartbeatResponse(known=known)
 

@@ -128,13 +128,13 @@ class SimulatedJobManager:
         """Its job; None before it knows it."""
         if self.running is None:
             return None
-        job = self.dispatcher._jobs.get(JOB_ID)
+        job = self.dispatcher.jobs.get(JOB_ID)
         return None if job is None else job.record
 
     @property
     def runner(self) -> JobMasterRunner | None:
         """The job's actor; None before and after its life."""
-        job = None if self.running is None else self.dispatcher._jobs.get(JOB_ID)
+        job = None if self.running is None else self.dispatcher.jobs.get(JOB_ID)
         return None if job is None else job.runner
 
     @property

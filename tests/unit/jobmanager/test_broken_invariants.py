@@ -67,7 +67,7 @@ def test_a_broken_invariant_fails_its_job_and_keeps_its_state(
                 await cluster.wait_for(JOB, "RUNNING")
                 assert await take_checkpoint(cluster) == 1
                 dispatcher = cluster.jobmanager.dispatcher
-                job = dispatcher._jobs[JOB]
+                job = dispatcher.jobs[JOB]
                 damage(job.runner.master)
                 request = asyncio.ensure_future(take_checkpoint(cluster))
                 details = await cluster.wait_for(JOB, "FAILED")
@@ -109,7 +109,7 @@ def test_what_is_dropped_is_shown(cluster_of: Any, make_graph: Any) -> None:
             await cluster.submit(make_graph())
             await cluster.wait_for(JOB, "RUNNING")
             dispatcher, of_slots = cluster.jobmanager.dispatcher, cluster.jobmanager.cluster
-            dispatcher._jobs[JOB].runner.master.dropped_events = 3
+            dispatcher.jobs[JOB].runner.master.dropped_events = 3
             dispatcher.dropped_reports = 4
             of_slots._step(s.RequestWithdrawn(JOB))
             value = build_registry(dispatcher, of_slots).get_sample_value
