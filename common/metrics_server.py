@@ -39,6 +39,7 @@ class MetricsServer:
         port: 0 = a free one, ``METRICS_OFF`` = no endpoint.
         setting: what names the port, for messages.
         why_not_serving: asked for ``/health``, on the thread; "" = the daemon serves.
+        status: what ``/health`` says of one that serves.
         deadline_s: of a connection.
     """
 
@@ -50,6 +51,7 @@ class MetricsServer:
         setting: str = "metrics port",
         *,
         why_not_serving: Callable[[], str] = lambda: "",
+        status: Callable[[], str] = lambda: "serving",
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._registry = registry
@@ -57,6 +59,7 @@ class MetricsServer:
         self._port = port
         self._setting = setting
         self._why_not_serving = why_not_serving
+        self._status = status
         self._deadline_s = deadline_s
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -164,7 +167,7 @@ class MetricsServer:
             reason = self._why_not_serving()
             if reason:
                 return HTTPStatus.SERVICE_UNAVAILABLE, plain, f"{reason}\n".encode()
-            return HTTPStatus.OK, plain, b"serving\n"
+            return HTTPStatus.OK, plain, f"{self._status()}\n".encode()
         return HTTPStatus.NOT_FOUND, plain, b"there are /metrics and /health\n"
 
 

@@ -42,6 +42,7 @@ class DaemonArguments:
     directory: Path
     overrides: Mapping[str, str]
     jobmanagers: tuple[str, ...]
+    restarts_itself: bool = False
 
     def load_configuration(self) -> Configuration:
         """``DIR/penstock.yaml`` with the command line's values on top.
@@ -66,10 +67,10 @@ class DaemonArguments:
 
 
 def parse_daemon_arguments(role: str, argv: Sequence[str]) -> DaemonArguments:
-    """Parses ``--dir DIR [-D key=value ...] [--jobmanager HOST:PORT[,...]]``.
+    """Parses ``--dir DIR [-D key=value ...] [--jobmanager HOST:PORT[,...]] [--restart]``.
 
     Args:
-        role: "jobmanager" or "taskmanager"; only the latter takes ``--jobmanager``.
+        role: "jobmanager" or "taskmanager"; only the latter takes ``--jobmanager``, only the former ``--restart``.
         argv: the arguments after the program's name.
 
     Raises:
@@ -101,12 +102,19 @@ def parse_daemon_arguments(role: str, argv: Sequence[str]) -> DaemonArguments:
             metavar="HOST:PORT[,HOST:PORT]",
             help="JobManagers to register with; by default jobmanager.rpc.address and .port",
         )
+    else:
+        parser.add_argument(
+            "--restart",
+            action="store_true",
+            help="where its part in an election is over, execute anew and not exit for a supervisor",
+        )
     parsed = parser.parse_args(argv)
     jobmanagers = getattr(parsed, "jobmanager", None)
     return DaemonArguments(
         directory=parsed.dir.resolve(),
         overrides=dict(parse_override(text) for text in parsed.overrides),
         jobmanagers=() if jobmanagers is None else parse_addresses(jobmanagers),
+        restarts_itself=getattr(parsed, "restart", False),
     )
 
 

@@ -132,6 +132,18 @@ class JobManagerUnreachable(StreamError):
     """No leading JobManager answered at the given addresses."""
 
 
+class NotLeader(JobManagerUnreachable):
+    """The JobManager that was asked is a standby.
+
+    Attributes:
+        leader: address of the one that leads; "" = there is none now.
+    """
+
+    def __init__(self, message: str, leader: str = "") -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
 class ProtocolMismatch(StreamError):
     """The two sides speak different versions (protocol, Python minor or cloudpickle)."""
 

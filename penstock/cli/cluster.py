@@ -27,7 +27,7 @@ def cluster() -> None:
 
 
 @cluster.command()
-@click.option("--jobmanagers", type=click.IntRange(1, 1), default=1, show_default=True)
+@click.option("--jobmanagers", type=click.IntRange(1, 16), default=1, show_default=True)
 @click.option("--taskmanagers", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--slots", type=click.IntRange(1, 1024), help="Slots per TaskManager.  [default: 2]")
 @click.option(
@@ -41,7 +41,7 @@ def cluster() -> None:
 @_json_option
 @reports_errors
 def start(
-    jobmanagers: int,  # noqa: ARG001 - one until there is high availability
+    jobmanagers: int,
     taskmanagers: int,
     slots: int | None,
     overrides: tuple[str, ...],
@@ -54,7 +54,7 @@ def start(
     if slots is not None:
         values["taskmanager.numberOfTaskSlots"] = slots
     local.configure(values)
-    local.start(taskmanagers=taskmanagers)
+    local.start(taskmanagers=taskmanagers, jobmanagers=jobmanagers)
     if slots is not None:
         _warn_of_other_slots(local.slots(), slots)
     _print_status(local.status(), as_json)

@@ -11,9 +11,9 @@ This is the only module of the package that imports grpc with a channel; import 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -22,19 +22,27 @@ import pyarrow as pa
 from penstock.client.addresses import parse_addresses
 from penstock.client.announced_tokens import find_token
 from penstock.client.credentials import token_metadata
+from penstock.client.greeting import check_answer, greeting
 from penstock.client.grpc_errors import error_from_rpc, is_ours, unanswered
 from penstock.client.protocol import (
     MESSAGE_SIZE_MAX_BYTES,
     METADATA_SIZE_MAX_BYTES,
-    PROTOCOL_VERSION,
 )
 from penstock.client.shielded import shielded
 from penstock.client.uploads import Uploadable, artifact_id_of, pieces_of, upload_of
-from penstock.errors import JobManagerUnreachable, JobRejected, ProtocolMismatch, StreamError
+from penstock.errors import (
+    JobManagerUnreachable,
+    JobRejected,
+    NotLeader,
+    ProtocolMismatch,
+    StreamError,
+)
 from penstock.pb import checkpoint_pb2, client_pb2, client_pb2_grpc, graph_pb2
 
 _CONNECT_TIMEOUT_S = 5.0
 _CALL_TIMEOUT_S = 30.0
+_LEADER_TIMEOUT_S = 60.0
+_LEADER_PAUSE_S = 0.1
 _UPLOAD_TIMEOUT_S = 600.0
 _CHECKPOINT_TIMEOUT_S = 600.0
 _SAVEPOINT_TIMEOUT_S = 1_200.0
@@ -59,10 +67,11 @@ class Client:
     """A connection to the leading JobManager.
 
     Args:
-        addresses: "host:port[,host:port...]", tried in order at the first call.
+        addresses: "host:port[,host:port...]", tried in order at the first call; then those that a standby tells of.
         token: the cluster's secret; "" without one, None to look for it among this user's clusters.
         connect_timeout_s: how long each address may take to answer.
         call_timeout_s: deadline of calls.
+        leader_timeout_s: how long to wait for one of several JobManagers to lead.
 
     Raises:
         ConfigurationError: that is no list of addresses.
@@ -75,12 +84,14 @@ class Client:
         *,
         connect_timeout_s: float = _CONNECT_TIMEOUT_S,
         call_timeout_s: float = _CALL_TIMEOUT_S,
+        leader_timeout_s: float = _LEADER_TIMEOUT_S,
     ) -> None:
         self._addresses = parse_addresses(addresses)
         self._token = token
         self._metadata = token_metadata(token or "")
         self._connect_timeout_s = connect_timeout_s
         self._call_timeout_s = call_timeout_s
+        self._leader_timeout_s = leader_timeout_s
         self._connecting = threading.Lock()
         self._lock = threading.Lock()
         self._connected: client_pb2_grpc.JobManagerStub | None = None
@@ -115,7 +126,7 @@ class Client:
             ProtocolMismatch: another version, or no JobManager.
             Unauthenticated: the token is missing or wrong.
         """
-        request = _greeting(python_version, cloudpickle_version)
+        request = greeting(python_version, cloudpickle_version)
         return self._call(lambda stub: stub.Hello, request)
 
     def upload_artifacts(self, artifacts: Iterable[Uploadable]) -> int:
@@ -337,8 +348,29 @@ class Client:
             return self._connected or self._connect()
 
     def _connect(self) -> client_pb2_grpc.JobManagerStub:
-        failures = []
-        for named in self._addresses:
+        """Finds who leads; where there are several JobManagers, waits for one that does."""
+        deadline = time.monotonic() + self._leader_timeout_s
+        while True:
+            failures: list[JobManagerUnreachable] = []
+            for stub in self._greeted(failures):
+                return stub
+            has_others = len(self._addresses) > 1 or any(
+                isinstance(failure, NotLeader) for failure in failures
+            )
+            if not has_others or time.monotonic() >= deadline:
+                break
+            time.sleep(_LEADER_PAUSE_S)
+        raise JobManagerUnreachable(
+            f"no JobManager answers at {', '.join(self._addresses)} ({'; '.join(map(str, failures))}): start "
+            "one with `penstock cluster start`, or name its address with --jobmanager HOST:PORT"
+        )
+
+    def _greeted(
+        self, failures: list[JobManagerUnreachable]
+    ) -> Iterator[client_pb2_grpc.JobManagerStub]:
+        """Asks the addresses that were given, then those that standbys have told of; yields who leads."""
+        asked = list(self._addresses)
+        for named in asked:
             address = self._look_up(named)
             channel = grpc.insecure_channel(address, options=_OPTIONS)
             # Also where nobody closes the client: a call that is left over would hold up the exit.
@@ -350,7 +382,9 @@ class Client:
                 self._greet(address, stub)
             except JobManagerUnreachable as error:
                 close_channel()
-                failures.append(str(error))
+                failures.append(error)
+                if isinstance(error, NotLeader) and error.leader and error.leader not in asked:
+                    asked.append(error.leader)
             except BaseException:
                 close_channel()
                 raise
@@ -359,11 +393,8 @@ class Client:
                     # Whoever has closed the client meanwhile has closed this channel.
                     if self._close_channel is close_channel:
                         self._connected = stub
-                return stub
-        raise JobManagerUnreachable(
-            f"no JobManager answers at {', '.join(self._addresses)} ({'; '.join(failures)}): start "
-            "one with `penstock cluster start`, or name its address with --jobmanager HOST:PORT"
-        )
+                yield stub
+                return
 
     def _look_up(self, named: str) -> str:
         """Where to connect to; takes the token of the cluster there where none was given."""
@@ -376,16 +407,11 @@ class Client:
     def _greet(self, address: str, stub: client_pb2_grpc.JobManagerStub) -> None:
         try:
             response = stub.Hello(
-                _greeting(), timeout=self._connect_timeout_s, metadata=self._metadata
+                greeting(), timeout=self._connect_timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
             raise self._translated(error, f"{address}: ") from error
-        if response.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolMismatch(
-                f"the JobManager at {address} (penstock {response.server_version}) speaks protocol "
-                f"{response.protocol_version}, this client speaks {PROTOCOL_VERSION}: install the "
-                "same version on both sides"
-            )
+        check_answer(response, address)
 
     def _call(
         self,
@@ -394,9 +420,14 @@ class Client:
         timeout_s: float | None = None,
     ) -> _ResultT:
         timeout_s = timeout_s or self._call_timeout_s
-        return self._shielded(
-            lambda: method(self._stub())(request, timeout=timeout_s, metadata=self._metadata)
-        )
+
+        def call() -> _ResultT:
+            return method(self._stub())(request, timeout=timeout_s, metadata=self._metadata)
+
+        try:
+            return self._shielded(call)
+        except NotLeader:  # it has refused, and done nothing
+            return self._shielded(call)
 
     def _stream(
         self,
@@ -447,7 +478,10 @@ class Client:
         call: Any = error
         code = call.code()
         if is_ours(error):
-            return error_from_rpc(error)
+            ours = error_from_rpc(error)
+            if isinstance(ours, NotLeader) and not prefix:
+                self.close()
+            return ours
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             if code is grpc.StatusCode.UNAVAILABLE and not prefix:
                 # What answered may be gone for good: look for the leader at the next call.
@@ -465,19 +499,3 @@ class Client:
 
 def _nothing() -> None:
     """Closes no channel."""
-
-
-def _greeting(python_version: str = "", cloudpickle_version: str = "") -> client_pb2.HelloRequest:
-    return client_pb2.HelloRequest(
-        protocol_version=PROTOCOL_VERSION,
-        client_version=_version_of("penstock"),
-        python_version=python_version,
-        cloudpickle_version=cloudpickle_version,
-    )
-
-
-def _version_of(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""

@@ -42,6 +42,7 @@ STATUS_BY_CLASS: Final[dict[type[StreamError], grpc.StatusCode]] = {
     errors.JobCanceled: _Status.ABORTED,
     errors.JobNotFound: _Status.NOT_FOUND,
     errors.JobManagerUnreachable: _Status.UNAVAILABLE,
+    errors.NotLeader: _Status.UNAVAILABLE,
     errors.ProtocolMismatch: _Status.FAILED_PRECONDITION,
     errors.Fenced: _Status.FAILED_PRECONDITION,
     errors.Unauthenticated: _Status.UNAUTHENTICATED,
@@ -90,6 +91,7 @@ _FIELD_NAMES: Final = (
     "row",
     "position",
     "checkpoint_id",
+    "leader",
 )
 _MESSAGE_BYTES_MAX: Final = 4096
 _TRACEBACK_CHARACTERS_MAX: Final = 12_000

@@ -12,8 +12,10 @@ from pydantic import ConfigDict, ValidationError, ValidationInfo, field_validato
 
 from penstock.config.checkpoint_keys import CheckpointKeys
 from penstock.config.daemon_keys import DaemonKeys
+from penstock.config.high_availability_keys import HighAvailabilityKeys
 from penstock.config.job_keys import JobKeys
 from penstock.errors import ConfigurationError
+from penstock.storage.open_store import has_scheme
 from penstock.storage.s3.settings import S3Settings
 
 _TYPES_WITH_EXPONENTIAL_DELAY = (None, "fallback", "exponential-delay", "exponentialdelay")
@@ -24,7 +26,7 @@ DEFAULT_CHECKPOINT_INTERVAL_MS = 10_000
 """Committing sinks need checkpoints: in streaming mode they are on unless they are turned off."""
 
 
-class Configuration(DaemonKeys, CheckpointKeys, JobKeys):
+class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys):
     """All settings of a cluster and of a job. Durations are milliseconds, sizes bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=False)
@@ -60,8 +62,38 @@ class Configuration(DaemonKeys, CheckpointKeys, JobKeys):
         """
         if self.restart_strategy_type in _TYPES_WITH_EXPONENTIAL_DELAY:
             self.check_exponential_delay()
+        self._check_high_availability()
         if self.taskmanager_spill_dir:
             self._check_copies_are_apart(Path(self.taskmanager_spill_dir))
+
+    def _check_high_availability(self) -> None:
+        if self.high_availability_type == "none":
+            return
+        needed = {
+            "high-availability.storageDir": self.high_availability_storage_dir,
+            "high-availability.zookeeper.quorum": self.high_availability_zookeeper_quorum,
+        }
+        if self.high_availability_zookeeper_client_auth != "none":
+            needed["high-availability.zookeeper.client.credentials-file"] = (
+                self.high_availability_zookeeper_client_credentials_file
+            )
+        missing = [key for key, value in needed.items() if not value]
+        if missing:
+            raise ConfigurationError(
+                f"high-availability.type: zookeeper needs {' and '.join(missing)}: set what is missing"
+            )
+        if has_scheme(self.high_availability_storage_dir):
+            raise ConfigurationError(
+                f"high-availability.storageDir: {self.high_availability_storage_dir} must be the path of a "
+                "directory that all JobManagers see"
+            )
+        if self.high_availability_zookeeper_client_acl == "creator" and (
+            self.high_availability_zookeeper_client_auth == "none"
+        ):
+            raise ConfigurationError(
+                "high-availability.zookeeper.client.acl: creator needs "
+                "high-availability.zookeeper.client.auth: without it nobody is known as the creator"
+            )
 
     def _check_copies_are_apart(self, spill: Path) -> None:
         for copies in self.local_backup_directories:

@@ -26,6 +26,12 @@ class DaemonKeys(BaseModel):
         alias="jobmanager.bind-host",
         description="Interface the JobManager listens on; leaving loopback needs a token of yours.",
     )
+    jobmanager_id: str = Field(
+        "1",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+        alias="jobmanager.id",
+        description="Tells JobManagers apart that have one directory.",
+    )
     jobmanager_metrics_port: MetricsPort = Field(
         0,
         alias="jobmanager.metrics.port",

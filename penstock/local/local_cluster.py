@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -36,6 +36,7 @@ from penstock.storage.private_directories import make_private
 DEFAULT_PORT = 6123
 _PORT_KEY = "jobmanager.rpc.port"
 _CHECKPOINTS_KEY = "execution.checkpointing.dir"
+_STORAGE_KEY = "high-availability.storageDir"
 _TOKEN_FILE_KEY = "security.token-file"
 _START_DEADLINE_S = 60.0
 _POLL_S = 0.02
@@ -91,10 +92,10 @@ class LocalCluster:
 
     @property
     def address(self) -> str:
-        """Where the JobManager is: the one that serves, else the one that is configured."""
+        """Where the JobManagers are: those that serve or stand by, else the one that is configured."""
         serving = self._alive("jobmanager")
         if serving:
-            return serving[0].address
+            return ",".join(daemon.address for daemon in serving)
         config = self.configuration()
         return format_address(config.jobmanager_rpc_address, config.jobmanager_rpc_port)
 
@@ -182,6 +183,8 @@ class LocalCluster:
             self._config_file, {key: value for key, value in before.items() if key not in values}
         )
         content = {**before, **values}
+        if content.get("high-availability.type", "none") != "none":
+            content.setdefault(_STORAGE_KEY, str(self.directory / "shared"))
         running = self._alive("jobmanager")
         config = Configuration.from_mapping(content)
         config.check_for_daemons()
@@ -211,6 +214,7 @@ class LocalCluster:
         self,
         *,
         taskmanagers: int,
+        jobmanagers: int = 1,
         slots: int | None = None,
         overrides: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
@@ -220,6 +224,7 @@ class LocalCluster:
 
         Args:
             taskmanagers: how many there shall be; those that have died are replaced besides.
+            jobmanagers: likewise; more than one need ``high-availability.type: zookeeper``.
             slots: of each; None = as configured.
             overrides: configuration of the daemons that are started now.
             environment: further variables of theirs.
@@ -244,15 +249,14 @@ class LocalCluster:
             self.configure({})
         if not self.configuration().execution_checkpointing_dir:
             options.setdefault(_CHECKPOINTS_KEY, str(self.directory / "checkpoints"))
+        self._check_jobmanagers(jobmanagers, options)
         deadline = time.monotonic() + _START_DEADLINE_S
         spawn = functools.partial(
             self._spawn, environment=environment, descriptors=pass_descriptors
         )
         started: list[_Started] = []
         try:
-            if not self._alive("jobmanager"):
-                started.append(spawn("jobmanager", "jm-1", options))
-                self._await_registration(started[0], deadline)
+            started.extend(self._start_jobmanagers(jobmanagers, options, spawn, deadline))
             address = self.address
             running = {daemon.id for daemon in self._alive("taskmanager")}
             wanted = {f"tm-{number}" for number in range(1, taskmanagers + 1)}
@@ -270,6 +274,35 @@ class LocalCluster:
                 one.process.wait()
             self._remove_traces_of_dead()
             raise
+
+    def _start_jobmanagers(
+        self,
+        count: int,
+        options: Mapping[str, str],
+        spawn: Callable[..., _Started],
+        deadline: float,
+    ) -> Iterator[_Started]:
+        """One after the other: the first makes what the others find."""
+        known = {daemon.id: daemon for daemon in self.daemons() if daemon.role == "jobmanager"}
+        for number in range(1, count + 1):
+            before = known.get(str(number))
+            if before is not None and before.alive:
+                continue
+            own = {} if count == 1 else {"jobmanager.id": str(number)}
+            if number > 1:  # it keeps its port, by which TaskManagers know it
+                own[_PORT_KEY] = before.address.rpartition(":")[2] if before else str(free_port())
+            started = spawn("jobmanager", str(number), {**options, **own})
+            yield started
+            self._await_registration(started, deadline)
+
+    def _check_jobmanagers(self, count: int, options: Mapping[str, str]) -> None:
+        config = Configuration.load(self._config_file, dict(options))
+        config.check_for_daemons()
+        if count > 1 and config.high_availability_type == "none":
+            raise ClusterError(
+                f"{count} JobManagers need an election: give -D high-availability.type=zookeeper and "
+                "-D high-availability.zookeeper.quorum=HOST:PORT"
+            )
 
     def _alive(self, role: str) -> list[Daemon]:
         return [daemon for daemon in self.daemons() if daemon.alive and daemon.role == role]
@@ -293,6 +326,8 @@ class LocalCluster:
                 command += ["-D", f"{key}={value}"]
         if jobmanager:
             command += ["--jobmanager", jobmanager]
+        elif "jobmanager.id" in options:
+            command += ["--restart"]
         self._forget_dead(role, daemon_id)
         with self._output_path(role, daemon_id).open("ab") as output:
             output_start = output.tell()
@@ -312,8 +347,7 @@ class LocalCluster:
     def _forget_dead(self, role: str, daemon_id: str) -> None:
         """Removes a predecessor's registration: its pid may become the successor's."""
         for daemon in self.daemons():
-            # The JobManager of a directory registers under an id of its own.
-            is_namesake = daemon.role == role and (role == "jobmanager" or daemon.id == daemon_id)
+            is_namesake = daemon.role == role and daemon.id == daemon_id
             if is_namesake and not daemon.alive:
                 self._registration(daemon).unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from common.grpc_options import channel_options
 from common.message_bounds import check_message
 from common.pb import internal_pb2, internal_pb2_grpc
 from penstock.client.grpc_errors import error_from_rpc
-from penstock.errors import StoreTransient, StreamError
+from penstock.errors import NotLeader, StoreTransient, StreamError
 
 _Answer = TypeVar("_Answer", bound=Message)
 _PIECE_TIMEOUT_S = 30.0
@@ -52,10 +52,19 @@ class JobManagerClient:
         """Whether there is another address to try."""
         return len(self._addresses) > 1
 
-    async def switch(self) -> None:
-        """Talks to the next address from now on."""
+    async def switch(self, why: StreamError) -> None:
+        """Talks to another address from now on: to the leader's where a standby has told it, else to the next.
+
+        Args:
+            why: what the last call raised.
+        """
         await self.close()
-        self._current = (self._current + 1) % len(self._addresses)
+        if isinstance(why, NotLeader) and why.leader:
+            if why.leader not in self._addresses:
+                self._addresses.append(why.leader)
+            self._current = self._addresses.index(why.leader)
+        else:
+            self._current = (self._current + 1) % len(self._addresses)
 
     async def close(self) -> None:
         """Closes the channel; calls under way fail."""
@@ -162,4 +171,4 @@ def _is_cancelled() -> bool:
 
 def is_transient(error: StreamError) -> bool:
     """True when the same call may succeed later."""
-    return isinstance(error, StoreTransient)
+    return isinstance(error, (StoreTransient, NotLeader))

@@ -224,12 +224,13 @@ class RegistrationRunner:
                 self._log.error(
                     "leader.refused", jobmanager=self._client.address, reason=str(error)
                 )
+                await self._client.switch(error)
             except StreamError as error:
                 if not is_transient(error) and not isinstance(error, JobManagerUnreachable):
                     self._log.error("registration.refused", reason=str(error))
                 else:
                     self._log.info("registration.retried", reason=str(error))
-            await self._client.switch()
+                await self._client.switch(error)
             await asyncio.sleep(retry_s)
             retry_s = min(retry_s * 2, _RETRY_MAX_S)
         self._registration = Registration(
@@ -298,7 +299,9 @@ class RegistrationRunner:
         except StreamError as error:
             self._raise_unless_transient(error)
             self._log.info("heartbeat.failed", reason=str(error))
-            await self._bear_silence()
+            self._bear_silence()
+            if self._client.has_alternatives:  # another may lead by now
+                await self._client.switch(error)
             return
         if not response.known:
             raise RegistrationLost("the JobManager does not know this TaskManager any more")
@@ -314,7 +317,7 @@ class RegistrationRunner:
             )
         silence.answered(now_s)
 
-    async def _bear_silence(self) -> None:
+    def _bear_silence(self) -> None:
         """The JobManager has once more not answered.
 
         Raises:
@@ -337,8 +340,6 @@ class RegistrationRunner:
                 silent_s=silent_s,
                 kept_s=self._grace_s,
             )
-        if self._client.has_alternatives:
-            await self._client.switch()
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / 1e9

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from jobmanager.assembly_runner import RunningJobManager, serving
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.job.job_record import JobRecord
-from jobmanager.main import RunningJobManager, serving
 from jobmanager.messages import job_events
 from jobmanager.stores.directory_lock import DirectoryLock
 from penstock.config import Configuration

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest import mock
 
-from jobmanager import main as jobmanager_main
+from jobmanager import assembly_runner as jobmanager_assembly
 from jobmanager.checkpoint import checkpoint_store_runner, store_calls_runner
 from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
@@ -114,7 +114,7 @@ def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
 
     replace(grpc.aio, "insecure_channel", host.rpc.channel)
     replace(grpc.aio, "server", server)
-    replace(jobmanager_main, "DirectoryLock", directory_lock)
+    replace(jobmanager_assembly, "DirectoryLock", directory_lock)
     replace(JobDescription, "checkpoint_store", checkpoint_store)
     replace(assembly_runner, "SystemClock", lambda: host.loop)
     replace(taskmanager_main, "installed_packages", _installed_packages)

@@ -16,7 +16,7 @@ from typing_extensions import override
 from common.clock import SystemClock
 from common.grpc_server import make_server
 from common.pb import internal_pb2, internal_pb2_grpc
-from jobmanager.main import RunningJobManager, serving
+from jobmanager.assembly_runner import RunningJobManager, serving
 from penstock.config import Configuration
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 from penstock.rows.schema import schema_to_bytes

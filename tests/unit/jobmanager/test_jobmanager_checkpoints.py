@@ -16,11 +16,11 @@ import pytest
 
 from common.clock import SystemClock
 from common.pb import internal_pb2, job_record_pb2
+from jobmanager.assembly_runner import serving
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.dispatcher import known_jobs
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
-from jobmanager.main import serving
 from jobmanager.metrics import build_registry
 from penstock import errors
 from penstock.client.grpc_errors import error_from_rpc

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from common.clock import SystemClock
+from jobmanager.assembly_runner import serving
 from jobmanager.job.inbox_runner import Inbox
-from jobmanager.main import serving
 from jobmanager.messages import job_events
 from jobmanager.metrics import build_registry
 from jobmanager.results.collect_buffer import Chunk, CollectBuffer, Verdict

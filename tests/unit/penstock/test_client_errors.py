@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 from common.clock import SystemClock
-from jobmanager.main import serving
+from jobmanager.assembly_runner import serving
 from penstock import errors
 from penstock.client.client import Client
 from penstock.client.grpc_errors import (

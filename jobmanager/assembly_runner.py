@@ -1,0 +1,181 @@
+"""A JobManager that serves: the one place where its parts are put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.auth import load_token, require_token
+from common.clock import Clock
+from common.grpc_server import make_server
+from common.log_keeper import LogKeeper
+from common.metrics_server import MetricsServer
+from common.pb import internal_pb2_grpc
+from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.dispatcher.failure_enricher_loader import load_failure_labels
+from jobmanager.metrics import build_registry
+from jobmanager.results.results_store import ResultsStore
+from jobmanager.rpc.bound_port_runner import bind
+from jobmanager.rpc.taskmanager_client import TaskManagerClient
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.servicers.internal_servicer import JobManagerInternalServicer
+from jobmanager.servicers.jobmanager_servicer import JobManagerServicer
+from jobmanager.stores.artifact_store import ArtifactStore
+from jobmanager.stores.directory_lock import DirectoryLock
+from jobmanager.stores.job_store import JobStore
+from jobmanager.stores.leader_store import LeaderStore
+from penstock.client.credentials import make_own_token
+from penstock.config import Configuration
+from penstock.pb import client_pb2_grpc
+from penstock.storage.open_store import open_store, substore, use_s3
+
+ROLE = "jobmanager"
+_SERVER_GRACE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJobManager:
+    """A JobManager that serves.
+
+    Attributes:
+        port: of the gRPC server.
+        metrics_port: of Prometheus' endpoint, ``METRICS_OFF`` where there is none.
+        made_token_file: holds the token that it has made for its user, None where it was given one.
+    """
+
+    port: int
+    metrics_port: int
+    made_token_file: Path | None
+    dispatcher: DispatcherRunner
+    cluster: ClusterRunner
+
+
+@asynccontextmanager
+async def serving(
+    config: Configuration, directory: Path, clock: Clock
+) -> AsyncIterator[RunningJobManager]:
+    """The one JobManager of a directory, for the time of the block.
+
+    Args: as ``leading``.
+
+    Raises:
+        StreamError: a port, a file or a setting is not to be had.
+    """
+    kept = directory / "jobmanager"
+    storage = Path(config.jobmanager_storage_dir) if config.jobmanager_storage_dir else directory
+    lock = DirectoryLock(kept)
+    try:
+        leader = LeaderStore(open_store(str(kept)), str(kept))
+        await asyncio.to_thread(leader.take_over)
+        async with leading(config, directory, clock, leader, kept, storage) as jobmanager:
+            yield jobmanager
+    finally:
+        lock.close()
+
+
+def own_token(config: Configuration, directory: Path) -> tuple[str, Path | None]:
+    """The token of a JobManager, and the file with it where the JobManager has made it for its user.
+
+    Raises:
+        ConfigurationError: it needs one from its user, or it cannot be read or written.
+    """
+    token = load_token(config.security_token_file)
+    require_token(config.jobmanager_bind_host, token, "jobmanager.bind-host")
+    if token or config.security_open_loopback:
+        return token, None
+    made = make_own_token(directory)
+    return load_token(str(made)), made
+
+
+@asynccontextmanager
+async def leading(
+    config: Configuration,
+    directory: Path,
+    clock: Clock,
+    leader: LeaderStore,
+    kept: Path,
+    storage: Path,
+) -> AsyncIterator[RunningJobManager]:
+    """A JobManager that leads, for the time of the block; at its end running jobs fail and everything is closed.
+
+    Args:
+        config: of the cluster.
+        directory: the daemon's directory.
+        clock: where the time comes from.
+        leader: it, as LEADER knows it.
+        kept: what the JobManagers of the cluster keep.
+        storage: for uploaded code and data.
+
+    Raises:
+        StreamError: a port, a file or a setting is not to be had.
+    """
+    use_s3(lambda: config.s3)
+    token, made_token_file = own_token(config, directory)
+    jobs = substore(str(kept), "jobs")
+    store = JobStore(open_store(jobs), jobs, leader)
+    artifacts = ArtifactStore(storage / "artifacts")
+    try:
+        results = ResultsStore()
+        labels = load_failure_labels(config.jobmanager_failure_enrichers)
+
+        def connect(taskmanager_id: str, address: str, incarnation: str) -> TaskManagerClient:
+            return TaskManagerClient(
+                taskmanager_id,
+                address,
+                token=token,
+                leader_epoch=leader.epoch,
+                rpc_timeout_ms=config.rpc_timeout_ms,
+                silence_max_ms=config.heartbeat_timeout_ms,
+                incarnation=incarnation,
+            )
+
+        cluster = ClusterRunner(config, connect, clock)
+        dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock, labels)
+        server = make_server(token)
+        client_pb2_grpc.add_JobManagerServicer_to_server(
+            JobManagerServicer(dispatcher, cluster, artifacts, results, leader), server
+        )
+        internal_pb2_grpc.add_JobManagerInternalServicer_to_server(
+            JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
+            server,
+        )
+        log_keeper = LogKeeper(
+            lambda: (directory / "logs").glob(f"{ROLE}-{config.jobmanager_id}*"),
+            config.jobmanager_logs_max_bytes,
+            lambda _path: True,
+        )
+        metrics = MetricsServer(
+            build_registry(dispatcher, cluster),
+            config.jobmanager_bind_host,
+            config.jobmanager_metrics_port,
+            "jobmanager.metrics.port",
+            why_not_serving=lambda: dispatcher.why_not_serving,
+        )
+        try:
+            port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
+            metrics_port = metrics.start()
+            async with asyncio.TaskGroup() as tasks:
+                actors = []
+                actors.append(tasks.create_task(log_keeper.run()))
+                for actor in (cluster, dispatcher):
+                    started = asyncio.Event()
+                    actors.append(tasks.create_task(actor.run(started)))
+                    await started.wait()
+                await server.start()
+                try:
+                    yield RunningJobManager(
+                        port, metrics_port, made_token_file, dispatcher, cluster
+                    )
+                finally:
+                    await dispatcher.stop()
+                    await server.stop(_SERVER_GRACE_S)
+                    for task in reversed(actors):
+                        task.cancel()
+        finally:
+            await server.stop(None)
+            metrics.stop()
+    finally:
+        artifacts.close()

@@ -1,0 +1,1 @@
+"""Which JobManager leads: proposed by an election, decided by LEADER in the storage."""

@@ -1,0 +1,115 @@
+"""The life of a JobManager among several: standby, leader, over.
+
+ZooKeeper proposes (``zookeeper_runner.py``), LEADER in the storage disposes (``leader_store.py``): who is elected
+and cannot swap LEADER leads nothing. A leader looks at LEADER again and again. When its session is over, or LEADER is
+another's, the process ends at once and without a word to anybody: whatever it believed may be wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import structlog
+
+from jobmanager.leadership.election import (
+    Elected,
+    ElectionEvent,
+    LeaderTold,
+    Suspended,
+    reason_to_end,
+)
+from jobmanager.leadership.standby_runner import StandbyRunner
+from jobmanager.leadership.zookeeper_runner import ZookeeperRunner
+from jobmanager.stores.leader_store import LeaderStore
+from penstock.config import Configuration
+from penstock.errors import Fenced, StreamError
+
+_PAUSE_S: Final = 1.0
+
+
+class LeadershipRunner:
+    """A JobManager's part in its cluster.
+
+    Args:
+        config: of the cluster.
+        address: under which this one is reached.
+        store: who leads, in the storage.
+        end: ends the process, with the reason; never returns.
+    """
+
+    def __init__(
+        self,
+        config: Configuration,
+        address: str,
+        store: LeaderStore,
+        end: Callable[[str], NoReturn],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._end = end
+        self.standby = StandbyRunner(address)
+        self.is_leading = False
+        self._elected = asyncio.Event()
+        self._election = ZookeeperRunner(config, address, self._heard)
+        self._log = structlog.get_logger(__name__)
+
+    def _heard(self, event: ElectionEvent) -> None:
+        self._log.info("election.heard", heard=repr(event))
+        reason = reason_to_end(
+            event,
+            is_leading=self.is_leading,
+            tolerates_suspension=self._config.high_availability_zookeeper_client_tolerate_suspended_connections,
+        )
+        if reason:
+            self._end(reason)
+        match event:
+            case Elected():
+                self._elected.set()
+            case LeaderTold(leader):
+                self.standby.leader = leader
+            case Suspended() if self.is_leading:
+                self._log.warning("election.suspended")
+            case _:
+                pass
+
+    async def lead(self) -> None:
+        """Waits until this JobManager leads: it is elected, and has written LEADER."""
+        self._election.start()
+        watch = asyncio.ensure_future(self.standby.watch_leader(self._election.remove))
+        try:
+            await self._elected.wait()
+            await self._take_over()
+        finally:
+            watch.cancel()
+        self.is_leading = True
+
+    async def _take_over(self) -> None:
+        while True:
+            leader = self.standby.leader
+            try:
+                await asyncio.to_thread(self._store.take_over, leader.epoch if leader else 0)
+            except StreamError as error:
+                self._log.error("leader.not_written", retry_s=_PAUSE_S, reason=str(error))
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self._log.info("leader.elected", leader_epoch=self._store.epoch)
+                return
+
+    async def keep(self) -> None:
+        """Says who leads, and looks at LEADER every ``heartbeat.interval``, until it is cancelled."""
+        await self._election.say(self._store.epoch)
+        while True:
+            await asyncio.sleep(self._config.heartbeat_interval_ms / 1000)
+            try:
+                await asyncio.to_thread(self._store.verify)
+            except Fenced as error:
+                self._end(str(error))
+            except StreamError as error:
+                # It may come back; whatever cannot be undone needs a swap there, and waits.
+                self._log.error("leader.unreadable", reason=str(error))
+
+    async def stop(self) -> None:
+        """Hands over: the next one is elected at once."""
+        await self._election.stop()

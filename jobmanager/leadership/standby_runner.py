@@ -1,0 +1,99 @@
+"""What a JobManager does until it leads: it answers every call with the leader's address, and sees whether that lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import structlog
+from typing_extensions import override
+
+from jobmanager.leadership.election import LeaderNode
+from penstock.client.addresses import parse_address
+from penstock.errors import NotLeader
+
+_PROBE_INTERVAL_S: Final = 0.5
+_PROBE_TIMEOUT_S: Final = 1.0
+
+
+class StandbyRunner:
+    """A standby.
+
+    Args:
+        address: its own, for messages.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.leader: LeaderNode | None = None
+        """Who leads, as far as it was told."""
+        self._log = structlog.get_logger(__name__)
+
+    @property
+    def status(self) -> str:
+        """What it says of itself."""
+        return f"standby; {self._leads}"
+
+    @property
+    def why_not_serving(self) -> str:
+        """ "" while it sees a leader."""
+        return "" if self.leader is not None else self.status
+
+    @property
+    def _leads(self) -> str:
+        return f"{self.leader.address} leads" if self.leader else "no JobManager is known to lead"
+
+    def answer_on(self, server: grpc.aio.Server) -> None:
+        """Lets a server refuse every call of every service."""
+        server.add_generic_rpc_handlers((_RefusingHandler(self._refuse),))
+
+    async def _refuse(self, _request: object, _context: object) -> AsyncIterator[Any]:
+        raise NotLeader(
+            f"the JobManager at {self._address} is a standby: {self._leads}",
+            self.leader.address if self.leader else "",
+        )
+        yield  # makes it what gRPC expects
+
+    async def watch_leader(self, is_dead: Callable[[LeaderNode], Awaitable[None]]) -> None:
+        """Tells, again and again, of a leader whose port is refused: no process of its address leads.
+
+        Args:
+            is_dead: told which.
+        """
+        while True:
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+            leader = self.leader
+            if leader is not None and leader.address != self._address and await _refuses(leader):
+                self._log.warning("leader.refused_connection", leader=leader.address)
+                await is_dead(leader)
+
+
+async def _refuses(leader: LeaderNode) -> bool:
+    """Only a kernel that refuses proves that nobody is there; silence proves nothing."""
+    host, port = parse_address(leader.address)
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return False
+
+
+class _RefusingHandler(grpc.GenericRpcHandler):
+    """Answers all methods the same way; a stream on both sides fits every kind of call."""
+
+    def __init__(self, refuse: Callable[[Any, Any], AsyncIterator[Any]]) -> None:
+        self._handler: Any = grpc.stream_stream_rpc_method_handler(refuse)
+
+    @override
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return self._handler

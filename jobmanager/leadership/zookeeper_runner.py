@@ -1,0 +1,216 @@
+"""One JobManager's part in the election: a session with ZooKeeper, and a node of it that ends with the session.
+
+Who has the node with the smallest number is proposed. Whether it leads is not decided here (``leader_store.py``):
+a session may be over without its owner's knowledge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import ConnectionClosedError, KazooException, NodeExistsError, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
+
+from jobmanager.leadership.election import (
+    Connected,
+    Elected,
+    ElectionEvent,
+    LeaderNode,
+    LeaderTold,
+    SessionLost,
+    Suspended,
+    before,
+    decode_leader,
+    encode_leader,
+)
+from penstock.client.secret_files import read_secret
+from penstock.config import Configuration
+from penstock.errors import ConfigurationError
+
+_RETRY_FIRST_S: Final = 0.1
+_RETRY_MAX_S: Final = 1.0
+_STOP_TIMEOUT_S: Final = 2.0
+
+
+class ZookeeperRunner:
+    """A candidate.
+
+    Args:
+        config: of the cluster.
+        address: under which this JobManager is reached.
+        tell: takes what is heard, on the event loop that makes this.
+
+    Raises:
+        ConfigurationError: the credentials cannot be read.
+    """
+
+    def __init__(
+        self, config: Configuration, address: str, tell: Callable[[ElectionEvent], None]
+    ) -> None:
+        root = config.high_availability_zookeeper_path_root
+        self._base = f"{root}/{config.high_availability_cluster_id}"
+        self._address = address
+        self._loop = asyncio.get_running_loop()
+        self._tell_loop = tell
+        self._client = KazooClient(**_options(config))
+        self._token = uuid.uuid4().hex
+        self._node = ""
+        self._changed = threading.Event()
+        self._is_over = False
+        self._contending: threading.Thread | None = None
+        self._log = structlog.get_logger(__name__)
+
+    def start(self) -> None:
+        """Takes part from now on; what comes of it is told."""
+        self._client.add_listener(self._state_changed)
+        self._client.start_async()
+
+    async def say(self, epoch: int) -> None:
+        """Says that this JobManager leads, however long that takes."""
+        leader = LeaderNode(self._address, epoch, self._node)
+        await asyncio.to_thread(self._write_leader, encode_leader(leader))
+
+    async def remove(self, leader: LeaderNode) -> None:
+        """Takes the node of a leader out of the election that is dead for sure."""
+        with contextlib.suppress(KazooException):
+            await asyncio.to_thread(self._delete, leader.node)
+
+    async def stop(self) -> None:
+        """Leaves the election."""
+        self._is_over = True
+        self._changed.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await asyncio.to_thread(self._leave)
+
+    # ------------------------------------------------------------ on threads of kazoo and of this
+
+    def _tell(self, event: ElectionEvent) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._tell_loop, event)
+
+    def _state_changed(self, state: str) -> None:
+        if self._is_over:
+            return
+        if state == KazooState.LOST:
+            self._tell(SessionLost())
+        elif state == KazooState.SUSPENDED:
+            self._tell(Suspended())
+        else:
+            self._tell(Connected())
+            if self._contending is None:
+                self._contending = threading.Thread(
+                    target=self._contend, name="election", daemon=True
+                )
+                self._contending.start()
+
+    def _contend(self) -> None:
+        try:
+            self._client.DataWatch(f"{self._base}/leader", self._leader_changed)
+            self._node = self._client.retry(self._join)
+            while not self._is_over:
+                rival = before(self._node, self._client.retry(self._nodes))
+                if rival is None:
+                    self._tell(SessionLost())
+                    return
+                if not rival:
+                    self._tell(Elected())
+                    return
+                self._changed.clear()
+                if self._client.retry(
+                    self._client.exists, f"{self._election}/{rival}", self._rival_changed
+                ):
+                    self._changed.wait()
+        except (ConnectionClosedError, KazooTimeoutError):
+            if not self._is_over:
+                raise
+
+    @property
+    def _election(self) -> str:
+        return f"{self._base}/election"
+
+    def _join(self) -> str:
+        """Makes the node; one that was made although the answer was lost is found again."""
+        self._client.ensure_path(self._election)
+        for name in self._nodes():
+            if name.startswith(self._token):
+                return name
+        made: str = self._client.create(
+            f"{self._election}/{self._token}-",
+            self._address.encode(),
+            ephemeral=True,
+            sequence=True,
+        )
+        return made.rpartition("/")[2]
+
+    def _nodes(self) -> list[str]:
+        found: list[str] = self._client.get_children(self._election)
+        return found
+
+    def _rival_changed(self, _event: object) -> None:
+        self._changed.set()
+
+    def _leader_changed(self, content: bytes | None, _stat: object) -> None:
+        self._tell(LeaderTold(None if content is None else decode_leader(content)))
+
+    def _write_leader(self, content: bytes) -> None:
+        path = f"{self._base}/leader"
+
+        def write() -> None:
+            try:
+                self._client.set(path, content)
+            except NoNodeError:
+                with contextlib.suppress(NodeExistsError):
+                    self._client.create(path, content, makepath=True)
+
+        self._client.retry(write)
+
+    def _delete(self, node: str) -> None:
+        with contextlib.suppress(NoNodeError):
+            self._client.delete(f"{self._election}/{node}")
+
+    def _leave(self) -> None:
+        if self._node and self._client.connected:
+            with contextlib.suppress(KazooException):
+                self._delete(self._node)
+        self._client.stop()
+        self._client.close()
+
+
+def _options(config: Configuration) -> dict[str, Any]:
+    retry = {"max_tries": -1, "delay": _RETRY_FIRST_S, "max_delay": _RETRY_MAX_S}
+    options: dict[str, Any] = {
+        "hosts": config.high_availability_zookeeper_quorum,
+        "timeout": config.high_availability_zookeeper_client_session_timeout_ms / 1000,
+        "connection_retry": KazooRetry(**retry),
+        "command_retry": KazooRetry(**retry),
+    }
+    auth = config.high_availability_zookeeper_client_auth
+    if auth != "none":
+        file = config.high_availability_zookeeper_client_credentials_file
+        key = "high-availability.zookeeper.client.credentials-file"
+        credentials = read_secret(Path(file), f"{key} {file}").strip()
+        user, separator, password = credentials.partition(":")
+        if not user or not separator or not password:
+            raise ConfigurationError(f"{key} {file} must hold user:password on one line")
+        if auth == "digest":
+            options["auth_data"] = [("digest", credentials)]
+        else:
+            options["sasl_options"] = {
+                "mechanism": "DIGEST-MD5",
+                "username": user,
+                "password": password,
+            }
+    if config.high_availability_zookeeper_client_acl == "creator":
+        options["default_acl"] = CREATOR_ALL_ACL
+    return options

@@ -1,0 +1,45 @@
+"""The first words of a client and a JobManager: which versions they speak."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from penstock.client.protocol import PROTOCOL_VERSION
+from penstock.errors import ProtocolMismatch
+from penstock.pb import client_pb2
+
+
+def greeting(python_version: str = "", cloudpickle_version: str = "") -> client_pb2.HelloRequest:
+    """What a client says first.
+
+    Args:
+        python_version: "3.11"; "" = nothing will be submitted.
+        cloudpickle_version: likewise.
+    """
+    return client_pb2.HelloRequest(
+        protocol_version=PROTOCOL_VERSION,
+        client_version=_version_of("penstock"),
+        python_version=python_version,
+        cloudpickle_version=cloudpickle_version,
+    )
+
+
+def check_answer(answer: client_pb2.HelloResponse, address: str) -> None:
+    """Whether what answered at an address can be talked to.
+
+    Raises:
+        ProtocolMismatch: it is a JobManager of another version.
+    """
+    if answer.protocol_version != PROTOCOL_VERSION:
+        raise ProtocolMismatch(
+            f"the JobManager at {address} (penstock {answer.server_version}) speaks protocol "
+            f"{answer.protocol_version}, this client speaks {PROTOCOL_VERSION}: install the "
+            "same version on both sides"
+        )
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,67 @@
+"""Keys of high availability: several JobManagers of which one leads, and what they keep together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from penstock.config.value_types import DurationMs
+
+
+class HighAvailabilityKeys(BaseModel):
+    """See the module."""
+
+    high_availability_type: Literal["none", "zookeeper"] = Field(
+        "none",
+        alias="high-availability.type",
+        description="Who decides which JobManager leads: `none` = one JobManager, which locks its directory; `zookeeper` = an election.",
+    )
+    high_availability_cluster_id: str = Field(
+        "default",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+        alias="high-availability.cluster-id",
+        description="Tells this cluster from others in the same storage and ZooKeeper.",
+    )
+    high_availability_storage_dir: str = Field(
+        "",
+        alias="high-availability.storageDir",
+        description="A directory that all JobManagers see: who leads, records and graphs of jobs, uploaded code and data.",
+    )
+    high_availability_zookeeper_quorum: str = Field(
+        "",
+        alias="high-availability.zookeeper.quorum",
+        description="ZooKeeper servers, host:port separated by commas.",
+    )
+    high_availability_zookeeper_path_root: str = Field(
+        "/penstock",
+        pattern=r"(/[A-Za-z0-9._-]+)+",
+        alias="high-availability.zookeeper.path.root",
+        description="Node below which each cluster has its own.",
+    )
+    high_availability_zookeeper_client_session_timeout_ms: DurationMs = Field(
+        10_000,
+        ge=100,
+        alias="high-availability.zookeeper.client.session-timeout",
+        description="After this time without a word ZooKeeper ends the leadership of a JobManager.",
+    )
+    high_availability_zookeeper_client_acl: Literal["open", "creator"] = Field(
+        "open",
+        alias="high-availability.zookeeper.client.acl",
+        description="Who may touch the nodes: everybody, or only who is authenticated as their creator was.",
+    )
+    high_availability_zookeeper_client_auth: Literal["none", "digest", "sasl"] = Field(
+        "none",
+        alias="high-availability.zookeeper.client.auth",
+        description="How JobManagers authenticate: not at all, by digest, or by SASL (DIGEST-MD5).",
+    )
+    high_availability_zookeeper_client_credentials_file: str = Field(
+        "",
+        alias="high-availability.zookeeper.client.credentials-file",
+        description="File with `user:password` for it, readable by the daemon's user only.",
+    )
+    high_availability_zookeeper_client_tolerate_suspended_connections: bool = Field(
+        True,
+        alias="high-availability.zookeeper.client.tolerate-suspended-connections",
+        description="A leader that has lost its connection goes on until its session is known to be over.",
+    )
