@@ -5,36 +5,28 @@ Every call has a deadline, or is a stream that ends when the server goes away (p
 What a call raises is one of our errors: ``JobManagerUnreachable`` where nobody answers,
 ``ProtocolMismatch`` where the other side is something else, else the JobManager's own error.
 
-This is the only module of the package that imports grpc with a channel; import it lazily.
+It imports grpc, which takes its time; import it lazily.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
 import grpc
 import pyarrow as pa
 
-from penstock.client.addresses import parse_addresses
-from penstock.client.announced_tokens import find_token
-from penstock.client.credentials import token_metadata
-from penstock.client.greeting import check_answer, greeting
-from penstock.client.grpc_errors import error_from_rpc, is_ours, unanswered
+from penstock.client.connection import LeaderConnection
+from penstock.client.greeting import greeting
 from penstock.client.protocol import (
     MESSAGE_SIZE_MAX_BYTES,
-    METADATA_SIZE_MAX_BYTES,
 )
 from penstock.client.shielded import shielded
 from penstock.client.uploads import Uploadable, artifact_id_of, pieces_of, upload_of
 from penstock.errors import (
     JobManagerUnreachable,
     JobRejected,
-    NotLeader,
-    ProtocolMismatch,
     StreamError,
 )
 from penstock.pb import checkpoint_pb2, client_pb2, client_pb2_grpc, graph_pb2
@@ -47,18 +39,6 @@ _UPLOAD_TIMEOUT_S = 600.0
 _CHECKPOINT_TIMEOUT_S = 600.0
 _SAVEPOINT_TIMEOUT_S = 1_200.0
 """It may wait for a checkpoint, and a checkpoint follows it."""
-
-_OPTIONS = [
-    ("grpc.max_receive_message_length", MESSAGE_SIZE_MAX_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_SIZE_MAX_BYTES),
-    ("grpc.max_metadata_size", METADATA_SIZE_MAX_BYTES),
-    # A JobManager that vanishes without a word is noticed by pings, also in the middle of a stream.
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # A client talks to local or internal addresses: never through a web proxy.
-    ("grpc.enable_http_proxy", 0),
-]
 
 _ResultT = TypeVar("_ResultT")
 
@@ -86,16 +66,8 @@ class Client:
         call_timeout_s: float = _CALL_TIMEOUT_S,
         leader_timeout_s: float = _LEADER_TIMEOUT_S,
     ) -> None:
-        self._addresses = parse_addresses(addresses)
-        self._token = token
-        self._metadata = token_metadata(token or "")
-        self._connect_timeout_s = connect_timeout_s
+        self._connection = LeaderConnection(addresses, token, connect_timeout_s, leader_timeout_s)
         self._call_timeout_s = call_timeout_s
-        self._leader_timeout_s = leader_timeout_s
-        self._connecting = threading.Lock()
-        self._lock = threading.Lock()
-        self._connected: client_pb2_grpc.JobManagerStub | None = None
-        self._close_channel: Callable[[], object] = _nothing
 
     def __enter__(self) -> Self:
         return self
@@ -105,10 +77,7 @@ class Client:
 
     def close(self) -> None:
         """Closes the connection and ends the calls on it; a later call opens it again."""
-        with self._lock:
-            close_channel, self._close_channel = self._close_channel, _nothing
-            self._connected = None
-        shielded(close_channel)
+        self._connection.close()
 
     # ------------------------------------------------------------ calls
 
@@ -189,10 +158,18 @@ class Client:
     def watch(self, job_id: str, interval_ms: int = 0) -> Iterator[client_pb2.JobDetails]:
         """Details at once, at each change of state and every ``interval_ms`` (0 = never).
 
-        Ends after a terminal state. Closing the iterator ends the call.
+        Ends after a terminal state; follows the job from one leader to the next. Closing the iterator ends the call.
         """
         request = client_pb2.WatchJobRequest(job_id=job_id, interval_ms=interval_ms)
-        return self._stream(lambda stub: stub.WatchJob, request)
+        while True:
+            try:
+                yield from self._stream(lambda stub: stub.WatchJob, request)
+            except JobManagerUnreachable:
+                if not self._connection.has_standbys:
+                    raise
+                self.hello()  # waits for who takes over
+            else:
+                return
 
     def cancel(self, job_id: str) -> None:
         """Begins to cancel a job; harmless for one that has ended."""
@@ -342,77 +319,6 @@ class Client:
 
     # ------------------------------------------------------------ connection
 
-    def _stub(self) -> client_pb2_grpc.JobManagerStub:
-        """The stub of the address that answered; connects at the first use."""
-        with self._connecting:
-            return self._connected or self._connect()
-
-    def _connect(self) -> client_pb2_grpc.JobManagerStub:
-        """Finds who leads; where there are several JobManagers, waits for one that does."""
-        deadline = time.monotonic() + self._leader_timeout_s
-        while True:
-            failures: list[JobManagerUnreachable] = []
-            for stub in self._greeted(failures):
-                return stub
-            has_others = len(self._addresses) > 1 or any(
-                isinstance(failure, NotLeader) for failure in failures
-            )
-            if not has_others or time.monotonic() >= deadline:
-                break
-            time.sleep(_LEADER_PAUSE_S)
-        raise JobManagerUnreachable(
-            f"no JobManager answers at {', '.join(self._addresses)} ({'; '.join(map(str, failures))}): start "
-            "one with `penstock cluster start`, or name its address with --jobmanager HOST:PORT"
-        )
-
-    def _greeted(
-        self, failures: list[JobManagerUnreachable]
-    ) -> Iterator[client_pb2_grpc.JobManagerStub]:
-        """Asks the addresses that were given, then those that standbys have told of; yields who leads."""
-        asked = list(self._addresses)
-        for named in asked:
-            address = self._look_up(named)
-            channel = grpc.insecure_channel(address, options=_OPTIONS)
-            # Also where nobody closes the client: a call that is left over would hold up the exit.
-            close_channel = weakref.finalize(self, channel.close)
-            stub = client_pb2_grpc.JobManagerStub(channel)
-            with self._lock:
-                self._close_channel = close_channel
-            try:
-                self._greet(address, stub)
-            except JobManagerUnreachable as error:
-                close_channel()
-                failures.append(error)
-                if isinstance(error, NotLeader) and error.leader and error.leader not in asked:
-                    asked.append(error.leader)
-            except BaseException:
-                close_channel()
-                raise
-            else:
-                with self._lock:
-                    # Whoever has closed the client meanwhile has closed this channel.
-                    if self._close_channel is close_channel:
-                        self._connected = stub
-                yield stub
-                return
-
-    def _look_up(self, named: str) -> str:
-        """Where to connect to; takes the token of the cluster there where none was given."""
-        if self._token is not None:
-            return named
-        found = find_token(named)
-        self._metadata = token_metadata("" if found is None else found.token)
-        return named if found is None else found.address
-
-    def _greet(self, address: str, stub: client_pb2_grpc.JobManagerStub) -> None:
-        try:
-            response = stub.Hello(
-                greeting(), timeout=self._connect_timeout_s, metadata=self._metadata
-            )
-        except grpc.RpcError as error:
-            raise self._translated(error, f"{address}: ") from error
-        check_answer(response, address)
-
     def _call(
         self,
         method: Callable[[client_pb2_grpc.JobManagerStub], Callable[..., _ResultT]],
@@ -422,12 +328,18 @@ class Client:
         timeout_s = timeout_s or self._call_timeout_s
 
         def call() -> _ResultT:
-            return method(self._stub())(request, timeout=timeout_s, metadata=self._metadata)
+            return method(self._connection.stub())(
+                request, timeout=timeout_s, metadata=self._connection.metadata
+            )
 
-        try:
-            return self._shielded(call)
-        except NotLeader:  # it has refused, and done nothing
-            return self._shielded(call)
+        deadline = time.monotonic() + self._connection.leader_timeout_s
+        while True:
+            try:
+                return self._shielded(call)
+            except JobManagerUnreachable:
+                # Another leads now, or will: what is asked twice is done once.
+                if not self._connection.has_standbys or time.monotonic() >= deadline:
+                    raise
 
     def _stream(
         self,
@@ -446,7 +358,9 @@ class Client:
         try:
             self._shielded(
                 lambda: calls.append(
-                    method(self._stub())(request, timeout=timeout_s, metadata=self._metadata)
+                    method(self._connection.stub())(
+                        request, timeout=timeout_s, metadata=self._connection.metadata
+                    )
                 )
             )
             while (message := self._shielded(lambda: next(calls[0], None))) is not None:
@@ -461,7 +375,7 @@ class Client:
             try:
                 return work()
             except grpc.RpcError as error:
-                failure = self._translated(error)
+                failure = self._connection.translated(error)
             except ValueError as error:
                 failure = self._closed(error)
             raise failure
@@ -473,29 +387,3 @@ class Client:
         if "closed" not in str(error):
             raise error
         return JobManagerUnreachable("the client was closed while the call began")
-
-    def _translated(self, error: grpc.RpcError, prefix: str = "") -> StreamError:
-        call: Any = error
-        code = call.code()
-        if is_ours(error):
-            ours = error_from_rpc(error)
-            if isinstance(ours, NotLeader) and not prefix:
-                self.close()
-            return ours
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            if code is grpc.StatusCode.UNAVAILABLE and not prefix:
-                # What answered may be gone for good: look for the leader at the next call.
-                self.close()
-            where = prefix or f"the JobManager at {', '.join(self._addresses)} does not answer: "
-            after = "" if prefix else "; is it running? `penstock cluster status` tells"
-            return JobManagerUnreachable(f"{where}{unanswered(code, call.details())}{after}")
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return ProtocolMismatch(
-                f"{prefix}what answers there is no JobManager of this version ({call.details()}): "
-                "check the address, and install the same version on both sides"
-            )
-        return error_from_rpc(error)
-
-
-def _nothing() -> None:
-    """Closes no channel."""

@@ -185,9 +185,10 @@ class LocalCluster:
         content = {**before, **values}
         if content.get("high-availability.type", "none") != "none":
             content.setdefault(_STORAGE_KEY, str(self.directory / "shared"))
-        running = self._alive("jobmanager")
         config = Configuration.from_mapping(content)
         config.check_for_daemons()
+        # Others have ports of their own.
+        running = [one for one in self._alive("jobmanager") if one.id == config.jobmanager_id]
         port = config.jobmanager_rpc_port
         if running:
             used = int(running[0].address.rpartition(":")[2])

@@ -18,6 +18,9 @@ missing=()
 for command in "${!commands[@]}"; do
   command -v "$command" >/dev/null || missing+=("${commands[$command]}")
 done
+# No commands of their own; the first brings Java.
+[ -e /usr/share/java/zookeeper.jar ] || missing+=(zookeeper)
+[ -e /usr/share/java/slf4j-simple.jar ] || missing+=(libslf4j-java)
 if [ ${#missing[@]} -eq 0 ]; then
   echo "servers: all Debian packages that the tests use are installed"
   exit 0

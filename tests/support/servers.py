@@ -41,6 +41,15 @@ def require(command: str) -> str:
     return found
 
 
+def require_file(path: str) -> None:
+    """As ``require``, for a file of a package that has no command."""
+    if not Path(path).exists():
+        message = f"{path} is missing: `make servers` installs it (with root or sudo)"
+        if os.environ.get("CI"):
+            pytest.fail(message, pytrace=False)
+        pytest.skip(message)
+
+
 def run_tool(
     arguments: Sequence[str | Path], *, stdin: str = "", cwd: Path | None = None
 ) -> tuple[int, str]:

@@ -1,0 +1,186 @@
+"""The connection of a client: to whichever of the JobManagers leads.
+
+The addresses that were given are asked first, in order: names that JobManagers have for each other may mean nothing
+to a client. Where there are several JobManagers, one that does not lead is no end: who leads is waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from penstock.client.addresses import parse_addresses
+from penstock.client.announced_tokens import find_token
+from penstock.client.credentials import token_metadata
+from penstock.client.greeting import check_answer, greeting
+from penstock.client.grpc_errors import error_from_rpc, is_ours, unanswered
+from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES, METADATA_SIZE_MAX_BYTES
+from penstock.client.shielded import shielded
+from penstock.errors import JobManagerUnreachable, NotLeader, ProtocolMismatch, StreamError
+from penstock.pb import client_pb2_grpc
+
+_LEADER_PAUSE_S = 0.1
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_SIZE_MAX_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_SIZE_MAX_BYTES),
+    ("grpc.max_metadata_size", METADATA_SIZE_MAX_BYTES),
+    # A JobManager that vanishes without a word is noticed by pings, also in the middle of a stream.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A client talks to local or internal addresses: never through a web proxy.
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class LeaderConnection:
+    """See the module. May be used by several threads at once.
+
+    Args:
+        addresses: as of ``Client``.
+        token: as of ``Client``.
+        connect_timeout_s: how long each address may take to answer.
+        leader_timeout_s: how long to wait for one of several JobManagers to lead.
+
+    Raises:
+        ConfigurationError: that is no list of addresses.
+    """
+
+    def __init__(
+        self,
+        addresses: str,
+        token: str | None,
+        connect_timeout_s: float,
+        leader_timeout_s: float,
+    ) -> None:
+        self._addresses = parse_addresses(addresses)
+        self._token = token
+        self._connect_timeout_s = connect_timeout_s
+        self.leader_timeout_s = leader_timeout_s
+        self.metadata = token_metadata(token or "")
+        """Of each call."""
+        self.has_standbys = len(self._addresses) > 1
+        """Another JobManager may lead after this one."""
+        self._connecting = threading.Lock()
+        self._lock = threading.Lock()
+        self._connected: client_pb2_grpc.JobManagerStub | None = None
+        self._close_channel: Callable[[], object] = _nothing
+
+    def close(self) -> None:
+        """Closes the channel and ends the calls on it."""
+        with self._lock:
+            close_channel, self._close_channel = self._close_channel, _nothing
+            self._connected = None
+        shielded(close_channel)
+
+    def stub(self) -> client_pb2_grpc.JobManagerStub:
+        """That of the JobManager that leads; connects where nothing is connected.
+
+        Raises:
+            JobManagerUnreachable: nobody answers, or nobody has come to lead in time.
+            ProtocolMismatch: another version, or no JobManager.
+            Unauthenticated: the token is missing or wrong.
+        """
+        with self._connecting:
+            return self._connected or self._connect()
+
+    def _connect(self) -> client_pb2_grpc.JobManagerStub:
+        """Finds who leads; where there are several JobManagers, waits for one that does."""
+        deadline = time.monotonic() + self.leader_timeout_s
+        while True:
+            failures: list[JobManagerUnreachable] = []
+            if (stub := self._greeted(failures)) is not None:
+                return stub
+            if not self.has_standbys or time.monotonic() >= deadline:
+                break
+            time.sleep(_LEADER_PAUSE_S)
+        raise JobManagerUnreachable(
+            f"no JobManager answers at {', '.join(self._addresses)} ({'; '.join(map(str, failures))}): start "
+            "one with `penstock cluster start`, or name its address with --jobmanager HOST:PORT"
+        )
+
+    def _greeted(
+        self, failures: list[JobManagerUnreachable]
+    ) -> client_pb2_grpc.JobManagerStub | None:
+        """Asks the addresses that were given, then those that standbys have told of, who leads."""
+        asked = list(self._addresses)
+        for named in asked:
+            address = self._look_up(named)
+            channel = grpc.insecure_channel(address, options=_OPTIONS)
+            # Also where nobody closes the client: a call that is left over would hold up the exit.
+            close_channel = weakref.finalize(self, channel.close)
+            stub = client_pb2_grpc.JobManagerStub(channel)
+            with self._lock:
+                self._close_channel = close_channel
+            try:
+                self._greet(address, stub)
+            except JobManagerUnreachable as error:
+                close_channel()
+                failures.append(error)
+                if isinstance(error, NotLeader):
+                    self.has_standbys = True
+                    asked += [error.leader] * (bool(error.leader) and error.leader not in asked)
+            except BaseException:
+                close_channel()
+                raise
+            else:
+                with self._lock:
+                    # Whoever has closed the client meanwhile has closed this channel.
+                    if self._close_channel is close_channel:
+                        self._connected = stub
+                return stub
+        return None
+
+    def _look_up(self, named: str) -> str:
+        """Where to connect to; takes the token of the cluster there where none was given."""
+        if self._token is not None:
+            return named
+        found = find_token(named)
+        self.metadata = token_metadata("" if found is None else found.token)
+        return named if found is None else found.address
+
+    def _greet(self, address: str, stub: client_pb2_grpc.JobManagerStub) -> None:
+        try:
+            response = stub.Hello(
+                greeting(), timeout=self._connect_timeout_s, metadata=self.metadata
+            )
+        except grpc.RpcError as error:
+            raise self.translated(error, f"{address}: ") from error
+        check_answer(response, address)
+
+    def translated(self, error: grpc.RpcError, prefix: str = "") -> StreamError:
+        """Our error for one of a call; the channel is closed where it may lead nowhere any more.
+
+        Args:
+            prefix: which address was greeted; "" = the call went to who leads.
+        """
+        call: Any = error
+        code = call.code()
+        if is_ours(error):
+            ours = error_from_rpc(error)
+            if isinstance(ours, NotLeader) and not prefix:
+                self.close()
+            return ours
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            if code is grpc.StatusCode.UNAVAILABLE and not prefix:
+                # What answered may be gone for good: look for the leader at the next call.
+                self.close()
+            where = prefix or f"the JobManager at {', '.join(self._addresses)} does not answer: "
+            after = "" if prefix else "; is it running? `penstock cluster status` tells"
+            return JobManagerUnreachable(f"{where}{unanswered(code, call.details())}{after}")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return ProtocolMismatch(
+                f"{prefix}what answers there is no JobManager of this version ({call.details()}): "
+                "check the address, and install the same version on both sides"
+            )
+        return error_from_rpc(error)
+
+
+def _nothing() -> None:
+    """Closes no channel."""

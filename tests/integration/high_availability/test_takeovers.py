@@ -1,0 +1,288 @@
+"""Aim: whoever of several JobManagers dies, is paused or is cut off, one leads, jobs go on, and what they write is there once.
+
+Method: a real ZooKeeper, two JobManagers and two TaskManagers as processes; numbers in order are counted through keyed
+state into files while leaders are killed, paused beyond their session, and told to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from kazoo.client import KazooClient
+
+import penstock as ps
+from penstock.client.client import Client
+from penstock.client.credentials import load_token, own_token_file
+from penstock.errors import Unauthenticated
+from penstock.local.local_cluster import Daemon, LocalCluster
+from penstock.pb import client_pb2
+from tests.support.jobs import DEADLINE_S, await_details
+from tests.support.processes import Deadline, wait_ended
+from tests.support.zookeeper import ZookeeperServer, ensemble, quorum
+
+pytestmark = pytest.mark.integration
+
+KEYS, RATE = 5, 4_000
+SESSION_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ZookeeperServer]]:
+    with ensemble(tmp_path_factory.mktemp("zookeeper")) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def made(
+    zookeeper: list[ZookeeperServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    root = tmp_path_factory.mktemp("takeovers")
+    cluster = LocalCluster(root / "cluster")
+    cluster.configure(
+        {
+            "high-availability.type": "zookeeper",
+            "high-availability.zookeeper.quorum": quorum(zookeeper),
+            "high-availability.zookeeper.client.session-timeout": f"{SESSION_S:g}s",
+            "jobmanager.rpc.port": 0,
+            "heartbeat.interval": "200ms",
+            "heartbeat.timeout": "2s",
+            "execution.checkpointing.dir": str(root / "checkpoints"),
+            "execution.checkpointing.interval": "200ms",
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.delay": "100ms",
+            "restart-strategy.fixed-delay.attempts": "100",
+        }
+    )
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(made: LocalCluster) -> LocalCluster:
+    """All of it runs, whatever the test before has killed."""
+    made.start(jobmanagers=2, taskmanagers=2, slots=2)
+    return made
+
+
+def epoch_of(cluster: LocalCluster) -> int:
+    with cluster.client() as client:
+        return client.cluster().leader_epoch
+
+
+def numbers(start: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(start, start + count), pa.int64())})
+
+
+class Number(ps.KeyedProcessFunction):
+    """Numbers the rows of each key."""
+
+    seen = ps.ValueState("seen", pa.int64(), default=0)
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        self.seen.update(self.seen.value() + 1)
+        out.emit(key=ctx.key, number=self.seen.value())
+
+
+def submitted(env: ps.Environment, out: Path, rows: int | None = None) -> ps.JobHandle:
+    stream = env.generate(numbers, rate=RATE, rows=rows, schema={"n": "int64"}).uid("numbers")
+    keyed = stream.parallelism(1).with_columns(key=ps.col("n") % KEYS).uid("keys").key_by("key")
+    schema = {"key": "int64", "number": "int64"}
+    keyed.process(Number(), schema=schema).uid("counts").write_parquet(out).uid("files")
+    return env.submit("counted")
+
+
+def written(out: Path) -> int:
+    """How many rows are visible; fails unless each is there once and none before them is missing."""
+    found: dict[int, list[int]] = {key: [] for key in range(KEYS)}
+    for path in out.glob("[!._]*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            found[row["key"]].append(row["number"])
+    assert all(sorted(rows) == list(range(1, len(rows) + 1)) for rows in found.values())
+    return sum(map(len, found.values()))
+
+
+def await_written(out: Path, rows: int) -> int:
+    deadline = Deadline(f"{rows} rows in {out}", DEADLINE_S)
+    while (count := written(out)) < rows:
+        deadline.left()
+        time.sleep(0.05)
+    return count
+
+
+def jobmanagers(cluster: LocalCluster) -> dict[str, Daemon]:
+    return {one.id: one for one in cluster.daemons() if one.role == "jobmanager"}
+
+
+def health(daemon: Daemon) -> str:
+    with contextlib.suppress(OSError), urlopen(f"http://{daemon.metrics_address}/health") as answer:
+        return str(answer.read().decode().strip())
+    return ""
+
+
+def await_roles(cluster: LocalCluster) -> tuple[Daemon, Daemon]:
+    """Who leads, and who stands by and knows it."""
+    deadline = Deadline("a leader and a standby", DEADLINE_S)
+    while True:
+        deadline.left()
+        told = {health(daemon): daemon for daemon in jobmanagers(cluster).values() if daemon.alive}
+        leader = told.get("serving")
+        if leader is not None:
+            standby = told.get(f"standby; {leader.address} leads")
+            if standby is not None:
+                return leader, standby
+        time.sleep(0.05)
+
+
+def token_of(cluster: LocalCluster) -> str:
+    return load_token(str(own_token_file(cluster.directory)))
+
+
+def test_the_leader_is_killed_again_and_again_and_every_row_is_there_once(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with ps.Environment(cluster.address, parallelism=2) as env:
+        handle = submitted(env, out, rows=7 * RATE)
+        await_written(out, RATE)
+        epochs = []
+        for _ in range(2):
+            leader, _ = await_roles(cluster)
+            before = written(out)
+            os.kill(leader.pid, signal.SIGKILL)
+            wait_ended(leader.pid)
+            epochs.append(epoch_of(cluster))
+            cluster.start(jobmanagers=2, taskmanagers=2)
+            await_written(out, before + 1)
+        handle.wait(DEADLINE_S)  # the same handle, over all leaders
+        assert sorted(set(epochs)) == epochs, "each leader has a higher epoch"
+        assert written(out) == 7 * RATE
+
+
+def test_a_standby_answers_with_the_address_of_the_leader(cluster: LocalCluster) -> None:
+    leader, standby = await_roles(cluster)
+    with pytest.raises(
+        ps.JobManagerUnreachable, match=f"is a standby: {leader.address} leads"
+    ) as told:
+        raise _refusal_of(standby, cluster)
+    assert told.value.leader == leader.address  # type: ignore[attr-defined]
+    # Who knows only the standby finds the leader.
+    with Client(standby.address, token_of(cluster)) as client:
+        assert len(client.cluster().taskmanagers) == 2
+    with pytest.raises(Unauthenticated), Client(standby.address, "x" * 20) as client:
+        client.jobs()
+
+
+def _refusal_of(standby: Daemon, cluster: LocalCluster) -> Exception:
+    import grpc
+
+    from penstock.client.credentials import token_metadata
+    from penstock.client.grpc_errors import error_from_rpc
+    from penstock.pb import client_pb2_grpc
+
+    with grpc.insecure_channel(standby.address) as channel:
+        stub = client_pb2_grpc.JobManagerStub(channel)
+        try:
+            stub.ListJobs(
+                client_pb2.ListJobsRequest(), timeout=10, metadata=token_metadata(token_of(cluster))
+            )
+        except grpc.RpcError as error:
+            return error_from_rpc(error)
+    raise AssertionError("it answered")
+
+
+def test_a_leader_that_was_paused_beyond_its_session_ends_and_touches_nothing(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with ps.Environment(cluster.address, parallelism=2) as env:
+        handle = submitted(env, out, rows=6 * RATE)
+        await_written(out, RATE)
+        paused, standby = await_roles(cluster)
+        epoch = epoch_of(cluster)
+        os.kill(paused.pid, signal.SIGSTOP)
+        try:
+            with Client(standby.address, token_of(cluster)) as client:
+                assert client.cluster().leader_epoch == epoch + 1
+            await_written(out, written(out) + RATE)
+        finally:
+            os.kill(paused.pid, signal.SIGCONT)
+        # It executes itself anew, and stands by for the one that leads now.
+        leader, again = await_roles(cluster)
+        assert (leader.address, again.pid) == (standby.address, paused.pid)
+        log = (cluster.directory / "logs" / f"jobmanager-{paused.id}.log").read_text()
+        assert "leadership.over" in log
+        handle.wait(DEADLINE_S)
+        assert written(out) == 6 * RATE
+
+
+def test_a_leader_that_is_told_to_end_hands_over_first(cluster: LocalCluster) -> None:
+    leader, standby = await_roles(cluster)
+    epoch = epoch_of(cluster)
+    os.kill(leader.pid, signal.SIGTERM)
+    wait_ended(leader.pid)
+    ended = time.monotonic()
+    with Client(standby.address, token_of(cluster)) as client:
+        assert client.cluster().leader_epoch == epoch + 1
+    assert time.monotonic() - ended < SESSION_S, "nobody waits for the end of a session"
+
+
+def test_no_outage_of_zookeeper_restarts_a_job(
+    cluster: LocalCluster, zookeeper: list[ZookeeperServer], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with ps.Environment(cluster.address, parallelism=2) as env:
+        handle = submitted(env, out)
+        await_written(out, RATE)
+        leader, _ = await_roles(cluster)
+        epoch = epoch_of(cluster)
+        [server] = zookeeper
+        server.kill()
+        await_written(out, written(out) + int(1.5 * SESSION_S * RATE))
+        server.start()
+        server.await_serving()
+        await_written(out, written(out) + RATE)
+        with cluster.client() as client:
+            assert client.cluster().leader_epoch == epoch
+            assert client.job(handle.job_id).summary.restarts == 0
+        handle.cancel()
+    assert await_roles(cluster)[0].pid == leader.pid
+
+
+def test_what_zookeeper_has_forgotten_is_found_in_the_storage(
+    cluster: LocalCluster, zookeeper: list[ZookeeperServer], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with ps.Environment(cluster.address, parallelism=2) as env:
+        ended = submitted(env, tmp_path / "ended", rows=RATE)
+        ended.wait(DEADLINE_S)
+        handle = submitted(env, out)
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > RATE)
+    epoch = epoch_of(cluster)
+    for daemon in jobmanagers(cluster).values():
+        os.kill(daemon.pid, signal.SIGKILL)
+        wait_ended(daemon.pid)
+    client = KazooClient(quorum(zookeeper))
+    client.start()
+    client.delete("/penstock", recursive=True)
+    client.stop()
+    client.close()
+    before = written(out)
+    cluster.start(jobmanagers=2, taskmanagers=2)
+    with cluster.client() as again:
+        states = {job.job_id: client_pb2.JobState.Name(job.state) for job in again.jobs()}
+        assert states[ended.job_id] == "JOB_STATE_FINISHED"
+        assert again.cluster().leader_epoch > epoch
+        await_written(out, before + RATE)
+        again.cancel(handle.job_id)
