@@ -703,6 +703,8 @@ class JobCheckpointsRunner:
         self._post(event)
 
     def _fenced(self, error: Fenced) -> FailureCause:
+        if self._jobs is not None:
+            self._jobs.met(error)
         return cause_of_error(
             Unrecoverable(f"another JobManager has taken the job over: {error}"),
             self._clock.now_ms(),

@@ -8,6 +8,7 @@ another's, the process ends at once and without a word to anybody: whatever it b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -24,7 +25,8 @@ from jobmanager.leadership.standby_runner import StandbyRunner
 from jobmanager.leadership.zookeeper_runner import ZookeeperRunner
 from jobmanager.stores.leader_store import LeaderStore
 from penstock.config import Configuration
-from penstock.errors import Fenced, StreamError
+from penstock.errors import StreamError
+from penstock.storage.swapped_object import NewerLeader
 
 _PAUSE_S: Final = 1.0
 
@@ -49,6 +51,7 @@ class LeadershipRunner:
         self._config = config
         self._store = store
         self._end = end
+        store.when_deposed = self._deposed
         self.standby = StandbyRunner(address)
         self.is_leading = False
         self._elected = asyncio.Event()
@@ -73,6 +76,14 @@ class LeadershipRunner:
                 self._log.warning("election.suspended")
             case _:
                 pass
+
+    def _deposed(self, error: NewerLeader) -> None:
+        """Where LEADER is still this one's, somebody has led who is not known there: the next epoch is above his."""
+        self._store.when_deposed = lambda _: None
+        with contextlib.suppress(StreamError):
+            self._store.verify()
+            self._store.take_over(error.epoch)
+        self._end(str(error))
 
     async def lead(self) -> None:
         """Waits until this JobManager leads: it is elected, and has written LEADER."""
@@ -104,9 +115,7 @@ class LeadershipRunner:
             await asyncio.sleep(self._config.heartbeat_interval_ms / 1000)
             try:
                 await asyncio.to_thread(self._store.verify)
-            except Fenced as error:
-                self._end(str(error))
-            except StreamError as error:
+            except StreamError as error:  # but for NewerLeader, which ends the process
                 # It may come back; whatever cannot be undone needs a swap there, and waits.
                 self._log.error("leader.unreadable", reason=str(error))
 

@@ -33,7 +33,7 @@ from jobmanager.stores.stored_job import (
 from penstock.errors import Fenced, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.object_store import ObjectStore, delete_all
-from penstock.storage.swapped_object import SwappedObject
+from penstock.storage.swapped_object import NewerLeader, SwappedObject
 
 RECORD_NAME: Final = "record"
 
@@ -60,6 +60,11 @@ class JobStore:
     def leader_epoch(self) -> int:
         """In whose name is written."""
         return self._leader.epoch
+
+    def met(self, error: Fenced) -> None:
+        """An object of a job is another's; where that is a newer leader, this JobManager's part is over."""
+        if isinstance(error, NewerLeader):
+            self._leader.met(error)
 
     # ------------------------------------------------------------ the life of a job
 
@@ -98,7 +103,7 @@ class JobStore:
             return []
         try:
             found = self._read_all(job_ids)
-        except _NewerEpochError as error:
+        except NewerLeader as error:
             # LEADER was lost, or comes from a backup: its word counts less than that of a record.
             self._leader.take_over(error.epoch)
             self._records.clear()
@@ -117,7 +122,7 @@ class JobStore:
         """
         try:
             return self._read(job_id)
-        except _NewerEpochError as error:
+        except NewerLeader as error:
             return _unreadable(job_id, error)
 
     def _read(self, job_id: str) -> StoredJob | None:
@@ -133,7 +138,7 @@ class JobStore:
             # Who was storing it has not acknowledged it, and is refused by LEADER now.
             self._delete_files(job_id)
             return None
-        except _NewerEpochError:
+        except NewerLeader:
             raise
         except StreamError as error:
             return _unreadable(job_id, error)
@@ -305,14 +310,6 @@ class _NoRecordError(StoreNotFound):
     """A job has no record."""
 
 
-class _NewerEpochError(Fenced):
-    """A record is that of a newer leader."""
-
-    def __init__(self, message: str, epoch: int) -> None:
-        super().__init__(message)
-        self.epoch = epoch
-
-
 def _unreadable(job_id: str, error: StreamError) -> StoredJob:
     graph = graph_pb2.JobGraph(name=f"job {job_id[:8]}, unreadable")
     return StoredJob(job_id, graph, problem=str(error))
@@ -398,7 +395,9 @@ class _Record:
             epoch = decode_record(content, self._path).leader_epoch
         except StoreCorrupt as error:
             return error
-        return _NewerEpochError(
+        newer = NewerLeader(
             f"job {self._job_id} is no longer that of leader epoch {self._leader.epoch}: epoch {epoch} has it",
             epoch,
         )
+        self._leader.met(newer)
+        return newer

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from common.pb import job_record_pb2
-from penstock.errors import Fenced, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
+from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient, StreamError
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.swapped_object import SwappedObject
+from penstock.storage.swapped_object import NewerLeader, SwappedObject
 
 LEADER_PATH: Final = "LEADER"
 FORMAT: Final = FrameFormat("the name of a leader", b"PSTKLEAD", 1)
@@ -39,6 +40,8 @@ class LeaderStore:
         """Of this leader; 0 before it leads."""
         self.cluster_id = ""
         """Stays the same over all leaders."""
+        self.when_deposed: Callable[[NewerLeader], None] = _nothing
+        """Called, by any thread, where something shows that another JobManager leads; it may not return."""
 
     def take_over(self, epoch_min: int = 0) -> None:
         """Leads from then on, and nobody who led before does. To be repeated after an error.
@@ -64,6 +67,10 @@ class LeaderStore:
         raise StoreTransient(
             f"{self._path} changed {_ATTEMPTS} times while this JobManager took over: how many of them are there?"
         )
+
+    def met(self, error: NewerLeader) -> None:
+        """Something is that of a leader with a larger epoch."""
+        self.when_deposed(error)
 
     def verify(self) -> None:
         """Makes sure that nobody has taken over so far.
@@ -95,4 +102,10 @@ class LeaderStore:
             epoch = self._decode(content).epoch
         except StoreCorrupt as error:
             return error
-        return Fenced(f"leader epoch {self.epoch} is over: epoch {epoch} leads")
+        newer = NewerLeader(f"leader epoch {self.epoch} is over: epoch {epoch} leads", epoch)
+        self.met(newer)
+        return newer
+
+
+def _nothing(_error: NewerLeader) -> None:
+    """Alone in its directory, it has been deposed by nobody: who asked is told."""

@@ -28,7 +28,8 @@ class DaemonKeys(BaseModel):
     )
     jobmanager_id: str = Field(
         "1",
-        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        coerce_numbers_to_str=True,
         alias="jobmanager.id",
         description="Tells JobManagers apart that have one directory.",
     )

@@ -19,7 +19,8 @@ class HighAvailabilityKeys(BaseModel):
     )
     high_availability_cluster_id: str = Field(
         "default",
-        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        coerce_numbers_to_str=True,
         alias="high-availability.cluster-id",
         description="Tells this cluster from others in the same storage and ZooKeeper.",
     )
@@ -35,7 +36,7 @@ class HighAvailabilityKeys(BaseModel):
     )
     high_availability_zookeeper_path_root: str = Field(
         "/penstock",
-        pattern=r"(/[A-Za-z0-9._-]+)+",
+        pattern=r"^(/[A-Za-z0-9._-]+)+$",
         alias="high-availability.zookeeper.path.root",
         description="Node below which each cluster has its own.",
     )

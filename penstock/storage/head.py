@@ -29,7 +29,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from penstock.storage.manifest import decode_manifest, parse_manifest_path
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.swapped_object import SwapOutcomeUnknown, SwappedObject
+from penstock.storage.swapped_object import NewerLeader, SwapOutcomeUnknown, SwappedObject
 
 HEAD_PATH: Final = "HEAD"
 FORMAT: Final = FrameFormat("a checkpoint HEAD", b"PSTKHEAD", 1)
@@ -228,7 +228,10 @@ class HeadStore:
         mine = f"leader epoch {self._epoch} no longer has {HEAD_PATH} of job {self._job_id}"
         if (other.job_id, other.leader_epoch) == (self._job_id, self._epoch):
             return HeadClaimedAgain(f"{mine}: it has claimed it again")
-        return Fenced(f"{mine}: epoch {other.leader_epoch} has claimed it")
+        told = f"{mine}: epoch {other.leader_epoch} has claimed it"
+        if other.job_id == self._job_id:
+            return NewerLeader(told, other.leader_epoch)
+        return Fenced(told)
 
 
 def decode_head(content: bytes, path: str = HEAD_PATH) -> checkpoint_pb2.CheckpointHead:
@@ -293,9 +296,10 @@ def _claimed(
             "directory of its own"
         )
     if head.leader_epoch > leader_epoch:
-        raise Fenced(
+        raise NewerLeader(
             f"{HEAD_PATH} of job {job_id} has been claimed by leader epoch {head.leader_epoch}, "
-            f"which is newer than {leader_epoch}"
+            f"which is newer than {leader_epoch}",
+            head.leader_epoch,
         )
     if head.leader_epoch < leader_epoch:
         head.leader_epoch = leader_epoch

@@ -12,12 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.errors import InvariantViolation, StoreNotFound, StoreTransient, StreamError
+from penstock.errors import Fenced, InvariantViolation, StoreNotFound, StoreTransient, StreamError
 from penstock.storage.object_store import ObjectStore
 
 
 class SwapOutcomeUnknown(StoreTransient):
     """A swap may or may not have happened, or may still, until a later one has returned or was refused."""
+
+
+class NewerLeader(Fenced):
+    """An object is that of a leader with a larger epoch: who meets it leads no more.
+
+    Attributes:
+        epoch: that leader's.
+    """
+
+    def __init__(self, message: str, epoch: int) -> None:
+        super().__init__(message)
+        self.epoch = epoch
 
 
 class SwappedObject:

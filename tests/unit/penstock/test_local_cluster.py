@@ -177,7 +177,7 @@ def test_a_start_forgets_the_dead_and_keeps_what_they_said(
 ) -> None:
     stale = register(tmp_path, "jobmanager", "1", DEAD_PID)
     (tmp_path / "logs").mkdir()
-    log = tmp_path / "logs" / "jobmanager-jm-1.out"
+    log = tmp_path / "logs" / "jobmanager-1.out"
     log.write_text("words of an earlier one\n")
     with pytest.raises(ClusterError, match="status 3") as raised:
         LocalCluster(tmp_path).start(taskmanagers=1)

@@ -1,0 +1,167 @@
+"""Aim: who is proposed, who ends when, and what a standby says; ZooKeeper itself is in tests/integration/high_availability."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc.aio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.grpc_server import make_server
+from jobmanager.leadership.election import (
+    Connected,
+    Elected,
+    LeaderNode,
+    LeaderTold,
+    SessionLost,
+    Suspended,
+    before,
+    decode_leader,
+    encode_leader,
+    reason_to_end,
+)
+from jobmanager.leadership.leadership_runner import LeadershipRunner
+from jobmanager.leadership.standby_runner import StandbyRunner
+from jobmanager.stores.leader_store import LeaderStore
+from penstock.client.grpc_errors import error_from_rpc
+from penstock.config import Configuration
+from penstock.errors import ConfigurationError, Fenced, NotLeader
+from penstock.pb import client_pb2, client_pb2_grpc
+from penstock.storage.memory_store import MemoryStore
+from penstock.storage.swapped_object import NewerLeader
+
+LEADER = LeaderNode("host:6123", 7, "abc-0000000003")
+
+
+@given(st.lists(st.integers(0, 9_999), unique=True, min_size=1), st.data())
+def test_each_candidate_waits_for_the_one_before_it(numbers: list[int], data: Any) -> None:
+    nodes = [f"{99_999 - number:x}-{number:010d}" for number in numbers]
+    own = data.draw(st.sampled_from(nodes))
+    rival = before(own, nodes)
+    smaller = [node for node in nodes if node.rpartition("-")[2] < own.rpartition("-")[2]]
+    assert rival == (max(smaller, key=lambda node: node.rpartition("-")[2]) if smaller else "")
+    assert before(own, [node for node in nodes if node != own]) is None
+
+
+def test_a_leader_is_read_as_it_was_written_and_nonsense_is_nobody() -> None:
+    assert decode_leader(encode_leader(LEADER)) == LEADER
+    for content in (b"", b"{}", b"\xff", b"[]", b'{"address": 1}', b'"text"'):
+        assert decode_leader(content) is None
+
+
+@pytest.mark.parametrize("is_leading", [False, True])
+@pytest.mark.parametrize("tolerates", [False, True])
+def test_only_what_proves_something_ends_a_process(is_leading: bool, tolerates: bool) -> None:
+    def ends(event: Any) -> bool:
+        return bool(reason_to_end(event, is_leading=is_leading, tolerates_suspension=tolerates))
+
+    assert ends(SessionLost())
+    assert ends(Suspended()) == (is_leading and not tolerates)
+    assert not any(map(ends, (Elected(), Connected(), LeaderTold(LEADER), LeaderTold(None))))
+
+
+@pytest.mark.parametrize("leader", [None, LEADER])
+def test_a_standby_refuses_every_kind_of_call_and_tells_who_leads(
+    leader: LeaderNode | None,
+) -> None:
+    async def scenario() -> None:
+        standby = StandbyRunner("standby:1")
+        standby.leader = leader
+        server = make_server("0123456789")
+        port = server.add_insecure_port("127.0.0.1:0")
+        standby.answer_on(server)
+        await server.start()
+        metadata = (("authorization", "Bearer 0123456789"),)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = client_pb2_grpc.JobManagerStub(channel)
+            calls = [
+                stub.ListJobs(client_pb2.ListJobsRequest(), metadata=metadata),
+                stub.WatchJob(client_pb2.WatchJobRequest(), metadata=metadata).read(),
+                stub.UploadArtifact(iter([client_pb2.ArtifactChunk()]), metadata=metadata),
+            ]
+            for call in calls:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call
+                error = error_from_rpc(refused.value)
+                assert isinstance(error, NotLeader)
+                assert error.leader == ("host:6123" if leader else "")
+                assert "is a standby" in str(error)
+            with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                await stub.ListJobs(client_pb2.ListJobsRequest())
+            assert unknown.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        await server.stop(None)
+        assert standby.status.startswith("standby; ")
+        assert bool(standby.why_not_serving) == (leader is None)
+
+    asyncio.run(scenario())
+
+
+class EndedError(Exception):
+    """The process has ended."""
+
+
+def test_who_meets_a_newer_leader_ends_and_the_next_epoch_is_above_it() -> None:
+    """Also where LEADER does not know of it: it was lost, or comes from a backup."""
+
+    def end(reason: str) -> NoReturn:
+        raise EndedError(reason)
+
+    async def scenario() -> None:
+        kept = MemoryStore(1 << 20)
+        store = LeaderStore(kept, "kept")
+        config = Configuration.from_mapping({"high-availability.zookeeper.quorum": "127.0.0.1:1"})
+        LeadershipRunner(config, "own:1", store, end)
+        store.take_over()
+        other = LeaderStore(MemoryStore(1 << 20), "elsewhere")
+        other.take_over(epoch_min=40)
+        with pytest.raises(EndedError, match="epoch 41 has it"):
+            store.met(NewerLeader("epoch 41 has it", 41))
+        after = LeaderStore(kept, "kept")
+        after.take_over()
+        assert after.epoch == 43
+        with pytest.raises((EndedError, Fenced)):
+            store.verify()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "needs high-availability.storageDir and high-availability.zookeeper.quorum"),
+        ({"high-availability.zookeeper.quorum": "h:1"}, "needs high-availability.storageDir:"),
+        (
+            {
+                "high-availability.zookeeper.quorum": "h:1",
+                "high-availability.storageDir": "s3://bucket/ha",
+            },
+            "must be the path of a directory",
+        ),
+        (
+            {
+                "high-availability.zookeeper.quorum": "h:1",
+                "high-availability.storageDir": "/ha",
+                "high-availability.zookeeper.client.acl": "creator",
+            },
+            "nobody is known as the creator",
+        ),
+        (
+            {
+                "high-availability.zookeeper.quorum": "h:1",
+                "high-availability.storageDir": "/ha",
+                "high-availability.zookeeper.client.auth": "digest",
+            },
+            "credentials-file",
+        ),
+    ],
+)
+def test_what_an_election_lacks_is_said_when_a_daemon_starts(
+    settings: dict[str, str], text: str, tmp_path: Path
+) -> None:
+    config = Configuration.from_mapping({"high-availability.type": "zookeeper", **settings})
+    with pytest.raises(ConfigurationError, match=text):
+        config.check_for_daemons()
