@@ -115,7 +115,7 @@ def test_systemd_units_are_valid(unit: Path, tmp_path: Path) -> None:
             "ExecStart=/opt/penstock/bin/python",
             "ExecStart=/opt/penstock/bin/python --none\nExecSart=",
         ),
-        ("Restart=on-failure", "Restart=sometimes"),
+        ("Restart=always", "Restart=sometimes"),
         ("KillMode=", "KilMode="),
     ],
 )

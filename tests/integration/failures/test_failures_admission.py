@@ -19,7 +19,7 @@ import pytest
 
 import penstock as ps
 from penstock import errors
-from penstock.client import client as client_module
+from penstock.client import greeting
 from penstock.client.client import Client
 from penstock.client.credentials import load_token, own_token_file, token_metadata
 from penstock.client.grpc_errors import error_from_rpc
@@ -39,7 +39,7 @@ MakeEnvironment = Callable[..., ps.Environment]
 def test_a_client_of_another_protocol_version_is_refused(
     failure_cluster: DaemonCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    monkeypatch.setattr(greeting, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
     with (
         Client(failure_cluster.jobmanager) as client,
         pytest.raises(errors.ProtocolMismatch, match="same version on both sides") as raised,
