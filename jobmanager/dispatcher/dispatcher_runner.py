@@ -20,9 +20,7 @@ from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.dispatcher.ended_jobs_runner import EndedJobsRunner
-from jobmanager.dispatcher.job_start_runner import (
-    check_takes_checkpoints,
-)
+from jobmanager.dispatcher.job_start_runner import check_takes_checkpoints
 from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
 from jobmanager.dispatcher.recovery_runner import RecoveryRunner
 from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunner
@@ -414,8 +412,7 @@ class DispatcherRunner:
             JobRejected: it takes none, or has ended.
             StreamError: it could not be taken.
         """
-        operation = self._checkpoints(job_id).checkpoint(operation_id)
-        return (await operation.result()).checkpoint_id
+        return (await self._checkpoints(job_id).checkpoint(operation_id).result()).checkpoint_id
 
     async def savepoint(
         self,
@@ -431,11 +428,17 @@ class DispatcherRunner:
             JobRejected: it takes none, or has ended; or the directory is not for it.
             StreamError: it could not be taken.
         """
-        operation = self._checkpoints(job_id).savepoint(operation_id, directory, format)
-        return await operation.result()
+        savepoint = self._checkpoints(job_id).savepoint
+        return await savepoint(operation_id, directory, format).result()
 
     async def stop_with_savepoint(
-        self, job_id: str, operation_id: str, directory: str, *, drain: bool
+        self,
+        job_id: str,
+        operation_id: str,
+        directory: str,
+        format: SavepointFormat,
+        *,
+        drain: bool,
     ) -> JobOperation:
         """Stops a job with a savepoint; returns when that is complete, and the job about to finish.
 
@@ -444,8 +447,8 @@ class DispatcherRunner:
             JobRejected: it takes none; or the directory is not for it.
             StreamError: it was not stopped, and runs on.
         """
-        operation = self._checkpoints(job_id).stop(operation_id, directory, drain=drain)
-        return await operation.result()
+        stop = self._checkpoints(job_id).stop
+        return await stop(operation_id, directory, format, drain=drain).result()
 
     def operation(self, job_id: str, operation_id: str) -> JobOperation:
         """What somebody has asked of a job, as it stands.

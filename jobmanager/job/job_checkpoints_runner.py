@@ -265,12 +265,15 @@ class JobCheckpointsRunner:
         wanted = JobOperation(operation_id, OperationKind.SAVEPOINT, path, format.name)
         return self.operations.begin(wanted, lambda operation: savepoints.take(operation, format))
 
-    def stop(self, operation_id: str, directory: str, *, drain: bool) -> JobOperation:
+    def stop(
+        self, operation_id: str, directory: str, format: SavepointFormat, *, drain: bool
+    ) -> JobOperation:
         """Begins to stop the job with a savepoint; its end says what came of it.
 
         Args:
             operation_id: chosen by who asks.
             directory: as of ``savepoint``.
+            format: as of ``savepoint``.
             drain: event time ends first, so that windows fire.
 
         Raises:
@@ -279,7 +282,9 @@ class JobCheckpointsRunner:
         savepoints, path = self._place_of_savepoint(operation_id, directory)
         behind = BehindBarrier.DRAIN if drain else BehindBarrier.HOLD
         wanted = JobOperation(operation_id, OperationKind.STOP, path, behind.name)
-        return self.operations.begin(wanted, lambda operation: savepoints.stop(operation, behind))
+        return self.operations.begin(
+            wanted, lambda operation: savepoints.stop(operation, behind, format)
+        )
 
     def _place_of_savepoint(
         self, operation_id: str, directory: str

@@ -167,8 +167,10 @@ class SavepointsRunner:
         behind = [id for id in self._uncommitted if id > checkpoint_id]
         return [self._uncommitted.pop(savepoint_id) for savepoint_id in behind]
 
-    async def stop(self, operation: JobOperation, behind: BehindBarrier) -> None:
-        """Stops the job with a savepoint in ``operation.path``.
+    async def stop(
+        self, operation: JobOperation, behind: BehindBarrier, format: SavepointFormat
+    ) -> None:
+        """Stops the job with a savepoint of this format in ``operation.path``.
 
         Raises:
             StreamError: it was not stopped, and runs on.
@@ -179,7 +181,7 @@ class SavepointsRunner:
             operation.checkpoint_id = begun.checkpoint_id
             return
         operation.is_uploaded = begun.is_elsewhere
-        properties = CheckpointProperties(target=operation.path, behind=behind)
+        properties = CheckpointProperties(target=operation.path, behind=behind, format=format)
         try:
             operation.checkpoint_id = await self._request(operation.operation_id, properties)
         except StreamError as error:

@@ -170,7 +170,11 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     ) -> client_pb2.OperationDetails:
         """Stops a job with a savepoint; answers when nothing keeps it from finishing any more."""
         operation = await self._dispatcher.stop_with_savepoint(
-            request.job_id, request.operation_id, request.directory, drain=request.drain
+            request.job_id,
+            request.operation_id,
+            request.directory,
+            SavepointFormat(request.format),
+            drain=request.drain,
         )
         return operation_message(self._dispatcher.find(request.job_id).job_id, operation)
 

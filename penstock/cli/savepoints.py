@@ -20,11 +20,7 @@ from penstock.client.job import TERMINAL_STATES, JobHandle
 from penstock.client.job_operations import FORMATS, operation_of, whole_directory
 from penstock.errors import JobNotFound, JobRejected
 
-
-@click.command()
-@click.argument("job")
-@click.argument("directory", metavar="[DIR]", required=False)
-@click.option(
+_format_option = click.option(
     "--format",
     "format_",
     type=click.Choice(list(FORMATS)),
@@ -32,6 +28,12 @@ from penstock.errors import JobNotFound, JobRejected
     show_default=True,
     help="native: as the state backend keeps it, quick. canonical: for either backend.",
 )
+
+
+@click.command()
+@click.argument("job")
+@click.argument("directory", metavar="[DIR]", required=False)
+@_format_option
 @click.option(
     "--operation-id",
     metavar="ID",
@@ -79,6 +81,7 @@ def savepoint(
     is_flag=True,
     help="End event time first: windows fire, and functions hear of the end of the data.",
 )
+@_format_option
 @click.option("--operation-id", metavar="ID", help="As of savepoint.")
 @common_options
 @reports_errors
@@ -86,6 +89,7 @@ def stop(
     job: str,
     savepoint_dir: str | None,
     drain: bool,
+    format_: str,
     operation_id: str | None,
     jobmanager: str | None,
     as_json: bool,
@@ -103,7 +107,8 @@ def stop(
         )
     with connected(jobmanager) as client:
         job_id = client.job(job).summary.job_id
-        taken = client.stop(job_id, whole_directory(savepoint_dir), operation_id, drain=drain)
+        directory = whole_directory(savepoint_dir)
+        taken = client.stop(job_id, directory, operation_id, drain=drain, format=FORMATS[format_])
         JobHandle(client, job_id).wait()
     if as_json:
         print_json({"job_id": job_id, "operation_id": operation_id, "path": taken.path})

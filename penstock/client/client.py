@@ -227,6 +227,7 @@ class Client:
         operation_id: str,
         *,
         drain: bool = False,
+        format: checkpoint_pb2.SavepointFormat.ValueType = checkpoint_pb2.SAVEPOINT_FORMAT_NATIVE,
         timeout_s: float | None = None,
     ) -> client_pb2.OperationDetails:
         """Stops a job with a savepoint; returns when nothing keeps it from finishing any more.
@@ -235,6 +236,7 @@ class Client:
             directory: as of ``savepoint``.
             operation_id: as of ``savepoint``.
             drain: event time ends first, so that windows fire.
+            format: as of ``savepoint``.
             timeout_s: how long to wait at most; None = twenty minutes.
 
         Raises:
@@ -242,7 +244,11 @@ class Client:
             StreamError: it was not stopped, and runs on.
         """
         request = client_pb2.StopJobRequest(
-            job_id=job_id, operation_id=operation_id, directory=directory, drain=drain
+            job_id=job_id,
+            operation_id=operation_id,
+            directory=directory,
+            drain=drain,
+            format=format,
         )
         timeout_s = _SAVEPOINT_TIMEOUT_S if timeout_s is None else timeout_s
         return self._call(lambda stub: stub.StopJob, request, timeout_s=timeout_s)

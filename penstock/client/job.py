@@ -69,6 +69,7 @@ class JobClient(Protocol):
         operation_id: str,
         *,
         drain: bool = False,
+        format: checkpoint_pb2.SavepointFormat.ValueType = checkpoint_pb2.SAVEPOINT_FORMAT_NATIVE,
         timeout_s: float | None = None,
     ) -> client_pb2.OperationDetails:
         """Stops a job with a savepoint."""
@@ -195,8 +196,7 @@ class JobHandle:
             CheckpointAborted: it began and did not complete; the job runs on.
             StreamError: it could not begin: the job is not running.
         """
-        if format not in FORMATS:
-            raise ValueError(f"format={format!r}: a savepoint is {' or '.join(map(repr, FORMATS))}")
+        _check_format(format)
         taken = self._client.savepoint(
             self._job_id,
             whole_directory(directory),
@@ -211,6 +211,7 @@ class JobHandle:
         savepoint_dir: str | os.PathLike[str] | None = None,
         drain: bool = False,
         *,
+        format: Literal["native", "canonical"] = "native",
         timeout: float | None = None,
         operation_id: str = "",
     ) -> str:
@@ -222,6 +223,7 @@ class JobHandle:
             savepoint_dir: gets a directory for it; None = ``execution.checkpointing.savepoint-dir``.
             drain: event time ends first: windows fire, functions hear of the end of the data. Such a savepoint is for
                 ending, not for resuming.
+            format: as of ``savepoint``.
             timeout: seconds at most; None = twenty minutes.
             operation_id: as of ``savepoint``.
 
@@ -233,11 +235,13 @@ class JobHandle:
             StreamError: it was not stopped, and runs on; the message says why.
             TimeoutError: it has not finished yet.
         """
+        _check_format(format)
         taken = self._client.stop(
             self._job_id,
             whole_directory(savepoint_dir),
             operation_id or uuid4().hex,
             drain=drain,
+            format=FORMATS[format],
             timeout_s=timeout,
         )
         self.wait(timeout)
@@ -332,6 +336,11 @@ class JobHandle:
         details = self.details()
         if details.summary.state in TERMINAL_STATES:
             result_of(details)
+
+
+def _check_format(format: str) -> None:
+    if format not in FORMATS:
+        raise ValueError(f"format={format!r}: a savepoint is {' or '.join(map(repr, FORMATS))}")
 
 
 def wait_or_cancel(handle: JobHandle, on_progress: ProgressCallback | None = None) -> JobResult:

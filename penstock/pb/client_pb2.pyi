@@ -1014,12 +1014,14 @@ class StopJobRequest(_message.Message):
     OPERATION_ID_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     operation_id: _builtins.str
     """As of TriggerSavepointRequest."""
     directory: _builtins.str
     drain: _builtins.bool
     """Event time ends first: windows fire, and functions hear of the end of the data."""
+    format: _checkpoint_pb2.SavepointFormat.ValueType
     def __init__(
         self,
         *,
@@ -1027,10 +1029,11 @@ class StopJobRequest(_message.Message):
         operation_id: _builtins.str = ...,
         directory: _builtins.str = ...,
         drain: _builtins.bool = ...,
+        format: _checkpoint_pb2.SavepointFormat.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "drain", b"drain", "job_id", b"job_id", "operation_id", b"operation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "drain", b"drain", "format", b"format", "job_id", b"job_id", "operation_id", b"operation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -326,7 +326,7 @@ def _obstacle(properties: CheckpointProperties, *, is_incremental: bool) -> str:
     if (
         makes_savepoint != bool(properties.target)
         or (properties.is_savepoint and is_held)
-        or (properties.format is not SavepointFormat.NATIVE and not properties.is_savepoint)
+        or (properties.format is not SavepointFormat.NATIVE and not makes_savepoint)
     ):
         return f"tasks of this version do not take {properties}"
     if properties.is_savepoint:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.storage.kept_state import list_savepoints
 from tests.integration.conftest import NewEnvironment
 from tests.integration.test_nexmark_rescaled import golden, rows_in
 from tests.support.jobs import DEADLINE_S, await_details, cancel, canonical
@@ -54,3 +55,37 @@ def test_goes_on_with_another_backend(
     assert second, "the first job had not read everything"
     assert second <= wanted
     assert first | second == wanted
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize(("before", "after", "parallelism"), WAYS)
+def test_a_job_that_was_stopped_goes_on_with_another_backend(
+    new_env: NewEnvironment,
+    tmp_path: Path,
+    before: str,
+    after: str,
+    parallelism: int,
+    drain: bool,
+) -> None:
+    """A stop makes the job's last checkpoint and a savepoint of the same content, in the format that was asked for."""
+    config = {
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "execution.checkpointing.interval": "100ms",
+    }
+    query = "q7"
+    wanted = counted(golden(new_env, tmp_path / "golden", query))
+    env = new_env(2, {**config, "state.backend.type": before})
+    QUERIES[query](env, RATE).write_parquet(tmp_path / "first").uid("files")
+    handle = env.submit("first")
+    await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id > 2)
+    with pytest.raises(ValueError, match="native"):
+        handle.stop(tmp_path / "kept", format="run")  # type: ignore[arg-type]
+    path = handle.stop(tmp_path / "kept", drain, format="canonical", timeout=DEADLINE_S)
+    assert [one.format for one in list_savepoints(str(tmp_path / "kept"))] == ["canonical"]
+    env = new_env(parallelism, {**config, "state.backend.type": after})
+    QUERIES[query](env, None).write_parquet(tmp_path / "second").uid("files")
+    assert env.submit("second", from_savepoint=path).wait(DEADLINE_S).status == "FINISHED"
+    first, second = counted(rows_in(tmp_path / "first")), counted(rows_in(tmp_path / "second"))
+    if not drain:  # behind a drained one event time is over: whatever comes is late
+        assert second, "the first job had not read everything"
+        assert first + second == wanted
