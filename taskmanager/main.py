@@ -106,10 +106,11 @@ class TaskManagerDaemon:
             # First, so that a port that cannot be had is told though there is no JobManager yet.
             metrics = self._start_metrics(resources)
             token = await self._token()
-            work = self._own_directories(resources)
+            await asyncio.to_thread(self._sweep_directories)
+            work = self._own_work_directory(resources)
             spill = self._own_spill_directory(resources, work.path)
             runtime = create_runtime_directory(f"{os.getpid()}-{secrets.token_hex(4)}")
-            resources.callback(runtime.remove)
+            resources.push_async_callback(asyncio.to_thread, runtime.remove)
             site = TaskManagerSite(
                 taskmanager_id=self._id,
                 config=self._config,
@@ -143,17 +144,20 @@ class TaskManagerDaemon:
             return token
         return await await_made_token(self._jobmanagers, self._directory)
 
-    def _own_directories(self, resources: AsyncExitStack) -> OwnedDirectory:
+    def _sweep_directories(self) -> None:
+        """Removes what TaskManagers that were killed have left: gigabytes of state, perhaps."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for path in (*sweep_runtime_directories(), *sweep_work_directories(self._directory)):
             self._log.info("directory.swept", path=str(path))
+
+    def _own_work_directory(self, resources: AsyncExitStack) -> OwnedDirectory:
         work = OwnedDirectory.create(self._directory / f"{ROLE}-{self._id}")
-        resources.callback(work.remove)
+        resources.push_async_callback(asyncio.to_thread, work.remove)
         return work
 
     def _own_spill_directory(self, resources: AsyncExitStack, work: Path) -> OwnedDirectory:
         spill, swept = own_spill_directory(self._config.taskmanager_spill_dir, work, self._id)
-        resources.callback(spill.remove)
+        resources.push_async_callback(asyncio.to_thread, spill.remove)
         for path in swept:
             self._log.info("directory.swept", path=str(path))
         return spill

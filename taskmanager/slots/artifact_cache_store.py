@@ -114,7 +114,7 @@ class ArtifactCache:
     async def _fetch(self, artifact: graph_pb2.Artifact) -> Path:
         path = self._files / artifact.id
         partial = path.with_suffix(".part")
-        self._files.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(self._files.mkdir, parents=True, exist_ok=True)
         digest = hashlib.sha256()
         size = 0
         try:

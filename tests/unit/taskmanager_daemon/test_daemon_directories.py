@@ -5,9 +5,14 @@ Method: locks held by this process stand for living owners, released ones for de
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import os
+import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +20,7 @@ from penstock.config import Configuration
 from penstock.errors import ConfigurationError, JobRejected
 from penstock.local import owned_directories as directories
 from penstock.local.owned_directories import OwnedDirectory, sweep_work_directories
+from penstock.pb import graph_pb2
 from taskmanager.daemon.identity import new_taskmanager_id
 from taskmanager.daemon.slot_environment import slot_variables
 from taskmanager.slots.requirements import check_requirements, installed_packages
@@ -47,6 +53,43 @@ def test_what_a_dead_owner_left_is_swept_or_replaced(tmp_path: Path) -> None:
     assert sweep_work_directories(tmp_path) == [tmp_path / "taskmanager-b"]
     assert (tmp_path / "taskmanager-of-the-user").exists()
     again.remove()
+
+
+def test_the_event_loop_sweeps_and_removes_no_directory(
+    tmp_path: Path, cluster: Any, go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "taskmanager-killed"
+    abandon(OwnedDirectory.create(left))
+    removed: list[str] = []
+    made: list[str] = []
+    on_the_loop: list[str] = []
+
+    def noted(function: Callable[..., None], names: list[str]) -> Callable[..., None]:
+        def call(path: Any, *arguments: Any, **options: Any) -> None:
+            names.append(Path(path).name)
+            if asyncio._get_running_loop() is not None:
+                on_the_loop.append(Path(path).name)
+            function(path, *arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(shutil, "rmtree", noted(shutil.rmtree, removed))
+
+    async def work() -> None:
+        async with cluster(tmp_path) as c:
+            assert not left.exists()
+            monkeypatch.setattr(Path, "mkdir", noted(Path.mkdir, made))
+            artifact = graph_pb2.Artifact(
+                id=hashlib.sha256(b"data").hexdigest(), name="data", size_bytes=4, kind="file"
+            )
+            c.jobmanager.artifacts[artifact.id] = b"data"
+            await c.allocate(artifacts=[artifact])
+
+    go(work)
+    assert "taskmanager-tm" in removed
+    assert any(name.startswith(directories._DEAD_PREFIX) for name in removed), removed
+    assert "artifacts" in made
+    assert on_the_loop == []
 
 
 def test_runtime_directories_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
