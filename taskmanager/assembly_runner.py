@@ -280,7 +280,7 @@ class TaskManagerAssembly:
             ),
             client=self._client,
             clock=self._clock,
-            grace_s=config.taskmanager_jobmanager_grace_ms / 1000,
+            grace_s=config.jobmanager_grace_ms / 1000,
             new_incarnation=lambda: secrets.token_hex(8),
             metrics=self._supervisor.metrics,
             held_slots=self._supervisor.held_slots,

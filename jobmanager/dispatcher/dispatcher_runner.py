@@ -140,9 +140,7 @@ class DispatcherRunner:
     @property
     def _slots_end_s(self) -> float:
         """How long slot processes may run on that this JobManager cannot end."""
-        silence_ms = (
-            self._config.heartbeat_timeout_ms + self._config.taskmanager_jobmanager_grace_ms
-        )
+        silence_ms = self._config.heartbeat_timeout_ms + self._config.jobmanager_grace_ms
         return silence_ms / 1000 + _SLOT_KILL_MARGIN_S
 
     async def stop(self) -> None:

@@ -120,6 +120,13 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys):
             )
 
     @property
+    def jobmanager_grace_ms(self) -> int:
+        """How long a silent JobManager is waited for."""
+        if self.taskmanager_jobmanager_grace_ms is not None:
+            return self.taskmanager_jobmanager_grace_ms
+        return 30_000 if self.high_availability_type == "none" else 300_000
+
+    @property
     def writes_local_copies(self) -> bool:
         """Whether snapshots are also written to the TaskManager's own disk."""
         if self.execution_checkpointing_local_backup is None:

@@ -200,11 +200,11 @@ class DaemonKeys(BaseModel):
         alias="heartbeat.timeout",
         description="A peer that is silent for longer is lost.",
     )
-    taskmanager_jobmanager_grace_ms: DurationMs = Field(
-        30_000,
+    taskmanager_jobmanager_grace_ms: DurationMs | None = Field(
+        None,
         alias="taskmanager.jobmanager-grace",
         description="How long a TaskManager keeps what it runs and holds after its JobManager has been "
-        "silent for heartbeat.timeout.",
+        "silent for heartbeat.timeout. By default 30 s, and 5 min where JobManagers are elected.",
     )
     slot_request_timeout_ms: DurationMs = Field(
         60_000,

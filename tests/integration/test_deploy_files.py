@@ -185,6 +185,7 @@ WITHOUT_DEFAULT = {
     "high-availability.zookeeper.quorum": "zookeeper-1:2181,zookeeper-2:2181",
     "high-availability.zookeeper.client.credentials-file": "/run/secrets/zookeeper",
     "jobmanager.failure-enrichers": "team",
+    "taskmanager.jobmanager-grace": "1min",
     "jobmanager.storage.dir": "/var/lib/penstock",
     "taskmanager.id": "tm-1",
     "security.token-file": "/run/secrets/penstock-token",
