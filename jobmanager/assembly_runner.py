@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,19 +120,7 @@ async def leading(
     try:
         results = ResultsStore()
         labels = load_failure_labels(config.jobmanager_failure_enrichers)
-
-        def connect(taskmanager_id: str, address: str, incarnation: str) -> TaskManagerClient:
-            return TaskManagerClient(
-                taskmanager_id,
-                address,
-                token=token,
-                leader_epoch=leader.epoch,
-                rpc_timeout_ms=config.rpc_timeout_ms,
-                silence_max_ms=config.heartbeat_timeout_ms,
-                incarnation=incarnation,
-            )
-
-        cluster = ClusterRunner(config, connect, clock)
+        cluster = ClusterRunner(config, _connect(config, token, leader), clock)
         dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock, labels)
         server = make_server(token)
         client_pb2_grpc.add_JobManagerServicer_to_server(
@@ -142,28 +130,11 @@ async def leading(
             JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
             server,
         )
-        log_keeper = LogKeeper(
-            lambda: (directory / "logs").glob(f"{ROLE}-{config.jobmanager_id}*"),
-            config.jobmanager_logs_max_bytes,
-            lambda _path: True,
-        )
-        metrics = MetricsServer(
-            build_registry(dispatcher, cluster),
-            config.jobmanager_bind_host,
-            config.jobmanager_metrics_port,
-            "jobmanager.metrics.port",
-            why_not_serving=lambda: dispatcher.why_not_serving,
-        )
+        metrics = _metrics(config, dispatcher, cluster)
         try:
             port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
             metrics_port = metrics.start()
-            async with asyncio.TaskGroup() as tasks:
-                actors = []
-                actors.append(tasks.create_task(log_keeper.run()))
-                for actor in (cluster, dispatcher):
-                    started = asyncio.Event()
-                    actors.append(tasks.create_task(actor.run(started)))
-                    await started.wait()
+            async with _acting(_log_keeper(config, directory), cluster, dispatcher):
                 await server.start()
                 try:
                     yield RunningJobManager(
@@ -172,10 +143,63 @@ async def leading(
                 finally:
                     await dispatcher.stop()
                     await server.stop(_SERVER_GRACE_S)
-                    for task in reversed(actors):
-                        task.cancel()
         finally:
             await server.stop(None)
             metrics.stop()
     finally:
         artifacts.close()
+
+
+@asynccontextmanager
+async def _acting(
+    log_keeper: LogKeeper, cluster: ClusterRunner, dispatcher: DispatcherRunner
+) -> AsyncIterator[None]:
+    """The actors, which run until the end of the block."""
+    async with asyncio.TaskGroup() as tasks:
+        actors = [tasks.create_task(log_keeper.run())]
+        for actor in (cluster, dispatcher):
+            started = asyncio.Event()
+            actors.append(tasks.create_task(actor.run(started)))
+            await started.wait()
+        try:
+            yield
+        finally:
+            for task in reversed(actors):
+                task.cancel()
+
+
+def _connect(
+    config: Configuration, token: str, leader: LeaderStore
+) -> Callable[[str, str, str], TaskManagerClient]:
+    def connect(taskmanager_id: str, address: str, incarnation: str) -> TaskManagerClient:
+        return TaskManagerClient(
+            taskmanager_id,
+            address,
+            token=token,
+            leader_epoch=leader.epoch,
+            rpc_timeout_ms=config.rpc_timeout_ms,
+            silence_max_ms=config.heartbeat_timeout_ms,
+            incarnation=incarnation,
+        )
+
+    return connect
+
+
+def _log_keeper(config: Configuration, directory: Path) -> LogKeeper:
+    return LogKeeper(
+        lambda: (directory / "logs").glob(f"{ROLE}-{config.jobmanager_id}*"),
+        config.jobmanager_logs_max_bytes,
+        lambda _path: True,
+    )
+
+
+def _metrics(
+    config: Configuration, dispatcher: DispatcherRunner, cluster: ClusterRunner
+) -> MetricsServer:
+    return MetricsServer(
+        build_registry(dispatcher, cluster),
+        config.jobmanager_bind_host,
+        config.jobmanager_metrics_port,
+        "jobmanager.metrics.port",
+        why_not_serving=lambda: dispatcher.why_not_serving,
+    )

@@ -91,17 +91,7 @@ class StoreCallsRunner:
             else:
                 answer.set_result(result)  # type: ignore[arg-type]
 
-        def run() -> None:
-            result, failure = None, None
-            try:
-                result = work()
-            except BaseException as error:  # noqa: BLE001 - raised by who waits for it
-                failure = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(take, result, failure)
-
-        # A daemon: a call that hangs must not keep the process from ending.
-        threading.Thread(target=run, name=f"store-{what}-{self._owner[:8]}", daemon=True).start()
+        self._begin(what, work, lambda *told: loop.call_soon_threadsafe(take, *told))
         try:
             waits: set[asyncio.Future[Any]] = {answer}
             if no_longer is not None:
@@ -121,3 +111,21 @@ class StoreCallsRunner:
                 "its mount hangs"
             )
         return answer.result()
+
+    def _begin(
+        self,
+        what: str,
+        work: Callable[[], _ResultT],
+        tell: Callable[[_ResultT | None, BaseException | None], object],
+    ) -> None:
+        def run() -> None:
+            result, failure = None, None
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - raised by who waits for it
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                tell(result, failure)
+
+        # A daemon: a call that hangs must not keep the process from ending.
+        threading.Thread(target=run, name=f"store-{what}-{self._owner[:8]}", daemon=True).start()

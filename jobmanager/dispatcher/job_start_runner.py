@@ -120,13 +120,7 @@ def prepare_start(
     path = config.execution_state_recovery_path
     point = open_restore_point(path)
     original = point.owner or point.manifest.job_id
-    if not point.is_savepoint and is_running(original):
-        raise JobRejected(
-            f"job {graph.name!r} cannot be started from {point.uri}: job {original} still runs on this cluster and "
-            "goes on from there itself; cancel it first (with "
-            "execution.checkpointing.externalized-checkpoint-retention: RETAIN_ON_CANCELLATION), or take a "
-            "savepoint"
-        )
+    _check_is_free(graph.name, job_id, point, is_running(original), has_ended)
     found = graph_pb2.JobGraph()
     found.CopyFrom(graph)
     adopt_key_groups(found, point.manifest)
@@ -149,16 +143,33 @@ def prepare_start(
             operator_uid=fate.uid,
             reason=fate.reason,
         )
-    is_others = point.is_savepoint and point.owner not in ("", job_id)
-    if is_others and not has_ended(point.owner):
-        raise JobRejected(
-            f"job {graph.name!r} cannot be started from {point.uri}: job {point.owner} has claimed it, and "
-            f"removes it; where that job is no more, remove {point.uri}/{OWNER_PATH}"
-        )
     is_claim = config.execution_state_recovery_claim_mode == "claim"
     if is_claim:
         _check_claim(point, config)
     return JobStart(job_id, found, point, is_claim, check.dropped)
+
+
+def _check_is_free(
+    name: str,
+    job_id: str,
+    point: RestorePoint,
+    is_running: bool,
+    has_ended: Callable[[str], bool],
+) -> None:
+    """What a job goes on from itself, or removes, is nobody else's to start from."""
+    if not point.is_savepoint and is_running:
+        raise JobRejected(
+            f"job {name!r} cannot be started from {point.uri}: job {point.owner or point.manifest.job_id} still runs "
+            "on this cluster and goes on from there itself; cancel it first (with "
+            "execution.checkpointing.externalized-checkpoint-retention: RETAIN_ON_CANCELLATION), or take a "
+            "savepoint"
+        )
+    is_others = point.is_savepoint and point.owner not in ("", job_id)
+    if is_others and not has_ended(point.owner):
+        raise JobRejected(
+            f"job {name!r} cannot be started from {point.uri}: job {point.owner} has claimed it, and "
+            f"removes it; where that job is no more, remove {point.uri}/{OWNER_PATH}"
+        )
 
 
 def _check_claim(point: RestorePoint, config: Configuration) -> None:

@@ -47,6 +47,7 @@ from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import StreamError, TaskManagerLost
 from penstock.partition_id import PartitionId
+from penstock.storage.object_store import ObjectStore
 
 _CANCELLATION_MARGIN_MS = 5_000
 _SWEEP_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
@@ -111,9 +112,9 @@ class JobMasterRunner:
         """Group -> when its cancelled attempts have had their time."""
         self._later: set[asyncio.TimerHandle] = set()
         self.has_lost_slots = False
+        """Slot processes of it may run that it could not end."""
         self.has_unswept_output = False
         """Hidden output of the job stays on some TaskManager."""
-        """Slot processes of it may run that it could not end."""
         self._rivals = RivalRunner(
             job,
             cluster,
@@ -124,31 +125,39 @@ class JobMasterRunner:
             self._in_order,
             clock.now_ms,
         )
+        self.checkpoints = self._make_checkpoints(leader_epoch, jobs, results, options)
+
+    def _make_checkpoints(
+        self, leader_epoch: int, jobs: JobStore, results: ResultsStore, options: JobOptions
+    ) -> JobCheckpointsRunner:
+        job = self._job
         store = job.checkpoint_store()
-        self.checkpoints = JobCheckpointsRunner(
+        return JobCheckpointsRunner(
             job.job_id,
             job.graph,
-            None
-            if store is None
-            else CheckpointStoreRunner(
-                job.job_id,
-                job.graph,
-                store,
-                leader_epoch=leader_epoch,
-                version=penstock_version(),
-                now_ms=clock.now_ms,
-                starts_from=job.config.execution_state_recovery_path,
-            ),
+            None if store is None else self._checkpoint_store(store, leader_epoch),
             0 if job.settings.checkpoints is None else job.settings.checkpoints.timeout_ms,
             jobs if job.settings.outlives_jobmanager else None,
             results,
-            clock,
+            self._clock,
             self.post,
             self._in_order,
             savepoint_directory=job.config.execution_checkpointing_savepoint_dir,
             leaves_output=job.config.execution_state_recovery_in_doubt == "leave",
             is_recovered=options.is_recovered,
             operations=options.operations,
+        )
+
+    def _checkpoint_store(self, store: ObjectStore, leader_epoch: int) -> CheckpointStoreRunner:
+        job = self._job
+        return CheckpointStoreRunner(
+            job.job_id,
+            job.graph,
+            store,
+            leader_epoch=leader_epoch,
+            version=penstock_version(),
+            now_ms=self._clock.now_ms,
+            starts_from=job.config.execution_state_recovery_path,
         )
 
     @property

@@ -27,12 +27,15 @@ from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
 from jobmanager.scheduler.admission import TaskManagerFacts
 from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
-from jobmanager.scheduler.registered_client import JobInbox, RegisteredTaskManager, SlotCounts
+from jobmanager.scheduler.registered_client import (
+    JobInbox,
+    RegisteredTaskManager,
+    SlotCounts,
+    check_registration,
+)
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
-from penstock.client.addresses import parse_address
 from penstock.config import Configuration
 from penstock.errors import (
-    ConfigurationError,
     InvariantViolation,
     JobRejected,
     StreamError,
@@ -118,18 +121,7 @@ class ClusterRunner:
             JobRejected: it says nothing that could be used, a living one elsewhere has its id, or there are as many
                 as there may be.
         """
-        named = (request.taskmanager_id, request.incarnation, request.rpc_address)
-        if not all(named) or request.slots < 1:
-            raise JobRejected(
-                "a TaskManager must register with an id, an incarnation, an address and at least one slot, "
-                f"not {', '.join(map(repr, named))}, {request.slots}"
-            )
-        try:
-            parse_address(request.rpc_address)
-        except ConfigurationError as error:
-            raise JobRejected(
-                f"TaskManager {request.taskmanager_id} cannot be called: {error}; check its taskmanager.host"
-            ) from error
+        check_registration(request)
         known = self._taskmanagers.get(request.taskmanager_id)
         if known is not None:
             if known.incarnation == request.incarnation and known.address == request.rpc_address:

@@ -11,6 +11,8 @@ from jobmanager.messages import job_events
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.admission import TaskManagerFacts
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
+from penstock.client.addresses import parse_address
+from penstock.errors import ConfigurationError, JobRejected
 
 
 class JobInbox(Protocol):
@@ -46,3 +48,23 @@ class SlotCounts:
     taskmanagers: int = 0
     waiting_jobs: int = 0
     dropped_events: int = 0
+
+
+def check_registration(request: internal_pb2.RegisterTaskManagerRequest) -> None:
+    """Refuses a TaskManager that says nothing that could be used.
+
+    Raises:
+        JobRejected: it has no id, incarnation, address or slot, or its address cannot be one.
+    """
+    named = (request.taskmanager_id, request.incarnation, request.rpc_address)
+    if not all(named) or request.slots < 1:
+        raise JobRejected(
+            "a TaskManager must register with an id, an incarnation, an address and at least one slot, "
+            f"not {', '.join(map(repr, named))}, {request.slots}"
+        )
+    try:
+        parse_address(request.rpc_address)
+    except ConfigurationError as error:
+        raise JobRejected(
+            f"TaskManager {request.taskmanager_id} cannot be called: {error}; check its taskmanager.host"
+        ) from error

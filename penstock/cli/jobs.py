@@ -84,6 +84,15 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
     if as_json:
         print_json(details_fields(details))
         return
+    _print_head(details)
+    _print_vertices(details)
+    if details.HasField("failure"):
+        _print_failure(details)
+    if details.start_again:
+        echo(f"\nto start it again from its newest checkpoint: {details.start_again}")
+
+
+def _print_head(details: client_pb2.JobDetails) -> None:
     summary = details.summary
     echo(f"{in_one_line(summary.name)}  {summary.job_id}  {state_name(summary.state)}")
     if summary.problem:
@@ -101,6 +110,9 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
         echo("\n".join(repeated_lines(repeated)))
     if details.HasField("slot_wait"):
         echo(slot_wait_text(details.slot_wait))
+
+
+def _print_vertices(details: client_pb2.JobDetails) -> None:
     print_table(
         [
             *("VERTEX", "NAME", "SUBTASK", "ATTEMPT", "STATE", "TASKMANAGER", "IN", "OUT"),
@@ -134,19 +146,22 @@ def info(job: str, jobmanager: str | None, as_json: bool) -> None:
             for vertex in details.vertices
         ],
     )
-    if details.HasField("failure"):
-        failure = details.failure
-        has_failed = summary.state in (client_pb2.JOB_STATE_FAILING, client_pb2.JOB_STATE_FAILED)
-        what = "failed" if has_failed else "last failure"
-        echo(f"\n{what}: {failure.error_class}: {failure.message}")
-        if failure.position:
-            echo(f"position: {failure.position}")
-        if failure.row:
-            echo(f"row: {failure.row}")
-        if failure.traceback:
-            echo(failure.traceback)
-    if details.start_again:
-        echo(f"\nto start it again from its newest checkpoint: {details.start_again}")
+
+
+def _print_failure(details: client_pb2.JobDetails) -> None:
+    failure = details.failure
+    has_failed = details.summary.state in (
+        client_pb2.JOB_STATE_FAILING,
+        client_pb2.JOB_STATE_FAILED,
+    )
+    what = "failed" if has_failed else "last failure"
+    echo(f"\n{what}: {failure.error_class}: {failure.message}")
+    if failure.position:
+        echo(f"position: {failure.position}")
+    if failure.row:
+        echo(f"row: {failure.row}")
+    if failure.traceback:
+        echo(failure.traceback)
 
 
 @click.command()

@@ -90,15 +90,7 @@ def file_source(
     selected = _select(schema, columns, location)
     _check_optional(options, schema, location)
     if is_declared:
-        base = location if is_directory(location) else ""
-        check_declared(
-            format,
-            selected.names,
-            files,
-            lambda file: frozenset(partition_values(base, file)),
-            options,
-        )
-        warn_of_absent_fields(format, selected, [file.path for file in files], options)
+        _check_declaration(format, selected, location, files, options)
     spec = graph_pb2.SourceSpec(
         files=graph_pb2.FileSource(
             format=format,
@@ -218,6 +210,24 @@ def _absolute_path(path: str | os.PathLike[str]) -> str:
 def warn_of_circle(link: str) -> None:
     """Says that a link of an input directory is not followed."""
     _log.warning("%s: the link leads round in a circle; it is not followed", link)
+
+
+def _check_declaration(
+    format: str,
+    selected: pa.Schema,
+    location: str,
+    files: Sequence[ListedFile],
+    options: TextOptions,
+) -> None:
+    base = location if is_directory(location) else ""
+    check_declared(
+        format,
+        selected.names,
+        files,
+        lambda file: frozenset(partition_values(base, file)),
+        options,
+    )
+    warn_of_absent_fields(format, selected, [file.path for file in files], options)
 
 
 def _existing_files(location: str, *, watch: bool, schema_given: bool) -> list[ListedFile]:

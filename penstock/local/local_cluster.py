@@ -258,13 +258,7 @@ class LocalCluster:
         started: list[_Started] = []
         try:
             started.extend(self._start_jobmanagers(jobmanagers, options, spawn, deadline))
-            address = self.address
-            running = {daemon.id for daemon in self._alive("taskmanager")}
-            wanted = {f"tm-{number}" for number in range(1, taskmanagers + 1)}
-            wanted |= {daemon.id for daemon in self.daemons() if daemon.role == "taskmanager"}
-            for daemon_id in sorted(wanted - running):
-                own = {"taskmanager.id": daemon_id}
-                started.append(spawn("taskmanager", daemon_id, {**options, **own}, address))
+            started.extend(self._start_taskmanagers(taskmanagers, options, spawn))
             for daemon in started:
                 self._await_registration(daemon, deadline)
             if started:
@@ -295,6 +289,18 @@ class LocalCluster:
             started = spawn("jobmanager", str(number), {**options, **own})
             yield started
             self._await_registration(started, deadline)
+
+    def _start_taskmanagers(
+        self, count: int, options: Mapping[str, str], spawn: Callable[..., _Started]
+    ) -> Iterator[_Started]:
+        """All at once."""
+        address = self.address
+        running = {daemon.id for daemon in self._alive("taskmanager")}
+        wanted = {f"tm-{number}" for number in range(1, count + 1)}
+        wanted |= {daemon.id for daemon in self.daemons() if daemon.role == "taskmanager"}
+        for daemon_id in sorted(wanted - running):
+            own = {"taskmanager.id": daemon_id}
+            yield spawn("taskmanager", daemon_id, {**options, **own}, address)
 
     def _check_jobmanagers(self, count: int, options: Mapping[str, str]) -> None:
         config = Configuration.load(self._config_file, dict(options))

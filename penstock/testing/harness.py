@@ -78,7 +78,21 @@ def harness(
         raise JobRejected(
             f"harness: subtask={subtask} of parallelism={parallelism}; subtasks count from 0"
         )
-    configuration = Configuration.from_mapping(
+    configuration = _configuration(config, parallelism, backend)
+    count = input_count(tested, inputs)
+    if not count and subtask and restore is None:
+        raise JobRejected("harness: it is subtask 0 of a source that finds its splits")
+    schemas = _schemas(count, schema, second_schema)
+    both_keys = (_names(keys), _names(keys if second_keys is None else second_keys))
+    shape = Shape(both_keys, output_schema, window)
+    pipeline = build(tested, schemas, shape, configuration, has_event_time=event_time)
+    return Harness(pipeline, configuration, now, restore, subtask)
+
+
+def _configuration(
+    config: Mapping[str, object] | None, parallelism: int, backend: str
+) -> Configuration:
+    return Configuration.from_mapping(
         {
             # Snapshots are bytes in the test's hands, however large.
             "execution.checkpointing.jobmanager.max-size": 1 << 40,
@@ -87,22 +101,14 @@ def harness(
             "state.backend.type": backend,
         }
     )
-    count = input_count(tested, inputs)
-    if not count and subtask and restore is None:
-        raise JobRejected("harness: it is subtask 0 of a source that finds its splits")
+
+
+def _schemas(count: int, schema: Any, second_schema: Any) -> list[pa.Schema]:
     schemas = [row_schema(schema, "schema")] if count else []
     if count == 2:
-        schemas.append(
-            schemas[0] if second_schema is None else row_schema(second_schema, "second_schema")
-        )
-    first_keys = _names(keys)
-    shape = Shape(
-        (first_keys, first_keys if second_keys is None else _names(second_keys)),
-        output_schema,
-        window,
-    )
-    pipeline = build(tested, schemas, shape, configuration, has_event_time=event_time)
-    return Harness(pipeline, configuration, now, restore, subtask)
+        has_own = second_schema is not None
+        schemas.append(row_schema(second_schema, "second_schema") if has_own else schemas[0])
+    return schemas
 
 
 def _names(keys: str | Sequence[str]) -> tuple[str, ...]:

@@ -133,19 +133,7 @@ class HarnessRunner:
             self.clock.now_ms,
             is_exactly_once=config.execution_checkpointing_mode == "exactly-once",
         )
-        self._services = SlotServices(
-            config=config,
-            clock=self.clock,
-            exchange=cast("DataExchange", self._exchange),
-            executor=_AtOnce(),
-            snapshot_executor=_AtOnce(),
-            memory=ManagedMemory(config.taskmanager_memory_managed_bytes),
-            work_directory=self._directory,
-            post=self._mail.append,
-            report=self._reported,
-            artifact_paths={},
-            open_store=_no_store,
-        )
+        self._services = self._make_services(config)
         self._inputs = [self._exchange.channel(uid) for uid in inputs]
         self._tasks = [self._task(vertex, frozenset(inputs)) for vertex in in_order(self._graph)]
         self._by_vertex = {task.vertex.id: task for task in self._tasks}
@@ -161,6 +149,21 @@ class HarnessRunner:
             raise
 
     # ------------------------------------------------------------ making
+
+    def _make_services(self, config: Configuration) -> SlotServices:
+        return SlotServices(
+            config=config,
+            clock=self.clock,
+            exchange=cast("DataExchange", self._exchange),
+            executor=_AtOnce(),
+            snapshot_executor=_AtOnce(),
+            memory=ManagedMemory(config.taskmanager_memory_managed_bytes),
+            work_directory=self._directory,
+            post=self._mail.append,
+            report=self._reported,
+            artifact_paths={},
+            open_store=_no_store,
+        )
 
     def _index_of(self, vertex_id: str) -> int:
         """The subtask of a vertex that runs here: of one without parallelism it is the only one."""
@@ -379,13 +382,7 @@ class HarnessRunner:
             JobRejected: a subtask has done all its work, so there is nothing to take a snapshot of.
         """
         self._check()
-        for task in self._tasks:
-            if task.parts.is_loading:
-                raise CheckpointAborted(
-                    self._checkpoint_id + 1,
-                    f"{task.vertex.name} reads its broadcast side first (load_first), and that has not ended: "
-                    "call end(input=...) for it before",
-                )
+        self._check_is_loaded()
         self._checkpoint_id += 1
         barrier = CheckpointBarrier(self._checkpoint_id, self.clock.time_ms)
         self._acknowledged, self._declined = {}, ""
@@ -428,6 +425,15 @@ class HarnessRunner:
                 task.execution.handle(command)
             self._settle()
         return content
+
+    def _check_is_loaded(self) -> None:
+        for task in self._tasks:
+            if task.parts.is_loading:
+                raise CheckpointAborted(
+                    self._checkpoint_id + 1,
+                    f"{task.vertex.name} reads its broadcast side first (load_first), and that has not ended: "
+                    "call end(input=...) for it before",
+                )
 
     def _send_barrier(self, task: TestedTask, barrier: CheckpointBarrier) -> None:
         if task.execution.has_ended:

@@ -44,17 +44,15 @@ _log = structlog.get_logger()
 
 def run(connection: socket.socket) -> None:
     """Serves one slot until its line to the daemon ends or it is told to shut down."""
-    first = read_command(connection)
-    if first is None or first.WhichOneof("command") != "configure":
+    if (configuration := _first_words(connection)) is None:
         return
-    configuration = first.configure
     _prepare_imports(configuration)
     output = capture()
     clock, mailbox = SystemClock(), Mailbox()
     config = Configuration.from_mapping(dict(configuration.config))
     use_s3(lambda: config.s3)
     executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
-    spill_directory = configuration.spill_directory or f"{configuration.work_directory}/spill"
+    spill = Path(configuration.spill_directory or f"{configuration.work_directory}/spill")
     runtime: SlotRuntime
 
     def peer_unreachable(peer: internal_pb2.DataEndpoint, reason: str) -> None:
@@ -62,20 +60,12 @@ def run(connection: socket.socket) -> None:
 
     exchange = DataExchange(
         config,
-        SlotIdentity(
-            configuration.job_id,
-            configuration.slot_id,
-            configuration.host_id,
-            configuration.leader_epoch,
-            configuration.token,
-        ),
+        _identity(configuration),
         mailbox.post,
         clock,
         SocketTransport(),
         on_unreachable=peer_unreachable,
-        spill=SpillRunner(
-            Path(spill_directory), configuration.job_id, executor.submit, mailbox.post
-        ),
+        spill=SpillRunner(spill, configuration.job_id, executor.submit, mailbox.post),
     )
     snapshot_executor = ThreadPoolExecutor(
         _SNAPSHOT_THREADS_MAX, thread_name_prefix="slot-snapshot"
@@ -101,11 +91,7 @@ def run(connection: socket.socket) -> None:
     )
     builder = _ExecutionBuilder(services, configuration, output)
     runtime = SlotRuntime(clock, mailbox, exchange, builder, channel.send)
-    endpoint = exchange.listen(
-        configuration.unix_socket_path,
-        configuration.tcp_bind_host,
-        configuration.tcp_advertised_host,
-    )
+    endpoint = _listen(exchange, configuration)
     channel.start()
     channel.send(internal_pb2.SlotReport(ready=endpoint))
     try:
@@ -115,6 +101,33 @@ def run(connection: socket.socket) -> None:
         channel.close(_GRACE_S)
         executor.shutdown(wait=False, cancel_futures=True)
         snapshot_executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _first_words(connection: socket.socket) -> internal_pb2.SlotConfiguration | None:
+    first = read_command(connection)
+    if first is None or first.WhichOneof("command") != "configure":
+        return None
+    return first.configure
+
+
+def _listen(
+    exchange: DataExchange, configuration: internal_pb2.SlotConfiguration
+) -> internal_pb2.DataEndpoint:
+    return exchange.listen(
+        configuration.unix_socket_path,
+        configuration.tcp_bind_host,
+        configuration.tcp_advertised_host,
+    )
+
+
+def _identity(configuration: internal_pb2.SlotConfiguration) -> SlotIdentity:
+    return SlotIdentity(
+        configuration.job_id,
+        configuration.slot_id,
+        configuration.host_id,
+        configuration.leader_epoch,
+        configuration.token,
+    )
 
 
 class _ExecutionBuilder:

@@ -112,16 +112,7 @@ def _open(
         database = Database(path, files_in, memory, loops)
         undo.callback(database.close)
         if snapshots:
-            assert environment.reader is not None, "a snapshot without a reader"
-            load_runs(
-                database,
-                catalog,
-                environment.restored,
-                environment.reader,
-                key_groups,
-                environment.max_parallelism,
-                environment.operator_name or environment.operator_uid,
-            )
+            _load_runs(environment, database, catalog, key_groups)
         ledger = FileLedger(opening, opening, Lock(), is_incremental=environment.is_incremental)
         return OpenedState(database, catalog, ledger)
     assert environment.reader is not None, "a snapshot without a reader"
@@ -151,6 +142,24 @@ def _open(
         shutil.rmtree(source)
     ledger = FileLedger(opening, opening, Lock(), is_incremental=environment.is_incremental)
     return OpenedState(database, catalog, ledger)
+
+
+def _load_runs(
+    environment: BackendEnvironment,
+    database: Database,
+    catalog: PartitionCatalog,
+    key_groups: range,
+) -> None:
+    assert environment.reader is not None, "a snapshot without a reader"
+    load_runs(
+        database,
+        catalog,
+        environment.restored,
+        environment.reader,
+        key_groups,
+        environment.max_parallelism,
+        environment.operator_name or environment.operator_uid,
+    )
 
 
 def _check(snapshot: checkpoint_pb2.KeyedStateSnapshot, environment: BackendEnvironment) -> None:

@@ -20,20 +20,7 @@ FILES_OVER: dict[str, int] = {
     "jobmanager/job/job_checkpoints_runner.py": 777,
 }
 FUNCTIONS_OVER: dict[str, int] = {
-    "jobmanager/assembly_runner.py:leading": 88,
-    "jobmanager/checkpoint/store_calls_runner.py:StoreCallsRunner.run": 63,
-    "jobmanager/dispatcher/job_start_runner.py:prepare_start": 65,
     "jobmanager/job/job_checkpoints_runner.py:JobCheckpointsRunner.__init__": 82,
-    "jobmanager/job/job_master_runner.py:JobMasterRunner.__init__": 79,
-    "jobmanager/scheduler/cluster_runner.py:ClusterRunner.register": 66,
-    "penstock/cli/jobs.py:info": 70,
-    "penstock/connectors/files.py:file_source": 64,
-    "penstock/local/local_cluster.py:LocalCluster.start": 64,
-    "penstock/testing/harness.py:harness": 74,
-    "taskmanager/harness/harness_runner.py:HarnessRunner.__init__": 66,
-    "taskmanager/harness/harness_runner.py:HarnessRunner.snapshot": 64,
-    "taskmanager/state/rocksdb/restore_store.py:_open": 61,
-    "taskmanager/task/slot_process.py:run": 73,
 }
 
 
