@@ -175,7 +175,8 @@ class HarnessRunner:
             job_id=_JOB_ID,
             vertex=vertex.id,
             subtask_index=self._index_of(vertex.id),
-            attempt=1 if restored.checkpoint_id else 0,
+            # Like that of a restart, a number that nobody has used: files are named by it.
+            attempt=restored.checkpoint_id,
         )
         deployment = deployment_of(self._graph, vertex, attempt, inputs)
         if restored.checkpoint_id:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -182,6 +182,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], mess
 
 
 @examples(60)
+@example(["complete", "fail", 1, "complete", "fail", 1], None)
 @given(
     st.lists(
         st.one_of(
