@@ -96,7 +96,15 @@ class DispatcherRunner:
         self.jobs = KnownJobs(config.jobmanager_retained_jobs)
         self._checks = SubmissionChecksRunner(config, self.jobs)
         self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
-        self._ends = EndedJobsRunner(self.jobs, store, self._records, cluster, clock, self._start)
+        self._ends = EndedJobsRunner(
+            self.jobs,
+            store,
+            self._records,
+            cluster,
+            clock,
+            self._start,
+            is_alone=config.high_availability_type == "none",
+        )
         self._recovery = RecoveryRunner(
             config,
             self.jobs,
@@ -116,8 +124,6 @@ class DispatcherRunner:
         self.why_not_serving = "the JobManager is starting"
         """ "" while jobs are taken; any thread may read it."""
         self.dropped_reports = 0
-
-    # ------------------------------------------------------------ life
 
     async def run(self, started: asyncio.Event) -> None:
         """Runs the actors until it is cancelled."""
@@ -172,8 +178,6 @@ class DispatcherRunner:
                         tasks.create_task(free_slots(self._cluster, job_id, slots, self._log))
         except TimeoutError:
             self._log.warning("dispatcher.slots_abandoned", job_ids=job_ids)
-
-    # ------------------------------------------------------------ submission
 
     async def submit(self, job_id: str, graph: graph_pb2.JobGraph) -> None:
         """Accepts a job; a job id that is known already changes nothing.
@@ -471,8 +475,6 @@ class DispatcherRunner:
     def checkpoint_numbers(self) -> tuple[JobCheckpointNumbers, ...]:
         """Checkpoints and restarts of jobs that run or ended within the last minute; any thread may ask."""
         return self.jobs.checkpoint_numbers(self._clock.now_ms())
-
-    # ------------------------------------------------------------ reports of TaskManagers
 
     async def report(self, events: Iterable[internal_pb2.TaskEvent]) -> None:
         """Hands reports to their jobs, in order; returns when they have been taken over."""

@@ -30,6 +30,7 @@ from penstock.pb import graph_pb2
 
 FIRST_PAUSE_S: Final = 1.0
 LAST_PAUSE_S: Final = 60.0
+ALONE_PATIENCE_S: Final = 10.0
 
 
 class EndedJobsRunner:
@@ -42,6 +43,7 @@ class EndedJobsRunner:
         cluster: removes hidden output.
         clock: where the time comes from.
         start: runs something beside, until the JobManager ends.
+        is_alone: no other JobManager can have its jobs.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class EndedJobsRunner:
         cluster: ClusterRunner,
         clock: Clock,
         start: Callable[[Coroutine[None, None, None]], None],
+        *,
+        is_alone: bool,
     ) -> None:
         self._jobs = jobs
         self._store = store
@@ -59,14 +63,34 @@ class EndedJobsRunner:
         self._cluster = cluster
         self._clock = clock
         self._start = start
+        self._is_alone = is_alone
+        self._noting: dict[str, asyncio.Future[None]] = {}
+        """Jobs whose end is not stored yet; done once it is."""
         self._log = structlog.get_logger(__name__)
 
     async def note_end(self, record: JobRecord, state: JobState) -> None:
-        """Returns when the job's end is safe, however long that takes: who is told of it can rely on it.
+        """Returns when the job's end is safe: who is told of it can rely on it.
+
+        Where JobManagers are elected that may take as long as it takes, since another may have the job. One that is
+        alone has waited long enough after ``ALONE_PATIENCE_S``: it goes on trying, and says so.
 
         Raises:
             Fenced: the job is another leader's.
         """
+        noting = asyncio.get_running_loop().create_future()
+        self._noting[record.job_id] = noting
+
+        async def note() -> None:
+            try:
+                await self._note_end(record, state)
+            finally:
+                del self._noting[record.job_id]
+                noting.set_result(None)
+
+        self._start(note())
+        await asyncio.wait([noting], timeout=ALONE_PATIENCE_S if self._is_alone else None)
+
+    async def _note_end(self, record: JobRecord, state: JobState) -> None:
         failure = record.failure
         end = job_record_pb2.StoredEnd(
             state=state.name,
@@ -140,6 +164,9 @@ class EndedJobsRunner:
         return bool(evicted)
 
     async def _note_clean(self, record: JobRecord) -> None:
+        if (noting := self._noting.get(record.job_id)) is not None:
+            await noting
+
         def note() -> None:
             self._store.note_clean(record.job_id, record.operations.kept())
 

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from common.pb import internal_pb2, internal_pb2_grpc
+from jobmanager.dispatcher import ended_jobs_runner
 from jobmanager.liveness.reachability import Reachability
 from jobmanager.rpc.reachability_client import ReachabilityClient
 from penstock import errors
@@ -176,6 +177,54 @@ def test_a_directory_that_refuses_at_the_end_of_a_job_holds_up_nothing_else(
             is_full = False
             details = await cluster.wait_for(sick, end)
             assert not details.summary.problem
+            assert JobRecords(tmp_path).all()[sick].end.state == end
+            third = await cluster.submit(make_graph(), "2" * 32)
+            await cluster.wait_for(third, "RUNNING")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("end", ["CANCELED", "FAILED"])
+def test_a_job_of_a_jobmanager_that_is_alone_ends_although_its_end_cannot_be_stored(
+    cluster_of: Any,
+    make_graph: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    end: str,
+) -> None:
+    monkeypatch.setattr(ended_jobs_runner, "ALONE_PATIENCE_S", 0.1)
+
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            taskmanager = await cluster.add("tm1", slots=4)
+            healthy = await cluster.submit(make_graph())
+            await cluster.wait_for(healthy, "RUNNING")
+            sick = await cluster.submit(make_graph(), "1" * 32)
+            await cluster.wait_for(sick, "RUNNING")
+            store = cluster.jobmanager.dispatcher._store
+            note_end, is_full = store.note_end, True
+
+            def refuse(job_id: str, *noted: Any) -> None:
+                if job_id == sick and is_full:
+                    raise errors.StoreTransient("no space left on device")
+                note_end(job_id, *noted)
+
+            monkeypatch.setattr(store, "note_end", refuse)
+            if end == "CANCELED":
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=sick))
+            else:
+                cluster.jobmanager.dispatcher.fail(sick, errors.Unrecoverable("on purpose"))
+            for task in taskmanager.deployed:
+                if task.attempt.job_id == sick:
+                    taskmanager.report_state(task.attempt, STATES.ATTEMPT_STATE_CANCELED)
+            # Who waits for the job hears of its end, and that the next JobManager would not know it.
+            details = await cluster.wait_for(sick, end)
+            assert "no space" in details.summary.problem
+            await cluster.wait_for(healthy, "RUNNING")
+            assert not JobRecords(tmp_path).all()[sick].HasField("end")
+            is_full = False
+            while not JobRecords(tmp_path).all()[sick].end.is_clean:  # noqa: ASYNC110 - a thread writes it
+                await asyncio.sleep(0.01)
             assert JobRecords(tmp_path).all()[sick].end.state == end
             third = await cluster.submit(make_graph(), "2" * 32)
             await cluster.wait_for(third, "RUNNING")
