@@ -66,7 +66,7 @@ def test_pages(port: int) -> None:
 def test_idle_connections_are_bounded_cost_no_thread_and_end(port: int) -> None:
     threads = threading.active_count()
     socks = [connect(port) for _ in range(3 * CONNECTIONS_MAX)]
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # one of another test may end meanwhile
     assert all(ended(sock) for sock in socks), "what is too many at once, the rest by the deadline"
     for sock in socks:
         sock.close()
