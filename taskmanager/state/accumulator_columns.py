@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.storage.key_types import BoolArray
 from taskmanager.kernels import AccumulatorKind
 from taskmanager.kernels.accumulators import Values
 from taskmanager.state.value_log import FrozenStates
-
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
 
 USES: Final = b"uses"
 """Metadata of a field: what it is for, a JSON list of texts."""

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from common.clock import Clock
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob, SnapshotReader
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import AccumulatorKind
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.descriptors import StateDescriptor
@@ -41,8 +40,6 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

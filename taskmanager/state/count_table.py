@@ -6,18 +6,15 @@ from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_rows import MakeColumns, present_states
 from taskmanager.state.keyed_table import KeyedTable
 from taskmanager.state.snapshot_table import RestoredPart
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 _FILLED = pa.field("filled", pa.int64())
 _WINDOW_INDEX = pa.field("window_index", pa.int64())

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.storage.key_encoding import bounds_of
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import RecordTable, encode_keys
 from taskmanager.state.group_column import GroupColumn, valid_rows
 from taskmanager.state.slot_arrays import grown
 from taskmanager.state.value_log import FrozenStates, ValueLog, ranges_of
-
-Int64Array = npt.NDArray[np.int64]
 
 _COMPACT_ABOVE = 1 << 15
 

@@ -16,14 +16,12 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
+from penstock.storage.key_types import Int64Array
 from taskmanager.state.accumulator_columns import USES
 from taskmanager.state.value_log import FrozenStates
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class GroupColumn(ABC):

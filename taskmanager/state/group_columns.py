@@ -6,20 +6,18 @@ See ``group_column`` for what they have in common.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import BadRecord
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.distinct_count import DistinctCount
 from taskmanager.state.group_column import GroupColumn, valid_rows
 from taskmanager.state.slot_arrays import grown
 from taskmanager.state.value_log import FrozenStates, GroupedLog, ValueLog
 from taskmanager.state.wide_columns import wide_type
-
-Int64Array = npt.NDArray[np.int64]
 
 _COMPACT_ABOVE = 1 << 15
 
@@ -221,7 +219,7 @@ class Folded(_SlotColumn):
         firsts = np.flatnonzero(np.diff(sorted_groups, prepend=-1))
         return sorted_groups[firsts], values.take(pa.array(order[firsts]))
 
-    def _combine(self, old: pa.Array, part: pa.Array, held: npt.NDArray[np.bool_]) -> pa.Array:
+    def _combine(self, old: pa.Array, part: pa.Array, held: BoolArray) -> pa.Array:
         if self.spec.function == "sum":
             return self._checked_cast(pc.add(pc.fill_null(old, 0), part), self._value_type)
         compare = pc.less if self.spec.function == "min" else pc.greater

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, encode_keys
 from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.state.accumulator_columns import accumulator_fields, from_columns, to_column
@@ -28,9 +29,7 @@ from taskmanager.state.run_format import key_fields, plain_keys, split_tombstone
 from taskmanager.state.sealed_records import SealedRecords
 from taskmanager.state.snapshot_table import RestoredPart
 
-Int64Array = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
-BoolArray = npt.NDArray[np.bool_]
 
 _BYTES_PER_KEY_MAX = 512
 """A table with more than that is too large for what it held."""
@@ -40,7 +39,7 @@ class TableInputs(Protocol):
     """What a table takes of n rows (``AggregateInputs``)."""
 
     values: list[Values | None]
-    valid: list[npt.NDArray[np.bool_] | None]
+    valid: list[BoolArray | None]
     columns: list[Any]
     sequence: Int64Array
     is_partial: bool

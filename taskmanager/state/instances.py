@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, encode_keys
 from taskmanager.state.accumulator_columns import accumulator_fields, from_columns, to_column
 from taskmanager.state.group_column import GroupColumn
 from taskmanager.state.group_table import TableInputs, TableRows
 from taskmanager.state.value_log import FrozenStates
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class NumberPool:

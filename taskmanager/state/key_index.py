@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import RecordTable, distinct
 from taskmanager.state.slot_arrays import grown
 from taskmanager.state.slot_keys import SlotKeys
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class KeyIndex:
@@ -73,9 +71,9 @@ class KeyIndex:
         """The keys of slots in use, per key column n values."""
         return self._keys.columns(slots)
 
-    def is_used(self, slots: Int64Array) -> npt.NDArray[np.bool_]:
+    def is_used(self, slots: Int64Array) -> BoolArray:
         """Which of the slots have a key."""
-        used: npt.NDArray[np.bool_] = self._is_used[slots]
+        used: BoolArray = self._is_used[slots]
         return used
 
     def remove(self, slots: Int64Array) -> None:

@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import TaskFailure
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import RecordTable
 from taskmanager.state.run_format import DELETED, KEY_GROUP
 from taskmanager.state.slot_arrays import grown
 from taskmanager.state.value_log import FrozenStates
 from taskmanager.state.wide_columns import narrow_batches
 
-Int64Array = npt.NDArray[np.int64]
 MakeColumns = Callable[[Int64Array], list[pa.Array]]
 """Columns of the rows with these indices."""
 
@@ -166,7 +165,7 @@ def _columns(columns: list[tuple[str, pa.DataType]]) -> str:
     return ", ".join(f"{name}: {kind}" for name, kind in columns)
 
 
-def present_states(frozen: Sequence[FrozenStates], present: npt.NDArray[np.bool_]) -> MakeColumns:
+def present_states(frozen: Sequence[FrozenStates], present: BoolArray) -> MakeColumns:
     """States of rows of which only some have one; null for the others.
 
     Args:

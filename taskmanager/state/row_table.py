@@ -15,17 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
-from penstock.storage.key_types import UInt64Array, plain_array, value_type
+from penstock.storage.key_types import Int64Array, UInt64Array, plain_array, value_type
 from taskmanager.state.keyed_rows import KEY_GROUP_FIELD, SEGMENT_BATCH_ROWS, checked_rows
 from taskmanager.state.snapshot_table import RestoredPart
 from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array
-
-Int64Array = npt.NDArray[np.int64]
 
 SEQUENCE = pa.field("__sequence", pa.int64(), nullable=False)
 """Place of a row in the order of arrival."""

@@ -17,20 +17,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels.tombstones import Tombstones
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_rows import MakeColumns
 from taskmanager.state.keyed_table import KeyedTable
 from taskmanager.state.slot_arrays import grown
 from taskmanager.state.snapshot_table import RestoredPart
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 _NEVER = np.int64(2**63 - 1)
 

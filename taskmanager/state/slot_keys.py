@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import encode_keys
 from taskmanager.state.slot_arrays import grown
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 _COMPACT_ABOVE: Final = 1 << 16
 

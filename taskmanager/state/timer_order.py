@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.keyed_rows import keyed_schema
 from taskmanager.state.run_format import key_fields
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 Place = tuple[int, int]
 """Time and hash of a key: a place in the order, that of keys with equal hashes included."""

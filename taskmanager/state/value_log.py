@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import bounds_of
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.slot_arrays import grown
 from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array, narrow_pieces
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 FrozenStates = Callable[[Int64Array], pa.Array]
 """States of some groups as they were when they were frozen, readable on any thread: takes indices of

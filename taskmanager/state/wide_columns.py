@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.errors import Unrecoverable
-
-Int64Array = npt.NDArray[np.int64]
+from penstock.storage.key_types import Int64Array
 
 OFFSET_BYTES_MAX = (1 << 31) - 1
 

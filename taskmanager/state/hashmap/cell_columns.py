@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import encode_keys
 from taskmanager.kernels.tombstones import Tombstones
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
@@ -30,8 +30,6 @@ from taskmanager.state.hashmap.object_column import (
 from taskmanager.state.hashmap.object_sizes import average_bytes
 from taskmanager.state.run_format import split_tombstones
 from taskmanager.state.snapshot_table import RestoredPart
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class HashMapValueColumn(ObjectColumn):

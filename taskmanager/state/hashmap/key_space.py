@@ -11,17 +11,16 @@ from contextlib import AbstractContextManager
 from typing import Final, Protocol, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.hashmap.cell_columns import HashMapListColumn, HashMapValueColumn
 from taskmanager.state.hashmap.map_column import HashMapMapColumn
 from taskmanager.state.hashmap.object_column import ObjectColumn
 from taskmanager.state.key_index import KeyIndex
 
-Int64Array = npt.NDArray[np.int64]
 C = TypeVar("C", bound=ObjectColumn)
 
 _KEYS_MAX: Final = 1 << 16
@@ -175,7 +174,7 @@ class HashMapKeySpace:
                 column.grow(room)
         self.room = room
 
-    def _has_content(self, slots: Int64Array) -> npt.NDArray[np.bool_]:
+    def _has_content(self, slots: Int64Array) -> BoolArray:
         found = np.zeros(len(slots), np.bool_)
         for column in self._columns.values():
             found |= column.present[slots]

@@ -8,19 +8,16 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import key_group_of
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels.record_versions import ReleasedError
 from taskmanager.state.descriptors import ABSENT, StateDescriptor, ValueCodec
 from taskmanager.state.keyed_rows import keyed_schema
 from taskmanager.state.run_format import CODEC, key_fields, plain_keys, sorted_batch
 from taskmanager.state.snapshot_table import RestoredPart
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 CHUNK_SLOTS: Final = 1 << 13
 TOMBSTONES_MIN: Final = 1 << 16

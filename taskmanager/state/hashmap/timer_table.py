@@ -10,20 +10,16 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
-from penstock.storage.key_types import value_type
+from penstock.storage.key_types import BoolArray, Int64Array, value_type
 from taskmanager.kernels import RecordTable, Rows, distinct, encode_keys
 from taskmanager.state.key_batches import retyped
 from taskmanager.state.run_format import split_tombstones
 from taskmanager.state.sealed_records import SealedRecords
 from taskmanager.state.snapshot_table import RestoredPart
 from taskmanager.state.timer_order import TIMER_KIND, TimerOrder, timer_schema
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 _SLACK: Final = 1 << 12
 """That many deleted timers may stay in the order in any case."""

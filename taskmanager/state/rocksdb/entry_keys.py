@@ -21,12 +21,11 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
 from penstock.storage.key_groups import UInt16Array, key_group_of
-from penstock.storage.key_types import Int64Array
+from penstock.storage.key_types import Int64Array, UInt64Array
 from taskmanager.state.rocksdb.sst_file import ByteStrings
 
 PARTITION_BYTES: Final = 8
@@ -75,7 +74,7 @@ def entry_order(keys: KeyBatch, max_parallelism: int) -> Int64Array:
     return _untie(order, keys.hashes[order], keys)
 
 
-def _order_in_groups(groups: UInt16Array, words: npt.NDArray[np.uint64]) -> Int64Array:
+def _order_in_groups(groups: UInt16Array, words: UInt64Array) -> Int64Array:
     """The rows by group, those of one by their words: each group is sorted by itself, in the caches."""
     order = np.argsort(groups, kind="stable")
     words = words[order]

@@ -18,12 +18,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 from typing_extensions import override
 
-from penstock.storage.key_types import Int64Array
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.cell_columns import CellExport, HashMapListColumn, HashMapValueColumn
 from taskmanager.state.hashmap.map_column import HashMapMapColumn, MapExport
 from taskmanager.state.hashmap.object_column import (
-    BoolArray,
     ColumnExport,
     ColumnHome,
     ObjectColumn,

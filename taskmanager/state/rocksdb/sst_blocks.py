@@ -109,7 +109,7 @@ class DataBlocks:
         last_rows: int64[blocks] the last entry of each.
     """
 
-    data: npt.NDArray[np.uint8]
+    data: ByteArray
     starts: Int64Array
     last_rows: Int64Array
 
