@@ -130,7 +130,8 @@ RANGES: dict[str, tuple[int, int]] = {
 COMPARED = _words(
     """
     aligned_bytes alignment_ms allocation_id allowed_lateness_ms async_ms back_pressured_ms bad_records busy_ms bytes_in bytes_out
-    checkpoint_aligned_bytes checkpoint_alignment_ms checkpoint_id checkpoint_start_delay_ms checksum count
+    checkpoint_aligned_bytes checkpoint_alignment_ms checkpoint_async_ms checkpoint_id checkpoint_start_delay_ms checkpoint_sync_ms
+    checkpoint_uploaded_bytes checksum count
     event_interval_us events file_count first_checkpoint_id first_event_time_ms first_item format_version from_version gap_ms id
     idle_ms idle_timeout_ms inactivity_interval_ms item_count late_records leader_epoch limit local_backup_failures max_delay_ms
     min_size_bytes

@@ -18,8 +18,8 @@ from common.pb import internal_pb2
 
 _LABELS = ("job_id", "job_name", "vertex", "operator", "subtask_index", "attempt")
 
+# Field of SubtaskMetrics, metric name, help, factor to base units.
 _COUNTERS: tuple[tuple[str, str, str, float], ...] = (
-    # field of SubtaskMetrics, metric name, help, factor to base units
     ("records_in", "records_in", "Rows read by the subtask.", 1),
     ("records_out", "records_out", "Rows written by the subtask.", 1),
     ("bytes_in", "in_bytes", "Bytes read by the subtask.", 1),
@@ -35,6 +35,49 @@ _COUNTERS: tuple[tuple[str, str, str, float], ...] = (
         "local_backup_failures",
         "local_backup_failures",
         "Snapshots without a local copy: it could not be written.",
+        1,
+    ),
+)
+# The same of what is not summed up: the last checkpoint that the subtask took part in.
+_GAUGES: tuple[tuple[str, str, str, float], ...] = (
+    (
+        "checkpoint_start_delay_ms",
+        "checkpoint_start_delay_seconds",
+        "From the trigger of the last checkpoint to its first barrier.",
+        1e-3,
+    ),
+    (
+        "checkpoint_alignment_ms",
+        "checkpoint_alignment_seconds",
+        "From the first barrier of the last checkpoint to its last.",
+        1e-3,
+    ),
+    (
+        "checkpoint_aligned_bytes",
+        "checkpoint_in_flight_bytes",
+        "Input processed while the barriers of the last checkpoint came.",
+        1,
+    ),
+    ("state_bytes", "state_bytes", "State in the last snapshot.", 1),
+)
+# The same of what only the daemons know: fields of SubtaskGauges.
+_INTERNAL_GAUGES: tuple[tuple[str, str, str, float], ...] = (
+    (
+        "checkpoint_sync_ms",
+        "checkpoint_sync_seconds",
+        "How long the last snapshot held up the subtask.",
+        1e-3,
+    ),
+    (
+        "checkpoint_async_ms",
+        "checkpoint_async_seconds",
+        "How long the last snapshot was written beside the processing.",
+        1e-3,
+    ),
+    (
+        "checkpoint_uploaded_bytes",
+        "checkpoint_uploaded_bytes",
+        "What was written for the last snapshot.",
         1,
     ),
 )
@@ -91,6 +134,16 @@ class AttemptMetricsCollector(Collector):
             for named, values in zip(attempts, labels, strict=True):
                 family.add_metric(values, getattr(named.entry.metrics, field_name) * factor)
             yield family
+        for field_name, name, help_text, factor in _GAUGES:
+            gauge = GaugeMetricFamily(f"penstock_subtask_{name}", help_text, labels=_LABELS)
+            for named, values in zip(attempts, labels, strict=True):
+                gauge.add_metric(values, getattr(named.entry.metrics, field_name) * factor)
+            yield gauge
+        for field_name, name, help_text, factor in _INTERNAL_GAUGES:
+            gauge = GaugeMetricFamily(f"penstock_subtask_{name}", help_text, labels=_LABELS)
+            for named, values in zip(attempts, labels, strict=True):
+                gauge.add_metric(values, getattr(named.entry.gauges, field_name) * factor)
+            yield gauge
         watermark = GaugeMetricFamily(
             "penstock_subtask_watermark_timestamp_seconds",
             "Event-time watermark in seconds since the epoch; +Inf after the last row.",

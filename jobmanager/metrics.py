@@ -73,6 +73,31 @@ _GAUGES: _Numbers = (
         "What was written for the last completed checkpoint.",
         lambda job: job.checkpoints.last_uploaded_bytes,
     ),
+    (
+        "last_checkpoint_in_flight_bytes",
+        "Input processed while its barriers came, of all subtasks.",
+        lambda job: job.checkpoints.last_parts.aligned_bytes,
+    ),
+    (
+        "last_checkpoint_start_delay_seconds",
+        "From its trigger to the first barrier, of the subtask that it reached last.",
+        lambda job: job.checkpoints.last_parts.start_delay_ms / 1000,
+    ),
+    (
+        "last_checkpoint_alignment_seconds",
+        "From the first barrier to the last, of the subtask that aligned longest.",
+        lambda job: job.checkpoints.last_parts.alignment_ms / 1000,
+    ),
+    (
+        "last_checkpoint_sync_seconds",
+        "How long it held up the subtask that it held up longest.",
+        lambda job: job.checkpoints.last_parts.sync_ms / 1000,
+    ),
+    (
+        "last_checkpoint_async_seconds",
+        "How long the subtask that took longest wrote beside the processing.",
+        lambda job: job.checkpoints.last_parts.async_ms / 1000,
+    ),
 )
 
 

@@ -390,23 +390,55 @@ class AttemptMetrics(_message.Message):
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    GAUGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
     def metrics(self) -> _client_pb2.SubtaskMetrics: ...
+    @_builtins.property
+    def gauges(self) -> Global___SubtaskGauges: ...
     def __init__(
         self,
         *,
         attempt: Global___AttemptId | None = ...,
         metrics: _client_pb2.SubtaskMetrics | None = ...,
+        gauges: Global___SubtaskGauges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "metrics", b"metrics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "gauges", b"gauges", "metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "metrics", b"metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "gauges", b"gauges", "metrics", b"metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttemptMetrics: _TypeAlias = AttemptMetrics  # noqa: Y015
+
+@_typing.final
+class SubtaskGauges(_message.Message):
+    """What metrics endpoints show of a subtask beside its counters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_SYNC_MS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ASYNC_MS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_UPLOADED_BYTES_FIELD_NUMBER: _builtins.int
+    checkpoint_sync_ms: _builtins.float
+    """Of the last snapshot: on the mailbox thread, beside it, and what was written."""
+    checkpoint_async_ms: _builtins.int
+    checkpoint_uploaded_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        checkpoint_sync_ms: _builtins.float = ...,
+        checkpoint_async_ms: _builtins.int = ...,
+        checkpoint_uploaded_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_async_ms", b"checkpoint_async_ms", "checkpoint_sync_ms", b"checkpoint_sync_ms", "checkpoint_uploaded_bytes", b"checkpoint_uploaded_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubtaskGauges: _TypeAlias = SubtaskGauges  # noqa: Y015
 
 @_typing.final
 class ReportTaskEventsRequest(_message.Message):

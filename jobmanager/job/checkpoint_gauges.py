@@ -6,9 +6,10 @@ Replaced as a whole by the event loop, so that any thread may read them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class CheckpointNumbers:
     """Of one job, since its actor began.
 
     Attributes:
+        last_parts: the longest times and the sums of bytes of the subtasks of the last completed one.
         safe_since_ms: what came before need not be repeated: the trigger of the last completed
             checkpoint, or the job's start; 0 = it has not started, or takes no checkpoints.
         store_calls_given_up: calls to its storage that were waited for in vain.
@@ -30,6 +32,7 @@ class CheckpointNumbers:
     last_duration_ms: int = 0
     last_state_bytes: int = 0
     last_uploaded_bytes: int = 0
+    last_parts: SnapshotSummary = field(default_factory=SnapshotSummary)
     safe_since_ms: int = 0
     store_calls_given_up: int = 0
     store_calls_hanging: int = 0
@@ -80,6 +83,7 @@ class CheckpointGauges:
             last_duration_ms=report.duration_ms,
             last_state_bytes=checkpoint.state_bytes,
             last_uploaded_bytes=report.summary.uploaded_bytes,
+            last_parts=report.summary,
             safe_since_ms=checkpoint.triggered_at_ms,
         )
 

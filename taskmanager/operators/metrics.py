@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.elements import MIN_TIMESTAMP_MS
+from common.pb import internal_pb2
 from penstock.pb import client_pb2
 
 
@@ -25,6 +26,9 @@ class SubtaskCounters:
     checkpoint_alignment_ms: int = 0
     checkpoint_start_delay_ms: int = 0
     checkpoint_aligned_bytes: int = 0
+    checkpoint_sync_ms: float = 0.0
+    checkpoint_async_ms: int = 0
+    checkpoint_uploaded_bytes: int = 0
     state_bytes: int = 0
     restored_local_bytes: int = 0
     restored_store_bytes: int = 0
@@ -50,4 +54,12 @@ class SubtaskCounters:
             restored_local_bytes=self.restored_local_bytes,
             restored_store_bytes=self.restored_store_bytes,
             local_backup_failures=self.local_backup_failures,
+        )
+
+    def gauges(self) -> internal_pb2.SubtaskGauges:
+        """What only metrics endpoints show."""
+        return internal_pb2.SubtaskGauges(
+            checkpoint_sync_ms=self.checkpoint_sync_ms,
+            checkpoint_async_ms=self.checkpoint_async_ms,
+            checkpoint_uploaded_bytes=self.checkpoint_uploaded_bytes,
         )

@@ -201,6 +201,7 @@ class SubtaskSnapshotter:
         self._counters.checkpoint_alignment_ms = metrics.alignment_ms
         self._counters.checkpoint_start_delay_ms = metrics.start_delay_ms
         self._counters.checkpoint_aligned_bytes = metrics.aligned_bytes
+        self._counters.checkpoint_sync_ms = snapshot.metrics.sync_ms
         self._submit(lambda: self._finish(barrier, snapshot, frozen, work))
 
     def take_last(self, when_written: Callable[[LastStates | None], None]) -> LastStates | None:
@@ -285,6 +286,8 @@ class SubtaskSnapshotter:
         else:
             elapsed_ns = self._clock.monotonic_ns() - started_ns
             snapshot.metrics.async_ms = elapsed_ns // _NANOS_PER_MS
+            self._counters.checkpoint_async_ms = snapshot.metrics.async_ms
+            self._counters.checkpoint_uploaded_bytes = snapshot.metrics.uploaded_bytes
             self._counters.state_bytes = snapshot.metrics.state_bytes
             if self._on_written is not None and not barrier.properties.is_savepoint:
                 self._on_written(barrier.checkpoint_id, snapshot)

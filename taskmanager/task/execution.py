@@ -409,8 +409,9 @@ class Execution:
 
     def metrics(self) -> internal_pb2.AttemptMetrics:
         """The counters of this attempt."""
+        counters = self._parts.counters
         return internal_pb2.AttemptMetrics(
-            attempt=self.attempt, metrics=self._parts.counters.to_proto()
+            attempt=self.attempt, metrics=counters.to_proto(), gauges=counters.gauges()
         )
 
     def report_splits(self, discovered: internal_pb2.SplitsDiscovered) -> None:

@@ -101,7 +101,7 @@ def attempt_metrics(subtask: int, **values: int) -> NamedMetrics:
 def test_metrics_endpoint() -> None:
     attempts = [
         attempt_metrics(0, records_in=5, busy_ms=1500, watermark_ms=MIN_TIMESTAMP_MS),
-        attempt_metrics(1, bytes_out=7, watermark_ms=MAX_TIMESTAMP_MS),
+        attempt_metrics(1, bytes_out=7, checkpoint_alignment_ms=250, watermark_ms=MAX_TIMESTAMP_MS),
         attempt_metrics(2, watermark_ms=2500),
     ]
     registry = CollectorRegistry()
@@ -128,6 +128,7 @@ def test_metrics_endpoint() -> None:
     assert samples["penstock_subtask_records_in_total", "0"] == 5
     assert samples["penstock_subtask_busy_seconds_total", "0"] == 1.5
     assert samples["penstock_subtask_out_bytes_total", "1"] == 7
+    assert samples["penstock_subtask_checkpoint_alignment_seconds", "1"] == 0.25
     watermark = "penstock_subtask_watermark_timestamp_seconds"
     assert (watermark, "0") not in samples
     assert samples[watermark, "1"] == float("inf")

@@ -192,6 +192,8 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint(
             assert value("penstock_job_region_restarts_total", of_region) == 1.0
             assert value("penstock_job_checkpoints_completed_total", labels) == 3.0
             assert value("penstock_job_work_at_risk_seconds", labels) is not None
+            in_flight = value("penstock_job_last_checkpoint_in_flight_bytes", labels)
+            assert in_flight == shown.aligned_bytes
             await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
             await cluster.wait_for(JOB, "CANCELED")
             while store.root.exists():  # noqa: ASYNC110 - a thread removes it

@@ -230,6 +230,7 @@ def test_what_is_acknowledged() -> None:
     assert subtask.counters.checkpoint_start_delay_ms == 300
     assert subtask.counters.checkpoint_aligned_bytes == 55
     assert subtask.counters.to_proto().checkpoint_aligned_bytes == 55
+    assert subtask.counters.gauges().checkpoint_uploaded_bytes == len(b"state")
     assert subtask.counters.state_bytes == metrics.state_bytes
 
 
