@@ -16,6 +16,8 @@ from common.metrics_server import MetricsServer
 from common.pb import internal_pb2_grpc
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.dispatcher.failure_enricher_loader import load_failure_labels
+from jobmanager.leadership.leadership_metrics import LeadershipCollector
+from jobmanager.leadership.leadership_numbers import LeadershipNumbers
 from jobmanager.metrics import build_registry
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.bound_port_runner import bind
@@ -70,7 +72,8 @@ async def serving(
     try:
         leader = LeaderStore(open_store(str(kept)), str(kept))
         await asyncio.to_thread(leader.take_over)
-        async with leading(config, directory, clock, leader, kept, storage) as jobmanager:
+        alone = LeadershipNumbers()
+        async with leading(config, directory, clock, leader, kept, storage, alone) as jobmanager:
             yield jobmanager
     finally:
         lock.close()
@@ -98,6 +101,7 @@ async def leading(
     leader: LeaderStore,
     kept: Path,
     storage: Path,
+    numbers: LeadershipNumbers,
 ) -> AsyncIterator[RunningJobManager]:
     """A JobManager that leads, for the time of the block; at its end running jobs fail and everything is closed.
 
@@ -108,6 +112,7 @@ async def leading(
         leader: it, as LEADER knows it.
         kept: what the JobManagers of the cluster keep.
         storage: for uploaded code and data.
+        numbers: what is known of the election.
 
     Raises:
         StreamError: a port, a file or a setting is not to be had.
@@ -130,7 +135,8 @@ async def leading(
             JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
             server,
         )
-        metrics = _metrics(config, dispatcher, cluster)
+        shown = LeadershipCollector(lambda: leader.epoch, numbers)
+        metrics = _metrics(config, dispatcher, cluster, shown)
         try:
             port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
             metrics_port = metrics.start()
@@ -194,10 +200,15 @@ def _log_keeper(config: Configuration, directory: Path) -> LogKeeper:
 
 
 def _metrics(
-    config: Configuration, dispatcher: DispatcherRunner, cluster: ClusterRunner
+    config: Configuration,
+    dispatcher: DispatcherRunner,
+    cluster: ClusterRunner,
+    leadership: LeadershipCollector,
 ) -> MetricsServer:
+    registry = build_registry(dispatcher, cluster)
+    registry.register(leadership)
     return MetricsServer(
-        build_registry(dispatcher, cluster),
+        registry,
         config.jobmanager_bind_host,
         config.jobmanager_metrics_port,
         "jobmanager.metrics.port",

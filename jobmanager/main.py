@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import structlog
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from common.clock import SystemClock
+from common.daemon_metrics import SwapCollector, show_uptime
 from common.grpc_server import make_server
 from common.log import configure_logging
 from common.metrics_server import METRICS_OFF, MetricsServer
@@ -27,6 +28,7 @@ from common.process import (
     stop_requests,
 )
 from jobmanager.assembly_runner import ROLE, RunningJobManager, leading, own_token, serving
+from jobmanager.leadership.leadership_metrics import LeadershipCollector
 from jobmanager.leadership.leadership_runner import LeadershipRunner
 from jobmanager.rpc.bound_port_runner import bind
 from jobmanager.stores.directory_lock import DirectoryLock
@@ -37,6 +39,7 @@ from penstock.config import Configuration
 from penstock.errors import StreamError
 from penstock.storage.open_store import open_store
 from penstock.storage.private_directories import make_private
+from penstock.storage.swap_counts import SWAPS
 
 EXIT_OVER = 75
 """Status of a JobManager whose part in the election is over: its supervisor starts it again."""
@@ -105,7 +108,9 @@ async def _serve_elected(
             await server.stop(None)
         config = config.model_copy(update={"jobmanager_rpc_port": port})
         async with (
-            leading(config, directory, SystemClock(), store, kept, kept) as jobmanager,
+            leading(
+                config, directory, SystemClock(), store, kept, kept, leadership.numbers
+            ) as jobmanager,
             asyncio.TaskGroup() as tasks,
         ):
             keeping = tasks.create_task(leadership.keep())
@@ -124,8 +129,13 @@ async def _registered(
     config: Configuration, directory: Path, address: str, leadership: LeadershipRunner
 ) -> AsyncIterator[None]:
     """A standby's registration and health."""
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    registry.register(LeadershipCollector(lambda: 0, leadership.numbers))
+    registry.register(SwapCollector(SWAPS))
+    show_uptime(registry, ROLE)
     metrics = MetricsServer(
-        CollectorRegistry(),
+        registry,
         config.jobmanager_bind_host,
         config.jobmanager_metrics_port,
         "jobmanager.metrics.port",

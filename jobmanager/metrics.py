@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from common.daemon_metrics import SwapCollector, show_gauge, show_uptime
 from common.metrics import AttemptMetricsCollector
 from common.s3_metrics import S3Collector
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
@@ -20,6 +21,7 @@ from jobmanager.messages.job_state import JobState
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.scheduler.registered_client import SlotCounts
 from penstock.storage.s3.metrics import REQUESTS
+from penstock.storage.swap_counts import SWAPS
 
 _JOB_LABELS = ("job_id", "job_name")
 _Numbers = tuple[tuple[str, str, Callable[[JobCheckpointNumbers], float]], ...]
@@ -241,4 +243,12 @@ def build_registry(dispatcher: DispatcherRunner, cluster: ClusterRunner) -> Coll
     registry.register(CheckpointCollector(dispatcher.checkpoint_numbers, dispatcher.now_ms))
     registry.register(AttemptMetricsCollector(dispatcher.recent_metrics))
     registry.register(S3Collector(REQUESTS))
+    registry.register(SwapCollector(SWAPS))
+    show_uptime(registry, "jobmanager")
+    show_gauge(
+        registry,
+        "penstock_jobmanager_heartbeat_age_seconds",
+        "Time since the last heartbeat of the TaskManager that was heard of longest ago.",
+        lambda: cluster.heartbeat_age_ms / 1000,
+    )
     return registry

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import grpc.aio
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from common.clock import SystemClock
+from common.daemon_metrics import show_gauge, show_uptime
 from common.grpc_server import make_server
 from common.log_keeper import LogKeeper
 from common.metrics import AttemptMetricsCollector
@@ -315,6 +316,10 @@ class TaskManagerAssembly:
                 "Partition servers that had to be replaced since the start.",
                 lambda: self._partition_server.restart_count,
             ),
+            "heartbeat_age_seconds": (
+                "Time since the JobManager has answered a heartbeat or a report.",
+                lambda: self._registered().heartbeat_age_s,
+            ),
             "dropped_events": (
                 "Events of tasks that were dropped because the JobManager did not take them.",
                 lambda: self._registered().dropped_events,
@@ -335,9 +340,9 @@ class TaskManagerAssembly:
         registry = self._site.registry
         registry.register(AttemptMetricsCollector(self._supervisor.named_metrics))
         registry.register(S3Collector(REQUESTS))
+        show_uptime(registry, ROLE)
         for name, (help_text, read) in gauges.items():
-            gauge = Gauge(f"penstock_taskmanager_{name}", help_text, registry=registry)
-            gauge.set_function(read)
+            show_gauge(registry, f"penstock_taskmanager_{name}", help_text, read)
 
     async def _write_registration(self) -> None:
         self._registration_file.write(self.address, self._site.metrics_address)

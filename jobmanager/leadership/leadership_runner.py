@@ -21,6 +21,7 @@ from jobmanager.leadership.election import (
     Suspended,
     reason_to_end,
 )
+from jobmanager.leadership.leadership_numbers import LeadershipNumbers, ZookeeperState
 from jobmanager.leadership.standby_runner import StandbyRunner
 from jobmanager.leadership.zookeeper_runner import ZookeeperRunner
 from jobmanager.stores.leader_store import LeaderStore
@@ -54,12 +55,14 @@ class LeadershipRunner:
         store.when_deposed = self._deposed
         self.standby = StandbyRunner(address)
         self.is_leading = False
+        self.numbers = LeadershipNumbers(ZookeeperState.CONNECTING)
         self._elected = asyncio.Event()
         self._election = ZookeeperRunner(config, address, self._heard)
         self._log = structlog.get_logger(__name__)
 
     def _heard(self, event: ElectionEvent) -> None:
         self._log.info("election.heard", heard=repr(event))
+        self.numbers.hear(event)
         reason = reason_to_end(
             event,
             is_leading=self.is_leading,
@@ -105,6 +108,7 @@ class LeadershipRunner:
                 self._log.error("leader.not_written", retry_s=_PAUSE_S, reason=str(error))
                 await asyncio.sleep(_PAUSE_S)
             else:
+                self.numbers.lead(self._store.epoch)
                 self._log.info("leader.elected", leader_epoch=self._store.epoch)
                 return
 

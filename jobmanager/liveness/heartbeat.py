@@ -112,6 +112,10 @@ class HeartbeatMonitor:
         peer = self._peers.get(taskmanager_id)
         return peer is not None and now_ms - peer.heard_ms <= 2 * self._interval_ms
 
+    def silence_max_ms(self, now_ms: int) -> int:
+        """The longest time that a watched TaskManager has been silent; any thread."""
+        return max((now_ms - peer.heard_ms for peer in tuple(self._peers.values())), default=0)
+
     def remove(self, taskmanager_id: str) -> None:
         """Stops watching; harmless for whom nobody watches."""
         self._peers.pop(taskmanager_id, None)

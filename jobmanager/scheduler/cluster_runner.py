@@ -114,6 +114,11 @@ class ClusterRunner:
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
 
+    @property
+    def heartbeat_age_ms(self) -> int:
+        """Of the TaskManager that was heard of longest ago; any thread."""
+        return self._monitor.silence_max_ms(self._now_ms())
+
     def register(self, request: internal_pb2.RegisterTaskManagerRequest) -> None:
         """A TaskManager has come, or has come back.
 

@@ -33,6 +33,7 @@ from jobmanager.stores.stored_job import (
 from penstock.errors import Fenced, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.object_store import ObjectStore, delete_all
+from penstock.storage.swap_counts import SwappedKind
 from penstock.storage.swapped_object import NewerLeader, SwappedObject
 
 RECORD_NAME: Final = "record"
@@ -325,7 +326,7 @@ class _Record:
 
     def __init__(self, store: ObjectStore, uri: str, job_id: str, leader: LeaderStore) -> None:
         path = f"{job_id}/{RECORD_NAME}"
-        self._object = SwappedObject(store, path, self._lost)
+        self._object = SwappedObject(store, path, SwappedKind.RECORD, self._lost)
         self._object.name = self._path = f"{uri}/{path}"
         self._job_id = job_id
         self._leader = leader

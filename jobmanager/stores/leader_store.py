@@ -17,6 +17,7 @@ from common.pb import job_record_pb2
 from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient, StreamError
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.swap_counts import SwappedKind
 from penstock.storage.swapped_object import NewerLeader, SwappedObject
 
 LEADER_PATH: Final = "LEADER"
@@ -34,7 +35,7 @@ class LeaderStore:
     """
 
     def __init__(self, store: ObjectStore, uri: str) -> None:
-        self._object = SwappedObject(store, LEADER_PATH, self._lost)
+        self._object = SwappedObject(store, LEADER_PATH, SwappedKind.LEADER, self._lost)
         self._path = f"{uri}/{LEADER_PATH}"
         self.epoch = 0
         """Of this leader; 0 before it leads."""

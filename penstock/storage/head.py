@@ -29,6 +29,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from penstock.storage.manifest import decode_manifest, parse_manifest_path
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.swap_counts import SwappedKind
 from penstock.storage.swapped_object import NewerLeader, SwapOutcomeUnknown, SwappedObject
 
 HEAD_PATH: Final = "HEAD"
@@ -63,7 +64,7 @@ class HeadStore:
     """
 
     def __init__(self, store: ObjectStore) -> None:
-        self._object = SwappedObject(store, HEAD_PATH, self._lost)
+        self._object = SwappedObject(store, HEAD_PATH, SwappedKind.HEAD, self._lost)
         self._token = b""
         self._epoch = 0
         self._job_id = ""

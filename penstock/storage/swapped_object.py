@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from penstock.errors import Fenced, InvariantViolation, StoreNotFound, StoreTransient, StreamError
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.swap_counts import SWAPS, SwapOutcome, SwappedKind
 
 
 class SwapOutcomeUnknown(StoreTransient):
@@ -38,11 +39,16 @@ class SwappedObject:
     Args:
         store: has it.
         path: where.
+        kind: what it is, for metrics.
         lost: the error for a content that is not the owner's, None = there is no object.
     """
 
     def __init__(
-        self, store: ObjectStore, path: str, lost: Callable[[bytes | None], StreamError]
+        self,
+        store: ObjectStore,
+        path: str,
+        kind: SwappedKind,
+        lost: Callable[[bytes | None], StreamError],
     ) -> None:
         self.name = path
         """What messages call it."""
@@ -50,6 +56,7 @@ class SwappedObject:
         """Where the last look found nothing: what the store said."""
         self._store = store
         self._path = path
+        self._kind = kind
         self._lost = lost
         # What it is, as far as this instance knows; None = it was not taken over.
         self._last: bytes | None = None
@@ -88,7 +95,7 @@ class SwappedObject:
         Raises:
             StoreTransient: it cannot be read or written now.
         """
-        if not self._store.compare_and_swap(self._path, found, new):
+        if not self._give(found, new):
             return False
         self._last = new
         self._uncertain = []
@@ -104,7 +111,7 @@ class SwappedObject:
         Raises:
             StoreTransient: it cannot be read or written now.
         """
-        return self._store.compare_and_swap(self._path, found, new)
+        return self._give(found, new)
 
     def swap(self, new: bytes) -> None:
         """Replaces it. When this returns, the new content counts and survives a crash.
@@ -117,9 +124,17 @@ class SwappedObject:
         if self._last is None:
             raise InvariantViolation(f"{self.name} is swapped by one who has not taken it over")
         try:
-            self._replace(new)
-        except StoreTransient as error:
-            self._resolve(new, error)
+            self._replace_or_resolve(new)
+        except SwapOutcomeUnknown:
+            self._count(SwapOutcome.UNKNOWN)
+            raise
+        except StoreTransient:
+            self._count(SwapOutcome.FAILED)
+            raise
+        except StreamError:
+            self._count(SwapOutcome.REFUSED)
+            raise
+        self._count(SwapOutcome.OK)
 
     def verify(self) -> None:
         """Makes sure that nobody else has taken it over so far.
@@ -133,6 +148,25 @@ class SwappedObject:
         content = self.content()
         if content != self._last and content not in self._uncertain:
             raise self._lost(content)
+
+    def _give(self, found: bytes | None, new: bytes) -> bool:
+        """Replaces what was found, whoever's it is."""
+        try:
+            is_done = self._store.compare_and_swap(self._path, found, new)
+        except StoreTransient:
+            self._count(SwapOutcome.UNKNOWN)
+            raise
+        self._count(SwapOutcome.OK if is_done else SwapOutcome.REFUSED)
+        return is_done
+
+    def _count(self, outcome: SwapOutcome) -> None:
+        SWAPS.add(self._kind, outcome)
+
+    def _replace_or_resolve(self, new: bytes) -> None:
+        try:
+            self._replace(new)
+        except StoreTransient as error:
+            self._resolve(new, error)
 
     def _replace(self, new: bytes) -> None:
         if not self._store.compare_and_swap(self._path, self._last, new):

@@ -122,6 +122,11 @@ class RegistrationRunner:
         """Events that the JobManager did not take in time: the registration was given up for them."""
         return self._outbox.dropped_count
 
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Since the JobManager has answered; 0 where none has registered this TaskManager."""
+        return self._silence.silent_s(self._now_s()) if self._registration else 0.0
+
     async def wait_registered(self) -> None:
         """Returns when a registration holds."""
         await self._registered.wait()

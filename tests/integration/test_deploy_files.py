@@ -376,8 +376,17 @@ JOBMANAGER_METRICS = {
     "held_partitions",
     "held_partitions_bytes",
     "dropped_events_total",
+    "uptime_seconds",
+    "leading",
+    "leader_epoch",
+    "leader_changes_total",
+    "zookeeper_state",
+    "swaps_total",
+    "heartbeat_age_seconds",
 }
 TASKMANAGER_METRICS = {
+    "uptime_seconds",
+    "heartbeat_age_seconds",
     "dropped_events",
     "slots",
     "slots_free",

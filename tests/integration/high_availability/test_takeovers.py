@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from kazoo.client import KazooClient
+from prometheus_client.parser import text_string_to_metric_families
 
 import penstock as ps
 from penstock.client.client import Client
@@ -145,6 +146,21 @@ def await_roles(cluster: LocalCluster) -> tuple[Daemon, Daemon]:
         time.sleep(0.05)
 
 
+def samples(daemon: Daemon) -> dict[str, float]:
+    """What a JobManager says of itself; a metric by state under the name of the state that holds."""
+    with urlopen(f"http://{daemon.metrics_address}/metrics", timeout=5) as page:
+        text = page.read().decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith("penstock_jobmanager_"):
+                chosen = ",".join(map(str, sample.labels.values()))
+                found[f"{sample.name.removeprefix('penstock_jobmanager_')} {chosen}".strip()] = (
+                    sample.value
+                )
+    return found
+
+
 def token_of(cluster: LocalCluster) -> str:
     return load_token(str(own_token_file(cluster.directory)))
 
@@ -182,6 +198,19 @@ def test_a_standby_answers_with_the_address_of_the_leader(cluster: LocalCluster)
         assert len(client.cluster().taskmanagers) == 2
     with pytest.raises(Unauthenticated), Client(standby.address, "x" * 20) as client:
         client.jobs()
+
+
+def test_metrics_tell_who_leads(cluster: LocalCluster) -> None:
+    leader, standby = map(samples, await_roles(cluster))
+    assert (leader["leading"], standby["leading"]) == (1, 0)
+    assert leader["leader_epoch"] == standby["leader_epoch"] == epoch_of(cluster)
+    for one in (leader, standby):
+        assert one["zookeeper_state connected"] == 1
+        assert one["zookeeper_state suspended"] == 0
+        assert one["uptime_seconds"] > 0
+        assert one["leader_changes_total"] >= 0
+    assert leader["swaps_total LEADER,ok"] == 1
+    assert leader["heartbeat_age_seconds"] < 2
 
 
 def _refusal_of(standby: Daemon, cluster: LocalCluster) -> Exception:

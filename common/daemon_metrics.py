@@ -1,0 +1,66 @@
+"""What both daemons show of themselves: since when they run, and what they have swapped in storages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from common.clock import SystemClock
+from penstock.storage.swap_counts import SwapCounts
+
+_STARTED_NS: Final = SystemClock().monotonic_ns()
+"""When this process began, nearly: daemons read this module first of all."""
+
+
+def show_uptime(registry: CollectorRegistry, role: str) -> None:
+    """Shows how long this process has run.
+
+    Args:
+        registry: where.
+        role: of the daemon.
+    """
+    show_gauge(
+        registry,
+        f"penstock_{role}_uptime_seconds",
+        "Time since the process of the daemon began.",
+        lambda: (SystemClock().monotonic_ns() - _STARTED_NS) / 1e9,
+    )
+
+
+def show_gauge(
+    registry: CollectorRegistry, name: str, help_text: str, read: Callable[[], float]
+) -> None:
+    """Shows one number, read at each scrape on the endpoint's thread."""
+    Gauge(name, help_text, registry=registry).set_function(read)
+
+
+class SwapCollector(Collector):
+    """Shows compare-and-swaps of the objects that say who leads and what of a job counts.
+
+    Args:
+        counts: of the process.
+    """
+
+    def __init__(self, counts: SwapCounts) -> None:
+        self._counts = counts
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: families are known only at a scrape."""
+        return ()
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """The family."""
+        swaps = CounterMetricFamily(
+            "penstock_jobmanager_swaps",
+            "Replacements of LEADER, of HEADs and of the records of jobs, by what came of them.",
+            labels=("object", "outcome"),
+        )
+        for (kind, outcome), count in self._counts.all().items():
+            swaps.add_metric((kind.value, outcome.value), count)
+        yield swaps
