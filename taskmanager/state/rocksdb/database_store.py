@@ -9,6 +9,7 @@ Reads are for the mailbox thread; writes for whoever holds the lock of the ``Wri
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import ENOSPC
@@ -164,6 +165,9 @@ class Database:
                 with self._writing(), paths[-1].open("wb") as file:
                     for part in sst_file(piece, self._loops):
                         file.write(part)
+                    # RocksDB would do so under the interpreter lock.
+                    file.flush()
+                    os.fsync(file.fileno())
             with self._writing():
                 self._rocks.ingest_external_file(list(map(str, paths)), self._ingest_options)
         finally:
