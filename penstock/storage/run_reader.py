@@ -15,6 +15,8 @@ from penstock.storage.blobs import SnapshotReader
 
 WIDTH: Final = b"width"
 """In the metadata of a column of narrow integers: the type that it has in the table."""
+CHECKSUM_BYTES: Final = 4
+"""Behind the last batch of a segment that has no parts."""
 READ_BYTES: Final = 16 << 20
 """Of parts that are read at once; more only where one has more."""
 
@@ -44,7 +46,7 @@ class SegmentPlace:
     Attributes:
         handle: of its file.
         offset, size_bytes: within it.
-        parts: what it consists of.
+        parts: what it consists of; none where it was written before there were any.
         name: of the file and of whose state it is, for messages.
     """
 
@@ -72,11 +74,14 @@ def segment_batches(
         StoreCorrupt: something of it is not what was written.
         StoreNotFound, StoreTransient: it cannot be read.
     """
-    told = sum(part.size_bytes for part in place.parts)
-    if told != place.size_bytes:
-        raise StoreCorrupt(
-            f"{place.name}: a segment has {place.size_bytes} bytes, its parts {told}"
-        )
+    if not place.parts:
+        if place.size_bytes:
+            data = reader.read_range(place.handle, place.offset, place.size_bytes)
+            content = memoryview(data)[:-CHECKSUM_BYTES]
+            stored = int.from_bytes(data[-CHECKSUM_BYTES:], "little")
+            _check(content, stored, place, (0, place.size_bytes), "")
+            yield from read_segment(content)
+        return
     for first, count, start, size_bytes in _reads(place.parts, key_groups):
         data = reader.read_range(place.handle, place.offset + start, size_bytes)
         offset = 0

@@ -17,7 +17,7 @@ from penstock.storage.blobs import SnapshotReader
 from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
 from taskmanager.state.aggregate_change import AggregateChange, aggregate_change
 from taskmanager.state.hashmap.chains import Chain, Segment
-from taskmanager.state.run_format import BACKEND, CODEC, FORMAT_VERSION, within
+from taskmanager.state.run_format import BACKEND, CODEC, FORMATS_READ, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +171,10 @@ def _check_format(snapshot: checkpoint_pb2.KeyedStateSnapshot, operator: str) ->
             f"the state of operator {operator!r} was written by the backend {snapshot.backend!r}, but the "
             f"job runs with {BACKEND!r}: set state.backend.type: {snapshot.backend}, or take a canonical savepoint"
         )
-    if snapshot.format_version != FORMAT_VERSION:
+    if snapshot.format_version not in FORMATS_READ:
         raise Unrecoverable(
             f"the state of operator {operator!r} has format {snapshot.format_version}, this version of "
-            f"Penstock reads {FORMAT_VERSION}: use the version that wrote it"
+            f"Penstock reads {FORMATS_READ[0]} to {FORMATS_READ[-1]}: use the version that wrote it"
         )
 
 

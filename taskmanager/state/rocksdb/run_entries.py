@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
+from penstock.errors import Unrecoverable
 from penstock.storage.codec import StateCodec, codec_of
 from penstock.storage.key_encoding import KeyBatch, bounds_of
 from penstock.storage.key_types import BoolArray, Int64Array, value_type
@@ -180,7 +181,11 @@ class _Timers(RunEntries):
 
 
 class _Rows(RunEntries):
-    """Rows of windows and joins."""
+    """Rows of windows and joins.
+
+    Raises:
+        Unrecoverable: it is not known which columns are their key.
+    """
 
     def __init__(self, schema: pa.Schema, max_parallelism: int) -> None:
         super().__init__(schema, max_parallelism)
@@ -189,10 +194,15 @@ class _Rows(RunEntries):
 
     @override
     def entries(self, partition: int, batches: list[pa.RecordBatch]) -> SstEntries:
+        names = (self.schema.metadata or {}).get(ROW_KEYS)
+        if names is None:
+            raise Unrecoverable(
+                "the rows of a window or join were stored by a version of Penstock that did not say which of their "
+                "columns are the key, and RocksDB keeps rows by their key: start with state.backend.type: hashmap, "
+                "take a savepoint there, and start with RocksDB from that one"
+            )
         loops = process_kernels()
-        keyed = KeyedRows(
-            RowDescriptor(self.schema, tuple(json.loads(self.schema.metadata[ROW_KEYS])))
-        )
+        keyed = KeyedRows(RowDescriptor(self.schema, tuple(json.loads(names))))
         columns = [joined_column(batches, place) for place in range(2, len(self.schema))]
         return row_entries(
             partition,

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.errors import CheckpointAborted, StoreTransient
+from penstock.errors import CheckpointAborted, StoreTransient, Unrecoverable
+from penstock.pb import checkpoint_pb2
 from penstock.storage.codec import codec_of
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.state.descriptors import StateDescriptor, StateKind
-from taskmanager.state.row_table import RowDescriptor
+from taskmanager.state.row_table import ROW_KEYS, RowDescriptor
 from tests.support.backend_job import BACKENDS
 from tests.support.one_backend import Cells, OneBackend
 from tests.support.rocksdb_cluster import fast_directory
@@ -120,3 +121,19 @@ def test_a_restore_that_fails_on_its_way_begins_anew(
         with pytest.raises(StoreTransient):
             home.open(written)
     assert Cells(home.open(written), VALUE).all() == {key: key * key for key in range(3000)}
+
+
+def test_rows_whose_key_is_not_known_are_refused_with_the_remedy(
+    homes: dict[str, OneBackend],
+) -> None:
+    backend, _ = filled(homes["hashmap"])
+    written = homes["hashmap"].write(backend.snapshot(1, in_runs=True))
+    old = checkpoint_pb2.KeyedStateSnapshot()
+    old.CopyFrom(written)
+    for table in old.tables:
+        schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
+        if ROW_KEYS in (schema.metadata or {}):
+            table.schema = schema.remove_metadata().serialize().to_pybytes()
+    with pytest.raises(Unrecoverable, match=r"state.backend.type: hashmap"):
+        homes["rocksdb"].open(old)
+    assert len(homes["hashmap"].open(old).row_table("rows", 5, ROWS)) == 100

@@ -1,4 +1,4 @@
-"""Segments come back as they were written, in types of any width."""
+"""Segments come back as they were written, in types of any width, and those of version 1 as well."""
 
 from __future__ import annotations
 
@@ -101,6 +101,21 @@ def test_wide_columns_are_compressed() -> None:
     schema = pa.schema([("__key_group", pa.uint16()), ("text", pa.string())])
     rows = sorted_batch(schema, np.zeros(1000, np.uint16), [pa.array(["the same"] * 1000)])
     assert len(whole([rows])) < 1000 * (1 + 4 + 8) / 2
+
+
+def test_segments_of_version_1_are_read() -> None:
+    """One stream of all batches, compressed, in the types of the schema."""
+    schema = pa.schema([("__key_group", pa.uint16()), ("n", pa.int64())])
+    written = [
+        sorted_batch(schema, np.arange(3, dtype=np.uint16), [pa.array([1, None, 1 << 40])]),
+        sorted_batch(schema, np.arange(2, dtype=np.uint16), [pa.array([5, 6])]),
+    ]
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        for batch in written:
+            writer.write_batch(batch)
+    assert list(read_segment(sink.getvalue().to_pybytes())) == written
 
 
 def test_bytes_that_are_no_segment_are_refused() -> None:
