@@ -45,6 +45,7 @@ COUNTS: dict[str, int] = {
     # of a cluster
     "ids": 10_000,
     "slot_ids": 10_000,
+    "kept_slot_ids": 10_000,
     "held_slots": 10_000,
     "endpoints": 10_000,
     "packages": 100_000,
@@ -53,6 +54,10 @@ COUNTS: dict[str, int] = {
     # of attempts; events of one batch
     "metrics": 1_000_000,
     "attempts": 1_000_000,
+    "held_attempts": 1_000_000,
+    "reads": 1_000_000,
+    "found": 1_000_000,
+    "given": 1_000_000,
     "commands": 1_000_000,
     "events": 100_000,
     "tasks": 100_000,
@@ -135,7 +140,7 @@ COMPARED = _words(
     event_interval_us events file_count first_checkpoint_id first_event_time_ms first_item format_version from_version gap_ms id
     idle_ms idle_timeout_ms inactivity_interval_ms item_count late_records leader_epoch limit local_backup_failures max_delay_ms
     min_size_bytes
-    lower_ms memory_bytes min_event_time_ms namespace offset offset_ms out_of_orderness_ms promoted_at_ms protocol_version rate
+    lower_ms memory_bytes min_event_time_ms namespace offset offset_ms oldest_peer_epoch out_of_orderness_ms promoted_at_ms protocol_version rate
     records_in records_out restored_local_bytes restored_store_bytes roll_interval_ms roll_size_bytes row_count rows since
     seed sequence size size_bytes size_ms slide_ms spill_bytes start_delay_ms state_bytes sync_ms table timestamp_ms to_version ttl_ms
     uploaded_bytes upper_ms version watch_interval_ms watermark_ms

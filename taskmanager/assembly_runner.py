@@ -285,16 +285,18 @@ class TaskManagerAssembly:
             new_incarnation=lambda: secrets.token_hex(8),
             metrics=self._supervisor.metrics,
             held_slots=self._supervisor.held_slots,
+            held_attempts=self._supervisor.held_attempts,
             held_partitions=lambda: self._partition_keeper.held,
             spill_bytes=lambda: self._partition_keeper.spill_bytes,
             follow=self._follow,
             drop_all=self._supervisor.drop_all,
+            event_arrived=self._supervisor.event_arrived,
         )
         await self._server.start()
 
-    async def _follow(self, cluster_id: str, leader_epoch: int) -> None:
+    async def _follow(self, cluster_id: str, leader_epoch: int, kept: Sequence[str]) -> None:
         await self._supervisor.drop(
-            self._table.follow(cluster_id, leader_epoch),
+            self._table.follow(cluster_id, leader_epoch, kept),
             f"leader epoch {leader_epoch} of cluster {cluster_id} has begun",
         )
 

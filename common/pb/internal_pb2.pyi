@@ -40,6 +40,7 @@ class RegisterTaskManagerRequest(_message.Message):
     PACKAGES_FIELD_NUMBER: _builtins.int
     PARTITION_ENDPOINT_FIELD_NUMBER: _builtins.int
     HOLDINGS_FIELD_NUMBER: _builtins.int
+    HELD_ATTEMPTS_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     rpc_address: _builtins.str
     """host:port of TaskManagerInternal."""
@@ -60,6 +61,10 @@ class RegisterTaskManagerRequest(_message.Message):
 
     @_builtins.property
     def holdings(self) -> Global___Holdings: ...
+    @_builtins.property
+    def held_attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldAttempt]:
+        """What it has been running for an earlier leader."""
+
     def __init__(
         self,
         *,
@@ -74,10 +79,11 @@ class RegisterTaskManagerRequest(_message.Message):
         packages: _abc.Iterable[_builtins.str] | None = ...,
         partition_endpoint: Global___DataEndpoint | None = ...,
         holdings: Global___Holdings | None = ...,
+        held_attempts: _abc.Iterable[Global___HeldAttempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings", "partition_endpoint", b"partition_endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "holdings", b"holdings", "incarnation", b"incarnation", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "held_attempts", b"held_attempts", "holdings", b"holdings", "incarnation", b"incarnation", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -91,10 +97,15 @@ class RegisterTaskManagerResponse(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    KEPT_SLOT_IDS_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     cluster_id: _builtins.str
     heartbeat_interval_ms: _builtins.int
     heartbeat_timeout_ms: _builtins.int
+    @_builtins.property
+    def kept_slot_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Slots whose attempts may go on; all others that it holds are to be ended first."""
+
     def __init__(
         self,
         *,
@@ -102,14 +113,94 @@ class RegisterTaskManagerResponse(_message.Message):
         cluster_id: _builtins.str = ...,
         heartbeat_interval_ms: _builtins.int = ...,
         heartbeat_timeout_ms: _builtins.int = ...,
+        kept_slot_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "heartbeat_interval_ms", b"heartbeat_interval_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "heartbeat_interval_ms", b"heartbeat_interval_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "kept_slot_ids", b"kept_slot_ids", "leader_epoch", b"leader_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterTaskManagerResponse: _TypeAlias = RegisterTaskManagerResponse  # noqa: Y015
+
+@_typing.final
+class HeldAttempt(_message.Message):
+    """An attempt that a TaskManager runs, or has run in a slot that it still holds: all that a JobManager which takes its
+    job over must know of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    LAST_STATES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    END_OF_DATA_FIELD_NUMBER: _builtins.int
+    SIDE_LOADED_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    GIVEN_FIELD_NUMBER: _builtins.int
+    IS_INCOMPLETE_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    """The leader under which that was started."""
+    state: _client_pb2.AttemptState.ValueType
+    checkpoint_id: _builtins.int
+    """The checkpoint that it went on from; 0 = none."""
+    end_of_data: _builtins.bool
+    side_loaded: _builtins.bool
+    is_incomplete: _builtins.bool
+    """There were more splits than are kept here: the attempt cannot be gone on with."""
+    @_builtins.property
+    def attempt(self) -> Global___AttemptId: ...
+    @_builtins.property
+    def endpoint(self) -> Global___DataEndpoint:
+        """Of the process that it is in."""
+
+    @_builtins.property
+    def failure(self) -> _client_pb2.FailureCause:
+        """FAILED only."""
+
+    @_builtins.property
+    def last_states(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.OperatorSnapshot]:
+        """FINISHED only, as of AttemptStateChanged."""
+
+    @_builtins.property
+    def reads(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionId]:
+        """Whose rows it reads."""
+
+    @_builtins.property
+    def found(self) -> _containers.RepeatedCompositeFieldContainer[Global___SplitsDiscovered]:
+        """What it has discovered, and what it was given, as far as no completed checkpoint covers it."""
+
+    @_builtins.property
+    def given(self) -> _containers.RepeatedCompositeFieldContainer[Global___AddSplits]: ...
+    def __init__(
+        self,
+        *,
+        attempt: Global___AttemptId | None = ...,
+        endpoint: Global___DataEndpoint | None = ...,
+        leader_epoch: _builtins.int = ...,
+        state: _client_pb2.AttemptState.ValueType = ...,
+        failure: _client_pb2.FailureCause | None = ...,
+        last_states: _abc.Iterable[_checkpoint_pb2.OperatorSnapshot] | None = ...,
+        checkpoint_id: _builtins.int = ...,
+        reads: _abc.Iterable[Global___PartitionId] | None = ...,
+        end_of_data: _builtins.bool = ...,
+        side_loaded: _builtins.bool = ...,
+        found: _abc.Iterable[Global___SplitsDiscovered] | None = ...,
+        given: _abc.Iterable[Global___AddSplits] | None = ...,
+        is_incomplete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "endpoint", b"endpoint", "failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "end_of_data", b"end_of_data", "endpoint", b"endpoint", "failure", b"failure", "found", b"found", "given", b"given", "is_incomplete", b"is_incomplete", "last_states", b"last_states", "leader_epoch", b"leader_epoch", "reads", b"reads", "side_loaded", b"side_loaded", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldAttempt: _TypeAlias = HeldAttempt  # noqa: Y015
 
 @_typing.final
 class HeartbeatRequest(_message.Message):
@@ -341,16 +432,23 @@ class HeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KNOWN_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     """False: register again."""
+    leader_epoch: _builtins.int
+    """Who answers."""
+    cluster_id: _builtins.str
     def __init__(
         self,
         *,
         known: _builtins.bool = ...,
+        leader_epoch: _builtins.int = ...,
+        cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "known", b"known", "leader_epoch", b"leader_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -954,10 +1052,13 @@ class AllocateSlotsRequest(_message.Message):
     REQUIREMENTS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     ALLOCATION_ID_FIELD_NUMBER: _builtins.int
+    OLDEST_PEER_EPOCH_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     job_id: _builtins.str
     incarnation: _builtins.str
     allocation_id: _builtins.int
+    oldest_peer_epoch: _builtins.int
+    """Slots of the job that were started under this leader, or a later one, are let in."""
     @_builtins.property
     def slot_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -977,10 +1078,11 @@ class AllocateSlotsRequest(_message.Message):
         requirements: _abc.Iterable[_builtins.str] | None = ...,
         incarnation: _builtins.str = ...,
         allocation_id: _builtins.int = ...,
+        oldest_peer_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "artifacts", b"artifacts", "config", b"config", "incarnation", b"incarnation", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "requirements", b"requirements", "slot_ids", b"slot_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "artifacts", b"artifacts", "config", b"config", "incarnation", b"incarnation", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "oldest_peer_epoch", b"oldest_peer_epoch", "requirements", b"requirements", "slot_ids", b"slot_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1590,15 +1692,19 @@ class CheckpointAborted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    FIRST_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
+    first_checkpoint_id: _builtins.int
+    """All from this one on; 0 = it alone."""
     def __init__(
         self,
         *,
         checkpoint_id: _builtins.int = ...,
+        first_checkpoint_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "first_checkpoint_id", b"first_checkpoint_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1983,6 +2089,7 @@ class SlotConfiguration(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     SPILL_DIRECTORY_FIELD_NUMBER: _builtins.int
     LOCAL_STATE_DIRECTORIES_FIELD_NUMBER: _builtins.int
+    OLDEST_PEER_EPOCH_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     slot_id: _builtins.str
     taskmanager_id: _builtins.str
@@ -1997,6 +2104,8 @@ class SlotConfiguration(_message.Message):
     """Shared secret of the data handshake; "" on loopback."""
     spill_directory: _builtins.str
     """The TaskManager's directory for partitions that do not fit into memory, or outlive their slot."""
+    oldest_peer_epoch: _builtins.int
+    """As of AllocateSlotsRequest."""
     @_builtins.property
     def code_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Directories and zips put first on sys.path."""
@@ -2030,10 +2139,11 @@ class SlotConfiguration(_message.Message):
         token: _builtins.str = ...,
         spill_directory: _builtins.str = ...,
         local_state_directories: _abc.Iterable[_builtins.str] | None = ...,
+        oldest_peer_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_paths", b"artifact_paths", "code_paths", b"code_paths", "config", b"config", "host_id", b"host_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "local_state_directories", b"local_state_directories", "log_directory", b"log_directory", "slot_id", b"slot_id", "spill_directory", b"spill_directory", "taskmanager_id", b"taskmanager_id", "tcp_advertised_host", b"tcp_advertised_host", "tcp_bind_host", b"tcp_bind_host", "token", b"token", "unix_socket_path", b"unix_socket_path", "work_directory", b"work_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_paths", b"artifact_paths", "code_paths", b"code_paths", "config", b"config", "host_id", b"host_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "local_state_directories", b"local_state_directories", "log_directory", b"log_directory", "oldest_peer_epoch", b"oldest_peer_epoch", "slot_id", b"slot_id", "spill_directory", b"spill_directory", "taskmanager_id", b"taskmanager_id", "tcp_advertised_host", b"tcp_advertised_host", "tcp_bind_host", b"tcp_bind_host", "token", b"token", "unix_socket_path", b"unix_socket_path", "work_directory", b"work_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,17 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63ommon/pb/job_record.proto\x12\x14penstock.internal.v1\"@\n\x0cStoredLeader\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x01(\x0c\"\xbd\x02\n\tStoredJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\x17\n\x0fsubmitted_at_ms\x18\x04 \x01(\x03\x12\x14\n\x0cgraph_digest\x18\x05 \x01(\t\x12\x14\n\x0c\x61ttempts_end\x18\x06 \x01(\x04\x12\x14\n\x0cis_cancelled\x18\x07 \x01(\x08\x12\x17\n\x0fhas_checkpoints\x18\x08 \x01(\x08\x12\x12\n\nis_emptied\x18\t \x01(\x08\x12\x15\n\rhas_committed\x18\n \x01(\x08\x12\x17\n\x0frepeated_output\x18\x0b \x01(\x0c\x12\x12\n\noperations\x18\x0c \x01(\x0c\x12,\n\x03\x65nd\x18\r \x01(\x0b\x32\x1f.penstock.internal.v1.StoredEnd\"Q\n\tStoredEnd\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x65nded_at_ms\x18\x03 \x01(\x03\x12\x10\n\x08is_clean\x18\x04 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63ommon/pb/job_record.proto\x12\x14penstock.internal.v1\"@\n\x0cStoredLeader\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x01(\x0c\"\xbb\x03\n\tStoredJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\x17\n\x0fsubmitted_at_ms\x18\x04 \x01(\x03\x12\x14\n\x0cgraph_digest\x18\x05 \x01(\t\x12\x14\n\x0c\x61ttempts_end\x18\x06 \x01(\x04\x12\x14\n\x0cis_cancelled\x18\x07 \x01(\x08\x12\x17\n\x0fhas_checkpoints\x18\x08 \x01(\x08\x12\x12\n\nis_emptied\x18\t \x01(\x08\x12\x15\n\rhas_committed\x18\n \x01(\x08\x12\x17\n\x0frepeated_output\x18\x0b \x01(\x0c\x12\x12\n\noperations\x18\x0c \x01(\x0c\x12,\n\x03\x65nd\x18\r \x01(\x0b\x32\x1f.penstock.internal.v1.StoredEnd\x12G\n\x0ctaskmanagers\x18\x0e \x03(\x0b\x32\x31.penstock.internal.v1.StoredJob.TaskmanagersEntry\x1a\x33\n\x11TaskmanagersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Q\n\tStoredEnd\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x65nded_at_ms\x18\x03 \x01(\x03\x12\x10\n\x08is_clean\x18\x04 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'common.pb.job_record_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_STOREDJOB_TASKMANAGERSENTRY']._loaded_options = None
+  _globals['_STOREDJOB_TASKMANAGERSENTRY']._serialized_options = b'8\001'
   _globals['_STOREDLEADER']._serialized_start=52
   _globals['_STOREDLEADER']._serialized_end=116
   _globals['_STOREDJOB']._serialized_start=119
-  _globals['_STOREDJOB']._serialized_end=436
-  _globals['_STOREDEND']._serialized_start=438
-  _globals['_STOREDEND']._serialized_end=519
+  _globals['_STOREDJOB']._serialized_end=562
+  _globals['_STOREDJOB_TASKMANAGERSENTRY']._serialized_start=511
+  _globals['_STOREDJOB_TASKMANAGERSENTRY']._serialized_end=562
+  _globals['_STOREDEND']._serialized_start=564
+  _globals['_STOREDEND']._serialized_end=645
 # @@protoc_insertion_point(module_scope)

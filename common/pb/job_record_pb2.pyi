@@ -5,8 +5,10 @@ What a JobManager keeps for its successor: who leads, and one record per job, ea
 compare-and-swap (jobmanager/stores).
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -48,6 +50,26 @@ Global___StoredLeader: _TypeAlias = StoredLeader  # noqa: Y015
 class StoredJob(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TaskmanagersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     JOB_ID_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
@@ -61,6 +83,7 @@ class StoredJob(_message.Message):
     REPEATED_OUTPUT_FIELD_NUMBER: _builtins.int
     OPERATIONS_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    TASKMANAGERS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     leader_epoch: _builtins.int
     """Whose word counts: the leader that has written this last."""
@@ -84,6 +107,10 @@ class StoredJob(_message.Message):
     """jobmanager/job/kept_operations.py"""
     @_builtins.property
     def end(self) -> Global___StoredEnd: ...
+    @_builtins.property
+    def taskmanagers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Which have been running its attempts, and where they are called."""
+
     def __init__(
         self,
         *,
@@ -100,10 +127,11 @@ class StoredJob(_message.Message):
         repeated_output: _builtins.bytes = ...,
         operations: _builtins.bytes = ...,
         end: Global___StoredEnd | None = ...,
+        taskmanagers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_end", b"attempts_end", "end", b"end", "graph_digest", b"graph_digest", "has_checkpoints", b"has_checkpoints", "has_committed", b"has_committed", "is_cancelled", b"is_cancelled", "is_emptied", b"is_emptied", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "operations", b"operations", "repeated_output", b"repeated_output", "revision", b"revision", "submitted_at_ms", b"submitted_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_end", b"attempts_end", "end", b"end", "graph_digest", b"graph_digest", "has_checkpoints", b"has_checkpoints", "has_committed", b"has_committed", "is_cancelled", b"is_cancelled", "is_emptied", b"is_emptied", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "operations", b"operations", "repeated_output", b"repeated_output", "revision", b"revision", "submitted_at_ms", b"submitted_at_ms", "taskmanagers", b"taskmanagers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

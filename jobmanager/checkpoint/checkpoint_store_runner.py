@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from uuid import uuid4
@@ -33,6 +32,7 @@ from jobmanager.checkpoint.done_splits_store import (
     read_done_splits,
 )
 from jobmanager.checkpoint.orphans import orphans
+from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.checkpoint.repeated_output import RepeatedOutput, note_files, repeated_output
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.checkpoint.snapshot_convert import (
@@ -86,29 +86,6 @@ _SWAP_PAUSE_S = 0.5
 DoneNames = Iterable[tuple[AttemptKey, str, tuple[str, ...]]]
 LastStates = Mapping[SubtaskId, Iterable[checkpoint_pb2.OperatorSnapshot]]
 _Readable = tuple[checkpoint_pb2.RetainedCheckpoint, checkpoint_pb2.CheckpointManifest]
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedCheckpoints:
-    """What a job starts from.
-
-    Attributes:
-        newest: manifest of the newest checkpoint that can be read; None = there is none.
-        retained: what HEAD names and can be read, oldest first.
-        repeated: what is written again, since newer checkpoints are damaged; None = nothing.
-        is_of_another: ``newest`` was taken of another job: this one has no checkpoint of its own yet.
-        done: what the newest says that sources have read to its end, by operator uid.
-        sweep: removes what dead attempts have left, beside what goes on from here; told what was written since
-            for the start; None = nothing may be removed. Raises a ``StreamError`` where something stays.
-    """
-
-    newest: checkpoint_pb2.CheckpointManifest | None
-    retained: tuple[CompletedCheckpoint, ...]
-    next_checkpoint_id: int
-    repeated: RepeatedOutput | None = None
-    is_of_another: bool = False
-    done: Mapping[str, DoneSplits] = field(default_factory=dict)
-    sweep: Callable[[Collection[str]], None] | None = None
 
 
 class _Claim:
@@ -287,6 +264,7 @@ class CheckpointStoreRunner:
             newest=readable[-1][1] if readable else None,
             retained=completed,
             next_checkpoint_id=head.next_checkpoint_id - IDS_RESERVED_AT_ONCE,
+            goes_back=bool(readable) and readable[-1][0] is not head.retained[-1],
             repeated=self._repeated(head, readable[-1][1]) if readable else None,
             is_of_another=bool(readable) and readable[-1][1].job_id != self._job_id,
             done=done,

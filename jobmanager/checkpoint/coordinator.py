@@ -248,7 +248,7 @@ class CheckpointCoordinator:
     def _handle(self, event: c.CoordinatorEvent) -> None:
         match event:
             case c.TasksStarted():
-                self._start(event.tasks)
+                self._start(event.tasks, at_once=event.at_once)
             case c.TasksStopped():
                 self._stop()
             case c.TaskFinished():
@@ -278,7 +278,7 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------ tasks
 
-    def _start(self, tasks: tuple[c.TaskView, ...]) -> None:
+    def _start(self, tasks: tuple[c.TaskView, ...], *, at_once: bool) -> None:
         if self._active:
             self._stop()
         self._tasks = {task.key: task for task in tasks}
@@ -292,7 +292,7 @@ class CheckpointCoordinator:
                     raise InvariantViolation(f"{task.key} is fed by {producer}, which is unknown")
         self._active = True
         self._safe_since = self._now
-        self._policy.begin(self._now)
+        self._policy.begin(self._now, at_once=at_once)
 
     def _stop(self) -> None:
         # Tasks stay known: those that go on hear of what is void, and of what completes yet.

@@ -110,10 +110,15 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True)
 class TasksStarted:
-    """Every task of the job is RUNNING (or FINISHED): checkpoints may begin."""
+    """Every task of the job is RUNNING (or FINISHED): checkpoints may begin.
+
+    Attributes:
+        at_once: the first is due now, and not after an interval.
+    """
 
     tasks: tuple[TaskView, ...]
     now_ms: int
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,10 +359,15 @@ class NotifySaved:
 
 @dataclass(frozen=True, slots=True)
 class NotifyAborted:
-    """Tell tasks that a checkpoint will not complete."""
+    """Tell tasks that a checkpoint will not complete.
+
+    Attributes:
+        first_id: nor will any from this one on; 0 = it alone.
+    """
 
     checkpoint_id: int
     keys: tuple[AttemptKey, ...]
+    first_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

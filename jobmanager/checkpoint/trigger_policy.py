@@ -124,10 +124,10 @@ class TriggerPolicy:
         """Requests that wait, in the order in which they are served."""
         return tuple(request for queue in self._queues.values() for request in queue)
 
-    def begin(self, now_ms: int) -> None:
-        """Tasks run: the first periodic checkpoint starts an interval from now."""
+    def begin(self, now_ms: int, *, at_once: bool = False) -> None:
+        """Tasks run: the first periodic checkpoint starts an interval from now, or at once."""
         self._last_start_ms = now_ms
-        self._periodic_again = False
+        self._periodic_again = at_once and self._settings.interval_ms is not None
 
     def stop(self) -> tuple[Request, ...]:
         """Tasks do not run: forgets and returns all requests."""

@@ -17,7 +17,7 @@ import structlog
 
 from common.clock import Clock
 from common.metrics import NamedMetrics
-from common.pb import internal_pb2
+from common.pb import internal_pb2, job_record_pb2
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.dispatcher.ended_jobs_runner import EndedJobsRunner
 from jobmanager.dispatcher.job_start_runner import check_takes_checkpoints
@@ -27,16 +27,10 @@ from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunne
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
+from jobmanager.job.job_causes import quarantine_cause
 from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
-from jobmanager.job.job_description import (
-    JobDescription,
-    describe,
-)
-from jobmanager.job.job_master_runner import (
-    JobMasterRunner,
-    free_slots,
-    quarantine_cause,
-)
+from jobmanager.job.job_description import JobDescription, describe
+from jobmanager.job.job_master_runner import JobMasterRunner, free_slots
 from jobmanager.job.job_operation import JobOperation
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_record import JobRecord
@@ -220,24 +214,25 @@ class DispatcherRunner:
         if self._stopping:
             raise JobRejected("the JobManager is stopping: submit the job to its successor")
 
-    def _options(
-        self,
-        job: JobDescription,
-        first_attempt: int = 0,
-        *,
-        is_recovered: bool = False,
-        operations: bytes = b"",
-    ) -> JobOptions:
+    def _options(self, job: JobDescription, stored: StoredJob | None = None) -> JobOptions:
+        """How a job is run, that an earlier JobManager may have stored."""
+        record = job_record_pb2.StoredJob() if stored is None else stored.record
         return job.options(
-            first_attempt,
-            is_recovered,
-            operations,
+            record.attempts_end,
+            stored is not None,
+            record.operations,
+            record.taskmanagers,
             leader_epoch=self._store.leader_epoch,
             jitter=self._jitter,
             labels=self._labels,
         )
 
-    def _begin(self, job: JobDescription, submitted_at_ms: int, options: JobOptions) -> JobRecord:
+    def _begin(
+        self,
+        job: JobDescription,
+        submitted_at_ms: int,
+        options: JobOptions,
+    ) -> JobRecord:
         job_id = job.job_id
         runner = JobMasterRunner(
             job,
@@ -271,13 +266,7 @@ class DispatcherRunner:
         return record
 
     def _begin_again(self, job: JobDescription, stored: StoredJob) -> JobRecord:
-        options = self._options(
-            job,
-            stored.record.attempts_end,
-            is_recovered=True,
-            operations=stored.record.operations,
-        )
-        return self._begin(job, stored.record.submitted_at_ms, options)
+        return self._begin(job, stored.record.submitted_at_ms, self._options(job, stored))
 
     async def _supervise(self, job: JobDescription, runner: JobMasterRunner) -> None:
         """Runs a job's actor; whatever goes wrong in it, or at its end, stays in here."""

@@ -95,13 +95,11 @@ class ExecutionGraph:
 
     # ------------------------------------------------------------ attempts
 
-    def adopt(self, subtask: SubtaskId, number: int, taskmanager_id: str) -> ExecutionAttempt:
-        """A subtask has done its work before, in an attempt of an earlier JobManager."""
+    def adopt(self, adopted: ExecutionAttempt) -> None:
+        """An attempt of an earlier JobManager, which has done its work or goes on with it."""
+        subtask = adopted.key.subtask
         assert self._attempts[subtask].state is AttemptState.CREATED, "nothing has begun yet"
-        key = AttemptKey(subtask.vertex, subtask.subtask_index, number)
-        adopted = ExecutionAttempt(key, AttemptState.FINISHED, taskmanager_id)
         self._attempts[subtask] = adopted
-        return adopted
 
     def resume(self, subtasks: Iterable[SubtaskId]) -> None:
         """These have state in the checkpoint that the job goes on from."""

@@ -90,8 +90,14 @@ class CheckpointWiring:
 
     # ------------------------------------------------------------ what tasks do
 
-    def started(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
-        """Every task that has begun runs or has finished; the others take no part."""
+    def started(
+        self, splits: SourceSplits, now_ms: int, *, at_once: bool = False
+    ) -> list[WiredEffect]:
+        """Every task that has begun runs or has finished; the others take no part.
+
+        Args:
+            at_once: the first checkpoint is due now.
+        """
         self._runs, self._final_request = True, ""
         loading = self._graph.plan.loading
         tasks = tuple(
@@ -105,7 +111,7 @@ class CheckpointWiring:
             for attempt in self._graph.current()
             if attempt.state is not AttemptState.CREATED
         )
-        return self._step(c.TasksStarted(tasks, now_ms), splits)
+        return self._step(c.TasksStarted(tasks, now_ms, at_once), splits)
 
     def stopped(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
         """Tasks are being cancelled, or all have finished."""

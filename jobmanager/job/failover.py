@@ -23,7 +23,12 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.rebuilt_regions import rebuilt_regions
 from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.failover.restart_strategy import RestartStrategy
-from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
+from jobmanager.graph.execution_attempt import (
+    AttemptKey,
+    AttemptState,
+    ExecutionAttempt,
+    SubtaskId,
+)
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
 from jobmanager.job.checkpoint_wiring import WiredEffect
@@ -89,13 +94,18 @@ class Failover:
         self._pre_aggregating = frozenset(
             vertex.id for vertex in regions.plan.vertices if vertex.pre_aggregates
         )
+        self._takeovers = int(options.is_recovered)
         self._is_cut = False
         """A savepoint has had pre-aggregation emit what it kept, and no checkpoint has been completed since."""
 
     @property
     def restarts(self) -> int:
-        """Restarts that failures have led to; going on after another JobManager is one more."""
-        return self._strategy.restarts + self._free_restarts + self._options.is_recovered
+        """Restarts that failures have led to; beginning again after another JobManager is one more."""
+        return self._strategy.restarts + self._free_restarts + self._takeovers
+
+    def go_on(self) -> None:
+        """What another JobManager has deployed goes on: nothing has begun again."""
+        self._takeovers = 0
 
     def decide(
         self,
@@ -268,4 +278,7 @@ class Failover:
                 if partition.producer == subtask and attempt == number
             }
             holder = next(iter(held.values()), "")
-            self._partitions.adopt(self._graph.adopt(subtask, number, holder), held)
+            key = AttemptKey(subtask.vertex, subtask.subtask_index, number)
+            attempt = ExecutionAttempt(key, AttemptState.FINISHED, holder)
+            self._graph.adopt(attempt)
+            self._partitions.adopt(attempt, held)

@@ -10,13 +10,17 @@ is adopted before anything has begun here, or not at all.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
 from jobmanager.job.failover import ALL
 from jobmanager.job.groups import UNDEPLOYED, Group, GroupEvent, GroupPhase
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
+from jobmanager.job.slot_lease import free_stray
 from jobmanager.job.source_splits import SourceSplits
+from jobmanager.job.takeover import Takeover
 from jobmanager.messages import job_effects, job_events
 from penstock.errors import require_invariant
 
@@ -32,6 +36,11 @@ class GroupPreparations:
         self._parts = parts
         self._found: RestoredCheckpoint | None = None
         """What the job goes on from, while it is asked for what was done before it."""
+        self._seeks_attempts = parts.options.seeks_attempts
+        """What another JobManager has deployed may run, and has not been found yet."""
+        self._goes_back = False
+        """What runs is further than the job can go on from."""
+        self._takeover = Takeover(parts)
 
     def begin(self, group: Group) -> list[PartEffect]:
         """Attempts of a group are to begin; a job that nobody goes on with has nothing to find."""
@@ -45,7 +54,7 @@ class GroupPreparations:
             return []
         unusable = tuple(sorted(parts.unusable))
         if group.begins_whole:
-            return [job_effects.PrepareStart(group.attempt, unusable)]
+            return [job_effects.PrepareStart(group.attempt, unusable, may_run=self._seeks_attempts)]
         others = [
             other.subtasks
             for other in parts.groups.in_phase(*UNDEPLOYED, GroupPhase.INPUTS)
@@ -85,6 +94,10 @@ class GroupPreparations:
             message = f"checkpoint {newest}, which others go on from, cannot be read any more"
             return [Failed(FailureCause("StoreCorrupt", message), ALL, is_free=True)]
         parts.restored_checkpoint_id = group.restored_id = id
+        if self._seeks_attempts:
+            self._found, self._goes_back = restored, event.goes_back
+            parts.groups.move(group, GroupEvent.PINNED)
+            return [job_effects.FindAttempts(group.attempt)]
         pinned = parts.failover.pinned(restored) if restored and may_adopt else ()
         if not pinned:
             return self._begin_from(group, restored)
@@ -121,6 +134,20 @@ class GroupPreparations:
         parts.failover.adopt(self._found, event.located)
         effects = self._begin_from(group, self._found)
         self._found = None
+        return effects
+
+    def take_found(self, event: job_events.AttemptsFound) -> list[PartEffect]:
+        """What another JobManager has deployed is known: it goes on, or the job begins as from nothing."""
+        self._seeks_attempts = False
+        group = self._waiting(event.attempt, GroupPhase.LOCATING)
+        if group is None:  # the job ends
+            return [*free_stray(tuple(dict.fromkeys(one.slot for one in event.found))), Dropped()]
+        restored, self._found = self._found, None
+        if self._goes_back:
+            event = replace(event, reason="its newest checkpoint cannot be read")
+        effects = self._takeover.take(group, restored, event)
+        if group.phase is GroupPhase.LOCATING:
+            effects += self._begin_from(group, restored)
         return effects
 
     def _begin_from(self, group: Group, restored: RestoredCheckpoint | None) -> list[PartEffect]:

@@ -53,7 +53,8 @@ class GroupEvent(enum.Enum):
     STARTED = "they begin, from what their checkpoint says"
     PREPARED = "it is known what they go on from"
     ADOPTED = "they have done their work under another JobManager"
-    PINNED = "some of them may have done their work under another JobManager"
+    PINNED = "some of them may run, or have done their work, under another JobManager"
+    FOUND = "some of them run, or have done their work, under another JobManager"
     ENDED = "the job ends"
 
 
@@ -82,6 +83,7 @@ GROUP_TRANSITIONS: dict[tuple[GroupPhase, GroupEvent], GroupPhase] = {
     (_P.PREPARING, _E.PINNED): _P.LOCATING,
     (_P.LOCATING, _E.ADOPTED): _P.RUNNING,
     (_P.LOCATING, _E.PREPARED): _P.INPUTS,
+    (_P.LOCATING, _E.FOUND): _P.RESTORE,
     **{(phase, _E.ENDED): _P.LATE for phase in _P},
 }
 

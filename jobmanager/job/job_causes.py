@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from jobmanager.checkpoint import messages as c
@@ -86,6 +86,41 @@ def inputs_gone(checkpoint_id: int, reader: SubtaskId, producer: SubtaskId) -> F
     )
 
 
+def not_taken_over(gone: Sequence[SubtaskId], broken: Sequence[SubtaskId]) -> FailureCause:
+    """Another JobManager has led, and not all that it had deployed goes on.
+
+    Args:
+        gone: what no TaskManager runs any more.
+        broken: all that begins again.
+    """
+    if gone:
+        named, more = ", ".join(map(str, gone[:5])), ", ..." if len(gone) > 5 else ""
+        return FailureCause(
+            "TaskManagerLost",
+            f"no TaskManager that has registered since another JobManager led runs {named}{more}",
+        )
+    return FailureCause(
+        "TaskFailure", f"{broken[0]} was being restarted when another JobManager took over"
+    )
+
+
+def quarantine_cause(error: BaseException, now_ms: int) -> FailureCause:
+    """What the user is told when the job's own actor has crashed."""
+    return FailureCause(
+        "Unrecoverable",
+        f"the JobManager gave this job up because of an error of its own: {_in_one_line(error)}; the "
+        "JobManager's log has the story (job.quarantined)",
+        timestamp_ms=now_ms,
+    )
+
+
+def _in_one_line(error: BaseException) -> str:
+    """An exception in one line; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
 def told(event: job_events.JobEvent) -> str:
     """An event in short, for the story: splits' payloads and snapshots are not part of it."""
     match event:
@@ -95,6 +130,8 @@ def told(event: job_events.JobEvent) -> str:
         case job_events.StartPrepared():
             restored = event.restored.checkpoint_id if event.restored is not None else None
             return f"StartPrepared(attempt {event.attempt}, checkpoint {restored})"
+        case job_events.AttemptsFound():
+            return f"AttemptsFound({len(event.found)} attempts, {event.reason!r})"
         case c.AckReceived():
             return f"AckReceived({event.key}, checkpoint {event.checkpoint_id})"
         case _:

@@ -29,8 +29,8 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import (
     CheckpointStoreRunner,
     CheckpointsUnreadable,
-    PreparedCheckpoints,
 )
+from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.failover.failure_cause import FailureCause
@@ -440,7 +440,7 @@ class JobCheckpointsRunner:
         if self._savepoints is not None:
             restored_id = found.newest.checkpoint_id if found.newest else 0
             await self.operations.keep_taken_back(self._savepoints.note_restored(restored_id))
-            self._go_on_with_operations(self._savepoints, found)
+            self._resume_operations(self._savepoints, found)
         await self._note_repeated(found.repeated)
         tasks: RestoredTasks = {}
         if found.newest is not None:
@@ -468,11 +468,11 @@ class JobCheckpointsRunner:
         if (sweep := found.sweep) is not None:
             # Behind the start, which waits for no listing.
             self._sweeps.begin(lambda: sweep(brought))
-        return job_events.StartPrepared(attempt, restored, found.retained, found.next_checkpoint_id)
+        return job_events.StartPrepared(
+            attempt, restored, found.retained, found.next_checkpoint_id, found.goes_back
+        )
 
-    def _go_on_with_operations(
-        self, savepoints: SavepointsRunner, found: PreparedCheckpoints
-    ) -> None:
+    def _resume_operations(self, savepoints: SavepointsRunner, found: PreparedCheckpoints) -> None:
         """What another JobManager had begun is brought to its end."""
         if self._has_gone_on:
             return
@@ -550,7 +550,7 @@ class JobCheckpointsRunner:
                 alone=effect.subtasks,
                 preparation=preparation,
                 ended_id=self._ended_id,
-                first_attempt=effect.attempt,
+                first_attempt=effect.first_attempt,
             ),
         )
         if jobs is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
@@ -18,6 +19,7 @@ from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.graph.job_plan import JobPlan, plan_problem
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_settings import JobSettings, job_settings
+from jobmanager.job.takeover import can_go_on
 from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.admission import CodeStamp, TaskManagerFacts, admission_problem
 from jobmanager.stores.artifact_store import ArtifactStore
@@ -66,6 +68,7 @@ class JobDescription:
         first_attempt: int = 0,
         is_recovered: bool = False,
         operations: bytes = b"",
+        taskmanagers: Mapping[str, str] = MappingProxyType({}),
         *,
         leader_epoch: int,
         jitter: Callable[[], float],
@@ -81,7 +84,11 @@ class JobDescription:
             else partial(_coordinator, checkpoints, leader_epoch),
             first_attempt=first_attempt,
             is_recovered=is_recovered,
+            goes_on=self.settings.outlives_jobmanager
+            and can_go_on(self.plan)
+            and not _collects(self.graph),
             operations=operations,
+            taskmanagers=taskmanagers,
             jitter=jitter,
             labels=labels,
             exceptions_max=self.config.jobmanager_exception_history_size,
@@ -96,6 +103,16 @@ class JobDescription:
         if self.checkpoint_directory:
             return open_store(self.checkpoint_directory)
         return MemoryStore(self.settings.memory_max_bytes)
+
+
+def _collects(graph: graph_pb2.JobGraph) -> bool:
+    """Whether rows go to the JobManager, whose end they do not outlive."""
+    return any(
+        operator.sink.HasField("collect")
+        for vertex in graph.vertices
+        for operator in vertex.operators
+        if operator.WhichOneof("spec") == "sink"
+    )
 
 
 def _coordinator(

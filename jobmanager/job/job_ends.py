@@ -38,7 +38,7 @@ def check_job(parts: JobParts, state: JobState, phase: JobPhase) -> None:
     parts.partitions.check()
     groups.check()
     states = {attempt.state for attempt in graph.current()}
-    if phase is JobPhase.ENDED:
+    if phase is JobPhase.ENDED and not (state is JobState.SUSPENDED and parts.options.goes_on):
         assert graph.all_terminal(graph.subtasks()), "attempts end before the job"
     if phase is JobPhase.PROMOTING:
         assert graph.all_finished, "only what is complete outlives its job"

@@ -5,9 +5,10 @@
     a failure that may be mended: its regions stop -> delay -> prepared -> slots ... while the others run, or are on
     their own way back (``groups``); RESTARTING only where none is left that runs
     any other failure: FAILING -> all attempts over -> FAILED; a cancellation likewise, also of what is FAILING;
-    a JobManager that stops: SUSPENDED
+    a JobManager that stops: SUSPENDED, with its attempts left to the next one where they can go on there
     regions behind blocking edges begin when all that they read is there
-    after another JobManager: prepared -> located, what was done before is adopted -> slots ...
+    after another JobManager: prepared -> what it has deployed is found, and goes on (``takeover``), or
+    prepared -> located, what was done before is adopted -> slots ...
     a subtask that is slow may have a second attempt beside the first, of which one counts (speculation.py)
 
 This file decides on failures and on the job's end. How groups of subtasks begin is ``group_preparations`` and
@@ -33,21 +34,18 @@ Flink's final checkpoint (FLIP-147) for jobs that take none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failure_cause import FailureCause, more_telling
 from jobmanager.graph.execution_attempt import (
     AttemptState,
     SubtaskId,
 )
-from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.job.attempt_reports import AttemptReports
-from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.failover import ALL
 from jobmanager.job.group_preparations import GroupPreparations
 from jobmanager.job.group_restarts import GroupRestarts
@@ -55,11 +53,11 @@ from jobmanager.job.group_starts import GroupStarts
 from jobmanager.job.groups import STOPPED, UNDEPLOYED, Group, GroupEvent, GroupPhase
 from jobmanager.job.job_causes import committed_already, not_promoted, told
 from jobmanager.job.job_ends import check_job, left_at_end
+from jobmanager.job.job_master_views import JobMasterViews
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
 from jobmanager.job.job_phases import BEGUN, STOPPING, JobPhase, JobTurn, next_phase
 from jobmanager.job.losses import Losses
-from jobmanager.job.speculation import Speculation
 from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import ENDING, TRANSITIONS, JobState, is_terminal
 from penstock.errors import InvariantViolation, require_invariant
@@ -68,7 +66,7 @@ _STORY_LENGTH = 64
 _ENDS = {JobState.CANCELLING: JobState.CANCELED, JobState.SUSPENDED: JobState.SUSPENDED}
 
 
-class JobMaster:
+class JobMaster(JobMasterViews):
     """Drives one job.
 
     Args:
@@ -94,31 +92,18 @@ class JobMaster:
         self.options = options or JobOptions()
         self.state = JobState.RESTARTING if self.options.is_recovered else JobState.CREATED
         self.failure: FailureCause | None = None
-        self.dropped_events = 0
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        self._parts = parts = JobParts.of(plan, self.options)
+        parts = JobParts.of(plan, self.options)
+        super().__init__(parts)
         self._preparations = GroupPreparations(parts)
         self._starts = GroupStarts(parts)
         self._restarts = GroupRestarts(parts, self._preparations, self._starts)
         self._reports = AttemptReports(parts)
         self._losses = Losses(parts, self._reports)
         self._phase = JobPhase.NEW
+        self._early: list[job_events.AttemptEvent] = []
+        """Said of attempts that are not known yet, since another JobManager has deployed them."""
         self._effects: list[job_effects.JobEffect] = []
-
-    @property
-    def graph(self) -> ExecutionGraph:
-        """Its attempts."""
-        return self._parts.graph
-
-    @property
-    def speculation(self) -> Speculation:
-        """Its rivals."""
-        return self._parts.speculation
-
-    @property
-    def restored_checkpoint_id(self) -> int:
-        """What those have gone on from that have begun last; 0 = from nothing."""
-        return self._parts.restored_checkpoint_id
 
     @property
     def ended(self) -> bool:
@@ -129,36 +114,6 @@ class JobMaster:
     def _is_over(self) -> bool:
         """True when nothing but the promotion decides about the end, or that has come."""
         return self._phase in (JobPhase.PROMOTING, JobPhase.ENDED)
-
-    @property
-    def attempt(self) -> int:
-        """Number of the newest attempts."""
-        return self.graph.attempt
-
-    @property
-    def restarts(self) -> int:
-        """How often failures have restarted subtasks; going on after another JobManager is one."""
-        return self._parts.failover.restarts
-
-    @property
-    def restarts_by_region(self) -> Mapping[str, int]:
-        """How often each region has begun again, named after its first subtask."""
-        return self._parts.failover.restarts_by_region
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """What was dropped because it came too late, twice, or from nobody who was asked: part -> events."""
-        return {"job": self.dropped_events} | self._parts.dropped
-
-    @property
-    def exceptions(self) -> ExceptionsHistory:
-        """The last failures, for views."""
-        return self._parts.failover.exceptions
-
-    @property
-    def coordinator(self) -> Coordinator | None:
-        """For views; None where the job takes no checkpoints, or before HEAD is known."""
-        return self._parts.wiring.coordinator if self._parts.wiring is not None else None
 
     def step(self, event: job_events.JobEvent, now_ms: int = 0) -> list[job_effects.JobEffect]:
         """Takes one event and returns what is to be done, in order.
@@ -191,6 +146,12 @@ class JobMaster:
             self._perform(self._parts.take_checkpoint_event(event, has_ended=self.ended))
         elif isinstance(event, job_events.SpeculationEvent):
             self._take_speculation(event)
+        elif (
+            isinstance(event, job_events.AttemptEvent)
+            and self._phase is JobPhase.ADOPTING
+            and self.options.seeks_attempts
+        ):
+            self._early.append(event)
         else:
             self._take(event)
 
@@ -203,6 +164,8 @@ class JobMaster:
                 self._perform(self._preparations.take(event, may_adopt=may_adopt))
             case job_events.PartitionsLocated():
                 self._perform(self._preparations.take_located(event))
+            case job_events.AttemptsFound():
+                self._take_found(event)
             case job_events.RestartDue():
                 self._perform(self._restarts.take_due(event))
             case job_events.SlotsGranted():
@@ -238,7 +201,7 @@ class JobMaster:
                     self._stop(JobState.CANCELLING, is_final=is_final)
             case job_events.SuspendRequested():
                 if self.state not in ENDING and not self._is_over:
-                    self._stop(JobState.SUSPENDED)
+                    self._suspend()
             case job_events.FailureRequested():
                 self._fail(Failed(event.cause, ALL))
             case job_events.CancellationOverdue():
@@ -269,6 +232,16 @@ class JobMaster:
         [group] = self._parts.groups
         self._parts.groups.move(group, GroupEvent.STARTED)
         self._perform(self._preparations.begin(group))
+
+    def _take_found(self, event: job_events.AttemptsFound) -> None:
+        """What is said of attempts while they are looked for counts behind what is found."""
+        effects = self._preparations.take_found(event)
+        if self._phase is JobPhase.ADOPTING and self._parts.groups.in_phase(GroupPhase.RESTORE):
+            self._phase = next_phase(self._phase, JobTurn.BEGUN)
+        self._perform(effects)
+        early, self._early = self._early, []
+        for said in (*(said for one in event.found for said in one.said), *early):
+            self._take(said)
 
     # ------------------------------------------------------------ the way forward
 
@@ -433,6 +406,17 @@ class JobMaster:
         self._perform(parts.stop_checkpoints())
 
     # ------------------------------------------------------------ the end
+
+    def _suspend(self) -> None:
+        if not self.options.goes_on:
+            self._stop(JobState.SUSPENDED)
+            return
+        groups = self._parts.groups
+        self._perform(self._restarts.withdraw(groups.all))
+        self._perform(self._parts.stop_checkpoints())
+        self._become(JobState.SUSPENDED)
+        self._phase = next_phase(self._phase, JobTurn.LEFT)
+        self._parts.lease.leave_all()
 
     def _take_end_of_attempts(self) -> None:
         if self.state is JobState.FAILING:

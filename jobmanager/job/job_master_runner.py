@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import structlog
 
 from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
-from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.deployment import TaskPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.installed_version import penstock_version
+from jobmanager.job.attempt_search_runner import AttemptSearchRunner
 from jobmanager.job.inbox_runner import Inbox
 from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
 from jobmanager.job.job_description import JobDescription
@@ -30,7 +31,9 @@ from jobmanager.job.job_options import JobOptions
 from jobmanager.job.persisted_inputs_runner import PersistedInputsRunner
 from jobmanager.job.promotion_runner import PromotionRunner
 from jobmanager.job.rival_runner import RivalRunner
-from jobmanager.job.swept_output_runner import swept_sinks
+from jobmanager.job.slot_lease import by_taskmanager
+from jobmanager.job.swept_output_runner import OutputSweepsRunner
+from jobmanager.job.taskmanagers_in_use_runner import TaskManagersInUseRunner
 from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState, is_terminal
 from jobmanager.results.results_store import ResultsStore
@@ -50,8 +53,6 @@ from penstock.partition_id import PartitionId
 from penstock.storage.object_store import ObjectStore
 
 _CANCELLATION_MARGIN_MS = 5_000
-_SWEEP_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
-"""Between tries to have hidden output removed; behind the last it is left to who removes the job's record."""
 _END = "end"
 _PROMOTION = "promotion"
 """Lane of work that concerns several TaskManagers."""
@@ -108,24 +109,47 @@ class JobMasterRunner:
         self._lanes: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._locating: asyncio.Task[None] | None = None
+        self._oldest_epoch = leader_epoch
+        """Of whoever has deployed any of the job's attempts that run."""
         self._overdue_timers: dict[int, asyncio.TimerHandle] = {}
         """Group -> when its cancelled attempts have had their time."""
         self._later: set[asyncio.TimerHandle] = set()
         self.has_lost_slots = False
         """Slot processes of it may run that it could not end."""
-        self.has_unswept_output = False
-        """Hidden output of the job stays on some TaskManager."""
-        self._rivals = RivalRunner(
-            job,
+        self._sweeps = OutputSweepsRunner(job.job_id, job.graph, cluster, self._in_order)
+        self._rivals = self._make_rivals()
+        self.checkpoints = self._make_checkpoints(leader_epoch, jobs, results, options)
+        self._search = self._make_search(options) if options.seeks_attempts else None
+        self._in_use = TaskManagersInUseRunner(
+            job.job_id,
+            options.taskmanagers,
             cluster,
+            jobs if job.settings.outlives_jobmanager else None,
+            self._in_order,
+        )
+
+    def _make_rivals(self) -> RivalRunner:
+        return RivalRunner(
+            self._job,
+            self._cluster,
             self._messages,
             self._allocate_slots,
             self._deploy,
             self.post,
             self._in_order,
-            clock.now_ms,
+            self._clock.now_ms,
         )
-        self.checkpoints = self._make_checkpoints(leader_epoch, jobs, results, options)
+
+    def _make_search(self, options: JobOptions) -> AttemptSearchRunner:
+        return AttemptSearchRunner(
+            self._job.job_id,
+            sum(vertex.parallelism for vertex in self._job.plan.vertices),
+            options.taskmanagers,
+            self._cluster,
+            self._clock,
+            self.checkpoints.operations,
+            self.post,
+        )
 
     def _make_checkpoints(
         self, leader_epoch: int, jobs: JobStore, results: ResultsStore, options: JobOptions
@@ -166,6 +190,11 @@ class JobMasterRunner:
         return self._job.settings.outlives_jobmanager
 
     @property
+    def has_unswept_output(self) -> bool:
+        """Hidden output of the job stays on some TaskManager."""
+        return self._sweeps.are_given_up
+
+    @property
     def dropped(self) -> dict[str, int]:
         """What was dropped, by part."""
         return self.master.dropped | {"after its end": self._inbox.dropped_events}
@@ -189,6 +218,8 @@ class JobMasterRunner:
                 while not self.master.ended or len(self._inbox):
                     await self._step(await self._inbox.get())
                 self._stop_locating()
+                if self.master.state is not JobState.SUSPENDED:  # else the next one looks
+                    self._end_search()
                 self.checkpoints.end()
         finally:
             self._inbox.close()
@@ -204,6 +235,10 @@ class JobMasterRunner:
             if lost is not None:
                 cause = cause_of_error(lost, self._clock.now_ms(), event.taskmanager_id)
                 await self._step(job_events.FailureRequested(cause))
+        if isinstance(event, job_events.AttemptsFound):
+            self._oldest_epoch = min(
+                (self._oldest_epoch, *(one.leader_epoch for one in event.found))
+            )
         for effect in self.master.step(event, self._clock.now_ms()):
             self._perform(effect)
         if isinstance(event, job_events.SlotsGranted):
@@ -228,6 +263,7 @@ class JobMasterRunner:
             case job_effects.AllocateSlots():
                 self._call(effect.taskmanager_id, lambda client: self._allocate(client, effect))
             case job_effects.DeployTasks():
+                self._in_use.note({a.taskmanager_id for a in self.master.graph.current()})
                 tasks = [self._deployment(task, effect) for task in effect.tasks]
                 self._call(effect.taskmanager_id, lambda client: self._deploy(client, tasks))
             case job_effects.SendCommands():
@@ -241,7 +277,8 @@ class JobMasterRunner:
                     lambda client: client.cancel_tasks(attempts, is_final=is_final),
                 )
             case job_effects.SweepOutput():
-                self._sweep_output()
+                self._end_search()
+                self._sweeps.begin()
             case job_effects.AwaitCancellation(group):
                 self._start_overdue_timer(group)
             case job_effects.ReleasePartitions():
@@ -251,7 +288,10 @@ class JobMasterRunner:
                     lambda: self._release(effect.taskmanager_id, released),
                 )
             case job_effects.LocatePartitions():
-                self._begin_to_locate(effect)
+                self._begin_to_locate(self._locate(effect))
+            case job_effects.FindAttempts(attempt):
+                assert self._search is not None, "who looks for attempts has been told to"
+                self._begin_to_locate(self._search.find(attempt))
             case job_effects.PromotePartitions():
                 self._in_order(_PROMOTION, lambda: self._promote(effect))
             case job_effects.FreeSlots():
@@ -342,7 +382,12 @@ class JobMasterRunner:
     ) -> internal_pb2.AllocateSlotsResponse:
         job, graph = self._job, self._job.graph
         return await client.allocate_slots(
-            job.job_id, slot_ids, graph.artifacts, job.slot_config, graph.requirements
+            job.job_id,
+            slot_ids,
+            graph.artifacts,
+            job.slot_config,
+            graph.requirements,
+            self._oldest_epoch,
         )
 
     async def _allocate(self, client: TaskManagerClient, effect: job_effects.AllocateSlots) -> None:
@@ -363,10 +408,15 @@ class JobMasterRunner:
         self._persisted_inputs.connect(tasks)
         await client.deploy_tasks(tasks)
 
-    def _begin_to_locate(self, effect: job_effects.LocatePartitions) -> None:
+    def _begin_to_locate(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._tasks is not None, "effects are performed while the actor runs"
         self._stop_locating()
-        self._locating = self._tasks.create_task(self._locate(effect))
+        self._locating = self._tasks.create_task(work)
+
+    def _end_search(self) -> None:
+        """Ends what an earlier JobManager has deployed, if the job has ended before that was found."""
+        for slots in by_taskmanager(self._search.abandon() if self._search else ()).values():
+            self._perform(job_effects.FreeSlots(slots))
 
     def _stop_locating(self) -> None:
         if self._locating is not None:
@@ -398,40 +448,6 @@ class JobMasterRunner:
             self.post(job_events.PartitionsNotPromoted(cause_of_error(error, self._clock.now_ms())))
         else:
             self.post(job_events.PartitionsPromoted())
-
-    def _sweep_output(self) -> None:
-        """Asks all TaskManagers: what was written lies where some of them can reach it."""
-        sinks = swept_sinks(self._job.graph)
-
-        def begin(taskmanager_id: str) -> None:
-            # Behind the end of its slots, if it had any.
-            self._in_order(taskmanager_id, lambda: self._sweep_on(taskmanager_id, sinks))
-
-        for taskmanager in self._cluster.details() if sinks else ():
-            begin(taskmanager.taskmanager_id)
-
-    async def _sweep_on(self, taskmanager_id: str, sinks: list[internal_pb2.SweptSink]) -> None:
-        pauses_s = iter(_SWEEP_PAUSES_S)
-        while True:
-            try:
-                client = self._cluster.client(taskmanager_id)
-                count = await client.sweep_output(self._job.job_id, sinks)
-            except StreamError as error:
-                pause_s = next(pauses_s, None)
-                self._log.warning(
-                    "output.not_swept",
-                    taskmanager_id=taskmanager_id,
-                    retry_s=pause_s,
-                    reason=str(error),
-                )
-                if pause_s is None:
-                    self.has_unswept_output = True
-                    return
-                await asyncio.sleep(pause_s)
-            else:
-                if count:
-                    self._log.info("output.swept", taskmanager_id=taskmanager_id, count=count)
-                return
 
     async def _release(
         self, taskmanager_id: str, partitions: list[internal_pb2.PartitionId]
@@ -478,20 +494,3 @@ async def free_slots(
         return False
     cluster.take_back(job_id, slots)
     return True
-
-
-def quarantine_cause(error: BaseException, now_ms: int) -> FailureCause:
-    """What the user is told when the job's own actor has crashed."""
-    return FailureCause(
-        "Unrecoverable",
-        f"the JobManager gave this job up because of an error of its own: {describe(error)}; the "
-        "JobManager's log has the story (job.quarantined)",
-        timestamp_ms=now_ms,
-    )
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line; of a group, its first."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"

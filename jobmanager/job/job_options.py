@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jobmanager.failover.exceptions_history import DEFAULT_SIZE
@@ -28,7 +28,9 @@ class JobOptions:
         coordinator: makes its checkpoint coordinator; None = it takes no checkpoints.
         first_attempt: number of its first attempts here.
         is_recovered: an earlier JobManager has run it.
+        goes_on: what one JobManager has deployed runs on under the next.
         operations: what its record has of what users have asked of it.
+        taskmanagers: which have run its attempts under the earlier one, and where they are called.
         jitter: of its restarts' delays, uniform in -1..1.
         labels: of its failures.
         exceptions_max: entries of its exceptions history.
@@ -41,12 +43,19 @@ class JobOptions:
     coordinator: CoordinatorFactory | None = None
     first_attempt: int = 0
     is_recovered: bool = False
+    goes_on: bool = False
     operations: bytes = b""
+    taskmanagers: Mapping[str, str] = field(default_factory=dict)
     jitter: Callable[[], float] = no_jitter
     labels: FailureLabels = field(default_factory=FailureLabels)
     exceptions_max: int = DEFAULT_SIZE
     speculation: SlowTaskSettings | None = None
     retains_on_cancellation: bool = False
+
+    @property
+    def seeks_attempts(self) -> bool:
+        """True when what an earlier JobManager has deployed may run."""
+        return self.is_recovered and self.goes_on
 
     @property
     def survives(self) -> bool:

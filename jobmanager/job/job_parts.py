@@ -59,6 +59,7 @@ class JobParts:
         wiring: None = it takes no checkpoints.
         restored_checkpoint_id: of the groups that have gone on last; 0 = none.
         unusable: checkpoints that tasks have found damaged.
+        is_taken_over: what another JobManager has deployed goes on, and no checkpoint has been begun since.
     """
 
     plan: JobPlan
@@ -76,6 +77,7 @@ class JobParts:
     now_ms: int = 0
     restored_checkpoint_id: int = 0
     unusable: set[int] = field(default_factory=set)
+    is_taken_over: bool = False
 
     @classmethod
     def of(cls, plan: JobPlan, options: JobOptions) -> JobParts:
@@ -148,7 +150,8 @@ class JobParts:
             or self.failover.will_read_from_the_start(graph.unstarted)
         ):
             return []
-        return wiring.started(self.splits, self.now_ms)
+        at_once, self.is_taken_over = self.is_taken_over, False
+        return wiring.started(self.splits, self.now_ms, at_once=at_once)
 
     def stop_checkpoints(self) -> list[WiredEffect]:
         """Those who go on are told what is void."""

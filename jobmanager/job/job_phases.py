@@ -35,6 +35,7 @@ class JobTurn(enum.Enum):
     ALL_OVER = "every attempt is over"
     ALL_FINISHED = "every attempt has finished, and something outlives the job"
     NOT_PROMOTED = "what was to outlive the job cannot"
+    LEFT = "this JobManager stops, and leaves it to the next"
 
 
 _P, _T = JobPhase, JobTurn
@@ -53,6 +54,7 @@ JOB_TRANSITIONS: dict[tuple[JobPhase, JobTurn], JobPhase] = {
     **{(phase, _T.STOPPED_FOR_GOOD): _P.ENDING_FOR_GOOD for phase in (*_ALIVE, *STOPPING)},
     **{(phase, _T.ALL_FINISHED): _P.PROMOTING for phase in (_P.ACTIVE, _P.COMMITTED, *STOPPING)},
     (_P.PROMOTING, _T.NOT_PROMOTED): _P.ACTIVE,
+    **{(phase, _T.LEFT): _P.ENDED for phase in _ALIVE},
     **{(phase, _T.ALL_OVER): _P.ENDED for phase in (*_ALIVE, *STOPPING, _P.PROMOTING)},
 }
 

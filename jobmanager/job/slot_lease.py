@@ -107,6 +107,13 @@ class SlotLease:
             self._tenures[seat] = _Tenure(slot, attempt)
         self._last_slots |= placed
 
+    def adopt(self, subtask: SubtaskId, slot: Slot, endpoint: Endpoint, attempt: int) -> bool:
+        """A subtask runs in a slot that another JobManager has given it; False = its seat has another one."""
+        seat = seat_of(self._plan, subtask)
+        tenure = self._tenures.setdefault(seat, _Tenure(slot, attempt, endpoint))
+        self._last_slots[seat] = tenure.slot
+        return tenure.slot == slot
+
     def has_all(self, subtasks: Iterable[SubtaskId]) -> bool:
         """Whether the seats of these subtasks have their slots."""
         return not self._missing(subtasks)
@@ -240,6 +247,10 @@ class SlotLease:
     def give_back_all(self) -> list[job_effects.JobEffect]:
         """Ends all slots."""
         return self.give_back([tenure.slot.slot_id for tenure in self._tenures.values()])
+
+    def leave_all(self) -> None:
+        """Leaves all slots to another JobManager."""
+        self._tenures.clear()
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -25,6 +25,7 @@ from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.messages import job_effects, job_events
 from jobmanager.scheduler.split_assigner import SplitAssigner
+from penstock.connectors.source import Split
 
 
 class SourceSplits:
@@ -108,6 +109,41 @@ class SourceSplits:
                 event.splits, event.final
             )
             if SubtaskId(vertex, assignment.subtask_index) not in self._finished
+        ]
+
+    def adopt(
+        self,
+        found: Iterable[job_events.SplitsReported],
+        given: Iterable[tuple[SubtaskId, job_events.GivenSplits]],
+        graph: ExecutionGraph,
+    ) -> list[job_effects.AddSplits]:
+        """Attempts of an earlier JobManager go on with the splits that it has given them; what it had not given yet
+        is given now, and all hear how far the discovery is.
+
+        Args:
+            found: what has been discovered.
+            given: to whom what was given.
+        """
+        begun: dict[tuple[str, str], tuple[dict[str, Split], bool]] = {}
+        for subtask, one in given:
+            if (assigner := self.assigner(subtask.vertex, one.operator_uid)) is not None:
+                assigner.note_given(subtask.subtask_index, one.splits)
+                begun.setdefault((subtask.vertex, one.operator_uid), ({}, False))
+        for report in found:
+            place = report.key.vertex, report.operator_uid
+            if place in self._assigners:
+                splits, final = begun.get(place, ({}, False))
+                splits |= {split.id: split for split in report.splits}
+                begun[place] = splits, final or report.final
+        return [
+            told
+            for (vertex, uid), (splits, final) in begun.items()
+            for told in self.assign(
+                job_events.SplitsReported(
+                    AttemptKey(vertex, 0, graph.attempt), uid, tuple(splits.values()), final
+                ),
+                graph,
+            )
         ]
 
     @property

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
 import structlog
 
 from common.pb import internal_pb2
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from penstock.errors import StreamError, TaskManagerLost
 from penstock.pb import graph_pb2
+
+_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
+"""Between tries to have hidden output removed; behind the last it is left to who removes the job's record."""
 
 _log = structlog.get_logger()
 
@@ -45,3 +52,60 @@ async def sweep_output(job_id: str, graph: graph_pb2.JobGraph, cluster: ClusterR
                 _log.info("output.swept", job_id=job_id, taskmanager_id=taskmanager_id, count=count)
     if failure is not None:
         raise failure
+
+
+class OutputSweepsRunner:
+    """The hidden output of one job that ends, on all TaskManagers: it lies where some of them can reach it.
+
+    Args:
+        job_id: the job.
+        graph: its graph.
+        cluster: the TaskManagers.
+        in_order: runs actions of one lane, a TaskManager, one after the other.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        graph: graph_pb2.JobGraph,
+        cluster: ClusterRunner,
+        in_order: Callable[[str, Callable[[], Awaitable[None]]], None],
+    ) -> None:
+        self._job_id = job_id
+        self._sinks = swept_sinks(graph)
+        self._cluster = cluster
+        self._in_order = in_order
+        self._log = _log.bind(job_id=job_id)
+        self.are_given_up = False
+        """Some TaskManager has not removed it, however often it was asked."""
+
+    def begin(self) -> None:
+        """Asks all TaskManagers, each behind the end of the slots that the job had there."""
+        for taskmanager in self._cluster.details() if self._sinks else ():
+            self._begin_on(taskmanager.taskmanager_id)
+
+    def _begin_on(self, taskmanager_id: str) -> None:
+        self._in_order(taskmanager_id, lambda: self._sweep_on(taskmanager_id))
+
+    async def _sweep_on(self, taskmanager_id: str) -> None:
+        pauses_s = iter(_PAUSES_S)
+        while True:
+            try:
+                client = self._cluster.client(taskmanager_id)
+                count = await client.sweep_output(self._job_id, self._sinks)
+            except StreamError as error:
+                pause_s = next(pauses_s, None)
+                self._log.warning(
+                    "output.not_swept",
+                    taskmanager_id=taskmanager_id,
+                    retry_s=pause_s,
+                    reason=str(error),
+                )
+                if pause_s is None:
+                    self.are_given_up = True
+                    return
+                await asyncio.sleep(pause_s)
+            else:
+                if count:
+                    self._log.info("output.swept", taskmanager_id=taskmanager_id, count=count)
+                return

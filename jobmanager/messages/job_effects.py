@@ -31,12 +31,19 @@ class PrepareStart:
         subtasks: that begin again while others run; None = nothing of the job runs. What their dead
             attempts have uploaded for nothing is removed.
         kept: subtasks whose start is prepared, or is being, and that are not deployed: what they go on from stays.
+        may_run: attempts of an earlier JobManager may run, and what they leave is not removed.
     """
 
     attempt: int
     unusable: tuple[int, ...] = ()
     subtasks: frozenset[SubtaskId] | None = None
     kept: frozenset[SubtaskId] = frozenset()
+    may_run: bool = False
+
+    @property
+    def first_attempt(self) -> int:
+        """Attempts with smaller numbers are dead."""
+        return 0 if self.may_run else self.attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,14 @@ class LocatePartitions:
 
     attempt: int
     partitions: tuple[tuple[str, AttemptKey], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FindAttempts:
+    """Find what an earlier JobManager has deployed of the job and still runs, and give TaskManagers the time to come
+    that had it. Answered by ``AttemptsFound``."""
+
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +330,7 @@ CheckpointEffect = (
 JobEffect = (
     PrepareStart
     | LocatePartitions
+    | FindAttempts
     | PostLater
     | RequestSlots
     | WithdrawRequest

@@ -33,12 +33,14 @@ class StartPrepared:
     Attributes:
         restored: the newest checkpoint; None = the job starts from nothing.
         retained: checkpoints that HEAD names, oldest first.
+        goes_back: newer ones cannot be restored.
     """
 
     attempt: int
     restored: RestoredCheckpoint | None = None
     retained: tuple[CompletedCheckpoint, ...] = ()
     next_checkpoint_id: int = 1
+    goes_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,58 @@ class PartitionsLocated:
 
     attempt: int
     located: tuple[LocatedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSplits:
+    """What an attempt was given of one source, as far as no completed checkpoint covers it."""
+
+    operator_uid: str
+    splits: tuple[Split, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAttempt:
+    """An attempt that an earlier JobManager has deployed, as its TaskManager tells it.
+
+    Attributes:
+        endpoint: of the process that it is in.
+        leader_epoch: of the leader under which that was started.
+        failure: with FAILED only.
+        last: with FINISHED only.
+        restored_from: checkpoint that it went on from; 0 = none.
+        reads: whose rows it reads: edge and producer.
+        found: what it has discovered, as far as no completed checkpoint covers it.
+        said: what else of it is true from now on.
+        is_complete: all is known of it that there is to know.
+    """
+
+    key: AttemptKey
+    slot: Slot
+    endpoint: Endpoint
+    leader_epoch: int
+    state: AttemptState
+    failure: FailureCause | None = None
+    last: c.LastState | None = None
+    restored_from: int = 0
+    reads: frozenset[tuple[str, AttemptKey]] = frozenset()
+    found: tuple[SplitsReported, ...] = ()
+    given: tuple[GivenSplits, ...] = ()
+    said: tuple[SideLoaded | EndOfDataReported, ...] = ()
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsFound:
+    """``FindAttempts`` is done: what is not named is gone.
+
+    Attributes:
+        reason: why none of them can go on all the same; "" = they can.
+    """
+
+    attempt: int
+    found: tuple[FoundAttempt, ...]
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +360,15 @@ CheckpointEvent = (
 )
 """Events for the coordinator that come from outside the job's machine."""
 
+AttemptEvent = AttemptReported | SplitsReported | EndOfDataReported | SideLoaded | KeptRowsLost
+"""What TaskManagers say of attempts, but for checkpoints."""
+
 OwnEvent = (
     JobStarted
     | StartPrepared
     | StartNotPrepared
     | PartitionsLocated
+    | AttemptsFound
     | RestartDue
     | FinalCheckpointDue
     | SlotsGranted

@@ -140,7 +140,7 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> job_events.JobEvent 
             )
         case "splits_discovered":
             discovered = event.splits_discovered
-            splits = tuple(_split(split) for split in discovered.splits)
+            splits = tuple(split_of(split) for split in discovered.splits)
             return job_events.SplitsReported(key, discovered.operator_uid, splits, discovered.final)
         case "end_of_data":
             return job_events.EndOfDataReported(key)
@@ -169,7 +169,8 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> job_events.JobEvent 
             return None
 
 
-def _split(split: internal_pb2.Split) -> Split:
+def split_of(split: internal_pb2.Split) -> Split:
+    """One part of a source's input."""
     known = split.HasField("min_event_time_ms")
     bound = split.min_event_time_ms if known else None
     return Split(split.id, split.payload, split.size, bound, tuple(split.replaces))
@@ -367,8 +368,10 @@ class DeploymentMessages:
             case c.NotifySaved(checkpoint_id):
                 saved = pb.CheckpointCompleted(checkpoint_id=checkpoint_id, savepoint=True)
                 return pb.TaskCommand(checkpoint_completed=saved)
-            case c.NotifyAborted(checkpoint_id):
-                aborted = pb.CheckpointAborted(checkpoint_id=checkpoint_id)
+            case c.NotifyAborted(checkpoint_id, first_id=first_id):
+                aborted = pb.CheckpointAborted(
+                    checkpoint_id=checkpoint_id, first_checkpoint_id=first_id
+                )
                 return pb.TaskCommand(checkpoint_aborted=aborted)
             case _:
                 assert_never(command)

@@ -73,7 +73,7 @@ class ReachabilityClient:
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while True:
-            failed = await self._connect(timeout_s)
+            failed = await why_not_connected(self.address, timeout_s)
             if failed is not None:
                 return failed
             left_s = deadline_s - asyncio.get_running_loop().time()
@@ -96,33 +96,39 @@ class ReachabilityClient:
             return error.code()
         return grpc.StatusCode.OK
 
-    async def _connect(self, timeout_s: float) -> Reachability | None:
-        """Makes a connection and closes it; None when it could be made."""
-        try:
-            host, port = parse_address(self.address)
-        except ConfigurationError:
-            return Reachability.UNREACHABLE
-        loop = asyncio.get_running_loop()
-        refused_count = 0
-        try:
-            async with asyncio.timeout(timeout_s):
-                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                for family, kind, protocol, _, address in found:
-                    with socket.socket(family, kind, protocol) as connection:
-                        connection.setblocking(False)
-                        try:
-                            await loop.sock_connect(connection, address)
-                        except ConnectionRefusedError:
-                            refused_count += 1
-                        except OSError:
-                            continue  # no route to this one of its addresses
-                        else:
-                            return None
-        except (TimeoutError, OSError):
-            return Reachability.UNREACHABLE
-        is_refused = refused_count == len(found)
-        return Reachability.REFUSED if is_refused else Reachability.UNREACHABLE
-
     async def close(self) -> None:
         """Ends the channel and whatever is under way on it."""
         await self._channel.close(None)
+
+
+async def why_not_connected(address: str, timeout_s: float) -> Reachability | None:
+    """Makes a connection and closes it; None when it could be made.
+
+    Args:
+        address: host:port.
+        timeout_s: for it to be made.
+    """
+    try:
+        host, port = parse_address(address)
+    except ConfigurationError:
+        return Reachability.UNREACHABLE
+    loop = asyncio.get_running_loop()
+    refused_count = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, found_at in found:
+                with socket.socket(family, kind, protocol) as connection:
+                    connection.setblocking(False)
+                    try:
+                        await loop.sock_connect(connection, found_at)
+                    except ConnectionRefusedError:
+                        refused_count += 1
+                    except OSError:
+                        continue  # no route to this one of its addresses
+                    else:
+                        return None
+    except (TimeoutError, OSError):
+        return Reachability.UNREACHABLE
+    is_refused = refused_count == len(found)
+    return Reachability.REFUSED if is_refused else Reachability.UNREACHABLE

@@ -133,8 +133,13 @@ class TaskManagerClient:
         artifacts: Sequence[graph_pb2.Artifact],
         config: Mapping[str, str],
         requirements: Sequence[str],
+        oldest_peer_epoch: int,
     ) -> internal_pb2.AllocateSlotsResponse:
-        """Starts slot processes where there are none, and returns where all listen."""
+        """Starts slot processes where there are none, and returns where all listen.
+
+        Args:
+            oldest_peer_epoch: slots of the job run on that were started under this leader.
+        """
         request = internal_pb2.AllocateSlotsRequest(
             leader_epoch=self._leader_epoch,
             incarnation=self._incarnation,
@@ -144,6 +149,7 @@ class TaskManagerClient:
             config=config,
             requirements=requirements,
             allocation_id=next(self._allocation_ids),
+            oldest_peer_epoch=oldest_peer_epoch,
         )
         timeout_s = self._timeout_s * _ALLOCATION_TIMEOUT_FACTOR
         response = await self._call(

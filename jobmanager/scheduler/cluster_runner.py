@@ -32,7 +32,9 @@ from jobmanager.scheduler.registered_client import (
     RegisteredTaskManager,
     SlotCounts,
     check_registration,
+    facts_of,
 )
+from jobmanager.scheduler.sought_attempts import SoughtAttempts
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
 from penstock.config import Configuration
 from penstock.errors import (
@@ -76,11 +78,11 @@ class ClusterRunner:
         self._freeing: set[tuple[str, str, str]] = set()
         # Slots whose end their TaskManagers have not confirmed, and the jobs that gave them up.
         self._unconfirmed: dict[Slot, str] = {}
+        self.sought = SoughtAttempts()
+        self._registrations = asyncio.Event()
         patience_ms = config.heartbeat_timeout_ms + config.heartbeat_interval_ms
         self._settled_at_ms = self._now_ms() + patience_ms + _REGISTRATION_RETRY_MS
-        self.partitions = HeldPartitionsRunner(
-            self.client, self._start, lambda: (self._settled_at_ms - self._now_ms()) / 1000
-        )
+        self.partitions = HeldPartitionsRunner(self.client, self._start, lambda: self.settles_in_s)
         self.counts = SlotCounts()
         self.losses: Mapping[LossReason, int] = {}
         """TaskManagers lost since the start; replaced as a whole, like ``counts``."""
@@ -119,43 +121,61 @@ class ClusterRunner:
         """Of the TaskManager that was heard of longest ago; any thread."""
         return self._monitor.silence_max_ms(self._now_ms())
 
-    def register(self, request: internal_pb2.RegisterTaskManagerRequest) -> None:
+    def register(self, request: internal_pb2.RegisterTaskManagerRequest) -> tuple[str, ...]:
         """A TaskManager has come, or has come back.
+
+        Returns:
+            Slots with what an earlier JobManager has deployed that may go on; the others are to be ended.
 
         Raises:
             JobRejected: it says nothing that could be used, a living one elsewhere has its id, or there are as many
                 as there may be.
         """
         check_registration(request)
-        known = self._taskmanagers.get(request.taskmanager_id)
+        id, incarnation = request.taskmanager_id, request.incarnation
+        known = self._taskmanagers.get(id)
         if known is not None:
-            if known.incarnation == request.incarnation and known.address == request.rpc_address:
-                self._monitor.register(request.taskmanager_id, request.incarnation, self._now_ms())
-                return
+            if known.incarnation == incarnation and known.address == request.rpc_address:
+                self._monitor.register(id, incarnation, self._now_ms())
+                return known.taken_over
             is_elsewhere = known.address != request.rpc_address
-            if is_elsewhere and self._monitor.is_alive(request.taskmanager_id, self._now_ms()):
+            if is_elsewhere and self._monitor.is_alive(id, self._now_ms()):
                 raise JobRejected(
-                    f"taskmanager.id {request.taskmanager_id} is in use by {known.address} (pid "
+                    f"taskmanager.id {id} is in use by {known.address} (pid "
                     f"{known.pid}): give the TaskManager at {request.rpc_address} another one"
                 )
-            self._lose(request.taskmanager_id, LossReason.RESTARTED, "it was restarted")
+            self._lose(id, LossReason.RESTARTED, "it was restarted")
         elif len(self._taskmanagers) >= self._config.jobmanager_taskmanagers_max:
             raise JobRejected(
-                f"TaskManager {request.taskmanager_id} at {request.rpc_address} is one too many: "
+                f"TaskManager {id} at {request.rpc_address} is one too many: "
                 f"{len(self._taskmanagers)} are registered, which is jobmanager.taskmanagers.max; raise it and "
                 "restart the JobManager, or stop others"
             )
+        self._add(request)
+        self._monitor.register(id, incarnation, self._now_ms())
+        self._log.info(
+            "taskmanager.registered",
+            taskmanager_id=id,
+            incarnation=incarnation,
+            address=request.rpc_address,
+            slots=request.slots,
+        )
+        self.partitions.observe(id, holdings_of(request.holdings))
+        held = self.sought.told(id, incarnation, request.held_attempts)
+        # Before the pool gives away any of the others.
+        self._taskmanagers[id].taken_over = taken_over = tuple(held)
+        self._step(s.TaskManagerAdded(id, incarnation, request.slots, tuple(held.items())))
+        self._registrations.set()
+        return taken_over
+
+    def _add(self, request: internal_pb2.RegisterTaskManagerRequest) -> None:
+        """Connects to a TaskManager, and watches it."""
         client = self._connect(request.taskmanager_id, request.rpc_address, request.incarnation)
         if request.HasField("partition_endpoint"):
             client.note_partition_endpoint(request.partition_endpoint)
         watch = self._watch(request.taskmanager_id, request.incarnation, client)
         self._taskmanagers[request.taskmanager_id] = RegisteredTaskManager(
-            facts=TaskManagerFacts(
-                request.taskmanager_id,
-                request.python_version,
-                request.cloudpickle_version,
-                tuple(request.packages),
-            ),
+            facts=facts_of(request),
             address=request.rpc_address,
             incarnation=request.incarnation,
             pid=request.pid,
@@ -164,16 +184,6 @@ class ClusterRunner:
             watching=self._start_contained(watch.run()),
             last_heartbeat_ms=self._clock.now_ms(),
         )
-        self._monitor.register(request.taskmanager_id, request.incarnation, self._now_ms())
-        self._log.info(
-            "taskmanager.registered",
-            taskmanager_id=request.taskmanager_id,
-            incarnation=request.incarnation,
-            address=request.rpc_address,
-            slots=request.slots,
-        )
-        self.partitions.observe(request.taskmanager_id, holdings_of(request.holdings))
-        self._step(s.TaskManagerAdded(request.taskmanager_id, request.incarnation, request.slots))
 
     def heartbeat(self, request: internal_pb2.HeartbeatRequest) -> bool:
         """A heartbeat came; False = the TaskManager must register again."""
@@ -249,34 +259,10 @@ class ClusterRunner:
 
     def details(self) -> list[client_pb2.TaskManagerDetails]:
         """What clients see."""
-        shown = []
-        for taskmanager_id, taskmanager in sorted(self._taskmanagers.items()):
-            total, free = self._pool.counts(taskmanager_id)
-            held = self.partitions.of(taskmanager_id)
-            shown.append(
-                client_pb2.TaskManagerDetails(
-                    taskmanager_id=taskmanager_id,
-                    address=taskmanager.address,
-                    slots_total=total,
-                    slots_free=free,
-                    last_heartbeat_ms=taskmanager.last_heartbeat_ms,
-                    pid=taskmanager.pid,
-                    held_partitions=held.count,
-                    held_partitions_bytes=held.size_bytes,
-                    memory_bytes=taskmanager.memory_bytes,
-                    spill_bytes=taskmanager.spill_bytes,
-                    slots=[
-                        client_pb2.SlotDetails(
-                            slot_id=slot.slot_id,
-                            job_id=slot.job_id,
-                            pid=slot.pid,
-                            memory_bytes=slot.memory_bytes,
-                        )
-                        for slot in taskmanager.slots
-                    ],
-                )
-            )
-        return shown
+        return [
+            taskmanager.details(*self._pool.counts(id), self.partitions.of(id))
+            for id, taskmanager in sorted(self._taskmanagers.items())
+        ]
 
     def _watch(
         self, taskmanager_id: str, incarnation: str, client: TaskManagerClient
@@ -314,6 +300,7 @@ class ClusterRunner:
         taskmanager = self._taskmanagers.pop(taskmanager_id)
         self.losses = Counter(self.losses) + Counter([loss])
         self._monitor.remove(taskmanager_id)
+        self.sought.lost(taskmanager_id)
         self.partitions.lost(taskmanager_id)
         self._unconfirmed = {
             slot: job_id
@@ -378,6 +365,22 @@ class ClusterRunner:
                 self._freeing.discard(slot)
 
         self._tasks.create_task(free())
+
+    async def wait_for_registration(self) -> None:
+        """Returns when another TaskManager has registered."""
+        self._registrations.clear()
+        await self._registrations.wait()
+
+    @property
+    def settles_in_s(self) -> float:
+        """How long TaskManagers that are not there may still take to register; 0 or less = they are gone."""
+        return (self._settled_at_ms - self._now_ms()) / 1000
+
+    def addresses(self, taskmanager_ids: Iterable[str]) -> dict[str, str]:
+        """Where some TaskManagers are called, as far as they are registered."""
+        return {
+            id: self._taskmanagers[id].address for id in taskmanager_ids if id in self._taskmanagers
+        }
 
     # ------------------------------------------------------------ slots
 

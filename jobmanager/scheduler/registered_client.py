@@ -8,11 +8,13 @@ from typing import Protocol
 
 from common.pb import internal_pb2
 from jobmanager.messages import job_events
+from jobmanager.partitions.held_partitions import Holdings
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.admission import TaskManagerFacts
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
 from penstock.client.addresses import parse_address
 from penstock.errors import ConfigurationError, JobRejected
+from penstock.pb import client_pb2
 
 
 class JobInbox(Protocol):
@@ -35,6 +37,39 @@ class RegisteredTaskManager:
     watching: asyncio.Task[None]
     last_heartbeat_ms: int
     slots: tuple[internal_pb2.HeldSlot, ...] = ()
+    taken_over: tuple[str, ...] = ()
+    """Slots that it has kept when it registered."""
+
+    def details(self, total: int, free: int, held: Holdings) -> client_pb2.TaskManagerDetails:
+        """What clients see.
+
+        Args:
+            total: its slots.
+            free: those that no job has.
+            held: what it keeps on disk.
+        """
+        return client_pb2.TaskManagerDetails(
+            taskmanager_id=self.facts.taskmanager_id,
+            address=self.address,
+            slots_total=total,
+            slots_free=free,
+            last_heartbeat_ms=self.last_heartbeat_ms,
+            pid=self.pid,
+            held_partitions=held.count,
+            held_partitions_bytes=held.size_bytes,
+            memory_bytes=self.memory_bytes,
+            spill_bytes=self.spill_bytes,
+            slots=[
+                client_pb2.SlotDetails(
+                    slot_id=slot.slot_id,
+                    job_id=slot.job_id,
+                    pid=slot.pid,
+                    memory_bytes=slot.memory_bytes,
+                )
+                for slot in self.slots
+            ],
+        )
+
     memory_bytes: int = 0
     spill_bytes: int = 0
 
@@ -48,6 +83,16 @@ class SlotCounts:
     taskmanagers: int = 0
     waiting_jobs: int = 0
     dropped_events: int = 0
+
+
+def facts_of(request: internal_pb2.RegisterTaskManagerRequest) -> TaskManagerFacts:
+    """What a TaskManager that registers says of itself."""
+    return TaskManagerFacts(
+        request.taskmanager_id,
+        request.python_version,
+        request.cloudpickle_version,
+        tuple(request.packages),
+    )
 
 
 def check_registration(request: internal_pb2.RegisterTaskManagerRequest) -> None:

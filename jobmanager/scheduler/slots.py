@@ -27,11 +27,16 @@ from penstock.errors import InvariantViolation, require_invariant
 
 @dataclass(frozen=True, slots=True)
 class TaskManagerAdded:
-    """A TaskManager offers slots; the same incarnation again changes nothing."""
+    """A TaskManager offers slots; the same incarnation again changes nothing.
+
+    Attributes:
+        held: slots in which attempts of an earlier JobManager run: slot id and job id.
+    """
 
     taskmanager_id: str
     incarnation: str
     slot_count: int
+    held: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +252,18 @@ class SlotPool:
         if known is not None and known.incarnation == event.incarnation:
             return
         self._remove(event.taskmanager_id)
-        self.total += event.slot_count
-        self.free += event.slot_count
-        self._taskmanagers[event.taskmanager_id] = _TaskManager(
+        slots = [
+            Slot(f"{event.taskmanager_id}-{index}", event.taskmanager_id, event.incarnation)
+            for index in range(event.slot_count)
+        ]
+        held = dict(event.held)
+        added = self._taskmanagers[event.taskmanager_id] = _TaskManager(
             event.incarnation,
-            free=[
-                Slot(f"{event.taskmanager_id}-{index}", event.taskmanager_id, event.incarnation)
-                for index in range(event.slot_count)
-            ],
+            free=[slot for slot in slots if slot.slot_id not in held],
+            holder={slot: held[slot.slot_id] for slot in slots if slot.slot_id in held},
         )
+        self.total += added.total
+        self.free += len(added.free)
 
     def _remove(self, taskmanager_id: str) -> bool:
         """Forgets a TaskManager and its slots; False = it is unknown."""

@@ -89,6 +89,15 @@ class SplitAssigner:
         self._open(split_id, subtask_index)
         self._load[subtask_index] += load
 
+    def note_given(self, subtask_index: int, splits: Iterable[Split]) -> None:
+        """A subtask has these, though not from here; what is known of them already stays as it is."""
+        for split in splits:
+            if split.id not in self._owner_by_split:
+                self._open(split.id, subtask_index)
+                self._load[subtask_index] += float(split.size or 1)
+            if self._owner_by_split[split.id] == subtask_index:
+                self._assigned[subtask_index][split.id] = split
+
     def _open(self, split_id: str, subtask_index: int) -> None:
         self._owner_by_split[split_id] = subtask_index
         whole, content = _whole_and_content(split_id)

@@ -48,12 +48,13 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
         self, request: internal_pb2.RegisterTaskManagerRequest, context: Any
     ) -> internal_pb2.RegisterTaskManagerResponse:
         """A TaskManager offers its slots."""
-        self._cluster.register(request)
+        kept_slot_ids = self._cluster.register(request)
         return internal_pb2.RegisterTaskManagerResponse(
             leader_epoch=self._leader.epoch,
             cluster_id=self._leader.cluster_id,
             heartbeat_interval_ms=self._config.heartbeat_interval_ms,
             heartbeat_timeout_ms=self._config.heartbeat_timeout_ms,
+            kept_slot_ids=kept_slot_ids,
         )
 
     @override
@@ -67,7 +68,9 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
             self._cluster.partitions.release_unneeded(
                 request.taskmanager_id, self._dispatcher.jobs.has_unended
             )
-        return internal_pb2.HeartbeatResponse(known=known)
+        return internal_pb2.HeartbeatResponse(
+            known=known, leader_epoch=self._leader.epoch, cluster_id=self._leader.cluster_id
+        )
 
     @override
     async def ReportTaskEvents(

@@ -15,7 +15,7 @@ Every method blocks and may be called from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
@@ -240,6 +240,18 @@ class JobStore:
 
         def note(record: job_record_pb2.StoredJob) -> None:
             record.operations = content
+
+        self._record(job_id).change(note)
+
+    def note_taskmanagers(self, job_id: str, addresses: Mapping[str, str]) -> None:
+        """Which TaskManagers run the job's attempts, and where they are called.
+
+        Raises: as ``reserve_attempts``.
+        """
+
+        def note(record: job_record_pb2.StoredJob) -> None:
+            record.taskmanagers.clear()
+            record.taskmanagers.update(addresses)
 
         self._record(job_id).change(note)
 

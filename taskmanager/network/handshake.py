@@ -22,6 +22,8 @@ class SlotIdentity:
     Attributes:
         job_id: the only job it serves; "" = it is no slot but serves the partitions of any job.
         slot_id: of a slot; of a partition server a name that no slot has.
+        oldest_peer_epoch: slots that were started under an earlier leader of the job than its own, but that its own
+            has taken over, are let in from this one on; 0 = there are none.
     """
 
     job_id: str
@@ -29,6 +31,7 @@ class SlotIdentity:
     host_id: str
     leader_epoch: int
     token: str
+    oldest_peer_epoch: int = 0
 
 
 def hello_of(slot: SlotIdentity, endpoint: str) -> Hello:
@@ -49,7 +52,8 @@ def refusal_of(slot: SlotIdentity, hello: Hello) -> str | None:
         )
     if slot.job_id and hello.job_id != slot.job_id:
         return f"this slot serves job {slot.job_id}, not {hello.job_id}"
-    if hello.leader_epoch < slot.leader_epoch:
+    oldest_epoch = slot.oldest_peer_epoch or slot.leader_epoch
+    if hello.leader_epoch < min(oldest_epoch, slot.leader_epoch):
         return (
             f"the peer belongs to leader epoch {hello.leader_epoch}, which is over;"
             f" the current one is {slot.leader_epoch}"

@@ -1,14 +1,17 @@
 """This TaskManager's registration with the JobManager: made, kept, lost, made again.
 
 While it holds, heartbeats go out and events are reported, in order, until acknowledged. It is lost
-when the JobManager does not know this TaskManager any more, or leads no more: then whatever ran for it is
+when the JobManager does not know this TaskManager any more: then whatever ran for it is
 ended, and registering begins again, for ever. A JobManager that does not answer at all is waited for:
 after ``heartbeat.timeout`` it counts as away, and what runs is kept for
 ``taskmanager.jobmanager-grace``. Where it answers within that time and still knows this TaskManager,
 everything goes on, and the events that have waited are delivered.
 
-Invariants: at a registration nothing of an earlier one is left (slots, events); each registration
-has an incarnation of its own, so that the JobManager knows the same; nothing is given up before the
+So it does where another JobManager has taken over: that one is told what runs, says what of it may go on, and gets
+the events that the one before has not acknowledged.
+
+Invariants: each registration has an incarnation of its own, so that the JobManager knows the same, and nothing of
+an earlier one is left at it (slots, events), unless a later leader takes these over; nothing is given up before the
 JobManager was asked once more (the daemon itself may have been paused).
 """
 
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 from common.clock import Clock
 from common.log import get_logger
 from common.pb import internal_pb2
+from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES
 from penstock.errors import (
     Fenced,
     JobManagerUnreachable,
@@ -46,6 +50,10 @@ class RegistrationLost(Exception):  # noqa: N818 - named after what happened
     """The JobManager does not count on this TaskManager any more."""
 
 
+class LeaderReplaced(RegistrationLost):
+    """Another JobManager leads, which may go on with what runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Registration:
     """A registration that holds."""
@@ -69,10 +77,12 @@ class RegistrationRunner:
         new_incarnation: makes a fresh id.
         metrics: latest metrics of all attempts.
         held_slots: slots held for jobs.
+        held_attempts: what runs in them, for a JobManager that takes over.
         held_partitions: complete partitions on disk.
         spill_bytes: size of all files under the spill directory.
-        follow: told cluster id and leader epoch of each registration, ends what ran for another leader;
-            raises ``Fenced`` for an earlier leader of the same cluster.
+        follow: told cluster id and leader epoch of each registration, and the slots that are kept; ends what else
+            ran for another leader; raises ``Fenced`` for an earlier leader of the same cluster.
+        event_arrived: told each event that the JobManager has taken over.
         drop_all: ends everything that runs, with the reason; returns when it has ended.
     """
 
@@ -86,10 +96,12 @@ class RegistrationRunner:
         new_incarnation: Callable[[], str],
         metrics: Callable[[], Sequence[internal_pb2.AttemptMetrics]],
         held_slots: Callable[[], Sequence[internal_pb2.HeldSlot]],
+        held_attempts: Callable[[], Sequence[internal_pb2.HeldAttempt]] = tuple,
         held_partitions: Callable[[], HeldPartitionsReport],
         spill_bytes: Callable[[], int] = int,
-        follow: Callable[[str, int], Awaitable[None]],
+        follow: Callable[[str, int, Sequence[str]], Awaitable[None]],
         drop_all: Callable[[str], Awaitable[None]],
+        event_arrived: Callable[[internal_pb2.TaskEvent], None] = lambda _event: None,
     ) -> None:
         self._identity = identity
         self._client = client
@@ -98,10 +110,12 @@ class RegistrationRunner:
         self._new_incarnation = new_incarnation
         self._metrics = metrics
         self._held_slots = held_slots
+        self._held_attempts = held_attempts
         self._held_partitions = held_partitions
         self._spill_bytes = spill_bytes
         self._follow = follow
         self._drop_all = drop_all
+        self._event_arrived = event_arrived
         self._outbox = EventOutbox()
         self._events_waiting = asyncio.Event()
         self._registered = asyncio.Event()
@@ -138,8 +152,10 @@ class RegistrationRunner:
             incarnation: which the call names.
 
         Raises:
-            Fenced: it is for an earlier one, what it is about has ended; or it names none.
+            Fenced: it is for an earlier one, what it is about has ended; or it names none; or this TaskManager ends.
         """
+        if self._is_leaving:
+            raise Fenced(f"TaskManager {self._identity.taskmanager_id} ends: it has said goodbye")
         if not incarnation:
             raise Fenced(
                 f"a call to TaskManager {self._identity.taskmanager_id} names no incarnation: it cannot be "
@@ -196,31 +212,53 @@ class RegistrationRunner:
             ProtocolMismatch: the JobManager takes no TaskManager of this version.
             Unauthenticated: the token is missing or wrong.
         """
+        incarnation, is_kept = self._new_incarnation(), False
         while True:
-            registration = await self._register()
+            try:
+                registration = await self._register(incarnation, is_kept=is_kept)
+            except RegistrationLost as error:
+                await self._give_up(error)
+                incarnation, is_kept = self._new_incarnation(), False
+                continue
             self._log.info(
                 "taskmanager.registered",
                 jobmanager=self._client.address,
                 leader_epoch=registration.leader_epoch,
                 cluster_id=registration.cluster_id,
             )
-            reason = await self._serve(registration)
+            lost = await self._serve(registration)
             if self._is_leaving:
                 return
-            self._log.warning("jobmanager.lost", reason=reason)
             self._registered.clear()
             self._registration = None
-            await self._drop_all(reason)
-            self._outbox.clear()
+            is_kept = isinstance(lost, LeaderReplaced)
+            if is_kept:
+                self._log.info("jobmanager.replaced", reason=str(lost))
+            else:
+                await self._give_up(lost)
+                incarnation = self._new_incarnation()
 
-    async def _register(self) -> Registration:
-        incarnation = self._new_incarnation()
+    async def _give_up(self, lost: RegistrationLost) -> None:
+        self._log.warning("jobmanager.lost", reason=str(lost))
+        await self._drop_all(str(lost))
+        self._outbox.clear()
+
+    async def _register(self, incarnation: str, *, is_kept: bool) -> Registration:
+        """Registers, however long that takes.
+
+        Args:
+            incarnation: as which.
+            is_kept: attempts of an earlier leader are to go on.
+
+        Raises:
+            RegistrationLost: these are, and nobody has taken them over in time.
+        """
         response: internal_pb2.RegisterTaskManagerResponse | None = None
         retry_s = _RETRY_FIRST_S
         while response is None:
             try:
                 answer = await self._client.register(self._request(incarnation))
-                await self._follow(answer.cluster_id, answer.leader_epoch)
+                await self._follow(answer.cluster_id, answer.leader_epoch, answer.kept_slot_ids)
                 response = answer
                 continue
             except (JobRejected, ProtocolMismatch, Unauthenticated):
@@ -229,12 +267,16 @@ class RegistrationRunner:
                 self._log.error(
                     "leader.refused", jobmanager=self._client.address, reason=str(error)
                 )
+                if is_kept:
+                    self._bear_silence()
                 await self._client.switch(error)
             except StreamError as error:
                 if not is_transient(error) and not isinstance(error, JobManagerUnreachable):
                     self._log.error("registration.refused", reason=str(error))
                 else:
                     self._log.info("registration.retried", reason=str(error))
+                if is_kept:
+                    self._bear_silence()
                 await self._client.switch(error)
             await asyncio.sleep(retry_s)
             retry_s = min(retry_s * 2, _RETRY_MAX_S)
@@ -265,18 +307,20 @@ class RegistrationRunner:
             packages=own.packages,
             partition_endpoint=own.partition_endpoint,
             holdings=self._held_partitions().to_message(),
+            held_attempts=_within_one_message(self._held_attempts()),
         )
 
-    async def _serve(self, registration: Registration) -> str:
+    async def _serve(self, registration: Registration) -> RegistrationLost:
         """Keeps the registration; returns why it was lost."""
-        reason = ""
+        reason: RegistrationLost | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._send_heartbeats(registration))
                 group.create_task(self._report_events(registration))
         except* RegistrationLost as lost:
-            reason = str(lost.exceptions[0])
-        assert reason, "the loops end only by losing the registration"
+            first = lost.exceptions[0]
+            reason = first if isinstance(first, RegistrationLost) else None
+        assert reason is not None, "the loops end only by losing the registration"
         return reason
 
     # ------------------------------------------------------------ heartbeats
@@ -308,6 +352,14 @@ class RegistrationRunner:
             if self._client.has_alternatives:  # another may lead by now
                 await self._client.switch(error)
             return
+        if not response.known and response.cluster_id == registration.cluster_id:
+            if response.leader_epoch > registration.leader_epoch:
+                raise LeaderReplaced(f"leader epoch {response.leader_epoch} has begun")
+            if response.leader_epoch < registration.leader_epoch:
+                # One that leads no more, and has not noticed.
+                self._bear_silence()
+                await self._client.switch(Fenced(f"leader epoch {response.leader_epoch} is over"))
+                return
         if not response.known:
             raise RegistrationLost("the JobManager does not know this TaskManager any more")
         self._note_answer()
@@ -376,13 +428,28 @@ class RegistrationRunner:
             try:
                 await self._client.report(request)
             except StreamError as error:
+                if isinstance(error, Fenced):
+                    await self._heartbeat(registration)  # whose answer tells whether another leads
                 self._raise_unless_transient(error)
                 self._log.info("report.retried", count=len(batch), reason=str(error))
                 await asyncio.sleep(_RETRY_REPORT_S)
                 continue
             self._note_answer()
             self._outbox.acknowledge(len(batch))
+            for event in batch:
+                self._event_arrived(event)
 
 
 def _is_last_word(event: internal_pb2.TaskEvent) -> bool:
     return event.WhichOneof("event") == "state_changed" and event.state_changed.state in TERMINAL
+
+
+def _within_one_message(
+    attempts: Sequence[internal_pb2.HeldAttempt],
+) -> Sequence[internal_pb2.HeldAttempt]:
+    """The same, without splits where these would make the message too large."""
+    if sum(attempt.ByteSize() for attempt in attempts) > MESSAGE_SIZE_MAX_BYTES // 2:
+        for attempt in attempts:
+            attempt.is_incomplete = attempt.is_incomplete or bool(attempt.found or attempt.given)
+            del attempt.found[:], attempt.given[:]
+    return attempts

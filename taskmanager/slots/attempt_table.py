@@ -9,17 +9,19 @@ terminal event.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.pb import internal_pb2
 from penstock.pb import client_pb2
 from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_CANCELED,
+    ATTEMPT_STATE_CANCELING,
     ATTEMPT_STATE_DEPLOYING,
     ATTEMPT_STATE_FAILED,
     ATTEMPT_STATE_FINISHED,
     AttemptState,
 )
+from taskmanager.slots.attempt_history import AttemptHistory
 from taskmanager.task.lifecycle import TERMINAL
 
 JobAttemptKey = tuple[str, str, int, int]
@@ -39,7 +41,8 @@ def describe(attempt: internal_pb2.AttemptId) -> str:
 @dataclass(slots=True)
 class _Record:
     attempt: internal_pb2.AttemptId
-    state: AttemptState.ValueType
+    history: AttemptHistory
+    state: AttemptState.ValueType = field(default=ATTEMPT_STATE_DEPLOYING)
     is_cancelled: bool = False
     is_final: bool = False
 
@@ -61,8 +64,9 @@ class AttemptTable:
 
     Example: an attempt ends once; what its process takes with it is told by others.
         >>> attempt = internal_pb2.AttemptId(job_id="job", vertex="v1")
+        >>> deployment = internal_pb2.TaskDeployment(attempt=attempt)
         >>> table = AttemptTable()
-        >>> table.deployed(attempt), table.deployed(attempt)
+        >>> table.deployed(deployment), table.deployed(deployment)
         (True, False)
         >>> [told] = table.process_ended("killed by signal 9", "tm-1", now_ms=5, is_asked_for=False)
         >>> told.state_changed.failure.message
@@ -77,8 +81,9 @@ class AttemptTable:
         """Subtask -> number of its newest attempt here."""
         self._has_ended = False
 
-    def deployed(self, attempt: internal_pb2.AttemptId) -> bool:
+    def deployed(self, deployment: internal_pb2.TaskDeployment) -> bool:
         """Takes in an attempt; False when it is here already (a repeated call)."""
+        attempt = deployment.attempt
         if self.contains(attempt):
             return False
         *subtask, number = key_of(attempt)
@@ -91,8 +96,40 @@ class AttemptTable:
         # A copy: the message it is part of would stay in memory with it.
         own = internal_pb2.AttemptId()
         own.CopyFrom(attempt)
-        self._records[key_of(attempt)] = _Record(own, ATTEMPT_STATE_DEPLOYING)
+        self._records[key_of(attempt)] = _Record(own, AttemptHistory(deployment))
         return True
+
+    def told(self, command: internal_pb2.TaskCommand) -> None:
+        """The JobManager has something for an attempt that has not ended."""
+        record = self._records.get(key_of(command.attempt))
+        if record is not None:
+            record.history.told(command)
+
+    def arrived(self, event: internal_pb2.TaskEvent) -> None:
+        """The JobManager has taken an event over."""
+        record = self._records.get(key_of(event.attempt))
+        if record is not None:
+            record.history.arrived(event)
+
+    def held(
+        self, endpoint: internal_pb2.DataEndpoint, leader_epoch: int
+    ) -> list[internal_pb2.HeldAttempt]:
+        """What a JobManager that takes the job over must know.
+
+        Args:
+            endpoint: of the process.
+            leader_epoch: of the leader under which it was started.
+        """
+        held = []
+        for record in self._records.values():
+            message = record.history.message()
+            message.attempt.CopyFrom(record.attempt)
+            message.endpoint.CopyFrom(endpoint)
+            message.leader_epoch = leader_epoch
+            is_ending = record.is_cancelled and record.state not in TERMINAL
+            message.state = ATTEMPT_STATE_CANCELING if is_ending else record.state
+            held.append(message)
+        return held
 
     def cancelled(self, attempt: internal_pb2.AttemptId, *, is_final: bool = False) -> bool:
         """Notes that an attempt shall end; False when it is unknown, has ended, or knows.
@@ -132,6 +169,7 @@ class AttemptTable:
         record = self._records.get(key_of(event.attempt))
         if record is None or record.state in TERMINAL:
             return kind == "checkpoint_acknowledged"
+        record.history.said(event)
         if kind == "state_changed":
             record.state = event.state_changed.state
         return True

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.pb import internal_pb2
 from penstock.config import Configuration
+from taskmanager.slots.artifact_cache_store import JobFiles
+from taskmanager.slots.names import require_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +37,55 @@ class SlotEnvironment:
     local_state: Sequence[Path] = ()
     terminal_fd: int | None = None
     token: str = ""
+
+    def job_logs(self, job_id: str) -> Path:
+        """Where the logs of a job are.
+
+        Raises:
+            JobRejected: its id cannot be a name.
+        """
+        return self.log_directory / require_name("job id", job_id)
+
+    def configuration(
+        self,
+        job_id: str,
+        slot_id: str,
+        number: int,
+        files: JobFiles,
+        config: Configuration,
+        leader_epoch: int,
+        oldest_peer_epoch: int,
+    ) -> internal_pb2.SlotConfiguration:
+        """What a slot process is told first.
+
+        Args:
+            number: of the process: no two of the TaskManager have the same.
+            files: of the job.
+            config: of the job.
+            leader_epoch: the process is started under this leader.
+            oldest_peer_epoch: slots of the job run on that were started under this one.
+        """
+        unix_path = ""
+        if self.config.taskmanager_local_sockets:
+            # Numbered, not named after the slot: the path must stay short.
+            unix_path = str(self.socket_directory / f"{number}.sock")
+        return internal_pb2.SlotConfiguration(
+            job_id=job_id,
+            slot_id=slot_id,
+            taskmanager_id=self.taskmanager_id,
+            host_id=self.host_id,
+            leader_epoch=leader_epoch,
+            unix_socket_path=unix_path,
+            tcp_bind_host=self.config.taskmanager_bind_host,
+            tcp_advertised_host=self.config.taskmanager_host,
+            code_paths=files.code_paths,
+            artifact_paths=files.artifact_paths,
+            log_directory=str(self.job_logs(job_id)),
+            # Of this process alone: what it leaves is removed while the next one may be running.
+            work_directory=str(self.work_directory / "slots" / f"{slot_id}-{number}"),
+            config=config.to_mapping(),
+            token=self.token,
+            spill_directory=str(self.spill_directory),
+            local_state_directories=map(str, self.local_state),
+            oldest_peer_epoch=oldest_peer_epoch,
+        )

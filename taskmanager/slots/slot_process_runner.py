@@ -81,6 +81,7 @@ class SlotProcessRunner:
             asyncio.get_running_loop().create_future()
         )
         self._changed = asyncio.Condition()
+        self._leader_epoch = 0
         self._given_up = False
         self._is_overdue = False
         self._is_silent = False
@@ -189,6 +190,7 @@ class SlotProcessRunner:
         Raises:
             TaskFailure: it ended, or was not ready in time (then it is killed).
         """
+        self._leader_epoch = configuration.leader_epoch
         await self.send(internal_pb2.SlotCommand(configure=configuration))
         await asyncio.wait([self._ready], timeout=timeout_s)
         if not self._ready.done():
@@ -203,10 +205,23 @@ class SlotProcessRunner:
         except ConnectionError:
             self._log.info("command.dropped", reason="the slot process has ended")
 
+    async def tell(self, command: internal_pb2.TaskCommand) -> None:
+        """Tells an attempt something; one that has ended hears nothing."""
+        if self.attempts.is_terminal(command.attempt):
+            self._log.debug("command.dropped", reason="the attempt has ended")
+            return
+        self.attempts.told(command)
+        await self.send(internal_pb2.SlotCommand(task_command=command))
+
+    def held_attempts(self) -> list[internal_pb2.HeldAttempt]:
+        """What a JobManager that takes the job over must know; nothing before the process listens."""
+        listens = self._ready.done() and self._ready.exception() is None
+        return self.attempts.held(self._ready.result(), self._leader_epoch) if listens else []
+
     async def deploy(self, deployment: internal_pb2.TaskDeployment) -> None:
         """Starts an attempt in the slot; a repeated call does nothing."""
         attempt = deployment.attempt
-        if self.attempts.deployed(attempt):
+        if self.attempts.deployed(deployment):
             self._names[attempt.vertex] = deployment.job_name, deployment.vertex.name
             self._forget_metrics_of(attempt.vertex, attempt.subtask_index)
             known = self.attempts.attempt_keys()

@@ -21,7 +21,7 @@ from common.log import get_logger
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from penstock.config import Configuration
-from penstock.errors import NoResourceAvailable, TaskFailure
+from penstock.errors import Fenced, NoResourceAvailable, TaskFailure
 from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 from penstock.pb.client_pb2 import ATTEMPT_STATE_CANCELED, ATTEMPT_STATE_FAILED
@@ -30,9 +30,8 @@ from taskmanager.processes.background import Background, BackgroundWork
 from taskmanager.processes.forkserver_runner import ForkserverRunner
 from taskmanager.processes.memory_usage import memory_bytes
 from taskmanager.processes.slot_channel import SlotChannel
-from taskmanager.slots.artifact_cache_store import ArtifactCache, JobFiles
+from taskmanager.slots.artifact_cache_store import ArtifactCache
 from taskmanager.slots.attempt_table import JobAttemptKey, key_of, state_event
-from taskmanager.slots.names import require_name
 from taskmanager.slots.requirements import check_requirements
 from taskmanager.slots.slot_environment import SlotEnvironment
 from taskmanager.slots.slot_process_runner import ReportEvent, SlotProcessRunner, TakeResults
@@ -93,6 +92,7 @@ class SlotSupervisor:
         self._last_causes: dict[str, str] = {}
         self._closed: OrderedDict[JobAttemptKey, None] = OrderedDict()
         self._process_count = 0
+        self._drops = 0
         self._spilling = Spilling.ALLOWED
         self._log = get_logger(__name__)
 
@@ -129,6 +129,27 @@ class SlotSupervisor:
             slot_id=slot_id, job_id=job_id, pid=pid, memory_bytes=memory_bytes(pid)
         )
 
+    def held_attempts(self) -> list[internal_pb2.HeldAttempt]:
+        """What a JobManager that takes over must know of the attempts in all slots."""
+        held = [
+            (slot_id, slot.runner)
+            for slot_id, slot in self._slots.items()
+            if slot.runner is not None
+        ]
+        return [
+            attempt
+            for slot_id, runner in held
+            if self._table.is_allocated(slot_id)
+            for attempt in runner.held_attempts()
+        ]
+
+    def event_arrived(self, event: internal_pb2.TaskEvent) -> None:
+        """The JobManager has taken an event over."""
+        slot_id = self._slot_of(event.attempt)
+        runner = None if slot_id is None else self._slots[slot_id].runner
+        if runner is not None:
+            runner.attempts.arrived(event)
+
     # ------------------------------------------------------------ slots
 
     async def allocate(
@@ -147,8 +168,11 @@ class SlotSupervisor:
         )
         config = self._environment.config.merged(dict(request.config))
         allocation = self._table.allocate(request.job_id, request.slot_ids, request.allocation_id)
+        drops = self._drops
         while allocation.wait_for:
             await self._wait_for_any(allocation.wait_for)
+            if self._drops != drops:
+                raise Fenced("the leader that has asked for the slots is followed no longer")
             allocation = self._table.allocate(
                 request.job_id, request.slot_ids, request.allocation_id
             )
@@ -186,7 +210,16 @@ class SlotSupervisor:
             self._release(slot_id, slot, f"it could not be started: {error}")
             raise
         slot.runner = runner
-        configuration = self._configuration(slot_id, slot, files)
+        self._process_count += 1
+        configuration = self._environment.configuration(
+            slot.job_id,
+            slot_id,
+            self._process_count,
+            files,
+            slot.config,
+            self._table.leader_epoch,
+            request.oldest_peer_epoch,
+        )
         self._background.start(self._supervise(slot, runner, configuration), f"slot {slot_id}")
         endpoint = await runner.configure(configuration, _READY_TIMEOUT_S)
         if self._spilling is not Spilling.ALLOWED:
@@ -194,7 +227,7 @@ class SlotSupervisor:
         return endpoint
 
     async def _fork(self, slot_id: str, slot: _Slot) -> SlotProcessRunner:
-        log_file = self._job_logs(slot.job_id) / f"slot-{slot_id}.log"
+        log_file = self._environment.job_logs(slot.job_id) / f"slot-{slot_id}.log"
         await asyncio.to_thread(log_file.parent.mkdir, parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         log = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -226,39 +259,6 @@ class SlotSupervisor:
             report_event=self._report_event,
             take_results=self._take_results,
         )
-
-    def _configuration(
-        self, slot_id: str, slot: _Slot, files: JobFiles
-    ) -> internal_pb2.SlotConfiguration:
-        own = self._environment
-        self._process_count += 1
-        unix_path = ""
-        if own.config.taskmanager_local_sockets:
-            # Numbered, not named after the slot: the path must stay short.
-            unix_path = str(own.socket_directory / f"{self._process_count}.sock")
-        # Of this process alone: what it leaves is removed while the next one may be running.
-        work_directory = own.work_directory / "slots" / f"{slot_id}-{self._process_count}"
-        return internal_pb2.SlotConfiguration(
-            job_id=slot.job_id,
-            slot_id=slot_id,
-            taskmanager_id=own.taskmanager_id,
-            host_id=own.host_id,
-            leader_epoch=self._table.leader_epoch,
-            unix_socket_path=unix_path,
-            tcp_bind_host=own.config.taskmanager_bind_host,
-            tcp_advertised_host=own.config.taskmanager_host,
-            code_paths=files.code_paths,
-            artifact_paths=files.artifact_paths,
-            log_directory=str(self._job_logs(slot.job_id)),
-            work_directory=str(work_directory),
-            config=slot.config.to_mapping(),
-            token=own.token,
-            spill_directory=str(own.spill_directory),
-            local_state_directories=map(str, own.local_state),
-        )
-
-    def _job_logs(self, job_id: str) -> Path:
-        return self._environment.log_directory / require_name("job id", job_id)
 
     async def _supervise(
         self,
@@ -345,10 +345,10 @@ class SlotSupervisor:
         for command in commands:
             slot_id = self._slot_of(command.attempt)
             runner = None if slot_id is None else self._slots[slot_id].runner
-            if runner is None or runner.attempts.is_terminal(command.attempt):
-                self._log.debug("command.dropped", reason="the attempt has ended")
+            if runner is None:
+                self._log.debug("command.dropped", reason="the slot of the attempt has ended")
             else:
-                await runner.send(internal_pb2.SlotCommand(task_command=command))
+                await runner.tell(command)
 
     def _slot_of(self, attempt: internal_pb2.AttemptId) -> str | None:
         for slot_id, slot in self._slots.items():
@@ -444,7 +444,8 @@ class SlotSupervisor:
             await slot.gone.wait()
 
     async def drop(self, slot_ids: Sequence[str], reason: str) -> None:
-        """Ends slots that the table has marked as stopping, silently."""
+        """Ends slots that the table has marked as stopping, silently; what waits for slots gets none."""
+        self._drops += 1
         if not slot_ids:
             return
         self._log.warning("slots.dropped", count=len(slot_ids), reason=reason)

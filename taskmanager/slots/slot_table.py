@@ -1,15 +1,15 @@
 """Who holds which slot of this TaskManager (pure).
 
 Invariants (``check``): at most ``capacity`` slots are held; a slot is held by one job at a time; all
-allocated slots belong to one leader: the newest epoch known of the cluster that this TaskManager has
-registered with (epochs of different clusters say nothing about each other); a slot that is stopping
+allocated slots are one leader's, given out or taken over by it: the newest epoch known of the cluster that this
+TaskManager has registered with (epochs of different clusters say nothing about each other); a slot that is stopping
 is held until its process has ended.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import Fenced, NoResourceAvailable, require_invariant
@@ -106,11 +106,18 @@ class SlotTable:
         held = self._held.get(slot_id)
         return held is not None and held.state is SlotState.ALLOCATED
 
-    def follow(self, cluster_id: str, leader_epoch: int) -> tuple[str, ...]:
+    def follow(
+        self, cluster_id: str, leader_epoch: int, kept: Collection[str] = ()
+    ) -> tuple[str, ...]:
         """Follows the leader with which this TaskManager has registered.
 
+        Args:
+            cluster_id: its cluster.
+            leader_epoch: its epoch.
+            kept: slots of an earlier leader that it takes over.
+
         Returns:
-            The slots to stop: those of an earlier leader, or of another cluster.
+            The slots to stop: those of an earlier leader that this one does not want, or of another cluster.
 
         Raises:
             Fenced: it is an earlier leader of the same cluster.
@@ -120,8 +127,10 @@ class SlotTable:
             return ()
         if cluster_id == self._cluster_id:
             self._refuse_older(leader_epoch)
+        else:
+            kept = ()
         self._cluster_id, self._leader_epoch = cluster_id, leader_epoch
-        return self._stop(slot_id for slot_id, _ in self.held())
+        return self._stop(slot_id for slot_id, _ in self.held() if slot_id not in kept)
 
     def check_epoch(self, leader_epoch: int) -> None:
         """Checks the fence of a call.

@@ -28,6 +28,7 @@ from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_RUNNING,
 )
 from penstock.storage.manifest import properties_of
+from taskmanager.alignment.void_checkpoints import void_ids
 from taskmanager.operators.collect_sink import CollectOperator
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.source import SourceOperator
@@ -235,7 +236,8 @@ class Execution:
             else:
                 self._end_checkpoint(completed.checkpoint_id, is_completed=True)
         elif kind == "checkpoint_aborted":
-            self._end_checkpoint(command.checkpoint_aborted.checkpoint_id, is_completed=False)
+            for checkpoint_id in void_ids(command.checkpoint_aborted):
+                self._end_checkpoint(checkpoint_id, is_completed=False)
         self._schedule()
 
     def results_taken(self, taken: internal_pb2.ResultsTaken) -> None:

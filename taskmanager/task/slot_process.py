@@ -127,6 +127,7 @@ def _identity(configuration: internal_pb2.SlotConfiguration) -> SlotIdentity:
         configuration.host_id,
         configuration.leader_epoch,
         configuration.token,
+        configuration.oldest_peer_epoch,
     )
 
 

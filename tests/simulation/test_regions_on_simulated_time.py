@@ -13,6 +13,7 @@ import pytest
 
 from jobmanager.job.groups import GROUP_TRANSITIONS, GroupEvent, GroupPhase
 from jobmanager.messages.job_state import JobState
+from tests.simulation.test_takeovers_on_simulated_time import taken_over
 from tests.support.simulated_cluster import SimulatedCluster
 from tests.support.simulated_faults import Fault, Faults, Trigger
 from tests.support.simulated_groups import group_point
@@ -138,6 +139,7 @@ def test_whatever_can_happen_to_a_group_in_every_phase_happens_here():
     clusters = [regions_failed(seed) for seed in SEEDS]
     clusters += [cancelled_in(phase) for phase in ENDINGS]
     clusters += [found_by_a_successor(fault) for fault in (Fault.ALL_FAIL, Fault.CANCELLED)]
+    clusters.append(taken_over(4001))
     met = set().union(*(cluster.groups.met for cluster in clusters))
     assert met == set(GROUP_TRANSITIONS)
     beside = set().union(*(cluster.groups.beside for cluster in clusters))

@@ -36,6 +36,7 @@ class FailoverAudit:
         restarts: decisions to restart something.
         spared: of these, those that left something running or finished.
         backtracked: those that restarted a producer for a partition that is missing.
+        takeovers: JobManagers with which what was deployed before has gone on.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class FailoverAudit:
         self.restarts = 0
         self.spared = 0
         self.backtracked = 0
+        self.takeovers = 0
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -85,7 +87,17 @@ class FailoverAudit:
                 assert failover.restarts == counted + (not joins), "what joins counts once"
             return recovery
 
-        with mock.patch.object(Failover, "decide", audited):
+        go_on = Failover.go_on
+
+        def taken_over(failover: Any) -> None:
+            go_on(failover)
+            self._decided.clear()
+            self.takeovers += 1
+
+        with (
+            mock.patch.object(Failover, "decide", audited),
+            mock.patch.object(Failover, "go_on", taken_over),
+        ):
             yield
 
     def _check(
@@ -138,6 +150,6 @@ class FailoverAudit:
         self._decided -= {key.subtask for key in keys}
 
     def begin_again(self) -> None:
-        """Another JobManager deploys everything anew."""
+        """Another JobManager deploys everything anew, unless it finds what goes on."""
         self._decided = set(self._attempts)
         self._groups.begin_again()

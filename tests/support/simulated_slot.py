@@ -138,6 +138,7 @@ class SimulatedSlot:
                 configuration.host_id,
                 configuration.leader_epoch,
                 configuration.token,
+                configuration.oldest_peer_epoch,
             ),
             mailbox.post,
             host.loop,

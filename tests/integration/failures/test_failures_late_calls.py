@@ -124,7 +124,7 @@ def test_late_calls_do_not_reach_what_runs_now(cluster: DaemonCluster, tmp_path:
 
         task = internal_pb2.TaskDeployment(attempt=attempt, slot_id=slot_id)
         calls: list[Call] = [
-            lambda late: late.allocate_slots(job_id, [slot_id], [], {}, []),
+            lambda late: late.allocate_slots(job_id, [slot_id], [], {}, [], 1),
             lambda late: late.deploy_tasks([task]),
             lambda late: late.cancel_tasks([attempt], is_final=True),
             lambda late: late.free_slots(job_id, [slot_id]),

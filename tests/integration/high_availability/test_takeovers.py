@@ -186,6 +186,37 @@ def test_the_leader_is_killed_again_and_again_and_every_row_is_there_once(
         assert written(out) == 7 * RATE
 
 
+def slots_of(cluster: LocalCluster, job_id: str) -> dict[str, int]:
+    """Slot -> process."""
+    with cluster.client() as client:
+        told = client.cluster().taskmanagers
+    return {slot.slot_id: slot.pid for one in told for slot in one.slots if slot.job_id == job_id}
+
+
+def test_tasks_go_on_while_nobody_leads_and_are_no_others_afterwards(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with ps.Environment(cluster.address, parallelism=2) as env:
+        handle = submitted(env, out)
+        await_written(out, RATE)
+        before = slots_of(cluster, handle.job_id)
+        for told in (signal.SIGKILL, signal.SIGTERM):
+            leader, _ = await_roles(cluster)
+            os.kill(leader.pid, told)
+            wait_ended(leader.pid)
+            await_written(out, written(out) + RATE)
+            await_details(handle, lambda _, state: state == "RUNNING")
+            with cluster.client() as client:
+                assert client.job(handle.job_id).summary.restarts == 0
+            assert slots_of(cluster, handle.job_id) == before != {}
+            cluster.start(jobmanagers=2, taskmanagers=2)
+        handle.stop(str(tmp_path / "savepoints"))
+        with cluster.client() as client:
+            assert client.job(handle.job_id).summary.restarts == 0
+        written(out)
+
+
 def test_a_standby_answers_with_the_address_of_the_leader(cluster: LocalCluster) -> None:
     leader, standby = await_roles(cluster)
     with pytest.raises(
@@ -244,7 +275,7 @@ def test_a_leader_that_was_paused_beyond_its_session_ends_and_touches_nothing(
         try:
             with Client(standby.address, token_of(cluster)) as client:
                 assert client.cluster().leader_epoch == epoch + 1
-            await_written(out, written(out) + RATE)
+            await_written(out, min(written(out) + RATE, 6 * RATE))
         finally:
             os.kill(paused.pid, signal.SIGCONT)
         # It executes itself anew, and stands by for the one that leads now.

@@ -18,7 +18,12 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.failover.restart_settings import FixedDelay, RestartSettings
 from jobmanager.failover.restart_strategy import RestartStrategy
-from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.execution_attempt import (
+    AttemptKey,
+    AttemptState,
+    ExecutionAttempt,
+    SubtaskId,
+)
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
 from jobmanager.messages.job_state import JobState
@@ -130,7 +135,10 @@ def test_partitions_that_are_held_although_they_were_released_are_noticed() -> N
     graph = ExecutionGraph(plan)
     tracker = PartitionTracker(RegionGraph(plan), graph, keeps_all=False)
     producer = SubtaskId("v0", 0)
-    attempt = graph.adopt(producer, 0, "tm1")
+    attempt = ExecutionAttempt(
+        AttemptKey(producer.vertex, producer.subtask_index, 0), AttemptState.FINISHED, "tm1"
+    )
+    graph.adopt(attempt)
     tracker.produced(attempt)
     tracker.check()
     tracker._released.add((KeptOutput("e0", producer), 0))

@@ -15,10 +15,10 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.checkpoint_store_runner import (
     CheckpointStoreRunner,
-    PreparedCheckpoints,
     fingerprint,
 )
 from jobmanager.checkpoint.completed_checkpoint import FileRange, SharedKey
+from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.job.restored_tasks import restored_checkpoint, restored_tasks

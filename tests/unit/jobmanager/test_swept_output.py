@@ -9,7 +9,7 @@ import pytest
 
 from common.pb import internal_pb2
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
-from jobmanager.job import ended_checkpoints_runner, job_master_runner
+from jobmanager.job import ended_checkpoints_runner, swept_output_runner
 from penstock.pb import client_pb2, graph_pb2
 from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
@@ -22,7 +22,7 @@ from tests.unit.jobmanager.test_jobmanager_checkpoints import (
 
 
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_master_runner, "_SWEEP_PAUSES_S", (0.01, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(swept_output_runner, "_PAUSES_S", (0.01, 0.01, 0.01, 0.01))
     monkeypatch.setattr(ended_checkpoints_runner, "_FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(ended_checkpoints_runner, "_LAST_PAUSE_S", 0.02)
     monkeypatch.setattr(DispatcherRunner, "_slots_end_s", 0.02)

@@ -189,7 +189,7 @@ def test_every_call_names_the_registration_that_it_is_for() -> None:
             try:
                 assert await client.reachability.probe(10) is Reachability.ANSWERED
                 assert calls.pop("SendTaskCommands").incarnation == "tm1-1"
-                await client.allocate_slots("j", ["s"], [], {}, [])
+                await client.allocate_slots("j", ["s"], [], {}, [], 1)
                 await client.deploy_tasks([internal_pb2.TaskDeployment()])
                 await client.send_commands([internal_pb2.TaskCommand()])
                 await client.cancel_tasks([], is_final=False)

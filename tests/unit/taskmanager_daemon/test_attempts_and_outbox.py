@@ -21,6 +21,10 @@ TERMINAL = (
 )
 
 
+def deployment(of: internal_pb2.AttemptId) -> internal_pb2.TaskDeployment:
+    return internal_pb2.TaskDeployment(attempt=of)
+
+
 def attempt(subtask: int) -> internal_pb2.AttemptId:
     return internal_pb2.AttemptId(job_id="j", vertex="v", subtask_index=subtask)
 
@@ -45,7 +49,7 @@ def test_each_attempt_gets_exactly_one_terminal_event(
     cancelled: set[int] = set()
     for step, subtask in steps:
         if step == "deploy":
-            assert table.deployed(attempt(subtask)) == (subtask not in deployed)
+            assert table.deployed(deployment(attempt(subtask))) == (subtask not in deployed)
             deployed.add(subtask)
         elif step == "cancel":
             if table.cancelled(attempt(subtask)):
@@ -74,7 +78,7 @@ def test_what_finished_attempts_kept_is_told_to_be_lost_before_the_others_end(
 ) -> None:
     table = AttemptTable()
     for subtask, state in enumerate((RUNNING, *TERMINAL)):
-        table.deployed(attempt(subtask))
+        table.deployed(deployment(attempt(subtask)))
         table.observe(state_event(attempt(subtask), state))
     events = table.process_ended("it died", "tm", 5, is_asked_for=is_asked_for)
     told = [(event.attempt.subtask_index, event.WhichOneof("event")) for event in events]
@@ -85,7 +89,7 @@ def test_what_finished_attempts_kept_is_told_to_be_lost_before_the_others_end(
 
 def test_of_an_ended_attempt_only_written_snapshots_are_heard_of() -> None:
     table = AttemptTable()
-    table.deployed(attempt(0))
+    table.deployed(deployment(attempt(0)))
     acknowledged = internal_pb2.CheckpointAcknowledged(checkpoint_id=1)
     event = internal_pb2.TaskEvent(attempt=attempt(0), checkpoint_acknowledged=acknowledged)
     assert table.observe(state_event(attempt(0), next(iter(TERMINAL))))
@@ -157,7 +161,7 @@ def test_a_process_that_outlives_many_attempts_knows_no_more_of_them() -> None:
             one = internal_pb2.AttemptId(
                 job_id="j", vertex="v", subtask_index=subtask, attempt=number
             )
-            assert table.deployed(one)
+            assert table.deployed(deployment(one))
             assert table.observe(state_event(one, RUNNING))
             assert not table.is_terminal(one)
             assert table.observe(state_event(one, client_pb2.ATTEMPT_STATE_CANCELED))
@@ -166,7 +170,7 @@ def test_a_process_that_outlives_many_attempts_knows_no_more_of_them() -> None:
     first = internal_pb2.AttemptId(job_id="j", vertex="v", subtask_index=1, attempt=0)
     assert table.contains(first)
     assert table.is_terminal(first)
-    assert not table.deployed(first), "a call that comes again starts nothing"
+    assert not table.deployed(deployment(first)), "a call that comes again starts nothing"
     assert not table.cancelled(first)
     assert not table.observe(state_event(first, client_pb2.ATTEMPT_STATE_FAILED))
     late = internal_pb2.TaskEvent(attempt=first, checkpoint_acknowledged=acknowledged)
@@ -178,8 +182,8 @@ def test_an_attempt_that_has_not_ended_is_known_beside_newer_ones() -> None:
     table = AttemptTable()
     older = internal_pb2.AttemptId(job_id="j", vertex="v", attempt=1)
     newer = internal_pb2.AttemptId(job_id="j", vertex="v", attempt=2)
-    assert table.deployed(older)
-    assert table.deployed(newer)
+    assert table.deployed(deployment(older))
+    assert table.deployed(deployment(newer))
     assert not table.is_terminal(older)
     assert table.cancelled(older)
     assert table.observe(state_event(older, client_pb2.ATTEMPT_STATE_CANCELED))

@@ -1,0 +1,119 @@
+"""Looks for what an earlier JobManager has deployed of a job, and waits for the TaskManagers that had it.
+
+The job's record names these. Each of them registers and tells what it runs, refuses connections and is gone, or says
+nothing until TaskManagers that live would have come. From the beginning of the search on, slots in which attempts of
+the job run are the job's; those that it does not take over are freed by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from common.clock import Clock
+from jobmanager.graph.slot import Slot
+from jobmanager.job.job_operation import OperationKind
+from jobmanager.job.operations_runner import OperationsRunner
+from jobmanager.liveness.reachability import Reachability
+from jobmanager.messages import job_events
+from jobmanager.rpc.held_attempt_convert import found_attempt
+from jobmanager.rpc.reachability_client import why_not_connected
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from penstock.storage.checkpoint_properties import BehindBarrier
+
+_PROBE_TIMEOUT_S: Final = 0.5
+_PAUSE_S: Final = 0.1
+"""Between two looks at those that have not come."""
+
+
+class AttemptSearchRunner:
+    """The search for the attempts of one job.
+
+    Args:
+        job_id: the job.
+        subtask_count: how many it has.
+        taskmanagers: which had attempts of it, and where they are called.
+        cluster: where TaskManagers register.
+        clock: where the time comes from.
+        operations: what users have asked of the job, and has not ended.
+        post: takes what was found.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        subtask_count: int,
+        taskmanagers: Mapping[str, str],
+        cluster: ClusterRunner,
+        clock: Clock,
+        operations: OperationsRunner,
+        post: Callable[[job_events.JobEvent], None],
+    ) -> None:
+        self._job_id = job_id
+        self._subtask_count = subtask_count
+        self._awaited = dict(taskmanagers)
+        self._cluster = cluster
+        self._clock = clock
+        self._operations = operations
+        self._post = post
+        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self.is_over = False
+        cluster.sought.seek(job_id)
+
+    async def find(self, attempt: int) -> None:
+        """Answers ``FindAttempts``."""
+        while not await self._is_complete():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_S):
+                    await self._cluster.wait_for_registration()
+        now_ms, told = self._clock.now_ms(), self._cluster.sought.of(self._job_id)
+        for taskmanager_id, _, held in told:
+            self._cluster.client(taskmanager_id).note_endpoint(held.endpoint)
+        found = tuple(
+            found_attempt(held, id, incarnation, now_ms) for id, incarnation, held in told
+        )
+        self._end()
+        reason = self._why_none()
+        self._log.info(
+            "attempts.found", found=len(found), wanted=self._subtask_count, why_not=reason
+        )
+        self._post(job_events.AttemptsFound(attempt, found, reason))
+
+    def abandon(self) -> tuple[Slot, ...]:
+        """Looks no longer; returns the slots that are to be freed, since nobody takes them over."""
+        if self.is_over:
+            return ()
+        self._end()
+        return tuple(
+            slot for own in self._cluster.held_slots(self._job_id).values() for slot in own
+        )
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._cluster.sought.end(self._job_id)
+
+    async def _is_complete(self) -> bool:
+        subtasks = {
+            (held.attempt.vertex, held.attempt.subtask_index)
+            for _, _, held in self._cluster.sought.of(self._job_id)
+        }
+        if len(subtasks) >= self._subtask_count or self._cluster.settles_in_s <= 0:
+            return True
+        registered = self._cluster.addresses(self._awaited)
+        missing = [address for id, address in self._awaited.items() if id not in registered]
+        probes = (why_not_connected(address, _PROBE_TIMEOUT_S) for address in missing)
+        # One that cannot be reached may run on.
+        return all(found is Reachability.REFUSED for found in await asyncio.gather(*probes))
+
+    def _why_none(self) -> str:
+        """Whether something that has been done to the tasks cannot be undone but by beginning again."""
+        drains = [
+            operation
+            for operation in self._operations.under_way()
+            if operation.kind is OperationKind.STOP and operation.wanted == BehindBarrier.DRAIN.name
+        ]
+        return "its event time had been ended, to stop it" if drains else ""

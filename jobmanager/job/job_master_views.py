@@ -1,0 +1,68 @@
+"""What others see of the machine of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jobmanager.failover.exceptions_history import ExceptionsHistory
+from jobmanager.graph.execution_graph import ExecutionGraph
+from jobmanager.job.checkpoint_wiring import Coordinator
+from jobmanager.job.job_parts import JobParts
+from jobmanager.job.speculation import Speculation
+
+
+class JobMasterViews:
+    """Reads the parts of one job.
+
+    Args:
+        parts: of the job.
+    """
+
+    def __init__(self, parts: JobParts) -> None:
+        self._parts = parts
+        self.dropped_events = 0
+
+    @property
+    def graph(self) -> ExecutionGraph:
+        """Its attempts."""
+        return self._parts.graph
+
+    @property
+    def speculation(self) -> Speculation:
+        """Its rivals."""
+        return self._parts.speculation
+
+    @property
+    def restored_checkpoint_id(self) -> int:
+        """What those have gone on from that have begun last; 0 = from nothing."""
+        return self._parts.restored_checkpoint_id
+
+    @property
+    def attempt(self) -> int:
+        """Number of the newest attempts."""
+        return self.graph.attempt
+
+    @property
+    def restarts(self) -> int:
+        """How often failures have restarted subtasks; going on after another JobManager is one."""
+        return self._parts.failover.restarts
+
+    @property
+    def restarts_by_region(self) -> Mapping[str, int]:
+        """How often each region has begun again, named after its first subtask."""
+        return self._parts.failover.restarts_by_region
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What was dropped because it came too late, twice, or from nobody who was asked: part -> events."""
+        return {"job": self.dropped_events} | self._parts.dropped
+
+    @property
+    def exceptions(self) -> ExceptionsHistory:
+        """The last failures, for views."""
+        return self._parts.failover.exceptions
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """For views; None where the job takes no checkpoints, or before HEAD is known."""
+        return self._parts.wiring.coordinator if self._parts.wiring is not None else None

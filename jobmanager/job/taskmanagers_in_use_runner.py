@@ -1,0 +1,61 @@
+"""Tells the next JobManager which TaskManagers run a job's attempts, so that it knows whom to wait for.
+
+Nobody waits for it: what the next one does not know of, it begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+import structlog
+
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from jobmanager.stores.job_store import JobStore
+from penstock.errors import StreamError
+
+_LANE: Final = "taskmanagers in use"
+
+
+class TaskManagersInUseRunner:
+    """The TaskManagers of one job.
+
+    Args:
+        job_id: the job.
+        noted: what the job's record says.
+        cluster: knows where they are called.
+        jobs: keeps the record; None where the job ends with this JobManager.
+        in_order: runs actions of one lane one after the other.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        noted: Iterable[str],
+        cluster: ClusterRunner,
+        jobs: JobStore | None,
+        in_order: Callable[[str, Callable[[], Awaitable[None]]], None],
+    ) -> None:
+        self._job_id = job_id
+        self._noted = frozenset(noted)
+        self._cluster = cluster
+        self._jobs = jobs
+        self._in_order = in_order
+        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+
+    def note(self, taskmanager_ids: Iterable[str]) -> None:
+        """These have attempts of the job, or are about to; begins to note them if it is news."""
+        jobs, addresses = self._jobs, self._cluster.addresses(taskmanager_ids)
+        if jobs is None or addresses.keys() == self._noted:
+            return
+        self._noted = frozenset(addresses)
+
+        async def note() -> None:
+            try:
+                await asyncio.to_thread(jobs.note_taskmanagers, self._job_id, addresses)
+            except StreamError as error:
+                self._noted = frozenset()
+                self._log.warning("taskmanagers.not_noted", reason=str(error))
+
+        self._in_order(_LANE, note)

@@ -1,0 +1,53 @@
+"""JobManagers that die while jobs run, in one process on simulated time, over many seeds.
+
+Aim: what a JobManager has deployed goes on under its successor, whatever else dies and whenever, and nothing is lost
+or doubled: neither splits, nor output that was being committed, nor checkpoints that were under way. Method: as in
+``test_checkpoints_on_simulated_time``, with the deaths of JobManagers at moments that each seed draws, in jobs whose
+exchanges keep no rows; nothing is begun again but by a failure, which ``tests.support.simulated_failovers`` watches.
+"""
+
+import dataclasses
+import functools
+import random
+
+import pytest
+
+from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.simulated_faults import _POINTS, Fault, Trigger
+from tests.support.simulated_jobs import JOBS
+from tests.support.simulated_run import draw_run, simulate_run
+
+SEEDS, SEEDS_PER_TEST = range(4000, 4024), 6
+_PAUSE_MAX_NS = 20_000_000
+
+
+def death(draws: random.Random) -> Trigger:
+    """One JobManager's, once the job has been submitted."""
+    kind = draws.choice((Fault.JOBMANAGER_DIES, Fault.JOBMANAGER_DIES_IN_STORE))
+    point, often = draws.choice(_POINTS)
+    return Trigger(kind, point, 1 + draws.randrange(often), draws.randrange(_PAUSE_MAX_NS))
+
+
+@functools.cache
+def taken_over(seed: int) -> SimulatedCluster:
+    """A run in which JobManagers die, and in every third little else does."""
+    draws = random.Random(f"takeover {seed}")
+    run = draw_run(seed, "hashmap", draws.choice(JOBS).__name__)
+    deaths = [death(draws) for _ in range(draws.choice((1, 1, 2, 3)))]
+    others = () if draws.randrange(3) == 0 else run.faults.triggers
+    faults = dataclasses.replace(run.faults, triggers=(*others, *deaths))
+    return simulate_run(dataclasses.replace(run, faults=faults), seed)
+
+
+@pytest.mark.parametrize("first", SEEDS[::SEEDS_PER_TEST])
+def test_what_one_jobmanager_has_deployed_goes_on_under_the_next(first):
+    for seed in range(first, first + SEEDS_PER_TEST):
+        taken_over(seed)
+
+
+def test_the_seeds_cover_what_they_are_for():
+    clusters = [taken_over(seed) for seed in SEEDS]
+    assert sum(cluster.jobmanager_deaths for cluster in clusters) >= 20
+    assert sum(cluster.failovers.takeovers for cluster in clusters) >= 10
+    untouched = [c for c in clusters if c.failovers.takeovers and not c.failovers.restarts]
+    assert len(untouched) >= 3, "where nothing else fails, nothing begins again"
