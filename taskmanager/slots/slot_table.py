@@ -11,9 +11,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.errors import Fenced, NoResourceAvailable, require_invariant
 from taskmanager.slots.names import require_name
+
+_CALLS_UNHEARD_MAX: Final = 100_000
+"""So many calls of one registration may be lost before the next one is believed to be of it."""
 
 
 class SlotState(enum.Enum):
@@ -156,11 +160,17 @@ class SlotTable:
         """Whether something newer than this call has been done with a slot.
 
         Raises:
-            Fenced: the call has no number.
+            Fenced: the call has no number, or none that could come next.
         """
         if allocation_id < 1:
             raise Fenced(
                 f"a call about slot {slot_id} has no allocation_id: it cannot be told from a late one"
+            )
+        newest = max(self._newest_calls.values(), default=0)
+        if allocation_id > newest + _CALLS_UNHEARD_MAX:
+            raise Fenced(
+                f"a call about slot {slot_id} is numbered {allocation_id}, and the newest before it {newest}: all that "
+                "come next would be late"
             )
         return allocation_id < self._newest_calls.get(slot_id, 0)
 
@@ -173,7 +183,8 @@ class SlotTable:
             allocation_id: number of the call.
 
         Raises:
-            Fenced: the call is late (one of them has been freed, or given out again, since) or has no number.
+            Fenced: the call is late (one of them has been freed, or given out again, since) or has no number that
+                could come next.
             NoResourceAvailable: another job holds one of them, or there are not so many.
             JobRejected: an id is not usable as a name.
         """
@@ -227,7 +238,7 @@ class SlotTable:
             The slots that were allocated until now.
 
         Raises:
-            Fenced: the call has no number.
+            Fenced: the call has no number that could come next.
         """
         chosen = [
             slot_id

@@ -122,6 +122,15 @@ def test_a_late_call_does_not_reach_the_slots_successor() -> None:
     assert not table.is_late("s0", 1), "a registration numbers its calls anew"
 
 
+def test_a_number_far_ahead_of_all_others_spoils_no_slot() -> None:
+    table = SlotTable(1)
+    table.follow("c", 1)
+    for call in (table.stop, table.allocate):
+        with pytest.raises(Fenced, match="all that come next would be late"):
+            call("a", ["s0"], allocation_id=2**63 - 1)
+    assert table.allocate("b", ["s0"], allocation_id=1).new == ("s0",)
+
+
 def test_slots_that_were_freed_before_they_were_asked_for_stay_free() -> None:
     table = SlotTable(2)
     table.follow("c", 1)
