@@ -6,6 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+from packaging.version import InvalidVersion, Version
+
+from common.names import require_name
 from common.pb import internal_pb2
 from jobmanager.messages import job_events
 from jobmanager.partitions.held_partitions import Holdings
@@ -99,7 +102,7 @@ def check_registration(request: internal_pb2.RegisterTaskManagerRequest) -> None
     """Refuses a TaskManager that says nothing that could be used.
 
     Raises:
-        JobRejected: it has no id, incarnation, address or slot, or its address cannot be one.
+        JobRejected: it has no id, incarnation, address, version of Python or slot, or what it has cannot be one.
     """
     named = (request.taskmanager_id, request.incarnation, request.rpc_address)
     if not all(named) or request.slots < 1:
@@ -107,6 +110,14 @@ def check_registration(request: internal_pb2.RegisterTaskManagerRequest) -> None
             "a TaskManager must register with an id, an incarnation, an address and at least one slot, "
             f"not {', '.join(map(repr, named))}, {request.slots}"
         )
+    require_name("taskmanager.id", request.taskmanager_id)
+    try:
+        Version(request.python_version)
+    except InvalidVersion as error:
+        raise JobRejected(
+            f"TaskManager {request.taskmanager_id} says that it runs Python {request.python_version!r}, which is no "
+            "version"
+        ) from error
     try:
         parse_address(request.rpc_address)
     except ConfigurationError as error:

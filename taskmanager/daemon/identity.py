@@ -10,10 +10,10 @@ import secrets
 import socket
 from dataclasses import dataclass
 
+from common.names import require_name
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
-from taskmanager.slots.names import require_name
 
 _ID_LENGTH_MAX = 40
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.clock import Clock
 from common.log import get_logger
-from taskmanager.slots.names import require_name
+from common.names import require_name
 from taskmanager.snapshot.local_copies_store import remove_copies
 
 _INTERVAL_S = 60.0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from common.clock import Clock
 from common.log import get_logger
+from common.names import require_name
 from common.pb import internal_pb2
 from penstock.errors import StoreTransient
 from penstock.partition_id import PartitionId
@@ -28,7 +29,6 @@ from taskmanager.daemon.partition_server_runner import PartitionServerRunner
 from taskmanager.partitions.promoted_store import PromotedStore
 from taskmanager.partitions.sealed_store import SealedStore, remove_partition
 from taskmanager.partitions.spill_layout import INDEX_NAME, partition_directory
-from taskmanager.slots.names import require_name
 
 _INTERVAL_S = 1.0
 

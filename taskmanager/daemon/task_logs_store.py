@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.log_keeper import OLDER
+from common.names import require_name
 from penstock.client.protocol import CHUNK_SIZE_BYTES
-from taskmanager.slots.names import require_name
 
 _FILE_NAME = re.compile(r"(?P<vertex>.+)-(?P<subtask>\d+)-(?P<attempt>\d+)\.log")
 ALL_SUBTASKS = -1

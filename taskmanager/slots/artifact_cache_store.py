@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.names import require_name
 from penstock.errors import JobRejected, StoreCorrupt
 from penstock.pb import graph_pb2
 from taskmanager.processes.background import Background, BackgroundWork
-from taskmanager.slots.names import require_name
 
 _ID = re.compile(r"[0-9a-f]{64}")
 UNUSED_SIZE_MAX_BYTES = 1 << 30

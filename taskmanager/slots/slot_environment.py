@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.names import require_name
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from taskmanager.slots.artifact_cache_store import JobFiles
-from taskmanager.slots.names import require_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from common.names import require_name
 from penstock.errors import Fenced, NoResourceAvailable, require_invariant
-from taskmanager.slots.names import require_name
 
 _CALLS_UNHEARD_MAX: Final = 100_000
 """So many calls of one registration may be lost before the next one is believed to be of it."""

@@ -43,10 +43,8 @@ async def raised(call: Any) -> errors.StreamError:
 
 
 def registration(**fields: Any) -> internal_pb2.RegisterTaskManagerRequest:
-    return internal_pb2.RegisterTaskManagerRequest(
-        **{"taskmanager_id": "bad", "rpc_address": "127.0.0.1:1", "slots": 1, "incarnation": "i"}
-        | fields
-    )
+    usable = {"taskmanager_id": "bad", "rpc_address": "127.0.0.1:1", "slots": 1, "incarnation": "i"}
+    return internal_pb2.RegisterTaskManagerRequest(**usable | {"python_version": "3.11.4"} | fields)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +56,8 @@ def registration(**fields: Any) -> internal_pb2.RegisterTaskManagerRequest:
         ({"rpc_address": "host:99999"}, "is not an address"),
         ({"slots": 2**31 - 1}, "slots"),
         ({"incarnation": ""}, "an incarnation"),
+        ({"taskmanager_id": "../x"}, "is not usable"),
+        ({"python_version": "127.0.0.1:1"}, "is no version"),
         ({"packages": ["x"] * 100_001}, "packages"),
     ],
 )
