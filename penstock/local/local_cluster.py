@@ -284,11 +284,20 @@ class LocalCluster:
             if before is not None and before.alive:
                 continue
             own = {} if count == 1 else {"jobmanager.id": str(number)}
-            if number > 1:  # it keeps its port, by which TaskManagers know it
-                own[_PORT_KEY] = before.address.rpartition(":")[2] if before else str(free_port())
+            if number > 1:
+                own[_PORT_KEY] = str(self._port_of(number))
             started = spawn("jobmanager", str(number), {**options, **own})
             yield started
             self._await_registration(started, deadline)
+
+    def _port_of(self, number: int) -> int:
+        """The port of a further JobManager, by which TaskManagers know it however often it is started."""
+        file = self._run_directory / f"jobmanager-{number}.port"
+        port = int(file.read_text()) if file.exists() else 0
+        if not port or not is_free(port):
+            port = free_port()
+            file.write_text(str(port))
+        return port
 
     def _start_taskmanagers(
         self, count: int, options: Mapping[str, str], spawn: Callable[..., _Started]
