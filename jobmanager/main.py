@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,7 +58,8 @@ async def run_daemon(
     with stop_requests() as stop:
         if config.high_availability_type == "none":
             async with serving(config, directory, SystemClock()) as jobmanager:
-                await _serve(config, directory, jobmanager, stop)
+                with _announced(config, jobmanager.port, jobmanager.made_token_file):
+                    await _serve(config, directory, jobmanager, stop)
         else:
             await _serve_elected(config, directory, stop, end)
     structlog.get_logger(__name__).info("jobmanager.stopped")
@@ -72,14 +73,13 @@ async def _serve(
     address = format_address(host, jobmanager.port)
     metrics_address = "" if metrics_port == METRICS_OFF else format_address(host, metrics_port)
     registration = DaemonRegistration(directory, ROLE, config.jobmanager_id)
-    with _announced(config, jobmanager.port, jobmanager.made_token_file):
-        registration.write(address, metrics_address)
-        try:
-            log.info("jobmanager.started", address=address, metrics_address=metrics_address)
-            await stop.wait()
-            log.info("jobmanager.stopping")
-        finally:
-            registration.remove()
+    registration.write(address, metrics_address)
+    try:
+        log.info("jobmanager.started", address=address, metrics_address=metrics_address)
+        await stop.wait()
+        log.info("jobmanager.stopping")
+    finally:
+        registration.remove()
 
 
 async def _serve_elected(
@@ -89,6 +89,8 @@ async def _serve_elected(
     kept = Path(config.high_availability_storage_dir) / config.high_availability_cluster_id
     lock = DirectoryLock(directory / ROLE / config.jobmanager_id)
     leadership: LeadershipRunner | None = None
+    # Clients look for the token in every phase, also between standing by and leading.
+    announced = ExitStack()
     try:
         make_private(kept)
         store = LeaderStore(open_store(str(kept)), str(kept))
@@ -96,14 +98,14 @@ async def _serve_elected(
         server = make_server(token)
         try:
             port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
+            announced.enter_context(_announced(config, port, made_token_file))
             address = format_address(config.jobmanager_rpc_address, port)
             leadership = LeadershipRunner(config, address, store, end)
             leadership.standby.answer_on(server)
             await server.start()
-            with _announced(config, port, made_token_file):
-                async with _registered(config, directory, address, leadership):
-                    if not await _comes_first(leadership.lead(), stop.wait()):
-                        return
+            async with _registered(config, directory, address, leadership):
+                if not await _comes_first(leadership.lead(), stop.wait()):
+                    return
         finally:
             await server.stop(None)
         config = config.model_copy(update={"jobmanager_rpc_port": port})
@@ -121,6 +123,7 @@ async def _serve_elected(
     finally:
         if leadership is not None:
             await leadership.stop()
+        announced.close()
         lock.close()
 
 
