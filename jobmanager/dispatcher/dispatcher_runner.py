@@ -222,6 +222,7 @@ class DispatcherRunner:
             stored is not None,
             record.operations,
             record.taskmanagers,
+            has_committed=record.has_committed,
             leader_epoch=self._store.leader_epoch,
             jitter=self._jitter,
             labels=self._labels,

@@ -1,7 +1,7 @@
 """What a JobManager that starts does with the jobs that an earlier one did not see to their end.
 
-A job that can go on without the JobManager that ran it (``JobSettings.outlives_jobmanager``) is run again,
-from its newest checkpoint. The others have ended with that JobManager; clients get a clear answer. Of a job
+A job that can go on without the JobManager that ran it (``JobDescription.outlives_jobmanager``) is taken over, or run
+again from its newest checkpoint. The others have ended with that JobManager; clients get a clear answer. Of a job
 that had ended before, the checkpoints are deleted. A job that cannot be read now has not ended: it is kept, and
 tried again.
 """
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import over_cluster
-from jobmanager.job.job_description import JobDescription, claimed_directory, describe
+from jobmanager.job.job_causes import ENDED_COMMITTING, ENDED_WITH_JOBMANAGER
+from jobmanager.job.job_description import JobDescription, claimed_directory, describe, goes_on
 from jobmanager.job.job_settings import JobSettings, job_settings
 from jobmanager.messages.job_state import JobState
+from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.stored_job import StoredJob
 from penstock.config import Configuration
@@ -69,6 +71,11 @@ def recovered(stored: StoredJob, config: Configuration, artifacts: ArtifactStore
     except StreamError as error:
         raise JobUnreadableError(f"its configuration cannot be used: {error}") from error
     _check_end(stored, settings, claimed_directory(own))
+    if not goes_on(stored.graph, plan_of(stored.graph), settings):
+        if stored.record.has_committed:
+            raise JobEndedError(JobState.FAILED, ENDED_COMMITTING)
+        if not settings.begins_again:
+            raise JobEndedError(JobState.FAILED, ENDED_WITH_JOBMANAGER)
     try:
         # The TaskManagers have not registered yet: each is checked when it gives slots.
         return describe(stored.job_id, stored.graph, config, artifacts, list)
@@ -90,18 +97,6 @@ def _check_end(stored: StoredJob, settings: JobSettings, claimed: str) -> None:
         reason = "the job was cancelled when the JobManager ended"
         is_retained = settings.retains_on_cancellation
         raise JobEndedError(JobState.CANCELED, reason, directory, is_retained=is_retained)
-    if stored.record.has_committed:
-        raise JobEndedError(
-            JobState.FAILED,
-            "the JobManager ended while the job, which took no checkpoints, committed its output: some "
-            "of it may be missing, and to run the job again would repeat the rest; remove the output "
-            "and submit the job again, or set execution.checkpointing.interval",
-        )
-    if not settings.outlives_jobmanager:
-        raise JobEndedError(
-            JobState.FAILED,
-            "the JobManager ended while the job ran, and the job ended with it: submit it again",
-        )
 
 
 def restorable_from(directory: str, job_id: str) -> str:

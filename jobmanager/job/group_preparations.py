@@ -17,6 +17,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
 from jobmanager.job.failover import ALL
 from jobmanager.job.groups import UNDEPLOYED, Group, GroupEvent, GroupPhase
+from jobmanager.job.job_causes import not_begun_again
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
 from jobmanager.job.slot_lease import free_stray
 from jobmanager.job.source_splits import SourceSplits
@@ -146,9 +147,14 @@ class GroupPreparations:
         if self._goes_back:
             event = replace(event, reason="its newest checkpoint cannot be read")
         effects = self._takeover.take(group, restored, event)
-        if group.phase is GroupPhase.LOCATING:
-            effects += self._begin_from(group, restored)
-        return effects
+        if group.phase is not GroupPhase.LOCATING:
+            return effects
+        options = self._parts.options
+        if options.begins_again and not options.has_committed:
+            return effects + self._begin_from(group, restored)
+        self._parts.failover.go_on()
+        cause = not_begun_again(has_committed=options.has_committed)
+        return [*effects, Failed(cause, ALL)]
 
     def _begin_from(self, group: Group, restored: RestoredCheckpoint | None) -> list[PartEffect]:
         parts = self._parts

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.regions import KeptOutput
 from jobmanager.graph.execution_attempt import ExecutionAttempt, SubtaskId
 from jobmanager.messages import job_events
+
+ENDED_WITH_JOBMANAGER: Final = (
+    "the JobManager ended while the job ran, and the job ended with it: submit it again"
+)
+ENDED_COMMITTING: Final = (
+    "the JobManager ended while the job, which took no checkpoints, committed its output: some "
+    "of it may be missing, and to run the job again would repeat the rest; remove the output "
+    "and submit the job again, or set execution.checkpointing.interval"
+)
 
 
 def of_attempt(attempt: ExecutionAttempt, message: str) -> FailureCause:
@@ -84,6 +94,12 @@ def inputs_gone(checkpoint_id: int, reader: SubtaskId, producer: SubtaskId) -> F
         "had written to a blocking exchange, which is lost, and the rows that would come instead need "
         "not be the same ones: declare the operators in front of it deterministic, or submit the job again",
     )
+
+
+def not_begun_again(*, has_committed: bool) -> FailureCause:
+    """Another JobManager has led, nothing that the job had deployed is left, and it is not run a second time."""
+    reason = ENDED_COMMITTING if has_committed else ENDED_WITH_JOBMANAGER
+    return FailureCause("Unrecoverable", reason)
 
 
 def not_taken_over(gone: Sequence[SubtaskId], broken: Sequence[SubtaskId]) -> FailureCause:

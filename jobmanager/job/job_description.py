@@ -63,6 +63,16 @@ class JobDescription:
             return claimed
         return substore(root, self.job_id) if root else ""
 
+    @property
+    def goes_on(self) -> bool:
+        """True when what one JobManager has deployed of it can run on under the next."""
+        return goes_on(self.graph, self.plan, self.settings)
+
+    @property
+    def outlives_jobmanager(self) -> bool:
+        """True when another JobManager can go on with the job, or begin it again."""
+        return self.goes_on or self.settings.begins_again
+
     def options(
         self,
         first_attempt: int = 0,
@@ -70,6 +80,7 @@ class JobDescription:
         operations: bytes = b"",
         taskmanagers: Mapping[str, str] = MappingProxyType({}),
         *,
+        has_committed: bool = False,
         leader_epoch: int,
         jitter: Callable[[], float],
         labels: FailureLabels,
@@ -84,9 +95,9 @@ class JobDescription:
             else partial(_coordinator, checkpoints, leader_epoch),
             first_attempt=first_attempt,
             is_recovered=is_recovered,
-            goes_on=self.settings.outlives_jobmanager
-            and can_go_on(self.plan)
-            and not _collects(self.graph),
+            goes_on=self.goes_on,
+            begins_again=self.settings.begins_again or not first_attempt,
+            has_committed=has_committed,
             operations=operations,
             taskmanagers=taskmanagers,
             jitter=jitter,
@@ -103,6 +114,11 @@ class JobDescription:
         if self.checkpoint_directory:
             return open_store(self.checkpoint_directory)
         return MemoryStore(self.settings.memory_max_bytes)
+
+
+def goes_on(graph: graph_pb2.JobGraph, plan: JobPlan, settings: JobSettings) -> bool:
+    """Whether what one JobManager has deployed of a job can run on under the next."""
+    return can_go_on(plan) and not (settings.keeps_in_jobmanager or _collects(graph))
 
 
 def _collects(graph: graph_pb2.JobGraph) -> bool:

@@ -354,7 +354,7 @@ class JobMaster(JobMasterViews):
             # An original cause takes the place of a consequence of it.
             self.failure = more_telling(self.failure, failover.join_end(cause))
             return
-        if self._phase is JobPhase.COMMITTED:
+        if self._phase is JobPhase.COMMITTED or self.options.has_committed:
             cause = committed_already(cause)
         groups = self._parts.groups
         joined = groups.restarted_with(ALL if event.failed is ALL else event.failed | event.ended)

@@ -124,7 +124,7 @@ class JobMasterRunner:
             job.job_id,
             options.taskmanagers,
             cluster,
-            jobs if job.settings.outlives_jobmanager else None,
+            jobs if job.outlives_jobmanager else None,
             self._in_order,
         )
 
@@ -161,7 +161,7 @@ class JobMasterRunner:
             job.graph,
             None if store is None else self._checkpoint_store(store, leader_epoch),
             0 if job.settings.checkpoints is None else job.settings.checkpoints.timeout_ms,
-            jobs if job.settings.outlives_jobmanager else None,
+            jobs if job.outlives_jobmanager else None,
             results,
             self._clock,
             self.post,
@@ -187,7 +187,7 @@ class JobMasterRunner:
     @property
     def outlives_jobmanager(self) -> bool:
         """True when another JobManager can go on with the job."""
-        return self._job.settings.outlives_jobmanager
+        return self._job.outlives_jobmanager
 
     @property
     def has_unswept_output(self) -> bool:

@@ -29,6 +29,8 @@ class JobOptions:
         first_attempt: number of its first attempts here.
         is_recovered: an earlier JobManager has run it.
         goes_on: what one JobManager has deployed runs on under the next.
+        begins_again: where nothing of it does, it is run again.
+        has_committed: the earlier one had begun to make its output visible, without checkpoints.
         operations: what its record has of what users have asked of it.
         taskmanagers: which have run its attempts under the earlier one, and where they are called.
         jitter: of its restarts' delays, uniform in -1..1.
@@ -44,6 +46,8 @@ class JobOptions:
     first_attempt: int = 0
     is_recovered: bool = False
     goes_on: bool = False
+    begins_again: bool = True
+    has_committed: bool = False
     operations: bytes = b""
     taskmanagers: Mapping[str, str] = field(default_factory=dict)
     jitter: Callable[[], float] = no_jitter
@@ -60,4 +64,4 @@ class JobOptions:
     @property
     def survives(self) -> bool:
         """True when the job goes on after the end of its JobManager."""
-        return self.coordinator is not None or self.restart.restarts
+        return self.coordinator is not None or self.restart.restarts or self.goes_on

@@ -40,11 +40,16 @@ class JobSettings:
     retains_on_cancellation: bool = False
 
     @property
-    def outlives_jobmanager(self) -> bool:
-        """True when another JobManager can go on with the job."""
+    def begins_again(self) -> bool:
+        """True when another JobManager can begin the job again, from its newest checkpoint or from nothing."""
         if self.checkpoints is None:
             return self.restart.restarts
         return bool(self.directory)
+
+    @property
+    def keeps_in_jobmanager(self) -> bool:
+        """True when its checkpoints end with the JobManager."""
+        return self.checkpoints is not None and not self.directory
 
 
 def job_settings(config: Configuration) -> JobSettings:

@@ -154,7 +154,8 @@ class Takeover:
             gone = sorted(parts.groups.all - newest.keys() - done)
             cause = failures[0] if failures else not_taken_over(gone, sorted(broken))
             failed = ALL if broken == parts.groups.all else broken
-            effects.append(Failed(cause, failed, is_free=not (failures or gone)))
+            is_free = parts.options.begins_again and not (failures or gone)
+            effects.append(Failed(cause, failed, is_free=is_free))
         return effects
 
     # ------------------------------------------------------------ attempts and slots

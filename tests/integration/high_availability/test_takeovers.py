@@ -217,6 +217,21 @@ def test_tasks_go_on_while_nobody_leads_and_are_no_others_afterwards(
         written(out)
 
 
+def test_a_job_without_checkpoints_goes_on_as_well(cluster: LocalCluster, tmp_path: Path) -> None:
+    out, config = tmp_path / "out", {"execution.checkpointing.interval": "none"}
+    config["restart-strategy.type"] = "none"
+    with ps.Environment(cluster.address, parallelism=2, config=config) as env:
+        handle = submitted(env, out, rows=2 * RATE)
+        await_details(handle, lambda _, state: state == "RUNNING")
+        leader, _ = await_roles(cluster)
+        os.kill(leader.pid, signal.SIGKILL)
+        wait_ended(leader.pid)
+        handle.wait(DEADLINE_S)
+        assert written(out) == 2 * RATE
+        with cluster.client() as client:
+            assert client.job(handle.job_id).summary.restarts == 0
+
+
 def test_a_standby_answers_with_the_address_of_the_leader(cluster: LocalCluster) -> None:
     leader, standby = await_roles(cluster)
     with pytest.raises(

@@ -442,10 +442,11 @@ def test_checkpoints_need_a_place() -> None:
     assert job_settings(none).warning == ""
     on_disk = Configuration.from_mapping({"execution.checkpointing.dir": "/c"})
     assert job_settings(on_disk).checkpoints == CheckpointSettings(interval_ms=10_000)
-    assert job_settings(on_disk).outlives_jobmanager
+    assert job_settings(on_disk).begins_again
     in_memory = Configuration.from_mapping({"execution.checkpointing.storage": "jobmanager"})
     assert job_settings(in_memory).checkpoints is not None
-    assert not job_settings(in_memory).outlives_jobmanager
+    assert not job_settings(in_memory).begins_again
+    assert job_settings(in_memory).keeps_in_jobmanager
     unaligned = {
         "execution.checkpointing.dir": "/c",
         "execution.checkpointing.unaligned.enabled": True,
