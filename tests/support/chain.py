@@ -161,7 +161,7 @@ class _ChainRun(LedgerRun):
         has_lied = bool(told["lost"] + told["denied"]) or not weather.lost_answers
         has_hung = bool(told["hung"]) or not weather.hanging
         # Where reading fails, nothing may ever be written.
-        if not (told if weather.failures else has_lied and has_hung):
+        if not (told["failed"] if weather.failures else has_lied and has_hung):
             return False
         self._told += told
         return True
