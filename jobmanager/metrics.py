@@ -13,14 +13,13 @@ from typing_extensions import override
 
 from common.daemon_metrics import SwapCollector, show_gauge, show_uptime
 from common.metrics import AttemptMetricsCollector
-from common.s3_metrics import S3Collector
+from common.store_metrics import show_stores
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.liveness.loss_reason import LossReason
 from jobmanager.messages.job_state import JobState
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.scheduler.registered_client import SlotCounts
-from penstock.storage.s3.metrics import REQUESTS
 from penstock.storage.swap_counts import SWAPS
 
 _JOB_LABELS = ("job_id", "job_name")
@@ -242,7 +241,7 @@ def build_registry(dispatcher: DispatcherRunner, cluster: ClusterRunner) -> Coll
     )
     registry.register(CheckpointCollector(dispatcher.checkpoint_numbers, dispatcher.now_ms))
     registry.register(AttemptMetricsCollector(dispatcher.recent_metrics))
-    registry.register(S3Collector(REQUESTS))
+    show_stores(registry)
     registry.register(SwapCollector(SWAPS))
     show_uptime(registry, "jobmanager")
     show_gauge(

@@ -20,12 +20,11 @@ from common.metrics import AttemptMetricsCollector
 from common.pb import internal_pb2
 from common.pb.internal_pb2_grpc import add_TaskManagerInternalServicer_to_server
 from common.process import DaemonRegistration, host_id
-from common.s3_metrics import S3Collector
+from common.store_metrics import show_stores
 from penstock.client.addresses import format_address
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, InvariantViolation
 from penstock.storage.private_directories import make_private
-from penstock.storage.s3.metrics import REQUESTS
 from taskmanager.daemon.disk_guard import DiskLimits
 from taskmanager.daemon.disk_guard_runner import DiskGuardRunner
 from taskmanager.daemon.identity import identify
@@ -34,6 +33,7 @@ from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
 from taskmanager.daemon.partition_server_runner import PartitionServerRunner
 from taskmanager.daemon.parts_runner import DaemonPart, Loops
 from taskmanager.daemon.slot_environment import slot_variables
+from taskmanager.partitions.spill_counts import SPILL, SpillCollector
 from taskmanager.processes.background import Background
 from taskmanager.processes.forkserver_runner import ForkserverRunner
 from taskmanager.rpc.jobmanager_client import JobManagerClient
@@ -341,7 +341,8 @@ class TaskManagerAssembly:
         }
         registry = self._site.registry
         registry.register(AttemptMetricsCollector(self._supervisor.named_metrics))
-        registry.register(S3Collector(REQUESTS))
+        show_stores(registry)
+        registry.register(SpillCollector(SPILL))
         show_uptime(registry, ROLE)
         for name, (help_text, read) in gauges.items():
             show_gauge(registry, f"penstock_taskmanager_{name}", help_text, read)

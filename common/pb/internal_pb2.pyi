@@ -2358,59 +2358,119 @@ class SlotMetrics(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPTS_FIELD_NUMBER: _builtins.int
-    S3_REQUESTS_FIELD_NUMBER: _builtins.int
-    S3_SENT_BYTES_FIELD_NUMBER: _builtins.int
-    S3_RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
-    s3_sent_bytes: _builtins.int
-    s3_received_bytes: _builtins.int
+    S3_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    SPILL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptMetrics]: ...
     @_builtins.property
-    def s3_requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___S3Requests]:
-        """What the slot has asked of S3 since its last report."""
+    def s3(self) -> Global___StoreTraffic:
+        """Since the last report."""
 
+    @_builtins.property
+    def files(self) -> Global___StoreTraffic: ...
+    @_builtins.property
+    def spill(self) -> Global___SpillTraffic: ...
     def __init__(
         self,
         *,
         attempts: _abc.Iterable[Global___AttemptMetrics] | None = ...,
-        s3_requests: _abc.Iterable[Global___S3Requests] | None = ...,
-        s3_sent_bytes: _builtins.int = ...,
-        s3_received_bytes: _builtins.int = ...,
+        s3: Global___StoreTraffic | None = ...,
+        files: Global___StoreTraffic | None = ...,
+        spill: Global___SpillTraffic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "s3", b"s3", "spill", b"spill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "s3_received_bytes", b"s3_received_bytes", "s3_requests", b"s3_requests", "s3_sent_bytes", b"s3_sent_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "files", b"files", "s3", b"s3", "spill", b"spill"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SlotMetrics: _TypeAlias = SlotMetrics  # noqa: Y015
 
 @_typing.final
-class S3Requests(_message.Message):
+class StoreTraffic(_message.Message):
+    """What a slot has asked of stores of one kind."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    S3_OPERATION_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    sent_bytes: _builtins.int
+    received_bytes: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreRequests]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___StoreRequests] | None = ...,
+        sent_bytes: _builtins.int = ...,
+        received_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_bytes", b"received_bytes", "requests", b"requests", "sent_bytes", b"sent_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreTraffic: _TypeAlias = StoreTraffic  # noqa: Y015
+
+@_typing.final
+class StoreRequests(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
-    s3_operation: _builtins.str
-    """As S3 calls it."""
+    operation: _builtins.str
+    """As S3 calls it, or the interface of stores."""
     outcome: _builtins.str
-    """"ok", or the code of the error."""
+    """"ok", or the code or the class of the error."""
     count: _builtins.int
     def __init__(
         self,
         *,
-        s3_operation: _builtins.str = ...,
+        operation: _builtins.str = ...,
         outcome: _builtins.str = ...,
         count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "outcome", b"outcome", "s3_operation", b"s3_operation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "operation", b"operation", "outcome", b"outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___S3Requests: _TypeAlias = S3Requests  # noqa: Y015
+Global___StoreRequests: _TypeAlias = StoreRequests  # noqa: Y015
+
+@_typing.final
+class SpillTraffic(_message.Message):
+    """What a slot has done with rows that exchanges keep on disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    WRITE_SECONDS_FIELD_NUMBER: _builtins.int
+    READ_SECONDS_FIELD_NUMBER: _builtins.int
+    written_bytes: _builtins.int
+    read_bytes: _builtins.int
+    write_seconds: _builtins.float
+    read_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        written_bytes: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        write_seconds: _builtins.float = ...,
+        read_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["read_bytes", b"read_bytes", "read_seconds", b"read_seconds", "write_seconds", b"write_seconds", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpillTraffic: _TypeAlias = SpillTraffic  # noqa: Y015
 
 @_typing.final
 class SlotResults(_message.Message):

@@ -20,23 +20,45 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
 from io import FileIO
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
 from typing_extensions import override
 
-from penstock.errors import StoreCorrupt, StoreNotFound
+from penstock.errors import StoreCorrupt, StoreNotFound, StreamError
 from penstock.storage.file_locks import LOCK_WAIT_MAX_S, LockedFile
 from penstock.storage.object_paths import check_path, check_prefix
 from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
 from penstock.storage.os_errors import store_error
+from penstock.storage.request_counts import FILE_REQUESTS
 
 TEMPORARY_PREFIX: Final = ".tmp-"
 _BUFFER_BYTES: Final = 1 << 20
 _DIRECTORY_ATTEMPTS: Final = 8
 _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+_Arguments = ParamSpec("_Arguments")
+_T = TypeVar("_T")
+_Call = Callable[Concatenate["LocalStore", _Arguments], _T]
+
+
+def _counted(call: _Call[_Arguments, _T]) -> _Call[_Arguments, _T]:
+    """Counts calls of a method by their outcome."""
+    operation = call.__name__
+
+    @wraps(call)
+    def counted(store: LocalStore, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _T:
+        try:
+            result = call(store, *args, **kwargs)
+        except StreamError as error:
+            FILE_REQUESTS.add(operation, type(error).__name__)
+            raise
+        FILE_REQUESTS.add(operation, "ok")
+        return result
+
+    return counted
 
 
 class LocalStore(ObjectStore):
@@ -59,6 +81,7 @@ class LocalStore(ObjectStore):
         return f"LocalStore({str(self.root)!r})"
 
     @override
+    @_counted
     def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         target = self._file(path)
         try:
@@ -67,16 +90,20 @@ class LocalStore(ObjectStore):
             self._fail("written", target, error)
 
     @override
+    @_counted
     def get(self, path: str) -> bytes:
         target = self._file(path)
         try:
-            return target.read_bytes()
+            content = target.read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise _not_found(target, error) from error
         except OSError as error:
             self._fail("read", target, error)
+        FILE_REQUESTS.add_bytes(received=len(content))
+        return content
 
     @override
+    @_counted
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
         if offset < 0 or size_bytes < 0:
             raise ValueError(f"{path!r}: no range of {size_bytes} bytes begins at {offset}")
@@ -100,9 +127,11 @@ class LocalStore(ObjectStore):
             raise _not_found(target, error) from error
         except OSError as error:
             self._fail("read", target, error)
+        FILE_REQUESTS.add_bytes(received=size_bytes)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @override
+    @_counted
     def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:
         found = {}
         for path in paths:
@@ -118,6 +147,7 @@ class LocalStore(ObjectStore):
         return found
 
     @override
+    @_counted
     def list(self, prefix: str) -> list[ObjectInfo]:
         check_prefix(prefix)
         directory, _, beginning = prefix.rpartition("/")
@@ -129,6 +159,7 @@ class LocalStore(ObjectStore):
         return sorted(found, key=lambda info: info.path)
 
     @override
+    @_counted
     def delete(self, path: str) -> None:
         target = self._file(path)
         try:
@@ -146,6 +177,7 @@ class LocalStore(ObjectStore):
         self._remove_empty(target.parent)
 
     @override
+    @_counted
     def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
         target = self._file(path)
         try:
@@ -172,6 +204,7 @@ class LocalStore(ObjectStore):
             self._fail("looked at", self.root, error)
 
     @override
+    @_counted
     def copy_from(self, source: ObjectStore, paths: Mapping[str, str]) -> None:
         assert isinstance(source, LocalStore), "as can_copy_from says"
         directories: dict[Path, None] = {}
@@ -292,6 +325,7 @@ class LocalStore(ObjectStore):
             self._remove_empty(target.parent)
             raise
         _fsync_directory(target.parent)
+        FILE_REQUESTS.add_bytes(sent=size)
         return size
 
     def _open_temporary(self, target: Path) -> tuple[Path, int]:

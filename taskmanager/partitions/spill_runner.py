@@ -6,6 +6,7 @@ partition's directory is removed when nothing is being written to it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from taskmanager.partitions.exchange_cache import WrittenFiles
 from taskmanager.partitions.kept_partition import PartitionFiles
 from taskmanager.partitions.kept_subpartition import SubpartitionFiles
 from taskmanager.partitions.sealed_store import remove_partition, write_index
+from taskmanager.partitions.spill_counts import SPILL
 from taskmanager.partitions.spill_files import read_spill_file, spill_failed, write_spill_files
 from taskmanager.partitions.spill_layout import (
     PartitionIndex,
@@ -189,7 +191,13 @@ class _SubpartitionFiles(SubpartitionFiles):
         on_failed: Callable[[StreamError], None],
     ) -> None:
         work = partial(write_spill_files, self._directory, sequence, first_row, batches)
-        self._files.write(work, on_written, on_failed)
+
+        def written(timed: tuple[WrittenFiles, float]) -> None:
+            files, seconds = timed
+            SPILL.add_written(sum(file.size_bytes for file, _ in files), seconds)
+            on_written(files)
+
+        self._files.write(partial(_timed, work), written, on_failed)
 
     @override
     def read(
@@ -200,7 +208,13 @@ class _SubpartitionFiles(SubpartitionFiles):
     ) -> None:
         path = self._directory / file_name(file.file.sequence)
 
-        self._files.run(lambda: read_spill_file(path, file.file), on_read, on_failed)
+        def read(timed: tuple[list[pa.RecordBatch], float]) -> None:
+            batches, seconds = timed
+            SPILL.add_read(file.file.size_bytes, seconds)
+            on_read(batches)
+
+        work = partial(read_spill_file, path, file.file)
+        self._files.run(partial(_timed, work), read, on_failed)
 
     @override
     def unlink(self, files: Sequence[SpillFile]) -> None:
@@ -209,3 +223,9 @@ class _SubpartitionFiles(SubpartitionFiles):
                 (self._directory / file_name(file.sequence)).unlink(missing_ok=True)
 
         self._files.clean(unlink)
+
+
+def _timed(work: Callable[[], _T]) -> tuple[_T, float]:
+    """What it gives, and how many seconds it took."""
+    started_s = time.perf_counter()
+    return work(), time.perf_counter() - started_s

@@ -17,11 +17,11 @@ from common.metrics import NamedMetrics
 from common.pb import internal_pb2
 from penstock.errors import StreamError, TaskFailure
 from penstock.partition_id import PartitionId
-from penstock.storage.s3.metrics import REQUESTS
 from taskmanager.processes.exit_cause import likely_cause, log_tail
 from taskmanager.processes.forkserver_runner import ForkedChild, ForkserverRunner
 from taskmanager.processes.slot_channel import SlotChannel
 from taskmanager.slots.attempt_table import AttemptTable, JobAttemptKey, describe, key_of
+from taskmanager.slots.slot_traffic import count_traffic
 
 _DRAIN_TIMEOUT_S = 1.0
 _END_AFTER_LINE_S = 3.0
@@ -174,7 +174,7 @@ class SlotProcessRunner:
                 for entry in report.metrics.attempts:
                     if self.attempts.contains(entry.attempt):
                         self.metrics[key_of(entry.attempt)] = entry
-                _count_requests(report.metrics)
+                count_traffic(report.metrics)
             case "results":
                 await self._take_results(self, report.results)
             case _:
@@ -305,10 +305,3 @@ class SlotProcessRunner:
         if not self.ended.is_set():
             self._cause = self._cause or cause
             self._forkserver.kill(self._child)
-
-
-def _count_requests(metrics: internal_pb2.SlotMetrics) -> None:
-    """What a slot has asked of S3 counts as asked by its TaskManager."""
-    for one in metrics.s3_requests:
-        REQUESTS.add(one.s3_operation, one.outcome, one.count)
-    REQUESTS.add_bytes(metrics.s3_sent_bytes, metrics.s3_received_bytes)

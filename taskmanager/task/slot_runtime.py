@@ -14,7 +14,8 @@ from typing import Protocol
 from common.clock import Clock
 from common.pb import internal_pb2
 from penstock.partition_id import PartitionId
-from penstock.storage.s3.metrics import REQUESTS
+from penstock.storage.request_counts import FILE_REQUESTS, S3_REQUESTS, RequestCounts
+from taskmanager.partitions.spill_counts import SPILL
 from taskmanager.partitions.spilling import Spilling
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.task.execution import Execution
@@ -266,19 +267,27 @@ class SlotRuntime:
         if executions:
             for execution in executions:
                 execution.settle_waiting()
-            requests, sent_bytes, received_bytes = REQUESTS.take()
             metrics = internal_pb2.SlotMetrics(
                 attempts=[execution.metrics() for execution in executions],
-                s3_requests=[
-                    internal_pb2.S3Requests(
-                        s3_operation=one.operation, outcome=one.outcome, count=one.count
-                    )
-                    for one in requests
-                ],
-                s3_sent_bytes=sent_bytes,
-                s3_received_bytes=received_bytes,
+                s3=_take(S3_REQUESTS),
+                files=_take(FILE_REQUESTS),
+                spill=SPILL.take(),
             )
             self._report(internal_pb2.SlotReport(metrics=metrics))
+
+
+def _take(counts: RequestCounts) -> internal_pb2.StoreTraffic:
+    requests, sent_bytes, received_bytes = counts.take()
+    return internal_pb2.StoreTraffic(
+        requests=[
+            internal_pb2.StoreRequests(
+                operation=one.operation, outcome=one.outcome, count=one.count
+            )
+            for one in requests
+        ],
+        sent_bytes=sent_bytes,
+        received_bytes=received_bytes,
+    )
 
 
 def _spilling_of(pressure: internal_pb2.SpillPressure) -> Spilling:

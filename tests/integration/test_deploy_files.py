@@ -340,10 +340,13 @@ SUBTASK_METRICS = {
     "checkpoint_uploaded_bytes",
     "state_bytes",
 }
-S3_METRICS = {
+STORE_METRICS = {
     "penstock_s3_requests_total",
     "penstock_s3_sent_bytes_total",
     "penstock_s3_received_bytes_total",
+    "penstock_file_store_requests_total",
+    "penstock_file_store_written_bytes_total",
+    "penstock_file_store_read_bytes_total",
 }
 JOB_METRICS = {
     "restarts_total",
@@ -395,6 +398,10 @@ TASKMANAGER_METRICS = {
     "held_partitions",
     "spill_bytes",
     "spill_free_bytes",
+    "spill_written_bytes_total",
+    "spill_read_bytes_total",
+    "spill_write_seconds_total",
+    "spill_read_seconds_total",
 }
 
 
@@ -409,7 +416,7 @@ def check_metrics(text: str, daemon: str, own: set[str]) -> None:
     expected |= {f"penstock_{daemon}_{name}" for name in own}
     if daemon == "jobmanager":
         expected |= {f"penstock_job_{name}" for name in JOB_METRICS}
-    expected |= S3_METRICS
+    expected |= STORE_METRICS
     assert families(text) == expected
     documented = (ROOT / "docs" / "operations.md").read_text()
     assert [name for name in sorted(expected) if f"`{name}" not in documented] == []

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from penstock.errors import StoreNotFound, StoreTransient
+from penstock.storage.request_counts import S3_REQUESTS
 from penstock.storage.s3.client import connection
 from penstock.storage.s3.copying import copy
 from penstock.storage.s3.deleting import DELETED_AT_ONCE, delete_at_once
@@ -21,7 +22,6 @@ from penstock.storage.s3.listing import (
     objects,
     uploads,
 )
-from penstock.storage.s3.metrics import REQUESTS
 from penstock.storage.s3.requests import AnswerRefused, S3Requests
 from penstock.storage.s3.settings import S3Settings
 from penstock.storage.s3.upload import ObjectWriter, abandon
@@ -101,7 +101,7 @@ class S3Bucket:
             )
         except (StoreNotFound, AnswerRefused) as error:
             raise ObjectReplacedError from error
-        REQUESTS.add_bytes(received=len(content))
+        S3_REQUESTS.add_bytes(received=len(content))
         if len(content) != size_bytes:
             raise StoreTransient(
                 f"{self.uri(found.key)}: {len(content)} bytes came at offset {offset}, "

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from penstock.errors import StoreNotFound
+from penstock.storage.request_counts import S3_REQUESTS
 from penstock.storage.s3.client import S3Connection
 from penstock.storage.s3.errors import (
     client_errors,
@@ -18,7 +19,6 @@ from penstock.storage.s3.errors import (
     status_of,
     store_error,
 )
-from penstock.storage.s3.metrics import REQUESTS
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 5.0
@@ -89,7 +89,7 @@ class S3Requests:
             try:
                 result = then(method(Bucket=self.bucket, **arguments))
             except client_errors() as error:
-                REQUESTS.add(operation, code_of(error))
+                S3_REQUESTS.add(operation, code_of(error))
                 if status_of(error) in refusals:
                     raise AnswerRefused(status_of(error)) from error
                 if is_absent(error):
@@ -99,7 +99,7 @@ class S3Requests:
                 if not is_repeated or is_late or not is_retried(error):
                     raise store_error(what, self.uri(key), error) from error
             else:
-                REQUESTS.add(operation, "ok")
+                S3_REQUESTS.add(operation, "ok")
                 return result
             threading.Event().wait(pause_s)
             pause_max_s = min(2 * pause_max_s, _PAUSE_MAX_S)

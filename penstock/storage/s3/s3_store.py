@@ -17,11 +17,11 @@ from typing_extensions import override
 from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.storage.object_paths import check_path, check_prefix
 from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
+from penstock.storage.request_counts import S3_REQUESTS
 from penstock.storage.s3.client import S3Connection, connection
 from penstock.storage.s3.copying import copy
 from penstock.storage.s3.deleting import DELETED_AT_ONCE, delete_at_once
 from penstock.storage.s3.listing import info_of, objects, parts_below, uploads
-from penstock.storage.s3.metrics import REQUESTS
 from penstock.storage.s3.requests import AnswerRefused, S3Requests
 from penstock.storage.s3.settings import S3Settings
 from penstock.storage.s3.swap import Conditions, prove_conditions, swap
@@ -63,7 +63,7 @@ class S3Store(ObjectStore):
         content: bytes = self._requests.call(
             "GetObject", "read", key, then=lambda answer: answer["Body"].read(), Key=key
         )
-        REQUESTS.add_bytes(received=len(content))
+        S3_REQUESTS.add_bytes(received=len(content))
         return content
 
     @override
@@ -219,7 +219,7 @@ class S3Store(ObjectStore):
             )
         except AnswerRefused:
             content = b""
-        REQUESTS.add_bytes(received=len(content))
+        S3_REQUESTS.add_bytes(received=len(content))
         if len(content) != size_bytes:
             self._check_end(key, offset, size_bytes)
             raise StoreCorrupt(

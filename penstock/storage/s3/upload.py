@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from penstock.errors import StoreNotFound, StoreTransient
-from penstock.storage.s3.metrics import REQUESTS
+from penstock.storage.request_counts import S3_REQUESTS
 from penstock.storage.s3.requests import S3Requests
 from penstock.storage.s3.settings import PART_BYTES_MIN
 
@@ -122,7 +122,7 @@ class ObjectWriter:
 
 def _put(requests: S3Requests, key: str, content: bytearray) -> None:
     requests.call("PutObject", "written", key, then=lambda _: None, Key=key, Body=content)
-    REQUESTS.add_bytes(sent=len(content))
+    S3_REQUESTS.add_bytes(sent=len(content))
 
 
 class _Buffer:
@@ -215,7 +215,7 @@ class _Parts:
             )
         finally:
             self._give_back(booked_bytes)
-        REQUESTS.add_bytes(sent=len(content))
+        S3_REQUESTS.add_bytes(sent=len(content))
         return part
 
     def _give_back(self, booked_bytes: int) -> None:

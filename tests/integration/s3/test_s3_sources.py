@@ -24,7 +24,7 @@ from penstock.connectors.files import file_source
 from penstock.connectors.source import END, Reader, Source, Split
 from penstock.connectors.text_options import text_options
 from penstock.errors import JobRejected, TaskFailure, Unrecoverable
-from penstock.storage.s3.metrics import REQUESTS
+from penstock.storage.request_counts import S3_REQUESTS
 from taskmanager.connectors import file_splits, text_splits
 from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.radosgw import RadosGateway, s3_options
@@ -121,9 +121,9 @@ def test_compressed_text(
 
 
 def received_while(call: Callable[[], object]) -> int:
-    before = REQUESTS.bytes()[1]
+    before = S3_REQUESTS.bytes()[1]
     call()
-    return REQUESTS.bytes()[1] - before
+    return S3_REQUESTS.bytes()[1] - before
 
 
 def test_only_the_columns_and_pieces_that_are_read_are_fetched(

@@ -1,4 +1,4 @@
-"""What a process has asked of S3, for its metrics. Any thread.
+"""What a process has asked of S3 and of stores on file systems, for its metrics. Any thread.
 
 Daemons show what they have counted; a slot reports it to its TaskManager, which counts it with its own.
 """
@@ -15,8 +15,8 @@ class RequestCount:
     """Attempts of requests of one kind.
 
     Attributes:
-        operation: as S3 calls it: ``GetObject``.
-        outcome: ``ok``, or the code of the error: ``SlowDown``.
+        operation: as S3 calls it: ``GetObject``; on a file system as ``ObjectStore`` does: ``get``.
+        outcome: ``ok``, or the code of the error: ``SlowDown``; on a file system its class.
     """
 
     operation: str
@@ -67,5 +67,8 @@ class RequestCounts:
         return tuple(RequestCount(*key, count) for key, count in sorted(self._requests.items()))
 
 
-REQUESTS = RequestCounts()
+S3_REQUESTS = RequestCounts()
 """Of this process."""
+
+FILE_REQUESTS = RequestCounts()
+"""Of this process, on file systems."""
