@@ -4,11 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := penstock common jobmanager taskmanager tests examples benchmarks docs
+SOURCES := penstock common jobmanager taskmanager deploy tests examples benchmarks docs
 PROTO := $(shell find proto -name '*.proto')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test test-all transcripts chaos chain large restore-matrix sim sim-chain check bench demo clean
+.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test test-all transcripts chaos chain large restore-matrix sim sim-chain check bench demo up-local down-local clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -92,6 +92,12 @@ bench: setup ## Run the benchmarks of docs/benchmarks.md
 
 demo: setup ## Run the main job on a local cluster
 	@$(BIN)/python examples/hot_items.py
+
+up-local: setup servers ## Start what docker-compose.yml describes as plain processes; DIR=build/local
+	@$(BIN)/python deploy/local/up_local.py up $(or $(DIR),build/local)
+
+down-local: setup ## End it; jobs, checkpoints and logs stay in DIR
+	@$(BIN)/python deploy/local/up_local.py down $(or $(DIR),build/local)
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,6 +12,7 @@ from penstock.cli.compact import compact
 from penstock.cli.context import client_configuration
 from penstock.cli.exceptions import exceptions
 from penstock.cli.fsck import fsck
+from penstock.cli.health import health
 from penstock.cli.jobs import attach, cancel, info, list_jobs, logs
 from penstock.cli.nexmark import nexmark
 from penstock.cli.partitions import partitions
@@ -50,6 +51,7 @@ for command in (
     exceptions,
     partitions,
     taskmanagers,
+    health,
     fsck,
     nexmark,
 ):

@@ -1,52 +1,38 @@
 """The files of ``deploy/`` and ``docker-compose.yml``, judged by the tools that will read them.
 
 Aim: what is documented for operators works as it is. Method: each file goes through the tool that
-reads it in the end (docker-compose, systemd, hadolint, the configuration model), and so does a broken
-copy, to show that the check sees something. No container is started; instead the daemons of
-``docker-compose.yml`` are started as plain processes with the command lines that stand there, run a job,
-and are scraped by a real Prometheus.
+reads it in the end (docker-compose, systemd, hadolint, promtool, the configuration model), and so does a broken
+copy, to show that the check sees something. No container is started: ``deploy/test_composed_cluster.py`` starts the
+same as plain processes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
+import stat
+import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.request import urlopen
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import yaml
 
-import penstock as ps
 from penstock.config import Configuration, known_keys
-from penstock.errors import ConfigurationError, StreamError
-from tests.support.jobs import DEADLINE_S, await_details
-from tests.support.processes import wait_in_directory
-from tests.support.servers import Prometheus, free_port, require, run_tool, running, wait_for
+from penstock.errors import ConfigurationError
+from tests.support.servers import require, run_tool
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 CONFIG_FILE = ROOT / "deploy" / "config" / "penstock.yaml"
-CHECKPOINTS = "/var/lib/penstock-checkpoints"
+COMPOSED_CONFIG = ROOT / "deploy" / "compose" / "penstock.yaml"
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+STORAGE = "/var/lib/penstock-storage"
 TOKEN = "a-secret-for-this-test"
-START_TIMEOUT_S = 40.0
-KERNEL_CACHE = {
-    "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR")
-    or str(Path.home() / ".cache" / "penstock" / "kernels")
-}
-"""Shared with ``penstock cluster start``, so that kernels are compiled once for all tests."""
-
 pytestmark = pytest.mark.integration
 
 # ---------------------------------------------------------------- files
@@ -56,8 +42,10 @@ def compose_problems(directory: Path) -> tuple[int, str]:
     token = directory / "penstock-token"
     token.write_text(TOKEN)
     token.chmod(0o600)
+    (directory / "deploy" / "docker" / "radosgw").mkdir(parents=True)
     compose = require("docker-compose")
-    return run_tool([compose, "-f", directory / "docker-compose.yml", "config", "-q"])
+    file = directory / "docker-compose.yml"
+    return run_tool([compose, "-f", file, "--profile", "s3", "config", "-q"])
 
 
 def test_compose_file_is_valid(tmp_path: Path) -> None:
@@ -77,18 +65,55 @@ def test_a_broken_compose_file_is_noticed(tmp_path: Path, good: str, broken: str
     assert status != 0, output
 
 
-def test_all_composed_daemons_see_the_same_checkpoints() -> None:
+def test_all_composed_daemons_see_the_same_storage() -> None:
     composed = yaml.safe_load(COMPOSE.read_text())
-    assert "checkpoints" in composed["volumes"]
-    for service in composed["services"].values():
-        assert f"checkpoints:{CHECKPOINTS}" in service["volumes"]
-        assert f"execution.checkpointing.dir={CHECKPOINTS}" in service["command"]
+    config = Configuration.load(COMPOSED_CONFIG)
+    kept = (
+        config.high_availability_storage_dir,
+        config.execution_checkpointing_dir,
+        config.execution_checkpointing_savepoint_dir,
+    )
+    assert all(directory.startswith(f"{STORAGE}/") for directory in kept)
+    assert "storage" in composed["volumes"]
+    daemons = [one for name, one in composed["services"].items() if "manager-" in name]
+    assert len(daemons) == 4
+    for service in daemons:
+        assert f"storage:{STORAGE}" in service["volumes"]
+        assert (
+            "./deploy/compose/penstock.yaml:/var/lib/penstock/penstock.yaml:ro"
+            in service["volumes"]
+        )
     # A volume that is mounted on nothing belongs to root, and the daemons are not root.
     made = re.search(
         r"install -d -o penstock -g penstock (.+)$", DOCKERFILE.read_text(), re.MULTILINE
     )
     assert made is not None
-    assert CHECKPOINTS in made[1].split()
+    assert STORAGE in made[1].split()
+
+
+def test_composed_services_are_where_they_are_looked_for() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    quorum = Configuration.load(COMPOSED_CONFIG).high_availability_zookeeper_quorum
+    zookeepers = [f"{name}:2181" for name in services if name.startswith("zookeeper-")]
+    assert quorum.split(",") == zookeepers
+    jobmanagers = [f"{name}:6123" for name in services if name.startswith("jobmanager-")]
+    for name in ("taskmanager-1", "taskmanager-2"):
+        assert ",".join(jobmanagers) in services[name]["command"]
+    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    targets = [
+        target
+        for part in scraped["scrape_configs"][0]["static_configs"]
+        for target in part["targets"]
+    ]
+    assert targets == [f"{name}:9249" for name in services if "manager-" in name]
+
+
+def test_images_are_pinned_by_version() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    images = [service["image"] for service in services.values()]
+    images += re.findall(r"^FROM (\S+:\S+)", DOCKERFILE.read_text(), re.MULTILINE)
+    assert len(images) > len(services)
+    assert [image for image in images if not re.search(r":[v\w-]*\d+\.\d+", image)] == []
 
 
 def unit_problems(unit: Path, directory: Path, text: str | None = None) -> str:
@@ -146,9 +171,45 @@ def test_units_may_write_the_documented_directory_of_checkpoints(unit: Path) -> 
     assert f"\nReadWritePaths=-{documented[1]}\n" in unit.read_text()
 
 
-def test_dockerfile_is_valid(tmp_path: Path) -> None:
+def test_the_units_are_installed_and_nothing_of_before_is_lost(tmp_path: Path) -> None:
+    script = ROOT / "deploy" / "systemd" / "install.sh"
+
+    def install(*roles: str) -> tuple[int, str]:
+        done = subprocess.run(
+            ["bash", script, *roles],
+            env={**os.environ, "DESTDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stderr
+
+    assert install("jobmanager", "taskmanager") == (0, "")
+    for unit in UNITS:
+        assert (tmp_path / "etc/systemd/system" / unit.name).read_text() == unit.read_text()
+        state = tmp_path / "var/lib" / unit.stem
+        assert stat.S_IMODE(state.stat().st_mode) == 0o700
+        assert (state / "penstock.yaml").read_text() == CONFIG_FILE.read_text()
+        assert "\nEnvironmentFile=-/etc/penstock/penstock.env\n" in unit.read_text()
+    environment = tmp_path / "etc/penstock/penstock.env"
+    assert stat.S_IMODE(environment.stat().st_mode) == 0o600
+    kept = {environment: "PENSTOCK_TOKEN=x\n", state / "penstock.yaml": "parallelism.default: 2\n"}
+    for file, text in kept.items():
+        file.write_text(text)
+    assert install("jobmanager", "taskmanager") == (0, "")
+    assert {file: file.read_text() for file in kept} == kept
+    assert install("jobmaster") == (
+        2,
+        "install.sh: jobmaster is neither jobmanager nor taskmanager\n",
+    )
+    assert install()[0] == 2
+
+
+def test_dockerfiles_are_valid(tmp_path: Path) -> None:
     hadolint = require("hadolint")
-    assert run_tool([hadolint, "--no-color", DOCKERFILE]) == (0, "")
+    for dockerfile in (DOCKERFILE, ROOT / "deploy" / "docker" / "radosgw" / "Dockerfile"):
+        assert run_tool([hadolint, "--no-color", dockerfile]) == (0, "")
     broken = tmp_path / "Dockerfile"
     broken.write_text(DOCKERFILE.read_text().replace("WORKDIR /src", "RUN cd src"))
     status, output = run_tool([hadolint, "--no-color", broken])
@@ -215,251 +276,48 @@ def test_every_key_of_the_configuration_file_is_known_and_shows_its_default(tmp_
         Configuration.load(filled)
 
 
-# ---------------------------------------------------------------- the cluster of docker-compose.yml
+# ---------------------------------------------------------------- Prometheus and Grafana
 
 
-@dataclass(frozen=True)
-class ComposedCluster:
-    jobmanager: str
-    metrics_addresses: dict[str, str]
+def alert_problems(directory: Path, text: str) -> tuple[int, str]:
+    (directory / "alerts.yml").write_text(text)
+    shutil.copy(ROOT / "tests" / "integration" / "deploy" / "alerts_test.yml", directory)
+    return run_tool([require("promtool"), "test", "rules", "alerts_test.yml"], cwd=directory)
 
 
-def registered(directory: Path, role: str) -> dict[str, Any] | None:
-    for path in (directory / "run").glob(f"{role}-*.json"):
-        with contextlib.suppress(FileNotFoundError):
-            content: dict[str, Any] = json.loads(path.read_text())
-            return content
-    return None
-
-
-def local_command(service: str, command: list[str], directory: Path, jobmanager: str) -> list[str]:
-    """The command line of a service with what only exists in containers replaced."""
-    replaced = {
-        "/var/lib/penstock": str(directory),
-        "jobmanager:6123": jobmanager,
-        "security.token-file=/run/secrets/penstock-token": (
-            f"security.token-file={directory.parent / 'penstock-token'}"
-        ),
-        f"execution.checkpointing.dir={CHECKPOINTS}": (
-            f"execution.checkpointing.dir={directory.parent / 'checkpoints'}"
-        ),
-        f"taskmanager.host={service}": "taskmanager.host=127.0.0.1",
-        "jobmanager.rpc.address=jobmanager": "jobmanager.rpc.address=127.0.0.1",
-        "jobmanager.metrics.port=9249": "jobmanager.metrics.port=0",
-        "taskmanager.metrics.port=9249": "taskmanager.metrics.port=0",
-    }
-    arguments = [replaced.get(argument, argument) for argument in command]
-    if service == "jobmanager":
-        arguments += ["-D", f"jobmanager.rpc.port={jobmanager.rpartition(':')[2]}"]
-    return [sys.executable, "-P", "-m", *arguments]
-
-
-@contextlib.contextmanager
-def composed_cluster(directory: Path) -> Iterator[ComposedCluster]:
-    token = directory / "penstock-token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
-    jobmanager = f"127.0.0.1:{free_port()}"
-    metrics: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-        for service, content in yaml.safe_load(COMPOSE.read_text())["services"].items():
-            own = directory / service
-            own.mkdir()
-            command = local_command(service, content["command"], own, jobmanager)
-            log = directory / f"{service}.log"
-            process = stack.enter_context(running(command, log, KERNEL_CACHE))
-            role = content["command"][0]
-            daemon = wait_for(process, log, lambda: registered(own, role), START_TIMEOUT_S)  # noqa: B023
-            metrics[service] = daemon["metrics_address"]
-        yield ComposedCluster(jobmanager, metrics)
-
-
-def bids(start: int, count: int) -> pa.RecordBatch:
-    position = np.arange(start, start + count)
-    return pa.record_batch({"auction": position % 10, "ts": position * 10})
-
-
-def run_job(address: str) -> None:
-    with ps.Environment(address, parallelism=2) as env:
-        rows = (
-            env.generate(bids, rows=30_000)
-            .with_event_time("ts")
-            .key_by("auction")
-            .window(ps.tumbling("10s"))
-            .aggregate(n=ps.count())
-            .uid("counts")
-            .collect()
-        )
-        assert env.execute("counts").status == "FINISHED"
-        assert sum(row.n for row in rows) == 30_000
-
-
-def run_job_with_checkpoints(address: str, directory: Path) -> None:
-    """By default: the configuration of the daemons says where they go."""
-    with ps.Environment(address, parallelism=2) as env:
-        rows = (
-            env.generate(bids, rows=20_000, rate=10_000)
-            .key_by("auction")
-            .aggregate(n=ps.count())
-            .uid("totals")
-            .collect()
-        )
-        handle = env.submit("totals")
-        await_details(handle, lambda metrics, state: state == "RUNNING")
-        checkpoint_id = handle.checkpoint(20)
-        (checkpoint,) = [one for one in handle.checkpoints() if one.id == checkpoint_id]
-        assert checkpoint.status == "COMPLETED"
-        assert Path(checkpoint.path).is_relative_to(directory)
-        assert (directory / handle.job_id / "HEAD").is_file()
-        assert handle.wait(DEADLINE_S).status == "FINISHED"
-        gone = directory / handle.job_id
-        wait_in_directory(directory, lambda: not gone.exists(), "a finished job has no checkpoints")
-        totals = {row.auction: row.n for row in rows}
-        assert totals == dict.fromkeys(range(10), 2_000)
-
-
-SUBTASK_METRICS = {
-    "records_in_total",
-    "records_out_total",
-    "in_bytes_total",
-    "out_bytes_total",
-    "busy_seconds_total",
-    "idle_seconds_total",
-    "back_pressured_seconds_total",
-    "late_records_total",
-    "bad_records_total",
-    "watermark_timestamp_seconds",
-    "restored_local_bytes_total",
-    "restored_store_bytes_total",
-    "local_backup_failures_total",
-    "checkpoint_start_delay_seconds",
-    "checkpoint_alignment_seconds",
-    "checkpoint_in_flight_bytes",
-    "checkpoint_sync_seconds",
-    "checkpoint_async_seconds",
-    "checkpoint_uploaded_bytes",
-    "state_bytes",
-}
-STORE_METRICS = {
-    "penstock_s3_requests_total",
-    "penstock_s3_sent_bytes_total",
-    "penstock_s3_received_bytes_total",
-    "penstock_file_store_requests_total",
-    "penstock_file_store_written_bytes_total",
-    "penstock_file_store_read_bytes_total",
-}
-JOB_METRICS = {
-    "restarts_total",
-    "checkpoints_completed_total",
-    "checkpoints_failed_total",
-    "last_checkpoint_duration_seconds",
-    "last_checkpoint_state_bytes",
-    "last_checkpoint_uploaded_bytes",
-    "last_checkpoint_in_flight_bytes",
-    "last_checkpoint_start_delay_seconds",
-    "last_checkpoint_alignment_seconds",
-    "last_checkpoint_sync_seconds",
-    "last_checkpoint_async_seconds",
-    "work_at_risk_seconds",
-    "region_restarts_total",
-    "speculative_attempts_total",
-    "speculative_attempts_won_total",
-    "store_calls_given_up_total",
-    "store_calls_hanging",
-    "dropped_events_total",
-    "output_repeated_total",
-}
-JOBMANAGER_METRICS = {
-    "jobs",
-    "slots",
-    "slots_free",
-    "taskmanagers",
-    "jobs_waiting_for_slots",
-    "taskmanagers_lost_total",
-    "held_partitions",
-    "held_partitions_bytes",
-    "dropped_events_total",
-    "uptime_seconds",
-    "leading",
-    "leader_epoch",
-    "leader_changes_total",
-    "zookeeper_state",
-    "swaps_total",
-    "heartbeat_age_seconds",
-}
-TASKMANAGER_METRICS = {
-    "uptime_seconds",
-    "heartbeat_age_seconds",
-    "dropped_events",
-    "slots",
-    "slots_free",
-    "forkserver_restarts",
-    "partition_server_restarts",
-    "held_partitions",
-    "spill_bytes",
-    "spill_free_bytes",
-    "spill_written_bytes_total",
-    "spill_read_bytes_total",
-    "spill_write_seconds_total",
-    "spill_read_seconds_total",
-}
-
-
-def families(text: str) -> set[str]:
-    return set(re.findall(r"^# TYPE (penstock_\S+)", text, re.MULTILINE))
-
-
-def check_metrics(text: str, daemon: str, own: set[str]) -> None:
-    """Names, types and help as Prometheus wants them, and exactly those that are documented."""
-    assert run_tool([require("promtool"), "check", "metrics"], stdin=text) == (0, "")
-    expected = {f"penstock_subtask_{name}" for name in SUBTASK_METRICS}
-    expected |= {f"penstock_{daemon}_{name}" for name in own}
-    if daemon == "jobmanager":
-        expected |= {f"penstock_job_{name}" for name in JOB_METRICS}
-    expected |= STORE_METRICS
-    assert families(text) == expected
+def test_alerts_fire_on_what_they_are_for(tmp_path: Path) -> None:
+    text = (PROMETHEUS / "alerts.yml").read_text()
+    status, output = alert_problems(tmp_path, text)
+    assert status == 0, output
+    status, output = alert_problems(tmp_path, text.replace("_seconds > 600", "_seconds > 900"))
+    assert status != 0, "a broken rule is noticed"
+    tested = yaml.safe_load((ROOT / "tests/integration/deploy/alerts_test.yml").read_text())
+    names = {one["alertname"] for test in tested["tests"] for one in test["alert_rule_test"]}
+    rules = yaml.safe_load(text)["groups"][0]["rules"]
+    assert names == {rule["alert"] for rule in rules}
     documented = (ROOT / "docs" / "operations.md").read_text()
-    assert [name for name in sorted(expected) if f"`{name}" not in documented] == []
+    assert [name for name in sorted(names) if f"`{name}`" not in documented] == []
 
 
-def test_the_composed_cluster_runs_a_job_and_is_scraped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    require("promtool")
-    require("prometheus")
-    with composed_cluster(tmp_path) as cluster:
-        monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
-        with pytest.raises(StreamError, match="token"):
-            run_job(cluster.jobmanager)
-        monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
-        run_job(cluster.jobmanager)
-        run_job_with_checkpoints(cluster.jobmanager, tmp_path / "checkpoints")
-
-        addresses = cluster.metrics_addresses
-        assert sorted(addresses) == ["jobmanager", "taskmanager-1", "taskmanager-2"]
-        for service, address in addresses.items():
-            with urlopen(f"http://{address}/metrics", timeout=5) as response:
-                text = response.read().decode()
-            is_jobmanager = service == "jobmanager"
-            check_metrics(
-                text,
-                "jobmanager" if is_jobmanager else "taskmanager",
-                JOBMANAGER_METRICS if is_jobmanager else TASKMANAGER_METRICS,
-            )
-
-        with Prometheus(tmp_path, {"penstock": list(addresses.values())}).running() as prometheus:
-            up = prometheus.wait_for_samples("up == 1", 3)
-            assert {sample["metric"]["instance"] for sample in up} == set(addresses.values())
-            (taskmanagers,) = prometheus.wait_for_samples("penstock_jobmanager_taskmanagers", 1)
-            assert taskmanagers["value"][1] == "2"
-            (read,) = prometheus.wait_for_samples(
-                'sum(penstock_subtask_records_in_total{vertex="v0"})', 1
-            )
-            assert read["value"][1] == "50000"
+def test_the_configuration_of_prometheus_is_valid(tmp_path: Path) -> None:
+    promtool = require("promtool")
+    status, output = run_tool([promtool, "check", "config", PROMETHEUS / "prometheus.yml"])
+    assert status == 0, output
+    shutil.copytree(PROMETHEUS, tmp_path / "broken")
+    with (tmp_path / "broken" / "prometheus.yml").open("a") as file:
+        file.write("scrap_configs: []\n")
+    assert run_tool([promtool, "check", "config", tmp_path / "broken" / "prometheus.yml"])[0] != 0
 
 
-def test_a_metric_that_prometheus_would_not_like_is_noticed() -> None:
-    bad = "# TYPE penstock_rows_total gauge\npenstock_rows_total 1\n"
-    status, output = run_tool([require("promtool"), "check", "metrics"], stdin=bad)
-    assert status != 0
-    assert "penstock_rows_total" in output
+def test_alerts_and_dashboard_ask_for_documented_metrics() -> None:
+    documented = (ROOT / "docs" / "operations.md").read_text()
+    board = json.loads((ROOT / "deploy/grafana/dashboards/penstock.json").read_text())
+    asked = [query["expr"] for panel in board["panels"] for query in panel.get("targets", ())]
+    rules = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
+    asked += [rule["expr"] for rule in rules]
+    names = {name for text in asked for name in re.findall(r"\bpenstock_\w+", text)}
+    assert len(names) > 30
+    assert [name for name in sorted(names) if f"`{name}" not in documented] == []
+    places = [panel["gridPos"] for panel in board["panels"]]
+    corners = [(place["x"], place["y"]) for place in places]
+    assert len(set(corners)) == len(corners), "no panel lies upon another"
