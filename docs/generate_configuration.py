@@ -30,7 +30,7 @@ GROUPS = {
     "State": ("state.",),
     "Restarts": ("restart-strategy.",),
     "JobManager": ("jobmanager.",),
-    "High availability": ("high-availability.",),
+    "High availability": ("high-availability.", "client."),
     "TaskManager": ("taskmanager.",),
     "Liveness and deadlines": ("heartbeat.", "slot.", "task.", "rpc."),
     "Security and logs": ("security.", "log."),

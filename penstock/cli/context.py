@@ -62,7 +62,10 @@ def connected(addresses: str | None) -> Iterator[Client]:
     """A client of the cluster that the user means."""
     config = client_configuration()
     token = load_token(config.security_token_file) or None
-    with contextlib.closing(Client(jobmanager_addresses(addresses), token)) as client:
+    client = Client(
+        jobmanager_addresses(addresses), token, leader_timeout_s=config.client_timeout_ms / 1000
+    )
+    with contextlib.closing(client):
         yield client
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from penstock.config.value_types import DurationMs
+from penstock.config.value_types import DEADLINE_MAX_MS, DurationMs
 
 
 class HighAvailabilityKeys(BaseModel):
@@ -28,6 +28,13 @@ class HighAvailabilityKeys(BaseModel):
         "",
         alias="high-availability.storageDir",
         description="A directory that all JobManagers see: who leads, records and graphs of jobs, uploaded code and data.",
+    )
+    client_timeout_ms: DurationMs = Field(
+        60_000,
+        ge=0,
+        le=DEADLINE_MAX_MS,
+        alias="client.timeout",
+        description="How long a client that was given several JobManagers waits for one of them to lead.",
     )
     high_availability_zookeeper_quorum: str = Field(
         "",

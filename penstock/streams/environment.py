@@ -285,7 +285,9 @@ class Environment(Sources):
             from penstock.client.client import Client
 
             token = load_token(self.config.security_token_file)
-            self._clients[address] = Client(address, token or None)
+            self._clients[address] = Client(
+                address, token or None, leader_timeout_s=self.config.client_timeout_ms / 1000
+            )
         return self._clients[address]
 
 

@@ -6,12 +6,15 @@ Method: the commands in this process, on a fake client.
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+import penstock as ps
 from penstock.cli.main import main
 from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
@@ -230,3 +233,20 @@ def test_slots_of_taskmanagers_that_run_already_stay_and_it_says_so(
     assert "tm-1 with 2 slots" in ended.stderr
     assert "tm-2" not in ended.stderr
     assert run("cluster", "start").stderr == ""
+
+
+def test_nobody_is_waited_for_longer_than_configured(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several JobManagers one may yet come to lead: by default a minute is waited for that."""
+    monkeypatch.chdir(tmp_path)
+    Path("penstock.yaml").write_text("client.timeout: 300ms\n")
+    began = time.monotonic()
+    ended = run("list", "--jobmanager", "127.0.0.1:1,127.0.0.1:2")
+    assert ended.exit_code == 3
+    assert "no JobManager answers at 127.0.0.1:1, 127.0.0.1:2" in ended.stderr
+    with ps.Environment("127.0.0.1:1,127.0.0.1:2", config={"client.timeout": "300ms"}) as env:
+        env.from_arrow(pa.table({"a": [1]})).print()
+        with pytest.raises(ps.JobManagerUnreachable):
+            env.execute("nowhere")
+    assert 0.6 <= time.monotonic() - began < 20
