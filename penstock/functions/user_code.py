@@ -3,22 +3,23 @@
 Functions travel as cloudpickle. What the script itself defines goes by value, and so does every module
 of the user's that is neither installed nor shipped (a notebook, a test); modules that are shipped
 (``penstock.client.code_shipping``) or installed go by reference. Nothing is unpickled here or in the
-JobManager: only slots do that.
+JobManager: only slots do that. Code keeps the name of its file, so that tracebacks show its lines.
 """
 
 from __future__ import annotations
 
 import inspect
+import io
 import pickle
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import cloudpickle
 
@@ -73,7 +74,7 @@ def pickle_function(function: object, *, operator: str) -> graph_pb2.Function:
     name = display_name(function)
     with _pickled_by_value(_unshipped_modules()):
         try:
-            pickled = cloudpickle.dumps(function)
+            pickled = _pickled(function)
         except _PICKLING_ERRORS as error:
             culprit = _culprit(function, _DIAGNOSIS_DEPTH)
             what = f": {culprit} cannot travel to the slots" if culprit else ""
@@ -82,6 +83,13 @@ def pickle_function(function: object, *, operator: str) -> graph_pb2.Function:
                 "things inside the function, or in open(), where they are needed"
             ) from error
     return graph_pb2.Function(pickled=pickled, display_name=name)
+
+
+def code_of_file(
+    build: Callable[..., CodeType], arguments: tuple[object, ...], filename: str
+) -> CodeType:
+    """What a pickle calls to make code again, with the file that it came from."""
+    return build(*arguments).replace(co_filename=filename)
 
 
 @contextmanager
@@ -139,6 +147,22 @@ def _unshipped_modules() -> list[ModuleType]:
         for _, module, file in user_modules()
         if not any(file.is_relative_to(root) for root in shipped)
     ]
+
+
+def _reduced_code(code: CodeType) -> tuple[object, ...]:
+    # From 3.1.3 on cloudpickle names every file "<dynamic-code>", and tracebacks lose their lines.
+    build, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return code_of_file, (build, arguments, code.co_filename)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({CodeType: _reduced_code})
+
+
+def _pickled(function: object) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(function)
+    return buffer.getvalue()
 
 
 @contextmanager

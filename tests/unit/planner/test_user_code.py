@@ -234,6 +234,19 @@ def helper_of_this_module(value: int) -> int:
     return value + 42
 
 
+def test_code_keeps_its_file_by_value_as_well(tmp_path: Path) -> None:
+    """A traceback in a slot shows the lines of a function, and of one that it makes."""
+    script = tmp_path / "notebook.py"
+    script.write_text(
+        "def outer():\n    def inner():\n        raise ValueError\n    return inner\n"
+    )
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(script.read_text(), str(script), "exec"), names)
+    outer = cloudpickle.loads(pickle_function(names["outer"], operator="map").pickled)
+    assert outer.__code__.co_filename == str(script)
+    assert outer().__code__.co_filename == str(script)
+
+
 def test_display_names() -> None:
     assert display_name(helper_of_this_module).endswith("helper_of_this_module")
     assert display_name(partial(helper_of_this_module, 1)).endswith("helper_of_this_module")
